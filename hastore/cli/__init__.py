@@ -1,0 +1,1 @@
+"""Parse the command line; the work is done elsewhere."""

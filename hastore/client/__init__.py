@@ -1,0 +1,1 @@
+"""Talk to a group of nodes: Producer, Consumer, Admin."""

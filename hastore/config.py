@@ -1,0 +1,127 @@
+"""The configuration of a node: one typed, frozen struct; sizes in bytes, times in milliseconds."""
+
+from enum import Enum
+
+import msgspec
+
+KIB = 1024
+MIB = 1024 * KIB
+GIB = 1024 * MIB
+
+
+class Role(Enum):
+    """The role that the operator gives a node."""
+
+    ASYNC_MASTER = "ASYNC_MASTER"
+    SYNC_MASTER = "SYNC_MASTER"
+    SLAVE = "SLAVE"
+
+    @property
+    def is_master(self) -> bool:
+        """Whether the node shall take writes."""
+        return self is not Role.SLAVE
+
+
+class AckPoint(Enum):
+    """What a report promises: bytes in the page cache, or bytes on the disk."""
+
+    WRITTEN = "written"
+    FLUSHED = "flushed"
+
+
+class Flush(Enum):
+    """Whether each put waits for the master's disk."""
+
+    ASYNC = "async"
+    SYNC = "sync"
+
+
+class SyncFrom(Enum):
+    """Where a classic slave's stream starts when it reports 0."""
+
+    FIRST = "first"
+    LAST = "last"
+
+
+class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """All parts are frozen and refuse unknown keys."""
+
+
+class NodeAddress(_Struct):
+    """The three addresses of a node; port 0 binds a free one."""
+
+    api: str  # "tcp://HOST:PORT"
+    ha: str  # "HOST:PORT"
+    http: str  # "HOST:PORT"
+
+
+class RetentionConfig(_Struct):
+    """When old commit log files go, whole, oldest first; None keeps for ever."""
+
+    max_age_ms: int | None = None
+    max_size_bytes: int | None = None
+    hold_ms: int = 3_600_000  # keeps a file that a linked slave is still being sent
+    check_interval_ms: int = 10_000
+
+
+class StoreConfig(_Struct):
+    """The store of a node."""
+
+    root: str
+    commitlog_file_size: int = GIB
+    flush: Flush = Flush.ASYNC
+    flush_interval_ms: int = 500
+    flush_timeout_ms: int = 5_000
+    max_message_size: int = 4 * MIB  # of a body
+    consume_queue_units: int = 300_000
+    index_slots: int = 5_000_000
+    index_entries: int = 20_000_000
+    default_queues: int = 4
+    retention: RetentionConfig = RetentionConfig()
+
+
+class HAConfig(_Struct):
+    """The HA link."""
+
+    ack_point: AckPoint = AckPoint.WRITTEN
+    allow_classic_peers: bool = False
+    count_classic_peers: bool = False
+    classic_master: str | None = None
+    sync_from: SyncFrom = SyncFrom.FIRST
+    heartbeat_interval_ms: int = 5_000
+    housekeeping_interval_ms: int = 20_000
+    hello_timeout_ms: int = 5_000
+    slave_timeout_ms: int = 3_000
+    transfer_batch_size: int = MIB
+    max_gap_not_in_sync: int = 256 * MIB
+    max_connections: int = 16
+    secret_file: str | None = None
+    allow_unauthenticated: bool = False  # the loud flag: beyond loopback without a secret
+
+
+class ApiConfig(_Struct):
+    """The client API."""
+
+    max_connections: int = 1_000
+    max_pending_puts: int = 10_000
+    max_pending_bytes: int = 64 * MIB
+    allow_unauthenticated: bool = False
+
+
+class Config(_Struct):
+    """All that a node is told."""
+
+    cluster: str
+    group: str
+    node: int
+    role: Role
+    acks: int = 1
+    nodes: dict[int, NodeAddress]
+    store: StoreConfig
+    ha: HAConfig = HAConfig()
+    api: ApiConfig = ApiConfig()
+
+    @property
+    def effective_acks(self) -> int:
+        """Return the slaves that must confirm a synchronous put; a group of one has none."""
+        return self.acks if len(self.nodes) > 1 else 0

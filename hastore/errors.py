@@ -1,0 +1,126 @@
+"""The one exception tree of hastore. The type says whose fault it is, the text names the thing and the remedy.
+
+    HastoreError
+    |-- UsageError                 the caller's arguments are wrong
+    |   `-- MessageIllegalError    a message that no master would take (status MESSAGE_ILLEGAL, PROPERTIES_SIZE_EXCEEDED)
+    |-- ConfigError                a configuration file or key is wrong (exit code 2)
+    |-- StoreError                 the disk's side (exit code 3)
+    |   |-- StoreInUseError        another process holds the store's lock
+    |   |-- StoreBrokenError       rot, missing files, a failed sync: the range stays closed
+    |   |-- StoreFullError         no room for the next file; nothing was appended
+    |   `-- CorruptRecordError     bytes that are no record
+    |-- ProtocolError              the peer erred: the connection is closed
+    |   |-- AuthenticationError    a wrong, replayed or reflected proof of the secret
+    |   `-- ClassicPeerError       the peer speaks the classic protocol, not HELLO
+    |-- ReplicationError           the HA side of a node cannot go on
+    |   |-- PromotionRefused       too few answers, a node ahead, or superseded
+    |   `-- GroupDisagrees         a cut below the own confirmed offset, or confirmed data that a master lacks
+    `-- ClientError                a request to a node failed
+        |-- NotStoredError         certainly not stored (SLAVE_NOT_AVAILABLE, SERVICE_NOT_AVAILABLE, BUSY)
+        |-- DurabilityError        stored, but not confirmed at the asked level; carries the result
+        |   |-- FlushDiskTimeout
+        |   `-- FlushSlaveTimeout
+        |-- OutcomeUnknown         TIMEOUT: nobody answered, it may or may not be stored
+        |-- PositionLostError      a position below the minimum, beyond the end, or cut away by a failover
+        `-- UnreachableError       no node answered
+"""
+
+
+class HastoreError(Exception):
+    """The base of every error that hastore raises on purpose."""
+
+
+class UsageError(HastoreError):
+    """The caller's arguments are wrong."""
+
+
+class MessageIllegalError(UsageError):
+    """A message that no master would take."""
+
+
+class ConfigError(HastoreError):
+    """A configuration file or key is wrong; the text names file, line, key and remedy."""
+
+
+class StoreError(HastoreError):
+    """The disk's side of a failure."""
+
+
+class StoreInUseError(StoreError):
+    """Another process holds the store's lock."""
+
+
+class StoreBrokenError(StoreError):
+    """The store lacks or has damaged bytes, or a sync failed; the range stays closed."""
+
+
+class StoreFullError(StoreError):
+    """There is no room for the next file; nothing was appended."""
+
+
+class CorruptRecordError(StoreError):
+    """The bytes are no record."""
+
+
+class ProtocolError(HastoreError):
+    """The peer erred; its connection is closed."""
+
+
+class AuthenticationError(ProtocolError):
+    """The peer did not prove the secret."""
+
+
+class ClassicPeerError(ProtocolError):
+    """The peer speaks the classic protocol where HELLO was expected."""
+
+
+class ReplicationError(HastoreError):
+    """The HA side of a node cannot go on."""
+
+
+class PromotionRefused(ReplicationError):
+    """A promotion found too few answers, a node ahead, or a higher epoch."""
+
+
+class GroupDisagrees(ReplicationError):
+    """Going on would cut what is known to be confirmed; the operator must decide."""
+
+
+class ClientError(HastoreError):
+    """A request to a node failed."""
+
+
+class NotStoredError(ClientError):
+    """The message is certainly not stored; `status` says why."""
+
+    def __init__(self, message: str, status: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class DurabilityError(ClientError):
+    """The message is stored but not confirmed at the level asked for; `result` says where."""
+
+    def __init__(self, message: str, result: object) -> None:
+        super().__init__(message)
+        self.result = result
+
+
+class FlushDiskTimeout(DurabilityError):
+    """The disk did not confirm in time."""
+
+
+class FlushSlaveTimeout(DurabilityError):
+    """The slaves did not confirm in time."""
+
+
+class OutcomeUnknown(ClientError):
+    """Nobody answered: the message may or may not be stored."""
+
+
+class PositionLostError(ClientError):
+    """The position is below the minimum, beyond the end, or was cut away by a failover."""
+
+
+class UnreachableError(ClientError):
+    """No node answered."""

@@ -1,0 +1,1 @@
+"""Replicate the log from a master to its slaves, and decide who may be master."""

@@ -1,0 +1,1 @@
+"""Frame and parse hastore's wire protocols: pure, bytes in, events out."""

@@ -1,0 +1,1 @@
+"""Compose store, replication and client API into a running node."""

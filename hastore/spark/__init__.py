@@ -1,0 +1,1 @@
+"""Read hastore logs from Spark."""

@@ -1,0 +1,1 @@
+"""Keep the commit log and what is derived from it on disk."""
