@@ -43,11 +43,7 @@ class SyncFrom(Enum):
     LAST = "last"
 
 
-class _Struct(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """All parts are frozen and refuse unknown keys."""
-
-
-class NodeAddress(_Struct):
+class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
     """The three addresses of a node; port 0 binds a free one."""
 
     api: str  # "tcp://HOST:PORT"
@@ -55,7 +51,7 @@ class NodeAddress(_Struct):
     http: str  # "HOST:PORT"
 
 
-class RetentionConfig(_Struct):
+class RetentionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """When old commit log files go, whole, oldest first; None keeps for ever."""
 
     max_age_ms: int | None = None
@@ -64,7 +60,7 @@ class RetentionConfig(_Struct):
     check_interval_ms: int = 10_000
 
 
-class StoreConfig(_Struct):
+class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The store of a node."""
 
     root: str
@@ -80,7 +76,7 @@ class StoreConfig(_Struct):
     retention: RetentionConfig = RetentionConfig()
 
 
-class HAConfig(_Struct):
+class HAConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The HA link."""
 
     ack_point: AckPoint = AckPoint.WRITTEN
@@ -99,7 +95,7 @@ class HAConfig(_Struct):
     allow_unauthenticated: bool = False  # the loud flag: beyond loopback without a secret
 
 
-class ApiConfig(_Struct):
+class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The client API."""
 
     max_connections: int = 1_000
@@ -108,7 +104,7 @@ class ApiConfig(_Struct):
     allow_unauthenticated: bool = False
 
 
-class Config(_Struct):
+class Config(msgspec.Struct, frozen=True, kw_only=True):
     """All that a node is told."""
 
     cluster: str

@@ -1,0 +1,226 @@
+"""Look for contradictions in a configuration: what no single key shows. Pure: no file, no look-up of names."""
+
+import ipaddress
+import re
+from typing import Protocol
+
+from hastore.config import GIB, KIB, MIB, Config, Role
+from hastore.errors import ConfigError
+
+MAX_NODE = 65_535
+_DAY_MS = 86_400_000
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
+_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,62}\.?)*")
+
+# Field -> the smallest and the greatest value, in bytes, milliseconds or pieces. A commit log file is at most what
+# RocketMQ's 32-bit positions reach; an HA frame is 4 MiB with its header of 12 bytes.
+RANGES: dict[str, tuple[int, int]] = {
+    "node": (1, MAX_NODE),
+    "acks": (0, MAX_NODE),
+    "commitlog_file_size": (4 * KIB, 2 * GIB - 1),
+    "max_message_size": (1, 4 * MIB),
+    "consume_queue_units": (1, 100_000_000),
+    "index_slots": (1, 100_000_000),
+    "index_entries": (2, 100_000_000),
+    "default_queues": (1, 1_024),
+    "transfer_batch_size": (1, 4 * MIB - 12),
+    "max_gap_not_in_sync": (0, 2**62),
+    "max_connections": (1, 65_535),
+    "max_pending_puts": (1, 10_000_000),
+    "max_pending_bytes": (4 * MIB, 64 * GIB),
+    "max_size_bytes": (1, 2**62),
+    "hold_ms": (0, 3_650 * _DAY_MS),
+    "max_age_ms": (1, 36_500 * _DAY_MS),
+}
+_DURATION_RANGE = (1, 30 * _DAY_MS)
+
+
+class Mark(Protocol):
+    """A place in a YAML file, lines counted from 0."""
+
+    line: int
+
+
+class Places:
+    """Remember the line of each dotted key, so that an error can name it; a key of `-o` has none."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._lines: dict[str, int | None] = {}
+        self._overridden: set[str] = set()
+
+    def note(self, key: str, mark: Mark | None) -> None:
+        """Remember where `key` stands; None: on the command line."""
+        if mark is None:
+            self._overridden.add(key)
+        elif key not in self._overridden:
+            self._lines[key] = mark.line + 1
+
+    def alias(self, key: str, other: str) -> None:
+        """Let `key` stand where `other` stands."""
+        self._lines[key] = self._lines.get(other)
+
+    def line(self, key: str) -> int | None:
+        """Return the line of the key, or of the nearest section around it that the file has."""
+        while key:
+            line = self._lines.get(key)
+            if line is not None:
+                return line
+            key = key.rpartition(".")[0]
+        return None
+
+    def error(self, key: str, problem: str, remedy: str) -> ConfigError:
+        """Return the error for `key`: `file:line: key: problem; remedy`."""
+        if key in self._overridden:
+            return ConfigError(f"-o {key}: {problem}; {remedy}")
+        line = self.line(key)
+        where = self.path if line is None else f"{self.path}:{line}"
+        return ConfigError(f"{where}: {key}: {problem}; {remedy}")
+
+
+def check_range(places: Places, key: str, field: str, value: int) -> None:
+    """Refuse a number outside the range of its field."""
+    smallest, greatest = RANGES.get(
+        field, _DURATION_RANGE if field.endswith("_ms") else (0, 2**63 - 1)
+    )
+    if not smallest <= value <= greatest:
+        unit = " ms" if field.endswith("_ms") else ""
+        raise places.error(key, f"{value}{unit} is out of range", f"use {smallest} to {greatest}{unit}")
+
+
+def parse_address(text: str) -> tuple[str, int] | None:
+    """Return host and port of `HOST:PORT` or `[IPV6]:PORT`; None when it is neither."""
+    host, colon, port_text = text.rpartition(":")
+    if not colon or not (port_text.isascii() and port_text.isdigit()) or len(port_text) > 5:
+        return None
+    port = int(port_text)
+    if host.startswith("[") and host.endswith("]"):
+        host = host[1:-1]
+        try:
+            ipaddress.IPv6Address(host)
+        except ValueError:
+            return None
+    elif re.fullmatch(r"[0-9.]+", host):
+        try:
+            ipaddress.IPv4Address(host)
+        except ValueError:
+            return None
+    elif len(host) > 253 or not _HOST.fullmatch(host):
+        return None
+    return (host, port) if port <= 65_535 else None
+
+
+def is_loopback(host: str) -> bool:
+    """Whether an address is reachable from this machine alone; a name other than localhost is taken as not."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_config(config: Config, places: Places) -> None:
+    """Refuse a configuration that contradicts itself (ConfigError names file, line, key and remedy)."""
+    for key, name in (("cluster", config.cluster), ("group", config.group)):
+        if not _NAME.fullmatch(name):
+            remedy = "use 1 to 127 of A-Z a-z 0-9 _ . -, a letter or digit first"
+            raise places.error(key, f"{name!r} is no name", remedy)
+    if config.node not in config.nodes:
+        raise places.error("node", f"node {config.node} is missing from nodes", "add it there")
+    endpoints = _check_addresses(config, places)
+    _check_group(config, places)
+    _check_classic(config, places, endpoints)
+    _check_store(config, places)
+    _check_security(config, places)
+
+
+Endpoint = tuple[str, int]
+
+
+def _check_addresses(config: Config, places: Places) -> dict[Endpoint, str]:
+    """Return the key of each address that has a port; refuses bad ones and one that is used twice."""
+    seen: dict[Endpoint, str] = {}
+    for number, addresses in config.nodes.items():
+        for name in ("api", "ha", "http"):
+            key, text = f"nodes.{number}.{name}", getattr(addresses, name)
+            form = "tcp://HOST:PORT" if name == "api" else "HOST:PORT"
+            bare = text.removeprefix("tcp://") if name == "api" else text
+            endpoint = None if name == "api" and bare == text else parse_address(bare)
+            if endpoint is None:
+                raise places.error(key, f"{text!r} is no address", f"write {form}")
+            host, port = endpoint
+            endpoint = ("127.0.0.1" if host == "localhost" else host.lower(), port)
+            if port and endpoint in seen:
+                problem = f"{text} is also {seen[endpoint]}: a node would talk to itself"
+                raise places.error(key, problem, "give each its own port")
+            seen[endpoint] = key
+    return seen
+
+
+def _check_group(config: Config, places: Places) -> None:
+    size = len(config.nodes)
+    counted = config.ha.count_classic_peers
+    if size == 1:
+        if config.role is Role.SYNC_MASTER and not counted:
+            problem = "a SYNC_MASTER needs a slave, and nodes lists this node alone"
+            raise places.error("role", problem, "list the slaves under nodes, or use ASYNC_MASTER")
+        if config.role is Role.SLAVE and config.ha.classic_master is None:
+            problem = "nodes lists this node alone, so there is nobody to follow"
+            raise places.error("role", problem, "list the others under nodes, or set ha.classic_master")
+        return
+    if not 1 <= config.acks <= size - 1:
+        problem = f"{config.acks} slaves cannot be asked for in a group of {size} nodes"
+        if config.acks == 0:
+            problem = "a synchronous put with 0 slaves confirms nothing"
+        remedy = f"use 1 to {size - 1}" + (", or role ASYNC_MASTER" if config.acks == 0 else "")
+        raise places.error("acks", problem, remedy)
+
+
+def _check_classic(config: Config, places: Places, endpoints: dict[Endpoint, str]) -> None:
+    ha = config.ha
+    if ha.count_classic_peers and not ha.allow_classic_peers:
+        problem = "counts peers that may not connect"
+        raise places.error("ha.count_classic_peers", problem, "set ha.allow_classic_peers: true too")
+    if ha.classic_master is None:
+        return
+    key = "ha.classic_master"
+    endpoint = parse_address(ha.classic_master)
+    if endpoint is None or endpoint[1] == 0:
+        raise places.error(key, f"{ha.classic_master!r} is no address", "write HOST:PORT, or null")
+    host, port = endpoint
+    same = endpoints.get(("127.0.0.1" if host == "localhost" else host.lower(), port))
+    if same is not None:
+        raise places.error(
+            key, f"{ha.classic_master} is {same}: a slave of itself", "name a RocketMQ master, or null"
+        )
+    if config.role.is_master:
+        problem = f"a {config.role.value} follows nobody"
+        raise places.error(key, problem, "set it to null, or role: SLAVE")
+
+
+def _check_store(config: Config, places: Places) -> None:
+    store = config.store
+    if "\0" in store.root:
+        raise places.error("store.root", "holds a NUL byte", "name a folder")
+    if store.root == "/":
+        raise places.error("store.root", "is the root of the machine", "name a folder of its own")
+    if config.ha.heartbeat_interval_ms >= config.ha.housekeeping_interval_ms:
+        problem = "is not below ha.housekeeping_interval, which ends links that stay silent"
+        raise places.error("ha.heartbeat_interval", problem, "make it a quarter of that")
+
+
+def _check_security(config: Config, places: Places) -> None:
+    own = config.nodes[config.node]
+    for name, flag, safe in (
+        ("ha", "ha.allow_unauthenticated", config.ha.secret_file is not None),
+        ("api", "api.allow_unauthenticated", False),
+        ("http", "api.allow_unauthenticated", False),
+    ):
+        endpoint = parse_address(getattr(own, name).removeprefix("tcp://"))
+        section = config.ha if name == "ha" else config.api
+        if endpoint is None or is_loopback(endpoint[0]) or safe or section.allow_unauthenticated:
+            continue
+        remedy = "set ha.secret_file, or " if name == "ha" else "keep it on 127.0.0.1, or "
+        problem = f"{endpoint[0]} is beyond loopback and open to anyone"
+        raise places.error(f"nodes.{config.node}.{name}", problem, f"{remedy}set {flag}: true")

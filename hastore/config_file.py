@@ -1,0 +1,286 @@
+"""Read a node's configuration file into `Config`, and edit its `role` in place.
+
+The file is YAML, read as a tree of nodes so that each error names `file:line: key: problem; remedy`. Nothing of it
+is ever evaluated: a tag, an unknown key, a key given twice or a value of the wrong kind is refused. Keys are the
+fields of the structs in `config`, without the suffix `_ms`; sizes and times take units. `config_check` then looks
+for contradictions. Relative paths count from the working directory of the process that reads the file.
+"""
+
+import difflib
+import os
+import tempfile
+import typing
+from collections.abc import Iterable, Mapping
+from io import StringIO
+
+import msgspec
+import yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+
+from hastore.config import (
+    MIB,
+    ApiConfig,
+    Config,
+    HAConfig,
+    NodeAddress,
+    RetentionConfig,
+    Role,
+    StoreConfig,
+)
+from hastore.config_check import Places, check_config
+from hastore.config_values import read_value
+from hastore.errors import ConfigError
+
+MAX_FILE_BYTES = 1 * MIB
+OVERRIDE = "-o"  # the "file" of a key that came from the command line
+
+_SECTIONS: dict[str, type[msgspec.Struct]] = {
+    "store": StoreConfig,
+    "retention": RetentionConfig,
+    "ha": HAConfig,
+    "api": ApiConfig,
+}
+_TOP_KEYS = ("cluster", "group", "node", "role", "acks", "nodes", *_SECTIONS)
+_RENAMED = {"max_size_bytes": "max_size"}
+
+
+def load_config(path: str, overrides: Mapping[str, str] | None = None) -> Config:
+    """Read and check the file at `path`; `overrides` maps dotted keys to values, as `-o` gives them.
+
+    Raises ConfigError with one line that names file, line, key and remedy. `store.root` is made absolute.
+    """
+    return parse_config(_read_text(path), path, overrides)
+
+
+def parse_config(text: str, path: str, overrides: Mapping[str, str] | None = None) -> Config:
+    """Check `text` as the content of the file `path`; see `load_config`."""
+    reader = _Reader(path)
+    root = reader.compose(text)
+    for key, value in (overrides or {}).items():
+        reader.override(root, key, value)
+    config = reader.config(root)
+    check_config(config, reader.places)
+    return config
+
+
+def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
+    """Split the `dotted.key=value` arguments of `-o`; ConfigError for one without a key or `=`."""
+    overrides: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, value = pair.partition("=")
+        if not equals or not key.strip():
+            raise ConfigError(f"{OVERRIDE} {pair}: is no assignment; write {OVERRIDE} dotted.key=value")
+        overrides[key.strip()] = value.strip()
+    return overrides
+
+
+def edit_role(path: str, role: Role) -> None:
+    """Write `role` into the file at `path`, durably and in one step, and keep its comments.
+
+    A master follows nobody, so `ha.classic_master` becomes null with a master's role. The file is not touched when
+    the result would not validate (ConfigError).
+    """
+    path = os.path.realpath(path)  # a link stays a link
+    text = _read_text(path)
+    editor = YAML(typ="rt")
+    editor.preserve_quotes = True
+    editor.width = 4096
+    try:
+        tree = editor.load(text)
+    except Exception as broken:  # ruamel raises many kinds; each means that the file is no YAML
+        raise ConfigError(f"{path}: is no YAML ({_first_line(broken)}); correct it") from broken
+    if not isinstance(tree, CommentedMap):
+        raise ConfigError(f"{path}:1: is no mapping of keys; start from conf/master.yaml")
+    tree["role"] = role.value
+    ha = tree.get("ha")
+    if role.is_master and isinstance(ha, CommentedMap) and ha.get("classic_master") is not None:
+        ha["classic_master"] = None
+    editor.representer.add_representer(type(None), _represent_null)
+    edited = StringIO()
+    editor.dump(tree, edited)
+    parse_config(edited.getvalue(), path)
+    _replace(path, edited.getvalue().encode())
+
+
+def _represent_null(representer: typing.Any, _value: None) -> typing.Any:
+    return representer.represent_scalar("tag:yaml.org,2002:null", "null")
+
+
+def _replace(path: str, data: bytes) -> None:
+    """Put `data` in the place of the file, with its mode and owner; on the disk when this returns."""
+    folder = os.path.dirname(path)
+    before = os.stat(path)
+    descriptor, temporary = tempfile.mkstemp(prefix=".hastore-", dir=folder)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            os.fchmod(file.fileno(), before.st_mode & 0o7777)
+            if os.geteuid() == 0:
+                os.fchown(file.fileno(), before.st_uid, before.st_gid)
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except OSError as failure:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+        raise ConfigError(f"{path}: cannot be written: {failure.strerror}; check its folder") from failure
+    folder_descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(folder_descriptor)
+    finally:
+        os.close(folder_descriptor)
+
+
+def _read_text(path: str) -> str:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(MAX_FILE_BYTES + 1)
+    except OSError as failure:
+        raise ConfigError(f"{path}: cannot be read: {failure.strerror}; check -c FILE") from failure
+    if len(data) > MAX_FILE_BYTES:
+        raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES} bytes; is it a configuration?")
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as broken:
+        line = data[: broken.start].count(b"\n") + 1
+        raise ConfigError(f"{path}:{line}: is not UTF-8; save it as UTF-8") from broken
+
+
+def _first_line(failure: BaseException) -> str:
+    return (str(failure).splitlines() or [type(failure).__name__])[0]
+
+
+class _Reader:
+    """Turn YAML nodes into structs, and remember where each key stood."""
+
+    def __init__(self, path: str) -> None:
+        self.places = Places(path)
+
+    def compose(self, text: str) -> yaml.MappingNode:
+        """Return the file's top mapping; ConfigError when it is no YAML or no mapping."""
+        path = self.places.path
+        try:
+            root = yaml.compose(text, Loader=yaml.SafeLoader)
+        except yaml.MarkedYAMLError as broken:
+            mark = broken.problem_mark or broken.context_mark
+            line = mark.line + 1 if mark is not None else 1
+            raise ConfigError(f"{path}:{line}: is no YAML: {broken.problem}; correct it") from broken
+        except (yaml.YAMLError, RecursionError, ValueError) as broken:
+            raise ConfigError(f"{path}: is no YAML: {_first_line(broken)}; correct it") from broken
+        if not isinstance(root, yaml.MappingNode):
+            raise ConfigError(f"{path}:1: is no mapping of keys; start from conf/master.yaml")
+        return root
+
+    def override(self, root: yaml.MappingNode, dotted: str, text: str) -> None:
+        """Set the key `dotted` of the tree to the scalar `text`, in place."""
+        self.places.note(dotted, None)
+        if dotted == "role":
+            raise self.places.error(
+                dotted, "is followed live, so it comes from the file alone", "edit the file"
+            )
+        null = text in ("", "~", "null")
+        tag = f"tag:yaml.org,2002:{'null' if null else 'str'}"
+        mapping = root
+        *parents, last = dotted.split(".")
+        for parent in parents:
+            below = _find(mapping, parent)
+            if below is None:
+                below = yaml.MappingNode("tag:yaml.org,2002:map", [])
+                mapping.value.append((_key(parent), below))
+            if not isinstance(below, yaml.MappingNode):
+                raise self.places.error(dotted, f"{parent} is no section", "see conf/master.yaml")
+            mapping = below
+        mapping.value = [pair for pair in mapping.value if pair[0].value != last]
+        mapping.value.append((_key(last), yaml.ScalarNode(tag, text)))
+
+    def config(self, root: yaml.MappingNode) -> Config:
+        """Return the whole configuration, each value of its kind and in its range."""
+        top = self._entries(root, "", _TOP_KEYS)
+        for key in ("cluster", "group", "node", "role", "nodes", "store"):
+            if key not in top:
+                raise self.places.error(key, "is missing", "add it, as in conf/master.yaml")
+        sections = {name: self._section(name, kind, top.get(name)) for name, kind in _SECTIONS.items()}
+        sections["store"]["retention"] = RetentionConfig(**sections.pop("retention"))
+        if "root" not in sections["store"]:
+            raise self.places.error("store.root", "is missing", "name the store's folder")
+        sections["store"]["root"] = os.path.abspath(sections["store"]["root"])
+        fields = {name: read_value(self.places, name, top[name], str) for name in ("cluster", "group")}
+        return Config(
+            **fields,
+            node=read_value(self.places, "node", top["node"], int),
+            role=read_value(self.places, "role", top["role"], Role),
+            acks=read_value(self.places, "acks", top["acks"], int) if "acks" in top else 1,
+            nodes=self._nodes(top["nodes"]),
+            store=StoreConfig(**sections["store"]),
+            ha=HAConfig(**sections["ha"]),
+            api=ApiConfig(**sections["api"]),
+        )
+
+    def _nodes(self, node: yaml.Node) -> dict[int, NodeAddress]:
+        nodes: dict[int, NodeAddress] = {}
+        for name, below in self._entries(node, "nodes", None).items():
+            key = f"nodes.{name}"
+            number = int(name) if name.isascii() and name.isdigit() and len(name) <= 9 else 0
+            if not 1 <= number <= 65535:
+                raise self.places.error(key, "is no node number", "use 1 to 65535")
+            if number in nodes:
+                raise self.places.error(key, f"node {number} is listed twice", "keep one of them")
+            self.places.alias(f"nodes.{number}", key)
+            values = self._section(f"nodes.{number}", NodeAddress, below)
+            for address in ("api", "ha", "http"):
+                if address not in values:
+                    raise self.places.error(
+                        f"nodes.{number}.{address}", "is missing", "give api, ha and http of each node"
+                    )
+            nodes[number] = NodeAddress(**values)
+        return nodes
+
+    def _section(
+        self, name: str, kind: type[msgspec.Struct], node: yaml.Node | None
+    ) -> dict[str, typing.Any]:
+        """Return the fields that the mapping `node` gives for the struct `kind`."""
+        if node is None:
+            return {}
+        fields = {
+            _RENAMED.get(field.name, field.name.removesuffix("_ms")): field
+            for field in msgspec.structs.fields(kind)
+            if field.name != "retention"
+        }
+        found: dict[str, typing.Any] = {}
+        for key, below in self._entries(node, name, tuple(fields)).items():
+            field = fields[key]
+            found[field.name] = read_value(self.places, f"{name}.{key}", below, field.type, field.name)
+        return found
+
+    def _entries(
+        self, node: yaml.Node, name: str, known: tuple[str, ...] | None
+    ) -> dict[str, yaml.Node]:
+        """Return the keys of a mapping; refuses unknown ones and one that is given twice."""
+        prefix = f"{name}." if name else ""
+        if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null"):
+            return {}
+        if not isinstance(node, yaml.MappingNode):
+            raise self.places.error(name, "must be a mapping of keys", "see conf/master.yaml")
+        entries: dict[str, yaml.Node] = {}
+        for key_node, below in node.value:
+            key = str(key_node.value) if isinstance(key_node, yaml.ScalarNode) else "?"
+            dotted = prefix + key
+            first = self.places.line(dotted) if key in entries else None
+            self.places.note(dotted, key_node.start_mark)
+            if key in entries:
+                raise self.places.error(dotted, f"is given twice (also line {first})", "keep one of them")
+            if known is not None and key not in known:
+                near = difflib.get_close_matches(key, known, 1)
+                remedy = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+                raise self.places.error(dotted, "is unknown", remedy)
+            entries[key] = below
+        return entries
+
+
+def _find(mapping: yaml.MappingNode, key: str) -> yaml.Node | None:
+    return next((below for name, below in mapping.value if name.value == key), None)
+
+
+def _key(name: str) -> yaml.ScalarNode:
+    return yaml.ScalarNode("tag:yaml.org,2002:str", name)
