@@ -1,0 +1,90 @@
+"""What a file system must offer the store; `filesystem.py` has the machine's, tests bring their own.
+
+Durability: `File.sync` covers the bytes of a file, `FileSystem.sync_dir` covers names (creation, rename and
+removal). Whoever needs both calls both; `replace_bytes` is the one call that does all of it.
+"""
+
+import mmap
+from typing import Protocol
+
+Bytes = bytes | bytearray | memoryview | mmap.mmap
+
+
+class File(Protocol):
+    """An open file; all positions and sizes are bytes. Methods may be called from any thread."""
+
+    path: str
+    size: int
+
+    def fileno(self) -> int:
+        """Return the descriptor, for sendfile and splice."""
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Return up to `size` bytes from `position`; fewer only at the end of the file."""
+
+    def pwrite(self, data: Bytes, position: int) -> None:
+        """Write all of `data` at `position` or raise OSError; not durable before `sync`."""
+
+    def allocate(self, size: int) -> None:
+        """Reserve room up to `size` bytes, so that writes within never lack it; StoreFullError."""
+
+    def zero(self, position: int, size: int) -> None:
+        """Make the range read as zeros; holes stay holes. Not durable before `sync`."""
+
+    def truncate(self, size: int) -> None:
+        """Set the length to `size` bytes."""
+
+    def sync(self) -> None:
+        """Return once everything written is on the disk; a failure must never be retried."""
+
+    def map(self, *, writable: bool = False) -> mmap.mmap:
+        """Map the whole file, shared: it sees later writes of every process."""
+
+    def close(self) -> None:
+        """Give the descriptor back (and a lock with it); a second call does nothing."""
+
+
+class FileSystem(Protocol):
+    """Names and directories; all paths are strings."""
+
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+        """Open a file; `create` makes it when it is absent (its name is durable after `sync_dir`)."""
+
+    def exists(self, path: str) -> bool:
+        """Tell whether the path names anything."""
+
+    def is_dir(self, path: str) -> bool:
+        """Tell whether the path names a directory."""
+
+    def list_dir(self, path: str) -> list[str]:
+        """Return the names in a directory, sorted; empty when there is no such directory."""
+
+    def make_dirs(self, path: str) -> None:
+        """Make the directory and its parents, durably."""
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename, replacing a target file; durable after `sync_dir` of both directories."""
+
+    def remove(self, path: str) -> None:
+        """Remove a file; durable after `sync_dir`."""
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory with all in it; durable after `sync_dir` of its parent."""
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy the bytes of a file and sync them; the name is durable after `sync_dir`."""
+
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a directory durable."""
+
+    def read_bytes(self, path: str, max_bytes: int = 1 << 26) -> bytes:
+        """Return a small file whole, or its first `max_bytes` bytes."""
+
+    def replace_bytes(self, path: str, data: bytes) -> None:
+        """Replace a file by `data`, atomically and durably: afterwards it holds all of it."""
+
+    def lock(self, path: str) -> File:
+        """Lock a file for this process, until it is closed; StoreInUseError when another holds it."""
+
+    def free_bytes(self, path: str) -> int:
+        """Return the bytes that an ordinary user may still allocate there."""

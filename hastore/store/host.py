@@ -1,0 +1,64 @@
+"""Addresses as a record holds them, and the message ids made of them."""
+
+import socket
+import struct
+from dataclasses import dataclass
+
+from hastore.errors import UsageError
+
+_INT = struct.Struct(">i")
+_LONG = struct.Struct(">q")
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """An address of 4 or 16 bytes and a port."""
+
+    address: bytes
+    port: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Host":
+        """Read "1.2.3.4:10911" or "[::1]:10911"; UsageError."""
+        address, separator, port = text.rpartition(":")
+        try:
+            if not separator or not 0 <= int(port) <= 65535:
+                raise ValueError("a port from 0 to 65535 is missing")
+            if address.startswith("[") and address.endswith("]"):
+                return cls(socket.inet_pton(socket.AF_INET6, address[1:-1]), int(port))
+            return cls(socket.inet_pton(socket.AF_INET, address), int(port))
+        except (ValueError, OSError) as failure:
+            raise UsageError(f"{text!r} is not ADDRESS:PORT ({failure})") from failure
+
+    @property
+    def text(self) -> str:
+        """Return "1.2.3.4:10911", an IPv6 address in brackets."""
+        if len(self.address) == 4:
+            return f"{socket.inet_ntop(socket.AF_INET, self.address)}:{self.port}"
+        return f"[{socket.inet_ntop(socket.AF_INET6, self.address)}]:{self.port}"
+
+    @property
+    def is_ipv6(self) -> bool:
+        """Whether the address has 16 bytes."""
+        return len(self.address) == 16
+
+
+NO_HOST = Host(bytes(4), 0)
+
+
+def message_id(host: Host, offset: int) -> str:
+    """Return the upper-case hexadecimal id of the record that `host` stored at `offset`."""
+    return (host.address + _INT.pack(host.port) + _LONG.pack(offset)).hex().upper()
+
+
+def parse_message_id(text: str) -> tuple[Host, int]:
+    """Split a message id into the storing host and the physical offset; UsageError."""
+    try:
+        raw = bytes.fromhex(text) if len(text) in (32, 56) else b""
+    except ValueError:
+        raw = b""
+    if len(raw) * 2 != len(text) or not raw:
+        raise UsageError(f"{text!r} is no message id: 32 (IPv6: 56) hexadecimal digits")
+    size = len(raw) - 12
+    host = Host(raw[:size], _INT.unpack_from(raw, size)[0])
+    return host, _LONG.unpack_from(raw, size + 4)[0]

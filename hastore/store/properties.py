@@ -1,0 +1,76 @@
+"""Properties, hashes and names of messages: the parts of a record that are text.
+
+Properties lie as `name 0x01 value 0x02`, repeated; 4.9 leaves out the final 0x02.
+"""
+
+import re
+import struct
+from collections.abc import Sequence
+
+from hastore.errors import MessageIllegalError
+
+NAME_END = "\x01"
+VALUE_END = "\x02"
+MAX_PROPERTIES_BYTES = 32767
+MAX_CREATED_TOPIC = 127  # characters, of what a client may create
+_TOPIC = re.compile(r"[A-Za-z0-9_%|-]{1,127}", re.ASCII)
+
+
+def encode_properties(pairs: Sequence[tuple[str, str]]) -> bytes:
+    """Join name and value pairs as 5.3 does, with a final separator; MessageIllegalError."""
+    raw = "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode(
+        "utf-8", "surrogateescape"
+    )
+    if raw.count(b"\x01") != len(pairs) or raw.count(b"\x02") != len(pairs):
+        raise MessageIllegalError("a property's name or value holds a separator (0x01 or 0x02)")
+    if len(raw) > MAX_PROPERTIES_BYTES:
+        raise MessageIllegalError(f"{len(raw)} bytes of properties; at most {MAX_PROPERTIES_BYTES}")
+    return raw
+
+
+def decode_properties(raw: bytes) -> list[tuple[str, str]]:
+    """Split properties in their order, with or without the final separator; empty values are kept.
+
+    A piece without 0x01 is no property, and is left out.
+    """
+    text = raw.decode("utf-8", "surrogateescape")
+    pairs = []
+    for piece in text.split(VALUE_END):
+        name, separator, value = piece.partition(NAME_END)
+        if separator:
+            pairs.append((name, value))
+    return pairs
+
+
+def find_property(raw: bytes, name: bytes) -> bytes | None:
+    """Return the value of the first property of that name, without decoding the others."""
+    wanted = name + b"\x01"
+    at = raw.find(wanted)
+    while at > 0 and raw[at - 1] != 2:  # a longer name that ends alike
+        at = raw.find(wanted, at + 1)
+    if at < 0:
+        return None
+    start = at + len(wanted)
+    stop = raw.find(b"\x02", start)
+    return raw[start:] if stop < 0 else raw[start:stop]
+
+
+def java_hash_code(text: str) -> int:
+    """Return Java's String.hashCode, over UTF-16 units, as a signed 32-bit integer."""
+    value = 0
+    if text.isascii():
+        for unit in text.encode("ascii"):
+            value = (31 * value + unit) & 0xFFFFFFFF
+    else:
+        for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be", "surrogatepass")):
+            value = (31 * value + unit) & 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value
+
+
+def check_topic(topic: str) -> None:
+    """Refuse a topic that a client may not create; MessageIllegalError names the rule."""
+    if not _TOPIC.fullmatch(topic):
+        shown = topic if len(topic) <= 40 else topic[:40] + "..."
+        raise MessageIllegalError(
+            f"topic {shown!r}: 1 to {MAX_CREATED_TOPIC} characters of A-Z a-z 0-9 _ % | - are allowed"
+        )

@@ -1,0 +1,358 @@
+"""The commit log record: pure functions from bytes to values and back.
+
+    off  field                       bytes        * 12 further for each host that is IPv6
+      0  totalSize                   4
+      4  magic                       4            V1 0xDAA320A7, V2 0xDAA320AB
+      8  bodyCRC                     4            CRC-32(body) & 0x7FFFFFFF
+     12  queueId, flag               4 4
+     20  queueOffset, physicalOffset 8 8
+     36  sysFlag                     4
+     40  bornTimestamp               8
+     48  bornHost                    8 / 20       address, then the port as int32
+     56* storeTimestamp              8
+     64* storeHost                   8 / 20
+     72* reconsumeTimes              4
+     76* preparedTransactionOffset   8
+     84* bodyLength, body            4 n
+         topicLength, topic          1 / 2 n      V1 / V2
+         propertiesLength, properties  2 n        (name 0x01 value 0x02) ...
+
+All integers are big-endian. A blank, [bytesLeft int32][0xCBD43194], fills a file's end.
+"""
+
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hastore.errors import CorruptRecordError, MessageIllegalError
+from hastore.store.host import NO_HOST, Host, message_id, parse_message_id
+from hastore.store.properties import (
+    MAX_PROPERTIES_BYTES,
+    check_topic,
+    decode_properties,
+    encode_properties,
+    find_property,
+    java_hash_code,
+)
+
+__all__ = [  # the codec's whole surface; the parts that are text or addresses have modules of their own
+    "BLANK_MAGIC", "MAX_PROPERTIES_BYTES", "V1_MAGIC", "V2_MAGIC", "Host", "Record", "build_record",
+    "check_blank", "check_record", "check_topic", "decode_properties", "decode_record",
+    "encode_properties", "encode_record", "find_property", "java_hash_code", "layout_of", "message_id",
+    "pack_blank", "parse_message_id", "patch_for_store",
+]  # fmt: skip
+
+V1_MAGIC = 0xDAA320A7
+V2_MAGIC = 0xDAA320AB
+BLANK_MAGIC = 0xCBD43194
+BLANK_SIZE = 8  # what must stay free behind a record of each file
+MIN_RECORD_SIZE = 91  # V1, IPv4, nothing in it
+IPV6_EXTRA = 12
+MAX_TOPIC_BYTES = 32767
+V1_MAX_TOPIC_BYTES = 127  # its length is a signed byte
+
+FLAG_COMPRESSED = 0x1
+FLAG_MULTI_TAGS = 0x2
+FLAG_TRANSACTION = 0xC
+FLAG_PREPARED = 0x4
+FLAG_COMMIT = 0x8
+FLAG_ROLLBACK = 0xC
+FLAG_BORN_IPV6 = 0x10
+FLAG_STORE_IPV6 = 0x20
+FLAG_IPV6 = 0x30
+FLAG_INNER_BATCH = 0x80
+
+PREFIX = struct.Struct(">IIIiiqqi")  # totalSize to sysFlag: 40 bytes
+BLANK = struct.Struct(">iI")
+OFFSETS = struct.Struct(">qq")  # queueOffset, physicalOffset: at 20
+STORE_IPV4 = struct.Struct(">q4si")  # storeTimestamp, storeHost: at 56, 68 behind an IPv6 bornHost
+STORE_IPV6 = struct.Struct(">q16si")
+OFFSETS_AT = 20
+STORE_AT = 56
+_FIXED_IPV4 = struct.Struct(">IIIiiqqiq4siq4siiqi")
+_HOST_IPV4 = struct.Struct(">4si")
+_HOST_IPV6 = struct.Struct(">16si")
+_INT = struct.Struct(">i")
+_LONG = struct.Struct(">q")
+_SHORT = struct.Struct(">h")
+_TAIL = struct.Struct(">iqi")  # reconsumeTimes, preparedTransactionOffset, bodyLength
+_CRC_MASK = 0x7FFFFFFF
+_INT_MAX = 0x7FFFFFFF
+
+Buffer = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One record of the log, as stored; `topic` carries bytes that are no UTF-8 as surrogates."""
+
+    body: bytes
+    topic: str
+    queue_id: int = 0
+    properties: bytes = b""
+    flag: int = 0
+    sys_flag: int = 0
+    queue_offset: int = 0
+    physical_offset: int = 0
+    body_crc: int = 0
+    born_timestamp_ms: int = 0
+    born_host: Host = NO_HOST
+    store_timestamp_ms: int = 0
+    store_host: Host = NO_HOST
+    reconsume_times: int = 0
+    prepared_transaction_offset: int = 0
+    magic: int = V1_MAGIC
+
+    @property
+    def size(self) -> int:
+        """Return the bytes of the encoded record."""
+        hosts = len(self.born_host.address) + len(self.store_host.address) - 8
+        lengths = 0 if self.magic == V1_MAGIC else 1
+        topic = len(self.topic.encode("utf-8", "surrogateescape"))
+        return MIN_RECORD_SIZE + hosts + lengths + len(self.body) + topic + len(self.properties)
+
+    @property
+    def property_pairs(self) -> list[tuple[str, str]]:
+        """Return the properties in their order."""
+        return decode_properties(self.properties)
+
+    @property
+    def keys(self) -> list[str]:
+        """Return UNIQ_KEY, then each of KEYS: what the key index holds."""
+        found = dict(self.property_pairs)
+        unique = found.get("UNIQ_KEY")
+        keys = [key for key in found.get("KEYS", "").split(" ") if key]
+        return [unique, *keys] if unique else keys
+
+    @property
+    def tags(self) -> str | None:
+        """Return the TAGS value."""
+        raw = find_property(self.properties, b"TAGS")
+        return None if raw is None else raw.decode("utf-8", "surrogateescape")
+
+    @property
+    def message_id(self) -> str:
+        """Return the upper-case hexadecimal message id."""
+        return message_id(self.store_host, self.physical_offset)
+
+
+def encode_record(record: Record) -> bytes:
+    """Return the record's bytes, its fields taken as they are; MessageIllegalError when one does not fit."""
+    topic = record.topic.encode("utf-8", "surrogateescape")
+    topic_limit = V1_MAX_TOPIC_BYTES if record.magic == V1_MAGIC else MAX_TOPIC_BYTES
+    if len(topic) > topic_limit:
+        raise MessageIllegalError(f"a topic of {len(topic)} bytes; at most {topic_limit}")
+    if len(record.properties) > MAX_PROPERTIES_BYTES:
+        raise MessageIllegalError(f"{len(record.properties)} bytes of properties; at most 32767")
+    length = len(topic)
+    topic_length = bytes((length,)) if record.magic == V1_MAGIC else _SHORT.pack(length)
+    fixed = (
+        PREFIX.pack(
+            record.size, record.magic, record.body_crc, record.queue_id, record.flag,
+            record.queue_offset, record.physical_offset, record.sys_flag,
+        ),
+        _LONG.pack(record.born_timestamp_ms),
+        _pack_host(record.born_host),
+        _LONG.pack(record.store_timestamp_ms),
+        _pack_host(record.store_host),
+        _TAIL.pack(record.reconsume_times, record.prepared_transaction_offset, len(record.body)),
+    )  # fmt: skip
+    properties_length = _SHORT.pack(len(record.properties))
+    parts = (record.body, topic_length, topic, properties_length, record.properties)
+    return b"".join(fixed + parts)
+
+
+def _pack_host(host: Host) -> bytes:
+    return (_HOST_IPV6 if len(host.address) == 16 else _HOST_IPV4).pack(host.address, host.port)
+
+
+Layout = tuple[int, int, int, int, int, int, int, int, int]
+
+
+def layout_of(buffer: Buffer, at: int, end: int) -> Layout | None:
+    """Find the parts of the record at `at`, of which `buffer[at:end]` is all there is; None: no record.
+
+    Returns (size, bodyCRC as stored, physicalOffset, sysFlag, start of the body, its length, start of the topic,
+    its length, start of the properties). The properties go to `at + size`. Says nothing about bodyCRC.
+    """
+    if end - at < MIN_RECORD_SIZE:
+        return None
+    size, magic, crc, _, _, _, physical, flags = PREFIX.unpack_from(buffer, at)
+    if size > end - at or size < MIN_RECORD_SIZE:
+        return None
+    body_at = at + 88
+    if flags & FLAG_IPV6:
+        body_at += IPV6_EXTRA * ((flags >> 4 & 1) + (flags >> 5 & 1))
+    stop: int = at + size
+    if body_at > stop - 3:
+        return None
+    (body_length,) = _INT.unpack_from(buffer, body_at - 4)
+    topic_at = body_at + body_length
+    if body_length < 0 or topic_at > stop - 3:
+        return None
+    if magic == V1_MAGIC:
+        topic_length = buffer[topic_at]
+        if topic_length > V1_MAX_TOPIC_BYTES:
+            return None
+        topic_at += 1
+    elif magic == V2_MAGIC:
+        topic_length = buffer[topic_at] << 8 | buffer[topic_at + 1]
+        if topic_length > MAX_TOPIC_BYTES:
+            return None
+        topic_at += 2
+    else:
+        return None
+    properties_at = topic_at + topic_length + 2
+    if properties_at > stop:
+        return None
+    properties_length = buffer[properties_at - 2] << 8 | buffer[properties_at - 1]
+    if properties_length > MAX_PROPERTIES_BYTES or properties_at + properties_length != stop:
+        return None
+    # The CRC covers the body alone: a topic or an end of the properties that a torn write left as zeros
+    # shows itself in no other way.
+    if properties_length and not buffer[stop - 1]:
+        return None
+    if topic_length and (not buffer[topic_at] or not buffer[topic_at + topic_length - 1]):
+        return None
+    return (
+        size, crc, physical, flags, body_at, body_length, topic_at, topic_length, properties_at
+    )  # fmt: skip
+
+
+def check_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> int:
+    """Return the size of the valid record at `at`, 0 when there is none; raises nothing.
+
+    `buffer[at:end]` is the rest of the file, or of what is there. Valid as FORMATS.md has it: magic, lengths that add
+    up, body CRC, and a physicalOffset that is the place.
+    """
+    layout = layout_of(buffer, at, end)
+    if layout is None or layout[2] != physical_offset:
+        return 0
+    body_at = layout[4]
+    if zlib.crc32(buffer[body_at : body_at + layout[5]]) & _CRC_MASK != layout[1]:
+        return 0
+    return layout[0]
+
+
+def check_blank(buffer: Buffer, at: int, end: int) -> int:
+    """Return the size of the blank at `at` when it names exactly the bytes left up to `end`, else 0."""
+    left = end - at
+    if left < BLANK_SIZE or BLANK.unpack_from(buffer, at) != (left, BLANK_MAGIC):
+        return 0
+    return left
+
+
+def pack_blank(size: int) -> bytes:
+    """Return the 8 bytes that begin a blank of `size` bytes; the rest of the file stays as it is."""
+    return BLANK.pack(size, BLANK_MAGIC)
+
+
+def decode_record(buffer: Buffer, at: int = 0) -> Record:
+    """Read the record at `at`; CorruptRecordError when there is none or its body CRC is wrong.
+
+    Any physicalOffset passes: only the caller knows the place.
+    """
+    layout = layout_of(buffer, at, len(buffer))
+    if layout is None:
+        raise CorruptRecordError(f"no record at byte {at} of {len(buffer)}")
+    size, crc, physical, flags, body_at, body_length, topic_at, topic_length, properties_at = layout
+    body = bytes(buffer[body_at : body_at + body_length])
+    if zlib.crc32(body) & _CRC_MASK != crc:
+        raise CorruptRecordError(f"the body of the record at byte {at} has a wrong CRC")
+    _, magic, _, queue_id, flag, queue_offset, _, _ = PREFIX.unpack_from(buffer, at)
+    (born_timestamp_ms,) = _LONG.unpack_from(buffer, at + 40)
+    host = _HOST_IPV6 if flags & FLAG_BORN_IPV6 else _HOST_IPV4
+    born_host = Host(*host.unpack_from(buffer, at + 48))
+    store_at = at + 48 + host.size
+    (store_timestamp_ms,) = _LONG.unpack_from(buffer, store_at)
+    host = _HOST_IPV6 if flags & FLAG_STORE_IPV6 else _HOST_IPV4
+    store_host = Host(*host.unpack_from(buffer, store_at + 8))
+    reconsume_times, prepared, _ = _TAIL.unpack_from(buffer, store_at + 8 + host.size)
+    return Record(
+        body=body,
+        topic=bytes(buffer[topic_at : topic_at + topic_length]).decode("utf-8", "surrogateescape"),
+        queue_id=queue_id,
+        properties=bytes(buffer[properties_at : at + size]),
+        flag=flag,
+        sys_flag=flags,
+        queue_offset=queue_offset,
+        physical_offset=physical,
+        body_crc=crc,
+        born_timestamp_ms=born_timestamp_ms,
+        born_host=born_host,
+        store_timestamp_ms=store_timestamp_ms,
+        store_host=store_host,
+        reconsume_times=reconsume_times,
+        prepared_transaction_offset=prepared,
+        magic=magic,
+    )
+
+
+def build_record(
+    topic: str,
+    body: bytes,
+    *,
+    queue_id: int,
+    properties: Sequence[tuple[str, str]] = (),
+    flag: int = 0,
+    sys_flag: int = 0,
+    born_timestamp_ms: int,
+    born_host: Host,
+) -> bytes:
+    """Encode a new message as its producer sends it: zeros where the master patches.
+
+    The form is V2 when the topic has more than 127 bytes. MessageIllegalError for what does not fit; the
+    rules of who may create a topic are `check_topic`'s.
+    """
+    name = topic.encode("utf-8")
+    if not name or len(name) > MAX_TOPIC_BYTES or b"\0" in name:
+        raise MessageIllegalError(f"a topic has 1 to {MAX_TOPIC_BYTES} bytes, none of them 0")
+    raw = encode_properties(properties) if properties else b""
+    if len(name) > V1_MAX_TOPIC_BYTES:
+        magic, topic_length = V2_MAGIC, _SHORT.pack(len(name))
+    else:
+        magic, topic_length = V1_MAGIC, bytes((len(name),))
+    sys_flag &= ~FLAG_IPV6
+    size = 90 + len(topic_length) + len(body) + len(name) + len(raw)
+    if len(born_host.address) == 16:
+        sys_flag |= FLAG_BORN_IPV6
+        size += IPV6_EXTRA
+    if size > _INT_MAX:
+        raise MessageIllegalError(f"a record of {size} bytes does not fit any log")
+    crc = zlib.crc32(body) & _CRC_MASK
+    if sys_flag & FLAG_BORN_IPV6:
+        fixed = b"".join(
+            (
+                PREFIX.pack(size, magic, crc, queue_id, flag, 0, 0, sys_flag),
+                _LONG.pack(born_timestamp_ms),
+                _HOST_IPV6.pack(born_host.address, born_host.port),
+                bytes(16),
+                _TAIL.pack(0, 0, len(body)),
+            )
+        )
+    else:
+        fixed = _FIXED_IPV4.pack(
+            size, magic, crc, queue_id, flag, 0, 0, sys_flag, born_timestamp_ms,
+            born_host.address, born_host.port, 0, b"", 0, 0, 0, len(body),
+        )  # fmt: skip
+    return b"".join((fixed, body, topic_length, name, _SHORT.pack(len(raw)), raw))
+
+
+def patch_for_store(
+    buffer: bytearray,
+    at: int,
+    *,
+    queue_offset: int,
+    physical_offset: int,
+    store_timestamp_ms: int,
+    store_host: Host,
+) -> None:
+    """Fill in what only the master knows; the record's storeHost must have room for `store_host`."""
+    OFFSETS.pack_into(buffer, at + OFFSETS_AT, queue_offset, physical_offset)
+    (flags,) = _INT.unpack_from(buffer, at + 36)
+    if bool(flags & FLAG_STORE_IPV6) != store_host.is_ipv6:
+        raise MessageIllegalError("the record's storeHost is of another address family")
+    place = at + STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
+    form = STORE_IPV6 if store_host.is_ipv6 else STORE_IPV4
+    form.pack_into(buffer, place, store_timestamp_ms, store_host.address, store_host.port)
