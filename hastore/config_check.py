@@ -1,4 +1,7 @@
-"""Look for contradictions in a configuration: what no single key shows. Pure: no file, no look-up of names."""
+"""Look for contradictions in a configuration: what no single key shows.
+
+Pure: no file, no look-up of names.
+"""
 
 import ipaddress
 import re
@@ -12,8 +15,9 @@ _DAY_MS = 86_400_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,62}\.?)*")
 
-# Field -> the smallest and the greatest value, in bytes, milliseconds or pieces. A commit log file is at most what
-# RocketMQ's 32-bit positions reach; an HA frame is 4 MiB with its header of 12 bytes.
+# Field -> the smallest and the greatest value, in bytes, milliseconds or pieces. A commit log file
+# is at most what RocketMQ's 32-bit positions reach; an HA frame is 4 MiB with its header of 12
+# bytes.
 RANGES: dict[str, tuple[int, int]] = {
     "node": (1, MAX_NODE),
     "acks": (0, MAX_NODE),
@@ -42,7 +46,10 @@ class Mark(Protocol):
 
 
 class Places:
-    """Remember the line of each dotted key, so that an error can name it; a key of `-o` has none."""
+    """Remember the line of each dotted key, so that an error can name it.
+
+    A key of `-o` has none.
+    """
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -85,7 +92,9 @@ def check_range(places: Places, key: str, field: str, value: int) -> None:
     )
     if not smallest <= value <= greatest:
         unit = " ms" if field.endswith("_ms") else ""
-        raise places.error(key, f"{value}{unit} is out of range", f"use {smallest} to {greatest}{unit}")
+        raise places.error(
+            key, f"{value}{unit} is out of range", f"use {smallest} to {greatest}{unit}"
+        )
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
@@ -111,7 +120,10 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine alone; a name other than localhost is taken as not."""
+    """Whether an address is reachable from this machine alone.
+
+    A name other than localhost is taken as not.
+    """
     if host == "localhost":
         return True
     try:
@@ -121,7 +133,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_config(config: Config, places: Places) -> None:
-    """Refuse a configuration that contradicts itself (ConfigError names file, line, key and remedy)."""
+    """Refuse a configuration that contradicts itself, by ConfigError with file, line and key."""
     for key, name in (("cluster", config.cluster), ("group", config.group)):
         if not _NAME.fullmatch(name):
             remedy = "use 1 to 127 of A-Z a-z 0-9 _ . -, a letter or digit first"
@@ -139,7 +151,10 @@ Endpoint = tuple[str, int]
 
 
 def _check_addresses(config: Config, places: Places) -> dict[Endpoint, str]:
-    """Return the key of each address that has a port; refuses bad ones and one that is used twice."""
+    """Return the key of each address that has a port.
+
+    Refuses bad ones and one that is used twice.
+    """
     seen: dict[Endpoint, str] = {}
     for number, addresses in config.nodes.items():
         for name in ("api", "ha", "http"):
@@ -167,7 +182,9 @@ def _check_group(config: Config, places: Places) -> None:
             raise places.error("role", problem, "list the slaves under nodes, or use ASYNC_MASTER")
         if config.role is Role.SLAVE and config.ha.classic_master is None:
             problem = "nodes lists this node alone, so there is nobody to follow"
-            raise places.error("role", problem, "list the others under nodes, or set ha.classic_master")
+            raise places.error(
+                "role", problem, "list the others under nodes, or set ha.classic_master"
+            )
         return
     if not 1 <= config.acks <= size - 1:
         problem = f"{config.acks} slaves cannot be asked for in a group of {size} nodes"
@@ -181,7 +198,9 @@ def _check_classic(config: Config, places: Places, endpoints: dict[Endpoint, str
     ha = config.ha
     if ha.count_classic_peers and not ha.allow_classic_peers:
         problem = "counts peers that may not connect"
-        raise places.error("ha.count_classic_peers", problem, "set ha.allow_classic_peers: true too")
+        raise places.error(
+            "ha.count_classic_peers", problem, "set ha.allow_classic_peers: true too"
+        )
     if ha.classic_master is None:
         return
     key = "ha.classic_master"
@@ -192,7 +211,9 @@ def _check_classic(config: Config, places: Places, endpoints: dict[Endpoint, str
     same = endpoints.get(("127.0.0.1" if host == "localhost" else host.lower(), port))
     if same is not None:
         raise places.error(
-            key, f"{ha.classic_master} is {same}: a slave of itself", "name a RocketMQ master, or null"
+            key,
+            f"{ha.classic_master} is {same}: a slave of itself",
+            "name a RocketMQ master, or null",
         )
     if config.role.is_master:
         problem = f"a {config.role.value} follows nobody"

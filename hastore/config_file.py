@@ -1,9 +1,10 @@
 """Read a node's configuration file into `Config`, and edit its `role` in place.
 
-The file is YAML, read as a tree of nodes so that each error names `file:line: key: problem; remedy`. Nothing of it
-is ever evaluated: a tag, an unknown key, a key given twice or a value of the wrong kind is refused. Keys are the
-fields of the structs in `config`, without the suffix `_ms`; sizes and times take units. `config_check` then looks
-for contradictions. Relative paths count from the working directory of the process that reads the file.
+The file is YAML, read as a tree of nodes so that each error names `file:line: key: problem;
+remedy`. Nothing of it is ever evaluated: a tag, an unknown key, a key given twice or a value of the
+wrong kind is refused. Keys are the fields of the structs in `config`, without the suffix `_ms`;
+sizes and times take units. `config_check` then looks for contradictions. Relative paths count from
+the working directory of the process that reads the file.
 """
 
 import difflib
@@ -46,9 +47,10 @@ _RENAMED = {"max_size_bytes": "max_size"}
 
 
 def load_config(path: str, overrides: Mapping[str, str] | None = None) -> Config:
-    """Read and check the file at `path`; `overrides` maps dotted keys to values, as `-o` gives them.
+    """Read and check the file at `path`; `overrides` maps dotted keys to values, as `-o` does.
 
-    Raises ConfigError with one line that names file, line, key and remedy. `store.root` is made absolute.
+    Raises ConfigError with one line that names file, line, key and remedy. `store.root` is made
+    absolute.
     """
     return parse_config(_read_text(path), path, overrides)
 
@@ -70,7 +72,9 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
     for pair in pairs:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
-            raise ConfigError(f"{OVERRIDE} {pair}: is no assignment; write {OVERRIDE} dotted.key=value")
+            raise ConfigError(
+                f"{OVERRIDE} {pair}: is no assignment; write {OVERRIDE} dotted.key=value"
+            )
         overrides[key.strip()] = value.strip()
     return overrides
 
@@ -78,8 +82,8 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
 def edit_role(path: str, role: Role) -> None:
     """Write `role` into the file at `path`, durably and in one step, and keep its comments.
 
-    A master follows nobody, so `ha.classic_master` becomes null with a master's role. The file is not touched when
-    the result would not validate (ConfigError).
+    A master follows nobody, so `ha.classic_master` becomes null with a master's role. The file is
+    not touched when the result would not validate (ConfigError).
     """
     path = os.path.realpath(path)  # a link stays a link
     text = _read_text(path)
@@ -108,7 +112,10 @@ def _represent_null(representer: typing.Any, _value: None) -> typing.Any:
 
 
 def _replace(path: str, data: bytes) -> None:
-    """Put `data` in the place of the file, with its mode and owner; on the disk when this returns."""
+    """Put `data` in the place of the file, with its mode and owner.
+
+    On the disk when this returns.
+    """
     folder = os.path.dirname(path)
     before = os.stat(path)
     descriptor, temporary = tempfile.mkstemp(prefix=".hastore-", dir=folder)
@@ -124,7 +131,9 @@ def _replace(path: str, data: bytes) -> None:
     except OSError as failure:
         if os.path.exists(temporary):
             os.unlink(temporary)
-        raise ConfigError(f"{path}: cannot be written: {failure.strerror}; check its folder") from failure
+        raise ConfigError(
+            f"{path}: cannot be written: {failure.strerror}; check its folder"
+        ) from failure
     folder_descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(folder_descriptor)
@@ -165,7 +174,9 @@ class _Reader:
         except yaml.MarkedYAMLError as broken:
             mark = broken.problem_mark or broken.context_mark
             line = mark.line + 1 if mark is not None else 1
-            raise ConfigError(f"{path}:{line}: is no YAML: {broken.problem}; correct it") from broken
+            raise ConfigError(
+                f"{path}:{line}: is no YAML: {broken.problem}; correct it"
+            ) from broken
         except (yaml.YAMLError, RecursionError, ValueError) as broken:
             raise ConfigError(f"{path}: is no YAML: {_first_line(broken)}; correct it") from broken
         if not isinstance(root, yaml.MappingNode):
@@ -200,12 +211,16 @@ class _Reader:
         for key in ("cluster", "group", "node", "role", "nodes", "store"):
             if key not in top:
                 raise self.places.error(key, "is missing", "add it, as in conf/master.yaml")
-        sections = {name: self._section(name, kind, top.get(name)) for name, kind in _SECTIONS.items()}
+        sections = {
+            name: self._section(name, kind, top.get(name)) for name, kind in _SECTIONS.items()
+        }
         sections["store"]["retention"] = RetentionConfig(**sections.pop("retention"))
         if "root" not in sections["store"]:
             raise self.places.error("store.root", "is missing", "name the store's folder")
         sections["store"]["root"] = os.path.abspath(sections["store"]["root"])
-        fields = {name: read_value(self.places, name, top[name], str) for name in ("cluster", "group")}
+        fields = {
+            name: read_value(self.places, name, top[name], str) for name in ("cluster", "group")
+        }
         return Config(
             **fields,
             node=read_value(self.places, "node", top["node"], int),
@@ -231,7 +246,9 @@ class _Reader:
             for address in ("api", "ha", "http"):
                 if address not in values:
                     raise self.places.error(
-                        f"nodes.{number}.{address}", "is missing", "give api, ha and http of each node"
+                        f"nodes.{number}.{address}",
+                        "is missing",
+                        "give api, ha and http of each node",
                     )
             nodes[number] = NodeAddress(**values)
         return nodes
@@ -250,7 +267,9 @@ class _Reader:
         found: dict[str, typing.Any] = {}
         for key, below in self._entries(node, name, tuple(fields)).items():
             field = fields[key]
-            found[field.name] = read_value(self.places, f"{name}.{key}", below, field.type, field.name)
+            found[field.name] = read_value(
+                self.places, f"{name}.{key}", below, field.type, field.name
+            )
         return found
 
     def _entries(
@@ -269,7 +288,9 @@ class _Reader:
             first = self.places.line(dotted) if key in entries else None
             self.places.note(dotted, key_node.start_mark)
             if key in entries:
-                raise self.places.error(dotted, f"is given twice (also line {first})", "keep one of them")
+                raise self.places.error(
+                    dotted, f"is given twice (also line {first})", "keep one of them"
+                )
             if known is not None and key not in known:
                 near = difflib.get_close_matches(key, known, 1)
                 remedy = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"

@@ -1,4 +1,7 @@
-"""Turn a scalar of the configuration file into a value: text, number, size, time, choice or truth. Pure."""
+"""Turn a scalar of the configuration file into a value: text, number, size, time, choice or truth.
+
+Pure.
+"""
 
 import re
 import types
@@ -26,10 +29,12 @@ _QUANTITY = re.compile(r"(-?[0-9][0-9_]*)\s*([A-Za-z]*)")
 _TRUTH = {"true": True, "false": False}
 
 
-def read_value(places: Places, key: str, node: yaml.Node, kind: typing.Any, field: str = "") -> typing.Any:
-    """Return the scalar `node` as a value of `kind`, in bytes or milliseconds where `field` is a size or a time.
+def read_value(
+    places: Places, key: str, node: yaml.Node, kind: typing.Any, field: str = ""
+) -> typing.Any:
+    """Return the scalar `node` as a value of `kind`.
 
-    Raises ConfigError that names `key` and its line.
+    Bytes or milliseconds where `field` is a size or a time. ConfigError names `key` and its line.
     """
     optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
     if optional:

