@@ -1,0 +1,68 @@
+"""The doors of replay: what it needs of the log, and what it feeds."""
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from hastore.store.replay_walk import Dispatched
+
+
+class LogView(Protocol):
+    """What replay needs of a CommitLog."""
+
+    @property
+    def min_offset(self) -> int:
+        """Return the first offset that is there."""
+        ...
+
+    @property
+    def max_offset(self) -> int:
+        """Return the end of the bytes written; on a slave perhaps inside a record."""
+        ...
+
+    @property
+    def file_size(self) -> int:
+        """Return the bytes of each commit log file."""
+        ...
+
+    def view(self, offset: int, max_bytes: int) -> AbstractContextManager[memoryview]:
+        """Lend bytes from `offset`: at most `max_bytes`, of one file, never beyond `max_offset`."""
+        ...
+
+
+class Dispatcher(Protocol):
+    """One taker of the replayed log. Calls come one at a time, but `flush` beside any `dispatch`."""
+
+    def load(self, offset: int, synced: bool) -> int:
+        """Open what is on disk for a replay from `offset`, and drop what came from records at or
+        beyond it.
+
+        `synced` false: the kernel restarted, and only what was flushed before `offset` was reached
+        can be trusted. Returns the offset from which this dispatcher itself needs the log, at most
+        `offset`.
+        """
+        ...
+
+    def dispatch(self, batch: Sequence[Dispatched]) -> None:
+        """Take whole records in the log's order, ignoring what came before; OSError, StoreError."""
+        ...
+
+    def truncate(self, log_end: int) -> None:
+        """Forget every record that does not end at or below `log_end`."""
+        ...
+
+    def flush(self) -> None:
+        """Make durable what was dispatched before the call; raises OSError."""
+        ...
+
+    def reset(self) -> None:
+        """Forget everything and close all files: they were moved away."""
+        ...
+
+    def delete_before(self, min_offset: int) -> None:
+        """Drop whole files that know only records below `min_offset` (retention)."""
+        ...
+
+    def close(self) -> None:
+        """Give all files back."""
+        ...
