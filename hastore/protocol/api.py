@@ -1,0 +1,326 @@
+"""The client API's messages: a header frame and, where records travel, a payload frame.
+
+    request   DEALER -> ROUTER   [header: msgpack array, tag first] [payload: Put]
+    reply     ROUTER -> DEALER   [header: msgpack array, tag first] [payload: Pulled, Found]
+
+A payload is commit log records (FORMATS.md, section 1) one behind the other: as built by the client
+in a Put, as stored in a reply. `rid` is the client's number for the request; its reply carries it
+again. Every request gets exactly one reply, except a Put with `acks` 0, and a malformed message,
+whose connection is closed.
+
+Runs. The puts of one connection keep their order although many are in flight: each names its `run`
+and its place `at` in it. A node takes place 0 of a new, greater run, or the place behind the last
+one taken, and refuses all else as BUSY. So behind a refused or lost put the rest of its run is
+refused too, and the client sends what is unsettled again, in order, as a new run. Run 0 stands
+outside of this.
+"""
+
+from enum import Enum
+from typing import Annotated, Any
+
+import msgspec
+
+from hastore.errors import ProtocolError
+
+MAX_HEADER_BYTES = 64 * 1024
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # of a body
+MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + 128 * 1024  # with topic, properties, hosts
+MAX_WAIT_MS = 60_000
+MAX_PULL_MESSAGES = 10_000
+MAX_KEY_MESSAGES = 1_000
+POSITIONS_TOPIC = "HASTORE_POSITIONS"
+PRODUCER_ID = "HS_PID"
+SEQUENCE = "HS_SEQ"
+WINDOW = 1024  # the sequence numbers of a producer that a node remembers
+
+
+class Status(Enum):
+    """How a put ended; all but the last travel."""
+
+    PUT_OK = "PUT_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
+    MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
+    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
+    BUSY = "BUSY"
+    TIMEOUT = "TIMEOUT"  # the client's own: nobody answered
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the record is in the answering node's log."""
+        return self in _STORED
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether nothing was appended, and a later attempt may fare better."""
+        return self in _REFUSED
+
+
+_STORED = frozenset({Status.PUT_OK, Status.FLUSH_DISK_TIMEOUT, Status.FLUSH_SLAVE_TIMEOUT})
+_REFUSED = frozenset({Status.SLAVE_NOT_AVAILABLE, Status.SERVICE_NOT_AVAILABLE, Status.BUSY})
+
+
+class PullStatus(Enum):
+    """What a pull found."""
+
+    FOUND = "FOUND"
+    NO_NEW = "NO_NEW"  # nothing readable at the position yet, or this replica is behind it
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    OFFSET_TOO_LARGE = "OFFSET_TOO_LARGE"
+    NO_SUCH_QUEUE = "NO_SUCH_QUEUE"
+    HISTORY_DIFFERS = "HISTORY_DIFFERS"  # `common`: the position at the last common point
+
+
+Int64 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
+QueueId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
+Name = Annotated[str, msgspec.Meta(min_length=1, max_length=32767)]
+Group = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+WaitMs = Annotated[int, msgspec.Meta(ge=0, le=MAX_WAIT_MS)]
+
+
+class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """Arrays may grow at the end: what a node does not know it skips."""
+
+
+class Position(_Message, frozen=True):
+    """The next queue offset, and (epoch, offset) of the record before it, None when unknown."""
+
+    queue_offset: Int64
+    epoch: Int64 | None = None
+    offset: Int64 | None = None
+
+
+# -- requests
+
+
+class Put(_Message, frozen=True, tag="put"):
+    """Append the payload's records; `acks`: None the node's default, 0 no answer, 1, -1 all."""
+
+    rid: Int64
+    acks: Annotated[int, msgspec.Meta(ge=-1, le=1)] | None = None
+    sync_flush: bool = False
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_MS)] = 3_000
+    run: Int64 = 0
+    at: Int64 = 0
+
+
+class Pull(_Message, frozen=True, tag="pull"):
+    """Read records of a queue from a position; waits up to `wait_ms` for the first."""
+
+    rid: Int64
+    topic: Name
+    queue_id: QueueId
+    position: Position
+    max_messages: Annotated[int, msgspec.Meta(ge=1, le=MAX_PULL_MESSAGES)] = 1_000
+    max_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAME_BYTES)] = 1024 * 1024
+    wait_ms: WaitMs = 0
+
+
+class FindKey(_Message, frozen=True, tag="key"):
+    """Find the records of a topic by a key."""
+
+    rid: Int64
+    topic: Name
+    key: Name
+    max_messages: Annotated[int, msgspec.Meta(ge=1, le=MAX_KEY_MESSAGES)] = 32
+    begin_ms: Int64 = 0
+    end_ms: Int64 = 2**63 - 1
+
+
+class FindOffset(_Message, frozen=True, tag="at"):
+    """Read the record at an offset of the log."""
+
+    rid: Int64
+    offset: Int64
+
+
+class FindTime(_Message, frozen=True, tag="time"):
+    """Find the first queue offset stored at or after a time, in ms since 1970."""
+
+    rid: Int64
+    topic: Name
+    queue_id: QueueId
+    timestamp_ms: Int64
+
+
+class AskMap(_Message, frozen=True, tag="map"):
+    """Ask a node for its view of the group."""
+
+    rid: Int64
+
+
+class AskStatus(_Message, frozen=True, tag="status"):
+    """Ask a node for the object that `hastore status --json` prints."""
+
+    rid: Int64
+
+
+class AskTopics(_Message, frozen=True, tag="topics"):
+    """Ask for the topics and the readable range of each queue; None: all topics."""
+
+    rid: Int64
+    topic: Name | None = None
+
+
+class Commit(_Message, frozen=True, tag="commit"):
+    """Keep a group's positions in a topic's queues as a record of HASTORE_POSITIONS."""
+
+    rid: Int64
+    group: Group
+    topic: Name
+    positions: Annotated[dict[QueueId, Position], msgspec.Meta(min_length=1, max_length=1024)]
+    timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_MS)] = 3_000
+
+
+class Fetch(_Message, frozen=True, tag="fetch"):
+    """Ask for a group's committed positions in a topic."""
+
+    rid: Int64
+    group: Group
+    topic: Name
+
+
+Request = (
+    Put | Pull | FindKey | FindOffset | FindTime | AskMap | AskStatus | AskTopics | Commit | Fetch
+)
+
+# -- replies
+
+
+class PutDone(_Message, frozen=True, tag="put."):
+    """The outcome of a Put: `status` is each record's, unless `statuses` lists them.
+
+    `offsets`, `queue_ids` and `queue_offsets` have one entry a record (0 where nothing was stored),
+    or are empty when nothing was stored at all. `level` states what was seen (RELIABILITY.md),
+    never more.
+    """
+
+    rid: int
+    status: Status
+    epoch: int
+    level: str = ""
+    offsets: list[int] = []
+    queue_ids: list[int] = []
+    queue_offsets: list[int] = []
+    statuses: list[Status] | None = None
+    host: bytes = b""  # the storing host: address, then the port as int32; for message ids
+    hosts: dict[int, bytes] = {}  # of duplicates whose original another node stored, by place
+    reason: str = ""
+    master: str | None = None  # where the refusing node believes the master to be
+
+
+class Pulled(_Message, frozen=True, tag="pull."):
+    """What a Pull found; the payload holds `count` records.
+
+    `epochs` are the (epoch, start offset) entries of the node's history that cover them. `common`
+    comes with HISTORY_DIFFERS alone.
+    """
+
+    rid: int
+    status: PullStatus
+    next_queue_offset: int = 0
+    min_queue_offset: int = 0
+    max_queue_offset: int = 0  # the end of what is readable here
+    count: int = 0
+    epochs: list[tuple[int, int]] = []
+    common: Position | None = None
+
+
+class Found(_Message, frozen=True, tag="found."):
+    """The payload holds `count` records, newest first."""
+
+    rid: int
+    count: int
+
+
+class TimeFound(_Message, frozen=True, tag="time."):
+    """The answer to FindTime."""
+
+    rid: int
+    queue_offset: int
+
+
+class MapInfo(_Message, frozen=True):
+    """A node's view of its group: itself, and where it believes the master to be."""
+
+    node: int
+    role: str
+    epoch: int  # the last one of its history
+    writable: bool
+    readable_offset: int = 0
+    master_node: int | None = None
+    master_api: str | None = None
+    nodes: dict[int, str] = {}  # the api addresses of the group
+    reason: str | None = None  # why it is not writable
+    default_queues: int = 4
+    min_offset: int = 0
+
+
+class Map(_Message, frozen=True, tag="map."):
+    """The answer to AskMap."""
+
+    rid: int
+    map: MapInfo
+
+
+class NodeStatus(_Message, frozen=True, tag="status."):
+    """The answer to AskStatus."""
+
+    rid: int
+    status: dict[str, Any]
+
+
+class Topics(_Message, frozen=True, tag="topics."):
+    """Each topic's queues with their (minimum, end of the readable) queue offsets."""
+
+    rid: int
+    topics: dict[str, dict[int, tuple[int, int]]]
+    default_queues: int = 4
+
+
+class Positions(_Message, frozen=True, tag="fetch."):
+    """The answer to Fetch."""
+
+    rid: int
+    positions: dict[int, Position]
+
+
+class Failed(_Message, frozen=True, tag="failed"):
+    """The request was refused; `status` is a Status's name where one fits."""
+
+    rid: int
+    status: str
+    reason: str
+    master: str | None = None
+
+
+Reply = PutDone | Pulled | Found | TimeFound | Map | NodeStatus | Topics | Positions | Failed
+
+_encoder = msgspec.msgpack.Encoder()
+_requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_replies: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode(message: Request | Reply) -> bytes:
+    """Return the header frame of a message."""
+    return _encoder.encode(message)
+
+
+def decode_request(header: bytes) -> Request:
+    """Read a header frame sent by a client; ProtocolError, also for one over 64 KiB."""
+    if len(header) > MAX_HEADER_BYTES:
+        raise ProtocolError(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES}")
+    try:
+        return _requests.decode(header)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
+        raise ProtocolError(f"no request of the client API: {failure}") from failure
+
+
+def decode_reply(header: bytes) -> Reply:
+    """Read a header frame sent by a node; ProtocolError."""
+    try:
+        return _replies.decode(header)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
+        raise ProtocolError(f"no reply of the client API: {failure}") from failure
