@@ -1,0 +1,244 @@
+"""Serve a node's status and metrics over HTTP, to anyone who asks and however badly.
+
+    GET /status    the JSON of `hastore status`, one object
+    GET /metrics   for Prometheus
+    GET /healthz   "ok" while the node answers
+
+One thread, non-blocking sockets, no keep-alive. What a stranger can cost is bounded: at most
+`MAX_CONNECTIONS` connections, `MAX_LINE_BYTES` of request line, `MAX_HEAD_BYTES` of request,
+`DEADLINE_MS` from the connection to the last byte of the answer. When all connections are taken the
+one that has dawdled longest over its request makes room, so that slow clients never keep a quick
+one out.
+"""
+
+import json
+import logging
+import select
+import selectors
+import socket
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.config_check import parse_address
+from hastore.errors import ConfigError
+from hastore.service import Service
+
+log = logging.getLogger(__name__)
+
+MAX_CONNECTIONS = 16
+MAX_LINE_BYTES = 512
+MAX_HEAD_BYTES = 4_096  # a scrape by Prometheus sends about 600
+DEADLINE_MS = 5_000.0
+_SLICE = 64 * 1024
+
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    414: "URI Too Long",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+}
+
+
+@dataclass(slots=True, eq=False)
+class _Connection:
+    """A client: it sends its request, takes its answer, and closes.
+
+    The last step is waited for: a close while the client still sends would turn the answer into a
+    reset.
+    """
+
+    socket: socket.socket
+    deadline_ms: float
+    request: bytearray = field(default_factory=bytearray)
+    answer: memoryview | None = None  # what is left of it; None while the request is incomplete
+
+    @property
+    def idle(self) -> bool:
+        """Whether only the client has something to do."""
+        return not self.answer
+
+
+class HttpServer(Service):
+    """Answer `/status`, `/metrics` and `/healthz` on `address` ("HOST:PORT"; port 0: any).
+
+    `status` and `metrics` are called in the server's thread, once for each request; what they raise
+    becomes a 500. The port is bound by the constructor (ConfigError when it cannot be), served
+    between `start` and `stop`.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        status: Callable[[], dict[str, object]],
+        metrics: Callable[[], bytes],
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        deadline_ms: float = DEADLINE_MS,
+        on_failure: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        super().__init__("HttpServer", on_failure)
+        self._status = status
+        self._metrics = metrics
+        self._clock = clock
+        self._deadline_ms = deadline_ms
+        self._listener = _listen(address)
+        self._waker, self._wakened = socket.socketpair()
+        self._wakened.setblocking(False)
+        self._connections: dict[int, _Connection] = {}
+        self._selector = selectors.DefaultSelector()
+
+    @property
+    def address(self) -> str:
+        """Return the address really bound, "HOST:PORT"."""
+        host, port = self._listener.getsockname()[:2]
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def wake(self) -> None:
+        """Wake the loop, so that it sees `stopping`; a server that never ran lets its port go."""
+        if self._thread is None:
+            self._close_all()
+        elif self.alive:
+            self._waker.send(b"x")
+
+    def run(self) -> None:
+        """Accept, read, answer and write until `stopping` is set."""
+        self._selector.register(self._listener, selectors.EVENT_READ)
+        self._selector.register(self._wakened, selectors.EVENT_READ)
+        try:
+            while not self.stopping.is_set():
+                for key, _ in self._selector.select(self._drop_late()):
+                    if key.fileobj is self._listener:
+                        self._accept()
+                    elif isinstance(key.data, _Connection):
+                        self._serve(key.data)
+        finally:
+            self._close_all()
+
+    def _accept(self) -> None:
+        try:
+            client, _ = self._listener.accept()
+        except OSError as failure:  # the client left already, or descriptors ran out
+            log.warning("http: cannot accept: %s", failure)
+            select.select([], [], [], 0.01)
+            return
+        client.setblocking(False)
+        if len(self._connections) >= MAX_CONNECTIONS:
+            dawdling = [one for one in self._connections.values() if one.idle]
+            self._close((dawdling or list(self._connections.values()))[0])
+        connection = _Connection(client, self._clock.monotonic_ms() + self._deadline_ms)
+        self._connections[client.fileno()] = connection
+        self._selector.register(client, selectors.EVENT_READ, connection)
+
+    def _serve(self, connection: _Connection) -> None:
+        try:
+            if connection.answer is None:
+                self._read(connection)
+            elif not connection.answer and not connection.socket.recv(_SLICE):
+                self._close(connection)
+            if connection.answer:
+                sent = connection.socket.send(connection.answer[:_SLICE])
+                connection.answer = connection.answer[sent:]
+                if not connection.answer:
+                    connection.socket.shutdown(socket.SHUT_WR)
+                    self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
+        except BlockingIOError:
+            pass  # the selector calls again, the deadline bounds it
+        except OSError:
+            self._close(connection)  # the client is gone, nobody is left to tell
+
+    def _read(self, connection: _Connection) -> None:
+        request = connection.request
+        data = connection.socket.recv(MAX_HEAD_BYTES + 1 - len(request))
+        if not data:
+            raise ConnectionResetError("closed before its request was complete")
+        request += data
+        line, newline, _ = bytes(request).partition(b"\n")
+        if len(line) > MAX_LINE_BYTES:
+            answer = _answer(414, b"the request line is too long\n")
+        elif newline and line.strip().count(b" ") != 2:
+            answer = _answer(400, b"this port speaks HTTP\n")
+        elif b"\r\n\r\n" in request or b"\n\n" in request:
+            answer = self._respond(line.strip())
+        elif len(request) > MAX_HEAD_BYTES:
+            answer = _answer(431, b"the request is too large\n")
+        else:
+            return
+        connection.answer = memoryview(answer)
+        self._selector.modify(connection.socket, selectors.EVENT_WRITE, connection)
+
+    def _respond(self, line: bytes) -> bytes:
+        """Return the whole answer to a request line of three words."""
+        method, target, version = line.split(b" ")
+        if not version.startswith(b"HTTP/1."):
+            return _answer(400, b"this port speaks HTTP/1.1\n")
+        if method not in (b"GET", b"HEAD"):
+            return _answer(405, b"only GET\n")
+        path = target.partition(b"?")[0]
+        try:
+            if path == b"/status":
+                body, kind = json.dumps(self._status()).encode() + b"\n", "application/json"
+            elif path == b"/metrics":
+                body, kind = self._metrics(), "text/plain; version=0.0.4; charset=utf-8"
+            elif path == b"/healthz":
+                self._status()
+                body, kind = b"ok\n", "text/plain"
+            else:
+                return _answer(404, b"there are /status, /metrics and /healthz\n")
+        except Exception:  # a fault of the node: it is logged, and the server goes on
+            log.exception("http: %s failed", path.decode("latin-1"))
+            return _answer(500, b"failed; the node's log says why\n")
+        return _answer(200, body, kind, head_only=method == b"HEAD")
+
+    def _drop_late(self) -> float | None:
+        """Close the connections past their deadline; return seconds to the next one."""
+        now = self._clock.monotonic_ms()
+        for connection in [one for one in self._connections.values() if one.deadline_ms <= now]:
+            self._close(connection)
+        if not self._connections:
+            return None
+        return max(0.0, min(one.deadline_ms for one in self._connections.values()) - now) / 1000.0
+
+    def _close(self, connection: _Connection) -> None:
+        if self._connections.pop(connection.socket.fileno(), None) is not None:
+            self._selector.unregister(connection.socket)
+        connection.socket.close()
+
+    def _close_all(self) -> None:
+        for connection in list(self._connections.values()):
+            self._close(connection)
+        self._selector.close()
+        for one in (self._listener, self._waker, self._wakened):
+            one.close()
+
+
+def _listen(address: str) -> socket.socket:
+    endpoint = parse_address(address)
+    if endpoint is None:
+        raise ConfigError(f"http: {address!r} is no address; write HOST:PORT")
+    host, port = endpoint
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((host, port))
+        listener.listen(64)
+    except OSError as failure:
+        listener.close()
+        remedy = "free the port, or give the node another"
+        raise ConfigError(
+            f"http: cannot listen on {address}: {failure.strerror}; {remedy}"
+        ) from failure
+    listener.setblocking(False)
+    return listener
+
+
+def _answer(code: int, body: bytes, kind: str = "text/plain", *, head_only: bool = False) -> bytes:
+    head = (
+        f"HTTP/1.1 {code} {_REASONS[code]}\r\nContent-Type: {kind}\r\n"
+        f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode() + (b"" if head_only else body)

@@ -1,0 +1,66 @@
+"""Render a node's status as Prometheus metrics."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
+from prometheus_client.registry import Collector
+
+# key of the status -> what it says
+_NODE_GAUGES = {
+    "epoch": "The last epoch of the node's history",
+    "min_offset": "First byte of the log that the node holds",
+    "max_offset": "End of the log, in bytes",
+    "flushed_offset": "End of what is synced to the disk, in bytes",
+    "confirmed_offset": "End of what is known to be on acks + 1 nodes, in bytes",
+    "readable_offset": "End of what consumers may read, in bytes",
+    "writable": "1 while the node takes writes",
+    "unclean": "1 while the node may lack bytes that it once acknowledged",
+    "waiting_puts": "Synchronous puts that wait for their confirmation",
+}
+_SLAVE_GAUGES = {
+    "ack_offset": "The slave's last report, in bytes",
+    "lag_bytes": "Bytes of the log that the slave has not reported",
+    "in_sync": "1 while the slave counts as in sync",
+}
+
+
+def render_metrics(status: Mapping[str, Any]) -> bytes:
+    """Return the text format of Prometheus for one status object.
+
+    Keys that it lacks are left out.
+    """
+    registry = CollectorRegistry()
+    registry.register(_StatusCollector(status))
+    return generate_latest(registry)
+
+
+class _StatusCollector(Collector):
+    """Offer the numbers of a status as gauges, one label `node`."""
+
+    def __init__(self, status: Mapping[str, Any]) -> None:
+        self._status = status
+
+    def collect(self) -> Iterable[GaugeMetricFamily | InfoMetricFamily]:
+        """Yield each family once."""
+        status = self._status
+        node = str(status.get("node", ""))
+        info = InfoMetricFamily("hastore_node", "Who the node is", labels=["node"])
+        info.add_metric([node], {"role": str(status.get("role", ""))})
+        yield info
+        for key, text in _NODE_GAUGES.items():
+            if isinstance(status.get(key), int | float):
+                family = GaugeMetricFamily(f"hastore_{key}", text, labels=["node"])
+                family.add_metric([node], float(status[key]))
+                yield family
+        slaves = status.get("slaves") or []
+        yield GaugeMetricFamily("hastore_slaves", "Slaves that are linked", value=len(slaves))
+        for key, text in _SLAVE_GAUGES.items():
+            family = GaugeMetricFamily(f"hastore_slave_{key}", text, labels=["slave", "address"])
+            for slave in slaves:
+                value = slave.get(key)
+                if isinstance(value, int | float):
+                    labels = [str(slave.get("node")), str(slave.get("address"))]
+                    family.add_metric(labels, float(value))
+            yield family
