@@ -1,0 +1,201 @@
+"""The house rules that a machine can check (CONTRIBUTING.md).
+
+Who imports whom, sizes, forbidden calls.
+"""
+
+import ast
+import pathlib
+import re
+
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "hastore"
+MODULES = sorted(PACKAGE.rglob("*.py")) + sorted((ROOT / "pyspark_hastore").rglob("*.py"))
+ALL_PYTHON = MODULES + sorted((ROOT / "tests").rglob("*.py")) + sorted((ROOT / "bin").iterdir())
+
+MAX_FUNCTION_LINES = 70
+MAX_MODULE_LINES = 350
+MAX_COLUMNS = 100
+
+COMMON = ("errors", "clock", "service", "config", "config_check", "config_values")
+# Prefix of a module (the longest that fits counts) -> prefixes of hastore modules that it may
+# import.
+MAY_IMPORT = {
+    "": COMMON,
+    "__init__": (),
+    "errors": (),
+    "clock": (),
+    "service": (),
+    "config": (),
+    "config_check": ("config", "errors"),
+    "config_values": ("config", "config_check", "errors"),
+    "config_file": ("config", "config_check", "config_values", "errors"),
+    "protocol": ("errors", "protocol"),
+    "store.record": ("errors", "store.host", "store.properties", "store.record"),
+    "store.host": ("errors",),
+    "store.properties": ("errors",),
+    "store": (*COMMON, "store"),
+    "ha": (*COMMON, "protocol", "ha"),
+    "ha.replica_log": (*COMMON, "protocol", "ha", "store"),
+    "client": (*COMMON, "protocol", "client", "store.record", "store.properties", "store.host"),
+    "aio": ("client",),
+    "server": (*COMMON, "config_file", "protocol", "store", "ha", "server"),
+    "spark": (
+        *("errors", "client", "spark"),
+        *("store.reader", "store.record", "store.properties", "store.host"),
+    ),
+    "cli": (*COMMON, "config_file", "protocol", "store", "server", "client", "spark", "cli"),
+}
+# Pure modules compute; they are told the time and handed the bytes. (`os.path` names are not
+# files.)
+PURE = (
+    "protocol",
+    "store.record",
+    "store.properties",
+    "store.host",
+    "config_check",
+    "config_values",
+)
+PURE_HA = ("ha.rules", "ha.epochs", "ha.acks", "ha.rewind", "ha.promotion")
+IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subprocess", "mmap"}
+FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
+# Only these import the big libraries, so that the core works without the extras.
+ONLY_SPARK = {"pyspark", "pyarrow", "numpy"}
+# Where a file may be opened besides the shim: the configuration is the operator's file, not the
+# store's, and the command line reads and writes what the operator names.
+FILE_ACCESS = ("store.filesystem", "config_file", "cli", "spark", "server.secret")
+FILE_CALLS = {
+    *("open", "unlink", "remove", "rename", "replace", "mkdir", "makedirs", "rmdir", "truncate"),
+    *("ftruncate", "fsync", "fdatasync", "pread", "pwrite", "listdir", "scandir", "rmtree"),
+    *("posix_fallocate", "link", "symlink", "chmod"),
+}
+
+
+def module_name(path):
+    """Return the name below hastore: "store.record"."""
+    if path.is_relative_to(PACKAGE):
+        parts = list(path.relative_to(PACKAGE).with_suffix("").parts)
+        return ".".join(parts[:-1] if parts[-1] == "__init__" and len(parts) > 1 else parts)
+    return "spark.registration"
+
+
+def fits(name, prefixes):
+    return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
+
+
+def parse(path):
+    return ast.parse(path.read_text(), filename=str(path))
+
+
+def imports(tree):
+    """Yield (line, dotted module) of each import, `from x import y` as x.y."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"line {node.lineno}: imports are absolute"
+            for alias in node.names:
+                yield node.lineno, f"{node.module}.{alias.name}"
+
+
+def allowed(name):
+    prefixes = [prefix for prefix in MAY_IMPORT if not prefix or fits(name, (prefix,))]
+    return MAY_IMPORT[max(prefixes, key=len)]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_imports_go_one_way(path):
+    name = module_name(path)
+    for line, imported in imports(parse(path)):
+        top = imported.partition(".")[0]
+        assert top not in FORBIDDEN_IMPORTS, f"{path}:{line}: {top} is forbidden"
+        if top == "hastore":
+            below = imported.removeprefix("hastore").removeprefix(".")
+            if below in ("", "__version__"):
+                continue
+            assert fits(below, allowed(name)), f"{path}:{line}: {name} must not import {imported}"
+        if top in ONLY_SPARK:
+            assert fits(name, ("spark", "cli.demo_spark")), (
+                f"{path}:{line}: only spark imports {top}"
+            )
+        if fits(name, PURE + PURE_HA):
+            assert top not in IMPURE_IMPORTS, f"{path}:{line}: {name} is pure, {top} is not"
+        if top == "time":
+            product = fits(name, ("clock", "cli", "spark"))
+            assert product, f"{path}:{line}: time comes from hastore.clock"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_sizes(path):
+    lines = path.read_text().splitlines()
+    assert len(lines) <= MAX_MODULE_LINES, f"{path}: {len(lines)} lines"
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = node.end_lineno - node.lineno + 1
+            assert length <= MAX_FUNCTION_LINES, f"{path}:{node.lineno}: {node.name} has {length}"
+
+
+@pytest.mark.parametrize("path", ALL_PYTHON, ids=lambda path: str(path.relative_to(ROOT)))
+def test_columns(path):
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        assert len(line) <= MAX_COLUMNS, f"{path}:{number}: {len(line)} columns"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_failures_are_not_swallowed_and_nothing_is_evaluated(path):
+    for node in ast.walk(parse(path)):
+        if isinstance(node, ast.ExceptHandler):
+            assert node.type is not None, f"{path}:{node.lineno}: bare except"
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
+            evaluates = node.func.id in ("eval", "exec", "compile", "__import__")
+            assert not evaluates, f"{path}:{node.lineno}: {node.func.id}"
+        if isinstance(node, ast.Attribute) and ast.unparse(node) in (
+            "yaml.load",
+            "yaml.unsafe_load",
+        ):
+            raise AssertionError(f"{path}:{node.lineno}: unsafe YAML")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_files_are_reached_through_the_shim(path):
+    name = module_name(path)
+    if fits(name, FILE_ACCESS):
+        return
+    for node in ast.walk(parse(path)):
+        if not isinstance(node, ast.Call):
+            continue
+        if isinstance(node.func, ast.Name):
+            bad = node.func.id == "open"
+        else:
+            target = ast.unparse(node.func)
+            bad = (
+                target.rpartition(".")[0] in ("os", "shutil")
+                and target.split(".")[-1] in FILE_CALLS
+            )
+        assert not bad, f"{path}:{node.lineno}: files only through store/filesystem.py"
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_public_things_say_what_they_do(path):
+    tree = parse(path)
+    if tree.body:
+        assert ast.get_docstring(tree), f"{path}: a module says what it is for"
+    for node in tree.body:
+        public = [node]
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            public += [one for one in node.body if isinstance(one, ast.FunctionDef)]
+        for one in public:
+            kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+            if isinstance(one, kinds) and not one.name.startswith("_"):
+                overload = any(ast.unparse(d).endswith("setter") for d in one.decorator_list)
+                assert overload or ast.get_docstring(one), f"{path}:{one.lineno}: {one.name}"
+
+
+def test_the_package_has_no_leftovers():
+    marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplemented\b(?!Error)")
+    for path in MODULES:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            allowed_here = "return NotImplemented" in line
+            assert allowed_here or not marks.search(line), f"{path}:{number}: {line.strip()}"
