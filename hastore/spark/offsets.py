@@ -1,0 +1,300 @@
+"""Where a read begins and ends.
+
+Kafka's JSON forms, parsed, checked and resolved against what is there.
+
+Kafka's names rule here: a `partition` is a queue, an `offset` a position in it, ends are exclusive.
+`-2` (earliest) and `-1` (latest) exist on the wire only; inside they are `Bound`s.
+"""
+
+import enum
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hastore.errors import PositionLostError, UsageError
+
+_WIRE_EARLIEST = -2
+_WIRE_LATEST = -1
+_INT64_MAX = 2**63 - 1
+
+
+class TopicPartition(NamedTuple):
+    """A queue of a topic."""
+
+    topic: str
+    partition: int
+
+    def __str__(self) -> str:
+        return f"{self.topic}-{self.partition}"
+
+
+class OffsetRange(NamedTuple):
+    """The offsets `[start, end)` of one partition."""
+
+    start: int
+    end: int
+
+    @property
+    def size(self) -> int:
+        """Return the number of messages."""
+        return self.end - self.start
+
+
+class Bound(enum.Enum):
+    """An end of what is there, whatever that is when the query is planned."""
+
+    EARLIEST = "earliest"
+    LATEST = "latest"
+
+
+@dataclass(frozen=True)
+class OffsetsByPartition:
+    """An offset or a bound for each partition."""
+
+    offsets: Mapping[TopicPartition, int | Bound]
+
+
+@dataclass(frozen=True)
+class GlobalTimestamp:
+    """One instant for all partitions: the first message stored then or later."""
+
+    timestamp_ms: int
+
+
+@dataclass(frozen=True)
+class TimestampsByPartition:
+    """An instant for each partition."""
+
+    timestamps_ms: Mapping[TopicPartition, int]
+
+
+OffsetLimit = Bound | OffsetsByPartition | GlobalTimestamp | TimestampsByPartition
+
+
+class NoMatch(enum.Enum):
+    """What a starting timestamp later than all messages means."""
+
+    ERROR = "error"
+    LATEST = "latest"
+
+
+def _load_object(text: str, example: str) -> dict[str, object]:
+    def refuse_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
+        result = dict(pairs)
+        if len(result) != len(pairs):
+            raise UsageError(f"Expected e.g. {example}, got a name twice in {text}")
+        return result
+
+    try:
+        value = json.loads(text, object_pairs_hook=refuse_twice)
+    except (ValueError, RecursionError) as error:
+        raise UsageError(f"Expected e.g. {example}, got {text}") from error
+    if not isinstance(value, dict):
+        raise UsageError(f"Expected e.g. {example}, got {text}")
+    return value
+
+
+def _parse_partition(value: object, text: str, example: str) -> int:
+    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
+        return int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+        return value
+    raise UsageError(f"Expected e.g. {example}, got {text}")
+
+
+def parse_partitions(text: str) -> frozenset[TopicPartition]:
+    """Parse `assign`: `{"topicA":[0,1]}`. Raises UsageError."""
+    example = '{"topicA":[0,1],"topicB":[0,1]}'
+    result = set()
+    for topic, partitions in _load_object(text, example).items():
+        if not isinstance(partitions, list):
+            raise UsageError(f"Expected e.g. {example}, got {text}")
+        for partition in partitions:
+            result.add(TopicPartition(topic, _parse_partition(partition, text, example)))
+    if not result:
+        raise UsageError(
+            f"No topicpartitions to assign as specified value for option 'assign' is '{text}'"
+        )
+    return frozenset(result)
+
+
+def _parse_numbers(text: str, example: str, least: int) -> dict[TopicPartition, int]:
+    result = {}
+    for topic, partitions in _load_object(text, example).items():
+        if not isinstance(partitions, dict):
+            raise UsageError(f"Expected e.g. {example}, got {text}")
+        for partition, number in partitions.items():
+            if (
+                not isinstance(number, int)
+                or isinstance(number, bool)
+                or not least <= number <= _INT64_MAX
+            ):
+                raise UsageError(f"Expected e.g. {example}, got {text}")
+            key = TopicPartition(topic, _parse_partition(partition, text, example))
+            result[key] = number
+    return result
+
+
+def parse_offsets(text: str) -> OffsetsByPartition:
+    """Parse `{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}`. Raises UsageError."""
+    example = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
+    bounds = {_WIRE_EARLIEST: Bound.EARLIEST, _WIRE_LATEST: Bound.LATEST}
+    numbers = _parse_numbers(text, example, least=_WIRE_EARLIEST)
+    return OffsetsByPartition({key: bounds.get(number, number) for key, number in numbers.items()})
+
+
+def parse_timestamps(text: str) -> TimestampsByPartition:
+    """Parse `{"topicA":{"0":1000,"1":1000}}`, milliseconds since 1970. Raises UsageError."""
+    return TimestampsByPartition(
+        _parse_numbers(text, '{"topicA":{"0":1000,"1":1000},"topicB":{"0":1000}}', least=0)
+    )
+
+
+def format_offsets(offsets: Mapping[TopicPartition, int]) -> str:
+    """Write offsets as Kafka's source does: compact JSON, topics and partitions sorted."""
+    tree: dict[str, dict[str, int]] = {}
+    for key in sorted(offsets):
+        tree.setdefault(key.topic, {})[str(key.partition)] = offsets[key]
+    return json.dumps(tree, separators=(",", ":"), ensure_ascii=False)
+
+
+def check_limits(start: OffsetLimit, end: OffsetLimit) -> None:
+    """Refuse limits that contradict each other before anything is read. Raises UsageError."""
+    if isinstance(start, OffsetsByPartition) and isinstance(end, OffsetsByPartition):
+        _check_same_partitions(start.offsets, end.offsets)
+        for key, first in start.offsets.items():
+            last = end.offsets[key]
+            if isinstance(first, int) and isinstance(last, int) and first > last:
+                raise UsageError(
+                    f"startingOffsets of {key} ({first}) is beyond endingOffsets ({last})"
+                )
+    if isinstance(start, TimestampsByPartition) and isinstance(end, TimestampsByPartition):
+        _check_same_partitions(start.timestamps_ms, end.timestamps_ms)
+        for key, begin_ms in start.timestamps_ms.items():
+            if begin_ms > end.timestamps_ms[key]:
+                raise UsageError(
+                    f"startingOffsetsByTimestamp of {key} ({begin_ms}) is beyond "
+                    f"endingOffsetsByTimestamp ({end.timestamps_ms[key]})"
+                )
+    if isinstance(start, GlobalTimestamp) and isinstance(end, GlobalTimestamp):
+        if start.timestamp_ms > end.timestamp_ms:
+            raise UsageError(
+                f"startingTimestamp ({start.timestamp_ms}) is beyond "
+                f"endingTimestamp ({end.timestamp_ms})"
+            )
+
+
+def _names(keys: Iterable[TopicPartition]) -> str:
+    return "[" + ", ".join(str(key) for key in sorted(keys)) + "]"
+
+
+def _check_same_partitions(start: Iterable[TopicPartition], end: Iterable[TopicPartition]) -> None:
+    if set(start) != set(end):
+        raise UsageError(
+            "starting and ending offsets name different topic partitions: "
+            f"{_names(start)} and {_names(end)}"
+        )
+
+
+def _check_complete(
+    option: str, given: Iterable[TopicPartition], available: Iterable[TopicPartition]
+) -> None:
+    if set(given) != set(available):
+        raise UsageError(
+            f"If {option} contains specific offsets, you must specify all TopicPartitions. "
+            "Use -1 for latest, -2 for earliest, if you don't care. "
+            f"Specified: {_names(given)} Assigned: {_names(available)}"
+        )
+
+
+OffsetByTime = Callable[[TopicPartition, int], int | None]
+"""Find the first offset stored at or after an instant (ms); None when all are older."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Both ends of a read, and how to treat what does not match."""
+
+    start: OffsetLimit
+    end: OffsetLimit
+    no_match: NoMatch = NoMatch.ERROR
+    fail_on_data_loss: bool = True
+
+    def resolve(
+        self, available: Mapping[TopicPartition, OffsetRange], offset_by_time: OffsetByTime
+    ) -> dict[TopicPartition, OffsetRange]:
+        """Turn the limits into offsets, each within what is there.
+
+        Raises UsageError when the options do not fit the partitions or begin behind their end,
+        PositionLostError when offsets asked for are not there and `failOnDataLoss` holds.
+        """
+        starts = _resolve(self.start, "startingOffsets", available, offset_by_time)
+        ends = _resolve(self.end, "endingOffsets", available, offset_by_time)
+        result = {}
+        for key in sorted(available):
+            there = available[key]
+            start, end = starts[key], ends[key]
+            if start is None:
+                if self.no_match is NoMatch.ERROR:
+                    raise UsageError(
+                        f"No offset matched from request of topic-partition {key} and timestamp "
+                        f"{_instant(self.start, key)}; set startingOffsetsByTimestampStrategy to "
+                        "latest to begin at the end"
+                    )
+                start = there.end
+            end = there.end if end is None else end
+            start = self._keep_within(key, "starting", start, there)
+            end = self._keep_within(key, "ending", end, there)
+            if start > end and isinstance(self.start, OffsetsByPartition):
+                raise UsageError(
+                    f"the starting offset {start} of {key} is beyond its ending offset {end}"
+                )
+            result[key] = OffsetRange(start, max(start, end))
+        return result
+
+    def _keep_within(self, key: TopicPartition, which: str, offset: int, there: OffsetRange) -> int:
+        if there.start <= offset <= there.end:
+            return offset
+        if self.fail_on_data_loss:
+            raise PositionLostError(
+                f"the {which} offset {offset} of {key} is not there (it has "
+                f"[{there.start}, {there.end})): aged out, cut away or never written; "
+                "set failOnDataLoss to false to read what there is"
+            )
+        return min(max(offset, there.start), there.end)
+
+
+def _instant(limit: OffsetLimit, key: TopicPartition) -> int:
+    if isinstance(limit, GlobalTimestamp):
+        return limit.timestamp_ms
+    assert isinstance(limit, TimestampsByPartition)
+    return limit.timestamps_ms[key]
+
+
+def _resolve(
+    limit: OffsetLimit,
+    option: str,
+    available: Mapping[TopicPartition, OffsetRange],
+    offset_by_time: OffsetByTime,
+) -> dict[TopicPartition, int | None]:
+    match limit:
+        case Bound.EARLIEST:
+            return {key: there.start for key, there in available.items()}
+        case Bound.LATEST:
+            return {key: there.end for key, there in available.items()}
+        case GlobalTimestamp(timestamp_ms):
+            return {key: offset_by_time(key, timestamp_ms) for key in available}
+        case TimestampsByPartition(timestamps_ms):
+            _check_complete(f"{option}ByTimestamp", timestamps_ms, available)
+            return {key: offset_by_time(key, timestamps_ms[key]) for key in available}
+        case OffsetsByPartition(offsets):
+            _check_complete(option, offsets, available)
+            result: dict[TopicPartition, int | None] = {}
+            for key, there in available.items():
+                wanted = offsets[key]
+                if isinstance(wanted, Bound):
+                    wanted = there.start if wanted is Bound.EARLIEST else there.end
+                result[key] = wanted
+            return result

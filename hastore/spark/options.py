@@ -1,0 +1,312 @@
+"""The options of the data source: Kafka's names, defaults, precedence and refusals.
+
+Spark hands the names over in lower case; here they get their spelling back. A name that the source
+does not know is refused, with the nearest one that it knows: an option dropped in silence would
+change what a query reads.
+"""
+
+import difflib
+import enum
+import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from hastore.errors import UsageError
+from hastore.spark.offsets import (
+    Bound,
+    GlobalTimestamp,
+    Limits,
+    NoMatch,
+    OffsetLimit,
+    OffsetsByPartition,
+    TopicPartition,
+    check_limits,
+    parse_offsets,
+    parse_partitions,
+    parse_timestamps,
+)
+
+LOGGER = logging.getLogger(__name__)
+
+BOOTSTRAP = "hastore.bootstrap.servers"
+PATH = "path"
+_STRATEGIES = ("subscribe", "subscribePattern", "assign")
+_STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+_KNOWN = (
+    BOOTSTRAP,
+    PATH,
+    "mode",
+    *_STRATEGIES,
+    "startingOffsets",
+    "endingOffsets",
+    "startingTimestamp",
+    "endingTimestamp",
+    "startingOffsetsByTimestamp",
+    "endingOffsetsByTimestamp",
+    "startingOffsetsByTimestampStrategy",
+    "failOnDataLoss",
+    "includeHeaders",
+    "includeMetadata",
+    "minPartitions",
+    "maxRecordsPerPartition",
+    *_STREAM_ONLY,
+)
+_BY_LOWER_NAME = {name.lower(): name for name in _KNOWN}
+_KAFKA_ONLY = frozenset(
+    {"groupidprefix", "kafkaconsumer.polltimeoutms", "fetchoffset.numretries"}
+    | {"fetchoffset.retryintervalms", "includetimestamp"}
+)
+_QUEUE_OPTIONS = frozenset(
+    name
+    for name in _KNOWN
+    if name in _STRATEGIES
+    or name.startswith(("starting", "ending"))
+    or name in ("includeHeaders", "includeMetadata")
+)
+
+
+class Mode(enum.Enum):
+    """What the rows are."""
+
+    QUEUE = "queue"  # the messages of topics, by queue
+    LOG = "log"  # every record of the commit log, by physical ranges
+
+
+@dataclass(frozen=True)
+class Subscribe:
+    """Read all partitions of the named topics."""
+
+    topics: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class SubscribePattern:
+    """Read all partitions of the topics whose whole name matches."""
+
+    pattern: str
+
+
+@dataclass(frozen=True)
+class Assign:
+    """Read exactly these partitions."""
+
+    partitions: frozenset[TopicPartition]
+
+
+Strategy = Subscribe | SubscribePattern | Assign
+
+
+@dataclass(frozen=True)
+class SourceOptions:
+    """The options of a batch read, checked.
+
+    Exactly one of `path` and `bootstrap` is set; `strategy` unless mode is LOG.
+    """
+
+    path: str | None
+    bootstrap: tuple[str, ...]
+    mode: Mode
+    strategy: Strategy | None
+    limits: Limits
+    include_headers: bool
+    include_metadata: bool
+    min_partitions: int | None
+    max_records_per_partition: int | None
+
+
+def parse_options(raw: Mapping[str, str]) -> SourceOptions:
+    """Check the options of a batch read.
+
+    Raises UsageError, which names the option and the remedy.
+    """
+    options = _spell(raw)
+    mode = _parse_mode(options)
+    limits = _parse_limits(options)
+    for name in _STREAM_ONLY:
+        if name in options:
+            LOGGER.warning("%s option ignored in batch queries", name)
+    path, bootstrap = _parse_where(options)
+    if mode is Mode.LOG:
+        _check_log_mode(options)
+    return SourceOptions(
+        path=path,
+        bootstrap=bootstrap,
+        mode=mode,
+        strategy=_parse_strategy(options) if mode is Mode.QUEUE else None,
+        limits=limits,
+        include_headers=_parse_bool(options, "includeHeaders", default=False),
+        include_metadata=_parse_bool(options, "includeMetadata", default=False),
+        min_partitions=_parse_positive(options, "minPartitions"),
+        max_records_per_partition=_parse_positive(options, "maxRecordsPerPartition"),
+    )
+
+
+def _spell(raw: Mapping[str, str]) -> dict[str, str]:
+    options = {}
+    for given, value in raw.items():
+        lower = given.lower()
+        name = _BY_LOWER_NAME.get(lower)
+        if name is None:
+            raise UsageError(_unknown(given))
+        options[name] = value
+    return options
+
+
+def _unknown(given: str) -> str:
+    lower = given.lower()
+    if lower == "kafka.bootstrap.servers":
+        return f"option {given!r} is Kafka's; name the nodes of hastore by {BOOTSTRAP!r}"
+    if lower.startswith("kafka.") or lower in _KAFKA_ONLY:
+        return f"option {given!r} has no meaning for format 'hastore'; remove it"
+    if lower == "paths":
+        return "format 'hastore' reads one store at a time; give one path to load()"
+    near = difflib.get_close_matches(lower, _BY_LOWER_NAME, n=1)
+    if near:
+        name = _BY_LOWER_NAME[near[0]]
+        return f"unknown option {given!r} for format 'hastore'; did you mean {name!r}?"
+    return f"unknown option {given!r} for format 'hastore'; it knows: " + ", ".join(_KNOWN)
+
+
+def _parse_mode(options: Mapping[str, str]) -> Mode:
+    text = options.get("mode", Mode.QUEUE.value).strip().lower()
+    for mode in Mode:
+        if mode.value == text:
+            return mode
+    raise UsageError(f"option 'mode' is {options['mode']!r}; use 'queue' or 'log'")
+
+
+def _check_log_mode(options: Mapping[str, str]) -> None:
+    refused = sorted(name for name in options if name in _QUEUE_OPTIONS)
+    if refused:
+        raise UsageError(
+            f"option {refused[0]!r} has no meaning in mode=log, which gives every record of the "
+            "log; remove it"
+        )
+    if PATH not in options:
+        raise UsageError("mode=log reads a store's directory; set the option 'path'")
+
+
+def _parse_where(options: Mapping[str, str]) -> tuple[str | None, tuple[str, ...]]:
+    if (PATH in options) == (BOOTSTRAP in options):
+        which = "Only one" if PATH in options else "One"
+        raise UsageError(
+            f"{which} of the options {PATH!r} (a store's directory) and {BOOTSTRAP!r} "
+            "(addresses of running nodes) must be specified for format 'hastore'"
+        )
+    if PATH in options:
+        path = options[PATH]
+        if not path.strip():
+            raise UsageError("option 'path' is empty; name a store's directory")
+        if "\0" in path:
+            raise UsageError("option 'path' holds a NUL character")
+        return path.removeprefix("file://") if path.startswith("file:///") else path, ()
+    servers = tuple(s.strip() for s in options[BOOTSTRAP].split(",") if s.strip())
+    if not servers:
+        raise UsageError(
+            f"option {BOOTSTRAP!r} is empty; name at least one node, e.g. tcp://127.0.0.1:10911"
+        )
+    return None, servers
+
+
+def _parse_strategy(options: Mapping[str, str]) -> Strategy:
+    given = [name for name in _STRATEGIES if name in options]
+    if len(given) != 1:
+        which = (
+            "Only one of the following options can"
+            if given
+            else "One of the following options must"
+        )
+        raise UsageError(f"{which} be specified for hastore source: {', '.join(_STRATEGIES)}")
+    value = options[given[0]]
+    if given[0] == "assign":
+        if not value.strip().startswith("{"):
+            raise UsageError(
+                f"No topicpartitions to assign as specified value for option 'assign' is '{value}'"
+            )
+        return Assign(parse_partitions(value))
+    if given[0] == "subscribe":
+        topics = tuple(sorted({t.strip() for t in value.split(",") if t.strip()}))
+        if not topics:
+            raise UsageError(
+                f"No topics to subscribe to as specified value for option 'subscribe' is '{value}'"
+            )
+        return Subscribe(topics)
+    pattern = value.strip()
+    if not pattern:
+        raise UsageError(
+            "Pattern to subscribe is empty as specified value for option "
+            f"'subscribePattern' is '{value}'"
+        )
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise UsageError(f"option 'subscribePattern' is no regular expression: {error}") from error
+    return SubscribePattern(pattern)
+
+
+def _parse_limits(options: Mapping[str, str]) -> Limits:
+    start = _parse_limit(options, "starting", Bound.EARLIEST)
+    if start is Bound.LATEST:
+        raise UsageError("starting offset can't be latest for batch queries on hastore")
+    if isinstance(start, OffsetsByPartition):
+        for key, offset in start.offsets.items():
+            if offset is Bound.LATEST:
+                raise UsageError(
+                    f"startingOffsets for {key} can't be latest for batch queries on hastore"
+                )
+    end = _parse_limit(options, "ending", Bound.LATEST)
+    if end is Bound.EARLIEST:
+        raise UsageError("ending offset can't be earliest for batch queries on hastore")
+    if isinstance(end, OffsetsByPartition):
+        for key, offset in end.offsets.items():
+            if offset is Bound.EARLIEST:
+                raise UsageError(
+                    f"ending offset for {key} can't be earliest for batch queries on hastore"
+                )
+    check_limits(start, end)
+    text = options.get("startingOffsetsByTimestampStrategy", "error").strip().lower()
+    if text not in ("error", "latest"):
+        raise UsageError(
+            f"option 'startingOffsetsByTimestampStrategy' is {text!r}; use 'error' or 'latest'"
+        )
+    return Limits(start, end, NoMatch(text), _parse_bool(options, "failOnDataLoss", default=True))
+
+
+def _parse_limit(options: Mapping[str, str], which: str, default: Bound) -> OffsetLimit:
+    """Read one end.
+
+    A global timestamp goes before timestamps by partition, and these before offsets.
+    """
+    if (name := f"{which}Timestamp") in options:
+        text = options[name].strip()
+        if not re.fullmatch(r"[0-9]{1,18}", text):
+            raise UsageError(f"option {name!r}: Expected a single long value, got {text}")
+        return GlobalTimestamp(int(text))
+    if (name := f"{which}OffsetsByTimestamp") in options:
+        return parse_timestamps(options[name].strip())
+    text = options.get(f"{which}Offsets", default.value).strip()
+    for bound in Bound:
+        if text.lower() == bound.value:
+            return bound
+    return parse_offsets(text)
+
+
+def _parse_bool(options: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = options.get(name, str(default)).strip().lower()
+    if text not in ("true", "false"):
+        raise UsageError(f"option {name!r} is {options[name]!r}; use true or false")
+    return text == "true"
+
+
+def _parse_positive(options: Mapping[str, str], name: str) -> int | None:
+    if name not in options:
+        return None
+    text = options[name].strip()
+    if not re.fullmatch(r"-?[0-9]{1,18}", text):
+        raise UsageError(
+            f"option {name!r} is {options[name]!r}; it must be a positive whole number"
+        )
+    if int(text) <= 0:
+        raise UsageError(f"{name} must be positive")
+    return int(text)

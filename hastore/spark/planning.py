@@ -1,0 +1,72 @@
+"""Plan a batch read: which partitions, from where to where, in which tasks."""
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+
+from pyspark.sql.datasource import InputPartition
+
+from hastore.errors import UsageError
+from hastore.spark.backend import Backend
+from hastore.spark.offsets import OffsetRange, TopicPartition
+from hastore.spark.options import Assign, SourceOptions, Strategy, Subscribe
+from hastore.spark.partitions import split_log, split_queues
+
+INTERNAL_TOPICS = frozenset({"HASTORE_POSITIONS"})  # no pattern reads these, only their names do
+
+
+def plan(backend: Backend, options: SourceOptions) -> list[InputPartition]:
+    """Return the tasks of a read. Raises UsageError and PositionLostError, see `Limits.resolve`."""
+    if options.strategy is None:
+        start, end = backend.log_range()
+        return list(split_log(start, end, min_partitions=options.min_partitions))
+    chosen = select(options.strategy, backend.available(), backend.where)
+    ranges = options.limits.resolve(chosen, backend.offset_by_time)
+    return list(
+        split_queues(
+            ranges.items(),
+            min_partitions=options.min_partitions,
+            max_records=options.max_records_per_partition,
+        )
+    )
+
+
+def select(
+    strategy: Strategy, available: Mapping[TopicPartition, OffsetRange], where: str
+) -> dict[TopicPartition, OffsetRange]:
+    """Return the partitions that the strategy names.
+
+    Raises UsageError for a topic or partition that is not there.
+    """
+    topics = {key.topic for key in available}
+    if isinstance(strategy, Subscribe):
+        for topic in strategy.topics:
+            if topic not in topics:
+                raise UsageError(_no_topic(topic, topics, where))
+        return {key: span for key, span in available.items() if key.topic in strategy.topics}
+    if isinstance(strategy, Assign):
+        for key in sorted(strategy.partitions):
+            if key.topic not in topics:
+                raise UsageError(_no_topic(key.topic, topics, where))
+            if key not in available:
+                there = sorted(k.partition for k in available if k.topic == key.topic)
+                raise UsageError(
+                    f"topic {key.topic!r} at {where} has no partition {key.partition}; "
+                    f"it has {there}"
+                )
+        return {key: available[key] for key in strategy.partitions}
+    pattern = re.compile(strategy.pattern)
+    return {
+        key: span
+        for key, span in available.items()
+        if pattern.fullmatch(key.topic) and key.topic not in INTERNAL_TOPICS
+    }
+
+
+def _no_topic(topic: str, topics: Iterable[str], where: str) -> str:
+    names = sorted(topics)
+    near = difflib.get_close_matches(topic, names, n=1)
+    if near:
+        return f"there is no topic {topic!r} at {where}; did you mean {near[0]!r}?"
+    shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
+    return f"there is no topic {topic!r} at {where}; topics there: {shown or 'none'}"

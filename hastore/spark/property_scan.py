@@ -1,0 +1,86 @@
+"""Find properties in many records at once, by their separators.
+
+Properties lie as `name 0x01 value 0x02`, repeated; the last 0x02 may be missing (RocketMQ 4.9).
+"""
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from hastore.spark.arrow_slices import slice_values
+from hastore.spark.record_fields import Ints
+
+_NAME_END = 1
+_VALUE_END = 2
+
+
+class PropertyScan:
+    """The properties of a batch of records, copied end to end, and where their separators are."""
+
+    def __init__(self, data: pa.Buffer, starts: Ints, ends: Ints) -> None:
+        taken = slice_values(data, starts, ends, pa.binary())
+        self._buffer: pa.Buffer = taken.buffers()[2] or pa.py_buffer(b"")
+        offsets = np.frombuffer(taken.buffers()[1], np.int32, len(starts) + 1).astype(np.int64)
+        self._starts = offsets[:-1]
+        self._ends = offsets[1:]
+        self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._buffer, np.uint8, int(offsets[-1]))
+        self._name_ends: Ints = np.flatnonzero(self._bytes == _NAME_END)
+        self._value_ends: Ints = np.flatnonzero(self._bytes == _VALUE_END)
+
+    def values(self, name: bytes, kind: pa.DataType) -> pa.Array:
+        """Return each record's value of the first property of that name, null without one."""
+        places = self._name_ends[self._name_ends >= len(name)]
+        for back, wanted in enumerate(reversed(name), start=1):
+            places = places[self._bytes[places - back] == wanted]
+        records = np.searchsorted(self._ends, places, side="right")
+        begins = places - len(name)
+        first = begins == self._starts[records]
+        # What precedes a record's start is another's last byte: no separator of this one.
+        follows = (begins > self._starts[records]) & (self._bytes[begins - 1] == _VALUE_END)
+        found = first | follows
+        records, kept = np.unique(records[found], return_index=True)
+        value_starts = places[found][kept] + 1
+        value_ends = self._next(self._value_ends, value_starts, self._ends[records])
+        rows = np.full(len(self._starts), -1, np.int64)
+        rows[records] = np.arange(len(records))
+        return slice_values(self._buffer, value_starts, value_ends, kind, rows)
+
+    def headers(self, kind: pa.ListType) -> pa.Array:
+        """Return all properties of each record, in their order, as a list of (key, value).
+
+        Null where there are none.
+        """
+        starts, records, ends = self._pieces()
+        name_ends = self._next(self._name_ends, starts, np.full(len(starts), len(self._bytes)))
+        whole = name_ends < ends  # a piece without 0x01 is no property
+        starts, records, ends, name_ends = (
+            starts[whole],
+            records[whole],
+            ends[whole],
+            name_ends[whole],
+        )
+        struct = kind.value_type
+        names = slice_values(self._buffer, starts, name_ends, pa.string())
+        values = slice_values(self._buffer, name_ends + 1, ends, pa.binary())
+        pairs = pa.StructArray.from_arrays([names, values], fields=list(struct))
+        counts = np.bincount(records, minlength=len(self._starts))
+        offsets = np.concatenate(([0], np.cumsum(counts))).astype(np.int32)
+        return pa.ListArray.from_arrays(
+            pa.array(offsets), pairs, type=kind, mask=pa.array(counts == 0)
+        )
+
+    def _pieces(self) -> tuple[Ints, Ints, Ints]:
+        """Cut the records at 0x02: starts, record numbers and ends, ordered by place."""
+        owners = np.searchsorted(self._ends, self._value_ends, side="right")
+        inner = self._value_ends + 1 < self._ends[owners]
+        filled = self._starts[self._starts < self._ends]
+        starts = np.sort(np.concatenate((filled, self._value_ends[inner] + 1)))
+        records = np.searchsorted(self._ends, starts, side="right")
+        return starts, records, self._next(self._value_ends, starts, self._ends[records])
+
+    @staticmethod
+    def _next(places: Ints, starts: Ints, limits: Ints) -> Ints:
+        """Return the first of `places` at or after each start, at most its limit."""
+        padded = np.append(places, np.iinfo(np.int64).max)
+        found: Ints = padded[np.searchsorted(places, starts, side="left")]
+        return np.minimum(found, limits)

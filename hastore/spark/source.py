@@ -1,0 +1,92 @@
+"""The Spark data source `hastore`, over a store's directory or over running nodes.
+
+This module is imported by Spark wherever any Python data source is used (see `pyspark_hastore`):
+numpy, pyarrow, the store and the client are loaded only by what plans or reads a hastore query. An
+object made here is pickled from process to process, so it holds options and a schema, never files
+or sockets.
+"""
+
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.types import StructType
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from hastore.spark.backend import Backend
+    from hastore.spark.options import SourceOptions
+
+
+class HastoreDataSource(DataSource):
+    """`spark.read.format("hastore")`.
+
+    The columns, options and errors of Spark's Kafka source, by name.
+    """
+
+    @classmethod
+    def name(cls) -> str:
+        """Return the format's name."""
+        return "hastore"
+
+    def schema(self) -> StructType:
+        """Return the columns.
+
+        Raises UsageError for options that are wrong, so that `load()` already tells.
+        """
+        from hastore.spark.options import Mode, parse_options
+        from hastore.spark.schema import log_schema, source_schema
+
+        options = parse_options(self.options)
+        if options.mode is Mode.LOG:
+            return log_schema()
+        return source_schema(
+            include_headers=options.include_headers, include_metadata=options.include_metadata
+        )
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return a batch reader of these columns. Raises UsageError."""
+        return HastoreReader(dict(self.options), schema)
+
+
+class HastoreReader(DataSourceReader):
+    """A batch read: offsets are fixed when the query is planned, tasks read their ranges."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        from hastore.spark.options import parse_options
+        from hastore.spark.schema import project
+
+        self._options: SourceOptions = parse_options(options)
+        self._projection = project(schema)
+
+    def partitions(self) -> list[InputPartition]:
+        """Resolve the offsets and cut them into tasks. Runs on the driver, once for each action."""
+        from hastore.spark.partitions import NoRange
+        from hastore.spark.planning import plan
+
+        with self._open() as backend:
+            return plan(backend, self._options) or [NoRange("no message in the range")]
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        """Yield the rows of one task as Arrow batches. Runs on an executor."""
+        from hastore.spark.arrow_batch import BatchBuilder
+        from hastore.spark.partitions import LogRange, QueueRange
+
+        builder = BatchBuilder(self._projection)
+        match partition:
+            case QueueRange():
+                with self._open() as backend:
+                    yield from backend.read_queue(partition, builder)
+            case LogRange():
+                with self._open() as backend:
+                    yield from backend.read_log(partition, builder)
+
+    def _open(self) -> "Backend":
+        if self._options.path is not None:
+            from hastore.spark.store_reader import PathBackend
+
+            return PathBackend(self._options.path, self._options.limits.fail_on_data_loss)
+        from hastore.spark.server_reader import ServerBackend
+
+        return ServerBackend(self._options.bootstrap, self._options.limits.fail_on_data_loss)
