@@ -34,6 +34,7 @@ from hastore.config_values import read_value
 from hastore.errors import ConfigError
 
 MAX_FILE_BYTES = 1 * MIB
+MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096
 OVERRIDE = "-o"  # the "file" of a key that came from the command line
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
@@ -63,7 +64,29 @@ def parse_config(text: str, path: str, overrides: Mapping[str, str] | None = Non
         reader.override(root, key, value)
     config = reader.config(root)
     check_config(config, reader.places)
+    _check_secret(config, reader.places)
     return config
+
+
+def _check_secret(config: Config, places: Places) -> None:
+    """Refuse a secret that cannot be read, that others can read, or that can be guessed."""
+    path = config.ha.secret_file
+    if path is None:
+        return
+    key = "ha.secret_file"
+    try:
+        with open(path, "rb") as file:
+            mode = os.fstat(file.fileno()).st_mode
+            size = len(file.read(MAX_SECRET_BYTES + 1).strip())
+    except OSError as failure:
+        raise places.error(
+            key, f"{path} cannot be read: {failure.strerror}", "check it"
+        ) from failure
+    if mode & 0o077:
+        raise places.error(key, f"{path} is open to others", f"chmod 600 {path}")
+    if not MIN_SECRET_BYTES <= size <= MAX_SECRET_BYTES:
+        remedy = f"write {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} random bytes into it"
+        raise places.error(key, f"{path} holds {size} bytes or more", remedy)
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
@@ -77,6 +100,13 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
             )
         overrides[key.strip()] = value.strip()
     return overrides
+
+
+def config_error(path: str, key: str, problem: str, remedy: str) -> ConfigError:
+    """Return the error for a key of the file at `path` that only its caller could see."""
+    reader = _Reader(path)
+    reader.config(reader.compose(_read_text(path)))
+    return reader.places.error(key, problem, remedy)
 
 
 def edit_role(path: str, role: Role) -> None:

@@ -26,6 +26,7 @@ _SIZE_FIELDS = frozenset(
 _SIZE_UNITS = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB}
 _TIME_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _QUANTITY = re.compile(r"(-?[0-9][0-9_]*)\s*([A-Za-z]*)")
+_PLAIN_TAGS = frozenset({"str", "int", "float", "bool", "timestamp"})
 _TRUTH = {"true": True, "false": False}
 
 
@@ -46,7 +47,7 @@ def read_value(
         if optional:
             return None
         raise places.error(key, "has no value", "give one, or remove the key")
-    if not node.tag.startswith("tag:yaml.org,2002:"):
+    if node.tag.removeprefix("tag:yaml.org,2002:") not in _PLAIN_TAGS:
         raise places.error(key, f"has the tag {node.tag}", "write a plain value")
     if kind is bool:
         if text.lower() not in _TRUTH:

@@ -1,0 +1,165 @@
+"""What all commands share: exit codes, one-line errors, where the nodes are, and output."""
+
+import json
+import os
+import pathlib
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any, NoReturn
+
+import click
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+from hastore.config_check import parse_address
+from hastore.config_file import load_config, parse_overrides
+from hastore.errors import ConfigError, HastoreError, StoreError, UsageError
+
+DONE = 0
+FAILED = 1
+WRONG = 2  # usage or configuration
+STORE = 3  # in use or broken
+DIFFER = 4  # "they differ" or "not confirmed"
+_INTERRUPTED = 130
+
+stdout = Console()
+stderr = Console(stderr=True)
+
+
+def run(command: click.Command, name: str) -> NoReturn:
+    """Run a command and leave with its exit code; each error is one line on stderr."""
+    sys.exit(run_code(command, name))
+
+
+def run_code(command: click.Command, name: str, arguments: list[str] | None = None) -> int:
+    """Run a command and return its exit code."""
+    try:
+        result = command.main(arguments, prog_name=name, standalone_mode=False)
+        sys.stdout.flush()
+        return result if isinstance(result, int) else DONE
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except click.UsageError as wrong:
+        path = wrong.ctx.command_path if wrong.ctx is not None else name
+        say_error(f"{path}: {wrong.format_message().rstrip('.')}; see {path} --help")
+        return WRONG
+    except click.ClickException as wrong:
+        say_error(f"{name}: {wrong.format_message()}")
+        return WRONG
+    except (ConfigError, UsageError) as wrong:
+        say_error(str(wrong))
+        return WRONG
+    except StoreError as broken:
+        say_error(str(broken))
+        return STORE
+    except HastoreError as failed:
+        say_error(str(failed))
+        return FAILED
+    except BrokenPipeError:  # the reader of our output left: nobody is left to tell
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return FAILED
+    except OSError as failed:
+        say_error(f"{name}: {failed}")
+        return FAILED
+    except (KeyboardInterrupt, click.Abort):
+        return _INTERRUPTED
+
+
+def say(text: str) -> None:
+    """Say something to the person, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def say_error(text: str) -> None:
+    """Print an error as one line on stderr."""
+    say("error: " + " ".join(text.split()))
+
+
+def put_json(value: Mapping[str, Any]) -> None:
+    """Print one object as a line of JSON on stdout."""
+    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def progress_bar(*, visible: bool = True) -> Progress:
+    """Return a progress display on stderr; it hides where nobody watches."""
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TaskProgressColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}"),
+        console=stderr,
+        disable=not visible or not stderr.is_terminal,
+        transient=False,
+    )
+
+
+def bootstrap_addresses(given: str | None) -> list[str]:
+    """Return the nodes' client addresses: `given`, else HASTORE_BOOTSTRAP, else those of `conf/`.
+
+    `conf/` is the working directory's, else the checkout's. Raises UsageError when there are none,
+    or one is no address.
+    """
+    text = given or os.environ.get("HASTORE_BOOTSTRAP")
+    if not text:
+        return _configured_addresses()
+    addresses = []
+    for part in text.split(","):
+        bare = part.strip().removeprefix("tcp://")
+        if parse_address(bare) is None:
+            raise UsageError(
+                f"--bootstrap: {part.strip()!r} is no address; write HOST:PORT,HOST:PORT"
+            )
+        addresses.append(f"tcp://{bare}")
+    return addresses
+
+
+def _configured_addresses() -> list[str]:
+    checkout = pathlib.Path(__file__).resolve().parents[2]
+    for folder in (pathlib.Path.cwd() / "conf", checkout / "conf"):
+        addresses: dict[str, None] = {}
+        for name in ("master.yaml", "slave.yaml"):
+            if (folder / name).is_file():
+                nodes = load_config(str(folder / name)).nodes.values()
+                addresses.update(dict.fromkeys(node.api for node in nodes))
+        if addresses:
+            return list(addresses)
+    raise UsageError(
+        "no node is known; give --bootstrap HOST:PORT,HOST:PORT or set HASTORE_BOOTSTRAP"
+    )
+
+
+Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+with_bootstrap: Decorator = click.option(
+    "--bootstrap",
+    metavar="ADDR,ADDR",
+    help="The nodes' api addresses (else HASTORE_BOOTSTRAP, else those of conf/).",
+)
+with_json: Decorator = click.option(
+    "--json", "as_json", is_flag=True, help="One JSON object a line, for programs."
+)
+with_config: Decorator = click.option(
+    "-c", "--config", "path", required=True, metavar="FILE", help="The node's configuration."
+)
+
+
+def with_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `-o dotted.key=value`, which arrives as the mapping `overrides`."""
+    return click.option(
+        "-o",
+        "overrides",
+        multiple=True,
+        metavar="KEY=VALUE",
+        callback=lambda _context, _option, pairs: parse_overrides(pairs),
+        help="Override a key of the configuration, e.g. -o store.flush=sync; not role.",
+    )(function)

@@ -1,0 +1,71 @@
+"""Start a node in the foreground: `hastore-master`, `hastore-slave` and `hastore serve`."""
+
+from typing import NoReturn
+
+import click
+
+from hastore.cli.common import DONE, run, say, with_config, with_overrides
+from hastore.config import Config, Role
+from hastore.config_file import config_error, load_config
+
+MASTER = "master"
+SLAVE = "slave"
+
+
+def check(path: str, overrides: dict[str, str], kind: str | None) -> Config:
+    """Return the configuration; ConfigError when it is wrong or of the other role."""
+    config = load_config(path, overrides)
+    if kind is not None and config.role.is_master != (kind == MASTER):
+        other = SLAVE if kind == MASTER else MASTER
+        wanted = f"{Role.SYNC_MASTER.value} or {Role.ASYNC_MASTER.value}"
+        wanted = wanted if kind == MASTER else Role.SLAVE.value
+        problem = f"is {config.role.value}, and hastore-{kind} starts {wanted}"
+        remedy = f"start it by hastore-{other}, or edit the role"
+        raise config_error(path, "role", problem, remedy)
+    return config
+
+
+def start(path: str, overrides: dict[str, str], kind: str | None, *, only_check: bool) -> int:
+    """Check the configuration and, unless that was all, run the node until it is told to stop."""
+    config = check(path, overrides, kind)
+    if only_check:
+        nodes = len(config.nodes)
+        say(f"{path}: right: node {config.node} of {nodes} in {config.cluster}/{config.group}")
+        return DONE
+    from hastore.server.node import run_node  # --check needs no sockets
+
+    return run_node(path, overrides, kind)
+
+
+def _command(name: str, kind: str | None, help_text: str) -> click.Command:
+    @click.command(name, help=help_text)
+    @with_config
+    @with_overrides
+    @click.option("--check", "only_check", is_flag=True, help="Validate the file and end.")
+    @click.version_option(package_name=None, version=_version(), prog_name=name)
+    def command(path: str, overrides: dict[str, str], only_check: bool) -> int:
+        return start(path, overrides, kind, only_check=only_check)
+
+    return command
+
+
+def _version() -> str:
+    from hastore import __version__
+
+    return __version__
+
+
+_FOREGROUND = "It stays in the foreground and prints one `ready` line to stdout once it serves."
+master_command = _command("hastore-master", MASTER, f"Start a master. {_FOREGROUND}")
+slave_command = _command("hastore-slave", SLAVE, f"Start a slave. {_FOREGROUND}")
+serve_command = _command("serve", None, f"Start a node in the role of its file. {_FOREGROUND}")
+
+
+def master() -> NoReturn:
+    """Run `hastore-master`."""
+    run(master_command, "hastore-master")
+
+
+def slave() -> NoReturn:
+    """Run `hastore-slave`."""
+    run(slave_command, "hastore-slave")
