@@ -1,0 +1,218 @@
+"""Arrow batches against the codec that reads one record at a time."""
+
+import zlib
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from pyspark.sql.types import StructField, StructType
+
+from hastore.errors import CorruptRecordError
+from hastore.spark import arrow_batch
+from hastore.spark.arrow_batch import BatchBuilder, cut_batches, decompress
+from hastore.spark.schema import COLUMN_TYPES, Column, project
+from hastore.store.record import V1_MAGIC, V2_MAGIC, Host, Record, encode_record, find_property
+
+ALL = project(StructType([StructField(c.value, COLUMN_TYPES[c]) for c in Column]))
+BASE = 1 << 30
+PORT = st.integers(0, 65535)
+HOSTS = st.builds(
+    Host, st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16), PORT
+)
+NAMES = st.sampled_from(["KEYS", "TAGS", "XKEYS", "KEY", "UNIQ_KEY", "é"])
+VALUES = st.text("aK\xe9 ", max_size=6)
+
+
+@st.composite
+def records(draw):
+    pairs = draw(st.lists(st.tuples(NAMES, VALUES), max_size=4))
+    raw = "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode()
+    if draw(st.booleans()):
+        raw = raw.removesuffix(b"\x02")  # as RocketMQ 4.9 writes it
+    if draw(st.integers(0, 9)) == 0:
+        raw = b"no separator"
+    born, store = draw(HOSTS), draw(HOSTS)
+    flags = (0x10 if born.is_ipv6 else 0) | (0x20 if store.is_ipv6 else 0)
+    return Record(
+        body=draw(st.binary(max_size=20)),
+        topic=draw(st.sampled_from(["a", "TopicA", "中文"])),
+        queue_id=draw(st.integers(0, 2**31 - 1)),
+        properties=raw,
+        sys_flag=flags,
+        queue_offset=draw(st.integers(0, 2**63 - 1)),
+        body_crc=draw(st.integers(0, 2**31 - 1)),
+        born_timestamp_ms=draw(st.integers(0, 2**40)),
+        born_host=born,
+        store_timestamp_ms=draw(st.integers(0, 2**40)),
+        store_host=store,
+        reconsume_times=draw(st.integers(0, 9)),
+        magic=draw(st.sampled_from([V1_MAGIC, V2_MAGIC])),
+    )
+
+
+def lay(items, base=BASE):
+    """Encode records one behind the other, each knowing its place."""
+    data, positions, placed = bytearray(), [], []
+    for item in items:
+        offset = base + len(data)
+        record = Record(
+            **{
+                name: offset if name == "physical_offset" else getattr(item, name)
+                for name in Record.__dataclass_fields__
+            }
+        )
+        positions.append(len(data))
+        placed.append(record)
+        data += encode_record(record)
+    return bytes(data), np.array(positions, np.int64), placed
+
+
+def build(data, positions, base=BASE, topic=None, projection=ALL):
+    return BatchBuilder(projection).build(memoryview(data), positions, base, topic)
+
+
+def expected_row(record):
+    key = find_property(record.properties, b"KEYS")
+    pairs = [{"key": n, "value": v.encode()} for n, v in record.property_pairs]
+    return {
+        "key": key,
+        "value": record.body,
+        "topic": record.topic,
+        "partition": record.queue_id,
+        "offset": record.queue_offset,
+        "timestampType": 1,
+        "headers": pairs or None,
+        "physicalOffset": record.physical_offset,
+        "size": record.size,
+        "sysFlag": record.sys_flag,
+        "bodyCrc": record.body_crc,
+        "msgId": record.message_id,
+        "tags": record.tags,
+        "bornHost": record.born_host.text,
+        "storeHost": record.store_host.text,
+        "reconsumeTimes": record.reconsume_times,
+        "record": encode_record(record),
+    }
+
+
+@given(st.lists(records(), min_size=1, max_size=8))
+@settings(max_examples=150, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
+def test_every_column_equals_the_codecs_reading(items):
+    data, positions, placed = lay(items)
+    batch = build(data, positions)
+    batch.validate(full=True)
+    for row, record in zip(batch.to_pylist(), placed, strict=True):
+        times = (row.pop("timestamp"), row.pop("bornTimestamp"))
+        milliseconds = [round(time.timestamp() * 1000) for time in times]
+        assert milliseconds == [record.store_timestamp_ms, record.born_timestamp_ms]
+        assert row == expected_row(record)
+
+
+def test_a_batch_equals_the_schema_that_spark_expects():
+    data, positions, _ = lay([Record(body=b"x", topic="t")])
+    assert build(data, positions).schema == ALL.arrow_schema()
+
+
+def test_a_projection_gives_its_columns_in_its_order():
+    names = [Column.OFFSET, Column.VALUE]
+    own = project(StructType([StructField(c.value, COLUMN_TYPES[c], False) for c in names]))
+    data, positions, _ = lay([Record(body=b"x", topic="t", queue_offset=7)])
+    batch = build(data, positions, projection=own)
+    assert batch.schema.names == ["offset", "value"]
+    assert not batch.schema.field("value").nullable
+    assert batch.to_pylist() == [{"offset": 7, "value": b"x"}]
+
+
+def test_properties_that_are_no_utf8_do_not_reach_spark_as_such():
+    data, positions, _ = lay([Record(body=b"", topic="t", properties=b"TAGS\x01\xff\x02")])
+    row = build(data, positions).to_pylist()[0]
+    assert row["tags"] == "\ufffd"
+    assert row["headers"] == [{"key": "TAGS", "value": b"\xff"}]
+
+
+@given(records(), st.data())
+@settings(max_examples=200, print_blob=True)
+def test_no_damaged_byte_leads_beyond_the_bytes_that_are_there(item, data):
+    raw, positions, _ = lay([item, item])
+    damaged = bytearray(raw)
+    for _ in range(data.draw(st.integers(1, 4))):
+        damaged[data.draw(st.integers(0, len(raw) - 1))] = data.draw(st.integers(0, 255))
+    cut = data.draw(st.integers(0, len(raw)))
+    try:
+        build(bytes(damaged[:cut]), positions).validate(full=True)
+    except CorruptRecordError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("at", "value", "text"),
+    [
+        (0, b"\xff\xff\xff\xff", "impossible size"),
+        (0, b"\x7f\xff\xff\xff", "impossible size"),
+        (4, b"\0\0\0\0", "no record magic"),
+        (28, bytes(8), "another physical offset"),
+        (84, b"\xff\xff\xff\xff", "impossible body length"),
+        (84, b"\0\0\0\1", "lengths that do not add up|impossible topic length"),
+    ],
+)
+def test_a_record_that_is_none_is_named(at, value, text):
+    data, positions, _ = lay([Record(body=b"", topic="t"), Record(body=b"abcd", topic="t")])
+    place = int(positions[1])
+    damaged = bytearray(data)
+    damaged[place + at : place + at + len(value)] = value
+    with pytest.raises(CorruptRecordError, match=text) as caught:
+        build(bytes(damaged), positions)
+    assert str(BASE + place) in str(caught.value)
+
+
+def test_positions_out_of_order_are_refused():
+    data, positions, _ = lay([Record(body=b"a", topic="t"), Record(body=b"b", topic="t")])
+    with pytest.raises(CorruptRecordError, match="order"):
+        build(data, positions[::-1].copy())
+
+
+def pack(body, codec):
+    return zlib.compress(body) if codec == "zlib" else pa.Codec(codec).compress(body, asbytes=True)
+
+
+@pytest.mark.parametrize(("codec", "bits"), [("lz4", 1), ("zstd", 2), ("zlib", 3), ("zlib", 0)])
+def test_a_compressed_body_is_decompressed(codec, bits):
+    body = b"long " * 100
+    flag = 1 | bits << 8
+    packed = pack(body, codec)
+    items = [
+        Record(body=b"plain", topic="t"),
+        Record(body=packed, topic="t", sys_flag=flag),
+    ]
+    data, positions, _ = lay(items)
+    assert [row["value"] for row in build(data, positions).to_pylist()] == [b"plain", body]
+
+
+@pytest.mark.parametrize("bits", [0, 1, 2])
+def test_a_compressed_body_that_is_damaged_is_refused(bits):
+    with pytest.raises(CorruptRecordError, match="offset 77"):
+        decompress(b"certainly not compressed", 1 | bits << 8, 77)
+
+
+def test_a_decompression_bomb_ends_at_the_limit(monkeypatch):
+    monkeypatch.setattr(arrow_batch, "MAX_BODY_BYTES", 1000)
+    with pytest.raises(CorruptRecordError, match="over 1000 bytes"):
+        decompress(zlib.compress(bytes(1_000_000)), 1, 0)
+    with pytest.raises(CorruptRecordError, match="ends within"):
+        decompress(zlib.compress(b"0123456789")[:-3], 1, 0)
+
+
+def test_batches_are_cut_by_rows_bytes_and_span():
+    def cut(positions, sizes):
+        slices = cut_batches(np.array(positions, np.int64), np.array(sizes, np.int64))
+        return [(s.start, s.stop) for s in slices]
+
+    rows = arrow_batch.ROWS_PER_BATCH
+    assert cut(range(0, 100 * (rows + 1), 100), [100] * (rows + 1)) == [(0, rows), (rows, rows + 1)]
+    half = arrow_batch.BYTES_PER_BATCH // 2
+    assert cut([0, half, 2 * half], [half] * 3) == [(0, 2), (2, 3)]
+    assert cut([0, 2**31], [100, 100]) == [(0, 1), (1, 2)]
+    assert cut([0], [2 * arrow_batch.BYTES_PER_BATCH]) == [(0, 1)]
+    assert cut([], []) == []

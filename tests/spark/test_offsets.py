@@ -1,0 +1,85 @@
+"""Limits resolved against what is there."""
+
+import pytest
+
+from hastore.errors import PositionLostError, UsageError
+from hastore.spark.offsets import (
+    Bound,
+    GlobalTimestamp,
+    Limits,
+    NoMatch,
+    OffsetRange,
+    OffsetsByPartition,
+    TimestampsByPartition,
+    TopicPartition,
+    format_offsets,
+    parse_offsets,
+)
+
+A0, A1 = TopicPartition("a", 0), TopicPartition("a", 1)
+THERE = {A0: OffsetRange(10, 20), A1: OffsetRange(0, 5)}
+
+
+def by_time(key, timestamp_ms):
+    """Pretend that offset n was stored at n * 100 ms."""
+    offset = max(-(-timestamp_ms // 100), THERE[key].start)
+    return offset if offset < THERE[key].end else None
+
+
+def resolve(start=Bound.EARLIEST, end=Bound.LATEST, **more):
+    return Limits(start, end, **more).resolve(THERE, by_time)
+
+
+def test_bounds_are_what_is_there():
+    assert resolve() == THERE
+    assert resolve(end=Bound.EARLIEST)[A0] == (10, 10)
+
+
+def test_offsets_by_partition_may_hold_bounds():
+    start = OffsetsByPartition({A0: 12, A1: Bound.EARLIEST})
+    end = OffsetsByPartition({A0: 15, A1: Bound.LATEST})
+    assert resolve(start, end) == {A0: (12, 15), A1: (0, 5)}
+
+
+def test_offsets_must_name_every_partition():
+    with pytest.raises(UsageError, match="you must specify all TopicPartitions.*a-0.*a-0, a-1"):
+        resolve(OffsetsByPartition({A0: 12}))
+    with pytest.raises(UsageError, match="endingOffsetsByTimestamp contains specific offsets"):
+        resolve(end=TimestampsByPartition({A0: 12}))
+
+
+@pytest.mark.parametrize("offset", [9, 21])
+def test_offsets_that_are_not_there_are_a_loss(offset):
+    start = OffsetsByPartition({A0: offset, A1: 0})
+    with pytest.raises(PositionLostError, match=r"a-0 is not there \(it has \[10, 20\)\)"):
+        resolve(start)
+    resolved = resolve(start, fail_on_data_loss=False)
+    assert resolved[A0] == (max(10, min(20, offset)), 20)
+
+
+def test_a_start_beyond_the_resolved_end_is_refused():
+    with pytest.raises(UsageError, match="beyond its ending offset"):
+        resolve(OffsetsByPartition({A0: 15, A1: 0}), GlobalTimestamp(1200))
+
+
+def test_timestamps_find_the_first_message_then_or_later():
+    assert resolve(GlobalTimestamp(150), GlobalTimestamp(1501), no_match=NoMatch.LATEST) == {
+        A0: (10, 16),
+        A1: (2, 5),
+    }
+
+
+def test_a_starting_timestamp_behind_all_messages():
+    with pytest.raises(UsageError, match="No offset matched from request of topic-partition a-1"):
+        resolve(GlobalTimestamp(1200))
+    assert resolve(GlobalTimestamp(1200), no_match=NoMatch.LATEST)[A1] == (5, 5)
+
+
+def test_an_ending_timestamp_behind_all_messages_is_the_end():
+    assert resolve(end=GlobalTimestamp(10**9)) == THERE
+
+
+def test_offsets_are_written_as_they_are_read():
+    text = format_offsets({A1: 7, A0: 3, TopicPartition("Ä", 2): 1})
+    assert text == '{"a":{"0":3,"1":7},"Ä":{"2":1}}'
+    assert parse_offsets(text).offsets[A0] == 3

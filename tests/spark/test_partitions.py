@@ -1,0 +1,61 @@
+"""How reads are cut into tasks."""
+
+import pickle
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hastore.spark.offsets import OffsetRange, TopicPartition
+from hastore.spark.partitions import LOG_RANGE_BYTES, LogRange, QueueRange, split_log, split_queues
+
+
+def spans(*sizes):
+    return [(TopicPartition("t", n), OffsetRange(100, 100 + s)) for n, s in enumerate(sizes)]
+
+
+def split(*sizes, min_partitions=None, max_records=None):
+    return split_queues(spans(*sizes), min_partitions=min_partitions, max_records=max_records)
+
+
+def test_one_task_for_each_partition_that_has_messages():
+    assert split(5, 0, 7) == [QueueRange("t", 0, 100, 105), QueueRange("t", 2, 100, 107)]
+
+
+def test_no_task_has_more_than_max_records():
+    pieces = split(10, 3, max_records=4)
+    assert [p.end - p.start for p in pieces] == [3, 3, 4, 3]
+
+
+def test_min_partitions_cuts_the_large_ones_in_proportion():
+    pieces = split(1000, 10, 10, min_partitions=6)
+    assert [p.partition for p in pieces] == [0, 0, 0, 0, 1, 2]
+
+
+@given(
+    st.lists(st.integers(0, 1000), max_size=6),
+    st.none() | st.integers(1, 20),
+    st.none() | st.integers(1, 300),
+)
+def test_a_split_covers_each_range_once(sizes, min_partitions, max_records):
+    pieces = split(*sizes, min_partitions=min_partitions, max_records=max_records)
+    for number, size in enumerate(sizes):
+        own = [p for p in pieces if p.partition == number]
+        covered = [n for p in own for n in range(p.start, p.end)]
+        assert covered == list(range(100, 100 + size))
+        assert all(p.start < p.end for p in own)
+    if max_records is not None:
+        assert all(p.end - p.start <= max_records for p in pieces)
+
+
+@given(st.integers(0, 10**12), st.integers(0, 10**9), st.none() | st.integers(1, 9))
+def test_a_split_of_the_log_covers_it_once(start, size, min_partitions):
+    pieces = split_log(start, start + size, min_partitions=min_partitions)
+    assert sum(p.end - p.start for p in pieces) == size
+    assert all(p.end - p.start <= LOG_RANGE_BYTES for p in pieces)
+    ends = [start, *(p.end for p in pieces)]
+    assert [p.start for p in pieces] == ends[:-1]
+
+
+def test_tasks_survive_pickle():
+    for piece in (QueueRange("t", 1, 2, 3), LogRange(4, 5)):
+        assert pickle.loads(pickle.dumps(piece)) == piece  # noqa: S301 - as Spark hands them out
