@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from hastore.store.replay_walk import Dispatched
+from hastore.store.replay_walk import Dispatched, RecordWalker
 
 
 class LogView(Protocol):
@@ -31,7 +31,7 @@ class LogView(Protocol):
 
 
 class Dispatcher(Protocol):
-    """One taker of the replayed log. Calls come one at a time, but `flush` beside any `dispatch`."""
+    """A taker of the replayed log. Calls come one at a time, but `flush` beside any `dispatch`."""
 
     def load(self, offset: int, synced: bool) -> int:
         """Open what is on disk for a replay from `offset`, and drop what came from records at or
@@ -66,3 +66,25 @@ class Dispatcher(Protocol):
     def close(self) -> None:
         """Give all files back."""
         ...
+
+
+def read_dispatched(commit_log: LogView, offset: int) -> Dispatched | None:
+    """Read one record of the log as replay sees it; None when there is none."""
+    if not commit_log.min_offset <= offset < commit_log.max_offset:
+        return None
+    left = commit_log.file_size - offset % commit_log.file_size
+    wanted = min(left, 4096)
+    while True:
+        with commit_log.view(offset, wanted) as view:
+            walk = RecordWalker().walk(view[: _first_size(view)], offset, left)
+            seen = len(view)
+        if walk.batch:
+            return walk.batch[0]
+        if not seen < walk.wanted <= left:
+            return None
+        wanted = walk.wanted
+
+
+def _first_size(view: memoryview) -> int:
+    """Return the size that the first record states, at least what tells whether it is one."""
+    return max(int.from_bytes(view[:4]), 91)

@@ -19,7 +19,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterator, Sequence
 
-from hastore.errors import StoreError
+from hastore.errors import HastoreError, StoreError
 from hastore.service import Service
 from hastore.store.dispatcher import Dispatcher, LogView
 from hastore.store.replay_state import ReplayState
@@ -119,7 +119,7 @@ class IndexBuildService(Service):
     def _step_or_reason(self) -> bool:
         try:
             moved = self._step()
-        except (OSError, StoreError) as failure:
+        except (OSError, HastoreError) as failure:
             if self.blocked_reason is None:
                 log.error("replay stopped at offset %d: %s", self._dispatched, failure)
             self.blocked_reason = f"replay stopped at offset {self._dispatched}: {failure}"
@@ -206,7 +206,7 @@ class IndexBuildService(Service):
             self._changed.notify_all()
 
     def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
-        """Wait until replay has reached `offset`; False when `timeout_s` seconds were not enough."""
+        """Wait until replay has reached `offset`; False when `timeout_s` seconds did not do."""
         if self._dispatched >= offset:
             return True
         with self._changed:
