@@ -69,3 +69,13 @@ def master() -> NoReturn:
 def slave() -> NoReturn:
     """Run `hastore-slave`."""
     run(slave_command, "hastore-slave")
+
+
+if __name__ == "__main__":  # python -m hastore.cli.nodes master|slave|serve, without installing
+    import sys
+
+    _KINDS = {MASTER: master_command, SLAVE: slave_command, "serve": serve_command}
+    _kind = sys.argv.pop(1) if len(sys.argv) > 1 else ""
+    if _kind not in _KINDS:
+        raise SystemExit("error: say master, slave or serve first")
+    run(_KINDS[_kind], "hastore serve" if _kind == "serve" else f"hastore-{_kind}")
