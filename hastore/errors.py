@@ -79,7 +79,11 @@ class ReplicationError(HastoreError):
 
 
 class PromotionRefused(ReplicationError):
-    """A promotion found too few answers, a node ahead, or a higher epoch."""
+    """A promotion found too few answers, a node ahead, or a higher epoch; `final`: trying again is no use."""
+
+    def __init__(self, message: str, *, final: bool = False) -> None:
+        super().__init__(message)
+        self.final = final
 
 
 class GroupDisagrees(ReplicationError):

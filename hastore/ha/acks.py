@@ -1,0 +1,128 @@
+"""Count the slaves' reports (FAILOVER.md, "Acknowledging"). Pure: one table for each epoch that
+a master opens.
+
+Invariants: 0 <= report <= what was sent on that link; a node counts once, on its latest
+connection; `confirmed_offset` never falls within a table and never lies above the master's own
+copy.
+"""
+
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class Reporter:
+    """One slave's latest report in this epoch; `flushed`: it promises its disk."""
+
+    link: int
+    flushed: bool
+    offset: int | None = None  # None: no report in this epoch yet
+
+
+@dataclass(slots=True)
+class ClassicReporter:
+    """A RocketMQ slave's latest report; it counts only for puts beyond where its stream began."""
+
+    began: int | None = None
+    offset: int = 0
+
+
+@dataclass(slots=True)
+class AckTable:
+    """The reports of one epoch, and the offsets that they confirm."""
+
+    acks: int
+    epoch_start: int
+    count_classic: bool = False
+    confirmed_offset: int = 0
+    reporters: dict[int, Reporter] = field(default_factory=dict)  # by node number
+    classics: dict[int, ClassicReporter] = field(default_factory=dict)  # by link
+
+    def join(self, node: int, link: int, flushed: bool) -> None:
+        """Take a new connection of a node: its earlier one, and what it reported there, no
+        longer counts.
+        """
+        self.reporters[node] = Reporter(link, flushed)
+
+    def leave(self, node: int, link: int) -> None:
+        """Forget a node whose connection has ended, unless a later one has replaced it."""
+        reporter = self.reporters.get(node)
+        if reporter is not None and reporter.link == link:
+            del self.reporters[node]
+
+    def report(self, node: int, link: int, offset: int) -> bool:
+        """Note a report; False when it came on a connection that no longer counts."""
+        reporter = self.reporters.get(node)
+        if reporter is None or reporter.link != link:
+            return False
+        reporter.offset = offset
+        return True
+
+    def confirm(self, own_offset: int) -> int:
+        """Advance and return the confirmed offset; `own_offset` is the master's copy at its own
+        ack point.
+
+        It does not move until the `acks`-th greatest report has reached the epoch's start: the
+        tail of an older epoch is confirmed only together with the start of the new one (Raft's
+        rule).
+        """
+        reached = self._greatest(flushed_only=False)
+        reached = own_offset if reached is None and self.acks == 0 else reached
+        if reached is not None:
+            reached = min(reached, own_offset)
+            if reached >= self.epoch_start and reached > self.confirmed_offset:
+                self.confirmed_offset = reached
+        return self.confirmed_offset
+
+    def confirmed_flushed(self, own_flushed: int) -> int:
+        """Return up to where the disks of the master and of `acks` slaves hold everything."""
+        reached = own_flushed if self.acks == 0 else self._greatest(flushed_only=True)
+        return min(reached, own_flushed, self.confirmed_offset) if reached is not None else 0
+
+    def confirmed_with_classics(self, end_offset: int) -> bool:
+        """Whether `acks` slaves, counted RocketMQ slaves among them, hold a put that ends there."""
+        if not self.count_classic or self.acks == 0:
+            return False
+        holders = self.holders(end_offset)
+        for classic in self.classics.values():
+            began = classic.began
+            holders += began is not None and began < end_offset <= classic.offset
+        return holders >= self.acks
+
+    def holders(self, end_offset: int, *, flushed_only: bool = False) -> int:
+        """Return how many slaves have reported `end_offset` or more."""
+        return sum(
+            1
+            for reporter in self.reporters.values()
+            if reporter.offset is not None
+            and reporter.offset >= end_offset
+            and (reporter.flushed or not flushed_only)
+        )
+
+    def in_sync(self, own_offset: int, gap_max: int, *, flushed_only: bool = False) -> list[int]:
+        """Return the nodes that have reported in this epoch and lag at most `gap_max` bytes."""
+        return [
+            node
+            for node, reporter in self.reporters.items()
+            if reporter.offset is not None
+            and own_offset - reporter.offset <= gap_max
+            and (reporter.flushed or not flushed_only)
+        ]
+
+    def _greatest(self, *, flushed_only: bool) -> int | None:
+        """Return the `acks`-th greatest report, None when there are fewer."""
+        if self.acks == 1 and not flushed_only:  # the hot path: no sorting
+            best = None
+            for reporter in self.reporters.values():
+                offset = reporter.offset
+                if offset is not None and (best is None or offset > best):
+                    best = offset
+            return best
+        offsets = sorted(
+            (
+                reporter.offset
+                for reporter in self.reporters.values()
+                if reporter.offset is not None and (reporter.flushed or not flushed_only)
+            ),
+            reverse=True,
+        )
+        return offsets[self.acks - 1] if 0 < self.acks <= len(offsets) else None

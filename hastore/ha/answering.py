@@ -1,0 +1,118 @@
+"""The answerer's side of HELLO: check who calls, then serve what it calls for (FAILOVER.md,
+"HELLO").
+"""
+
+import ipaddress
+import logging
+from typing import TYPE_CHECKING
+
+from hastore.errors import ProtocolError
+from hastore.ha.epochs import last_epoch
+from hastore.ha.peer import Deadline, receive_frame
+from hastore.protocol.ha_link import data_header
+from hastore.protocol.hello import (
+    ANSWER_MAGIC,
+    Answer,
+    CopyFrom,
+    Hello,
+    Purpose,
+    Refused,
+    StreamFrom,
+    Surveyed,
+    answerer_proof,
+    caller_proof,
+    check_proof,
+    decode_hello,
+    encode_answer,
+    encode_hello,
+    frame,
+)
+
+if TYPE_CHECKING:
+    from hastore.ha.ha_connection import HAConnection
+
+log = logging.getLogger(__name__)
+
+COPY_FRAME_BYTES = 1024 * 1024
+
+
+def answer_call(connection: "HAConnection", deadline: Deadline) -> bool:
+    """Answer a HELLO whose magic has been read; True when a stream follows on the connection.
+
+    Nothing is acted upon before the caller has proved the secret, where one is set.
+    """
+    service, sock = connection.service, connection.sock
+    member = service.member
+    sock.sendall(ANSWER_MAGIC)
+    theirs = receive_frame(sock, deadline)
+    hello = decode_hello(theirs)
+    mine = encode_hello(member.hello(hello.purpose))
+    sock.sendall(frame(mine))
+    check_proof(caller_proof(member.secret, theirs, mine), receive_frame(sock, deadline))
+    connection.hello = hello
+    connection.spoken = True
+    answer = _decide(connection, hello)
+    payload = encode_answer(answer)
+    proof = answerer_proof(member.secret, theirs, mine, payload)
+    sock.sendall(frame(proof) + frame(payload))
+    if isinstance(answer, StreamFrom):
+        service.start_stream(connection)
+        return True
+    if isinstance(answer, CopyFrom):
+        sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
+        _copy(connection, hello)
+    elif isinstance(answer, Refused):
+        log.info("refused %s of node %d: %s", hello.purpose.value, hello.node, answer.reason)
+    return False
+
+
+def _decide(connection: "HAConnection", hello: Hello) -> Answer:
+    service, member = connection.service, connection.service.member
+    problem = member.identity_problem(hello)
+    if problem is not None:
+        return Refused(problem)
+    if hello.purpose is Purpose.PROMISE:
+        return _promise(connection, hello)
+    # A master that meets a higher epoch, anywhere, turns read-only at once and durably.
+    member.meet(max(hello.promised_epoch, last_epoch(hello.history)), f"node {hello.node}")
+    if hello.purpose is Purpose.SURVEY:
+        return Surveyed()
+    if hello.purpose is Purpose.COPY:
+        if not 0 <= hello.copy_from <= hello.copy_to <= member.store.max_offset:
+            return Refused(f"no range [{hello.copy_from}, {hello.copy_to}) in this log")
+        return CopyFrom(hello.copy_from)
+    return service.follow(connection, hello)
+
+
+def _promise(connection: "HAConnection", hello: Hello) -> Answer:
+    member = connection.service.member
+    host = connection.address.rpartition(":")[0].strip("[]")
+    if member.secret is None and not ipaddress.ip_address(host).is_loopback:
+        return Refused("without ha.secret_file promises are made to loopback only")
+    answer = member.promise(hello)
+    if not isinstance(answer, Refused):
+        member.state.learn_store(hello.node, hello.store_id)
+    return answer
+
+
+def _copy(connection: "HAConnection", hello: Hello) -> None:
+    """Send the range, each piece only while promise, last epoch and log end are as the caller
+    was answered.
+    """
+    member, sock = connection.service.member, connection.sock
+    store, state = member.store, member.state
+    offset = hello.copy_from
+    while offset < hello.copy_to:
+        with member.gate.lock:  # a cut or an append holds it: what is read here is of one moment
+            data = state.data
+            now = (data.promised_epoch, state.last_epoch, store.max_offset)
+            due = (hello.promised_epoch, hello.expect_epoch, hello.expect_end)
+            if now != due:
+                raise ProtocolError(f"the copy's source has moved on: {now} where {due} was due")
+            limit = min(COPY_FRAME_BYTES, hello.copy_to - offset)
+            with store.view(offset, limit) as view:
+                piece = bytes(view)
+        if not piece:
+            raise ProtocolError(f"nothing to copy at {offset}")
+        sock.sendall(data_header(offset, len(piece)) + piece)
+        offset += len(piece)

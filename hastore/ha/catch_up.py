@@ -1,0 +1,131 @@
+"""Copy what a more advanced node has, before a promotion opens (FAILOVER.md, "Promotion", step
+4).
+"""
+
+import logging
+import socket
+from collections.abc import Callable
+
+from hastore.errors import PromotionRefused, ProtocolError
+from hastore.ha.epochs import History, common_point, last_epoch
+from hastore.ha.member import Member
+from hastore.ha.peer import Call, call
+from hastore.ha.receiving import Receiver
+from hastore.ha.rewind import cut_back
+from hastore.ha.survey import check_node
+from hastore.protocol.ha_link import Data, FrameStart, StreamDecoder
+from hastore.protocol.hello import CopyFrom, Purpose, Refused
+
+log = logging.getLogger(__name__)
+
+BUFFER_BYTES = 1024 * 1024
+
+
+def catch_up(
+    member: Member,
+    epoch: int,
+    node: int,
+    address: str,
+    history: History,
+    end: int,
+    *,
+    accept_loss: bool,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    """Bring the own log to the answered state of `node`: cut to the common point, copy bytes
+    and entries.
+
+    PromotionRefused (not final) when the source is no longer as it answered; `on_progress(done,
+    due)` in bytes.
+    """
+    store, state = member.store, member.state
+    with member.gate.lock:
+        if state.data.promised_epoch != epoch:
+            raise PromotionRefused(f"epoch {state.data.promised_epoch} was promised meanwhile")
+        common, kept = common_point(state.history, store.max_offset, history, end)
+        if common < store.min_offset or (kept == 0 and store.max_offset > 0):
+            raise PromotionRefused(
+                f"node {node} is ahead and shares no history with this node's log; promote "
+                f"node {node}",
+                final=True,
+            )
+        if common < store.max_offset or kept < len(state.history):
+            cut_back(
+                store, state, common, kept, accept_loss=accept_loss, why=f"node {node} is ahead"
+            )
+        member.gate.open(epoch)
+    log.info("catching up from node %d: bytes %d to %d", node, store.max_offset, end)
+    try:
+        receiver = Receiver(member, epoch, history)
+        receiver.begin()
+        if store.max_offset < end:
+            _copy(member, receiver, node, address, history, end, on_progress)
+    finally:
+        member.gate.close()
+    if store.max_offset != end or last_epoch(state.history) != last_epoch(history):
+        raise PromotionRefused(f"the copy from node {node} ended early; asking anew")
+
+
+def _copy(
+    member: Member,
+    receiver: Receiver,
+    node: int,
+    address: str,
+    history: History,
+    end: int,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    hello = member.hello(
+        Purpose.COPY,
+        copy_from=member.store.max_offset,
+        copy_to=end,
+        expect_epoch=last_epoch(history),
+        expect_end=end,
+    )
+    timeout_ms = member.config.ha.hello_timeout_ms
+    opened = call(address, hello, member.secret, member.clock, timeout_ms)
+    try:
+        check_node(opened.hello, node, address)
+        if isinstance(opened.answer, Refused):
+            raise PromotionRefused(f"node {node} refuses the copy: {opened.answer.reason}")
+        if not isinstance(opened.answer, CopyFrom):
+            raise ProtocolError(f"node {node} answered a COPY with {opened.answer!r}")
+        opened.sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
+        _receive(member, receiver, opened, end, on_progress)
+    finally:
+        opened.close()
+
+
+def _receive(
+    member: Member,
+    receiver: Receiver,
+    opened: Call,
+    end: int,
+    on_progress: Callable[[int, int], None],
+) -> None:
+    decoder = StreamDecoder(control_frames=False)
+    buffer = memoryview(bytearray(BUFFER_BYTES))
+    start = member.store.max_offset
+    while member.store.max_offset < end:
+        size = _receive_some(opened.sock, buffer)
+        if not size:
+            return
+        for event in decoder.feed(buffer[:size]):
+            if isinstance(event, FrameStart) and event.offset != member.store.max_offset:
+                raise ProtocolError(f"the copy goes on at {event.offset}")
+            if isinstance(event, Data):
+                if event.offset + len(event.data) > end:
+                    raise ProtocolError("the copy goes beyond the answered end")
+                receiver.append(event.offset, event.data, _refuse_full)
+        on_progress(member.store.max_offset - start, end - start)
+
+
+def _receive_some(sock: socket.socket, buffer: memoryview) -> int:
+    try:
+        return sock.recv_into(buffer)
+    except TimeoutError as error:
+        raise ProtocolError("the copy's source fell silent") from error
+
+
+def _refuse_full() -> None:
+    raise PromotionRefused("the disk is full in the middle of the catch-up; make room")

@@ -1,0 +1,163 @@
+"""Hold synchronous puts until enough slaves (and disks) have passed their end.
+
+The threads that learn of progress (ReadSocketService with a report, the flush thread with a sync)
+complete the waiters themselves, in offset order; this service's own thread is left with the
+deadlines.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+
+from hastore.clock import Clock
+from hastore.service import Service
+
+
+class Need(Enum):
+    """What a put waits for."""
+
+    MASTER_DISK = "master disk"
+    SLAVES = "slaves"
+    SLAVE_DISKS = "slave disks"  # and the master's
+
+
+class Outcome(Enum):
+    """How a wait ended."""
+
+    CONFIRMED = "PUT_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+
+
+Done = Callable[[Outcome, str], None]
+
+
+@dataclass(slots=True)
+class _Waiter:
+    end_offset: int
+    deadline_ms: float
+    done: Done
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Up to where each need is met, in bytes; `level(need, end)` names what was seen for a put
+    ending there.
+    """
+
+    limits: dict[Need, int]
+    level: Callable[[Need, int], str]
+    by_classics: Callable[[int], bool] | None = None
+
+
+class GroupTransferService(Service):
+    """Complete waiting puts, each exactly once, from any thread. `done` is called without a
+    lock held.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        super().__init__("GroupTransferService")
+        self._clock = clock
+        self._wakeup = threading.Condition()
+        self._queues: dict[Need, deque[_Waiter]] = {need: deque() for need in Need}
+        self._progress: Progress | None = None
+        self._next_deadline_ms = float("inf")
+
+    @property
+    def waiting(self) -> int:
+        """The puts that wait now."""
+        return sum(len(queue) for queue in self._queues.values())
+
+    def add(self, end_offset: int, deadline_ms: float, need: Need, done: Done) -> None:
+        """Wait until `need` is met up to `end_offset` or the monotonic clock passes `deadline_ms`.
+
+        `done(outcome, level)` may be called before this returns.
+        """
+        waiter = _Waiter(end_offset, deadline_ms, done)
+        with self._wakeup:
+            progress = self._progress
+            if progress is None or progress.limits[need] < end_offset:
+                _insert(self._queues[need], waiter)
+                if deadline_ms < self._next_deadline_ms:
+                    self._next_deadline_ms = deadline_ms
+                    self._wakeup.notify()
+                return
+        done(Outcome.CONFIRMED, progress.level(need, end_offset))
+
+    def advance(self, progress: Progress) -> int:
+        """Complete what the progress covers; return how many puts still wait."""
+        ready: list[tuple[Need, _Waiter]] = []
+        with self._wakeup:
+            self._progress = progress
+            for need, queue in self._queues.items():
+                limit = progress.limits[need]
+                while queue and queue[0].end_offset <= limit:
+                    ready.append((need, queue.popleft()))
+                if need is Need.SLAVES and progress.by_classics is not None:
+                    while queue and progress.by_classics(queue[0].end_offset):
+                        ready.append((need, queue.popleft()))
+            left = self.waiting
+        for need, waiter in ready:
+            waiter.done(Outcome.CONFIRMED, progress.level(need, waiter.end_offset))
+        return left
+
+    def abandon(self) -> int:
+        """End every wait: the master is one no longer. What was stored stays, its fate open."""
+        with self._wakeup:
+            ended = [(need, waiter) for need, queue in self._queues.items() for waiter in queue]
+            for queue in self._queues.values():
+                queue.clear()
+            self._progress = None
+        for need, waiter in ended:
+            waiter.done(_timeout(need), "MASTER_MEM")
+        return len(ended)
+
+    def run(self) -> None:
+        """End the waits whose deadline has passed."""
+        while not self.stopping.is_set():
+            expired: list[tuple[Need, _Waiter]] = []
+            with self._wakeup:
+                now = self._clock.monotonic_ms()
+                if now >= self._next_deadline_ms:
+                    expired = self._expire(now)
+                else:
+                    wait_s = min(1.0, (self._next_deadline_ms - now) / 1000.0)
+                    self._wakeup.wait(wait_s)
+            for need, waiter in expired:
+                waiter.done(_timeout(need), "MASTER_MEM")
+
+    def wake(self) -> None:
+        """Let the thread see `stopping`."""
+        with self._wakeup:
+            self._wakeup.notify()
+
+    def _expire(self, now_ms: float) -> list[tuple[Need, _Waiter]]:
+        expired: list[tuple[Need, _Waiter]] = []
+        next_ms = float("inf")
+        for need, queue in self._queues.items():
+            kept: deque[_Waiter] = deque()
+            for waiter in queue:
+                if waiter.deadline_ms <= now_ms:
+                    expired.append((need, waiter))
+                else:
+                    kept.append(waiter)
+                    next_ms = min(next_ms, waiter.deadline_ms)
+            self._queues[need] = kept
+        self._next_deadline_ms = next_ms
+        return expired
+
+
+def _timeout(need: Need) -> Outcome:
+    return Outcome.FLUSH_DISK_TIMEOUT if need is Need.MASTER_DISK else Outcome.FLUSH_SLAVE_TIMEOUT
+
+
+def _insert(queue: deque[_Waiter], waiter: _Waiter) -> None:
+    """Keep the queue in offset order; only a duplicate of an earlier put ever goes further
+    forward.
+    """
+    place = len(queue)
+    while place and queue[place - 1].end_offset > waiter.end_offset:
+        place -= 1
+    queue.insert(place, waiter)

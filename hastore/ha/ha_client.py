@@ -1,0 +1,190 @@
+"""HAClient: the slave's half of replication. It finds the master, says HELLO, appends, and reports.
+
+    survey -> the open master of the greatest epoch -> promise its epoch -> HELLO (FOLLOW)
+      STREAM_FROM -> stream until the link breaks        REWIND_TO -> archive, cut, HELLO anew
+      RESYNC -> set the store aside, HELLO anew          REFUSED -> wait, survey anew
+
+One thread owns the link; `drop_link()` and `stop()` may come from any other.
+"""
+
+import logging
+import threading
+
+from hastore.errors import GroupDisagrees, HastoreError, StoreFullError
+from hastore.ha.member import Member
+from hastore.ha.peer import Call, call
+from hastore.ha.rewind import cut_back
+from hastore.ha.slave_stream import SlaveStream
+from hastore.ha.survey import ask_all, check_node
+from hastore.protocol.hello import Hello, Purpose, Refused, Resync, RewindTo, StreamFrom
+from hastore.service import Service
+
+log = logging.getLogger(__name__)
+
+SURVEY_PAUSE_S = 0.1
+SURVEY_PAUSE_MAX_S = 5.0
+
+
+class HAClient(Service):
+    """Follow the group's master. A new one is made each time the node becomes a follower."""
+
+    def __init__(self, member: Member) -> None:
+        super().__init__("HAClient")
+        self._member = member
+        self._lock = threading.Lock()
+        self._stream: SlaveStream | None = None
+        self._hurry = threading.Event()
+        self.accept_loss = False
+        self.problem: str | None = "no master found yet"
+        self.master: int | None = None  # while linked
+        self.known_master: tuple[int, int] | None = (
+            None  # (epoch, node) seen open in the last survey
+        )
+        self.archived_bytes = 0
+
+    @property
+    def linked(self) -> bool:
+        """Whether the stream of a master flows."""
+        return self.master is not None
+
+    def drop_link(self) -> None:
+        """Close the link, if there is one, and look for a master anew at once (after a promise)."""
+        with self._lock:
+            stream = self._stream
+        if stream is not None:
+            stream.close()
+        self._hurry.set()
+
+    def wake(self) -> None:
+        """Let the thread see `stopping`."""
+        self.drop_link()
+
+    def run(self) -> None:
+        """Survey and follow until stopped."""
+        pause = SURVEY_PAUSE_S
+        while not self.stopping.is_set():
+            try:
+                again = self._follow_somebody()
+            except GroupDisagrees as error:
+                self._complain(str(error))
+                again = False
+            except (HastoreError, OSError) as error:
+                self._complain(str(error) or type(error).__name__)
+                again = False
+            if again:
+                pause = SURVEY_PAUSE_S
+                continue
+            if self._hurry.wait(pause):
+                self._hurry.clear()
+                pause = SURVEY_PAUSE_S
+            else:
+                pause = min(pause * 1.5, SURVEY_PAUSE_MAX_S)
+
+    def _complain(self, problem: str) -> None:
+        if problem != self.problem:
+            log.warning("%s", problem)
+        self.problem = problem
+
+    def _follow_somebody(self) -> bool:
+        """Do one round; True when another should follow at once."""
+        heard = ask_all(self._member, Purpose.SURVEY)
+        masters = [h for h in heard if h.hello is not None and h.hello.open_epoch]
+        if not masters:
+            self.known_master = None
+            silent = ", ".join(f"{h.node} ({h.problem})" for h in heard if h.hello is None)
+            self._complain(
+                "no master is open" + (f"; no answer from node {silent}" if silent else "")
+            )
+            return False
+        best = max(masters, key=lambda h: h.hello.open_epoch if h.hello is not None else 0)
+        assert best.hello is not None
+        self.known_master = (best.hello.open_epoch, best.node)
+        self._raise_promise(best.hello)
+        member = self._member
+        opened = call(
+            best.address,
+            member.hello(Purpose.FOLLOW),
+            member.secret,
+            member.clock,
+            member.config.ha.hello_timeout_ms,
+        )
+        try:
+            check_node(opened.hello, best.node, best.address)
+            return self._obey(opened)
+        finally:
+            opened.close()
+
+    def _raise_promise(self, master: Hello) -> None:
+        """Promise the master's epoch before following it; its `acks` and nodes may now be in
+        force.
+        """
+        entry = master.history[-1] if master.history else None
+        member = self._member
+        with member.gate.lock:
+            if master.open_epoch > member.state.data.promised_epoch and entry is not None:
+                member.gate.close()
+                member.state.promise(master.open_epoch, entry.acks, entry.nodes)
+
+    def _obey(self, opened: Call) -> bool:
+        answer = opened.answer
+        if isinstance(answer, StreamFrom):
+            self._stream_from(opened, answer.offset)
+            return True
+        if isinstance(answer, RewindTo):
+            self._rewind(answer)
+            return True
+        if isinstance(answer, Resync):
+            self._resync(opened.hello, answer)
+            return True
+        reason = answer.reason if isinstance(answer, Refused) else f"answered {answer!r}"
+        self._complain(f"node {opened.hello.node} refuses this node as its slave: {reason}")
+        return False
+
+    def _stream_from(self, opened: Call, offset: int) -> None:
+        stream = SlaveStream(self._member, opened, offset)
+        with self._lock:
+            self._stream = stream
+        if self.stopping.is_set():
+            return
+        self._hurry.clear()
+        self.master, self.problem = opened.hello.node, None
+        log.info("following node %d in epoch %d from %d", self.master, stream.epoch, offset)
+        try:
+            stream.run()
+        finally:
+            with self._lock:
+                self._stream = None
+            self.master = None
+
+    def _rewind(self, answer: RewindTo) -> None:
+        member = self._member
+        with member.gate.lock:
+            self.archived_bytes += cut_back(
+                member.store,
+                member.state,
+                answer.offset,
+                answer.entries,
+                accept_loss=self.accept_loss,
+                why="the master's log differs",
+            )
+        self.accept_loss = False
+
+    def _resync(self, master: Hello, answer: Resync) -> None:
+        """Set the store aside and start empty at the master's first offset. A crash in here
+        repeats it.
+        """
+        member = self._member
+        store, state = member.store, member.state
+        needed = master.max_offset - answer.offset
+        with member.gate.lock:
+            if store.free_bytes() < needed:
+                raise StoreFullError(
+                    f"a resync needs {needed} bytes beside the old store and the disk has "
+                    f"{store.free_bytes()}; make room, or empty rescued/"
+                )
+            state.save(unclean=True, aside=state.data.aside + 1)
+            kept = store.set_aside(f"{state.last_epoch}-{store.min_offset}-{state.data.aside}")
+            store.begin_at(answer.offset)
+            state.save(history=answer.entries)
+            store.set_limits(confirmed=answer.offset, readable=answer.offset)
+        log.warning("resync from %d: the old store lies in %s", answer.offset, kept)

@@ -1,0 +1,205 @@
+"""HAConnection: one accepted connection of the HA port, and ReadSocketService, the thread that
+reads it.
+
+    accepted -> the first 8 bytes are
+      CALL_MAGIC               -> HELLO -> SURVEY, PROMISE, COPY: answered, closed
+                                        -> FOLLOW: STREAM, or answered, closed
+      a classic slave's report -> STREAM, where allowed
+    STREAM: reports come in here, data goes out by WriteSocketService
+
+HAConnection alone owns teardown: whoever notices that the link is broken calls `close(reason)`,
+once or often.
+"""
+
+import logging
+import socket
+import struct
+import threading
+from typing import TYPE_CHECKING
+
+from hastore.errors import HastoreError, ProtocolError
+from hastore.ha.answering import answer_call
+from hastore.ha.peer import Deadline, receive_exactly
+from hastore.ha.write_socket_service import WriteSocketService
+from hastore.protocol.ha_link import CLASSIC_BODY_BYTES, REPORT_BYTES, ReportDecoder
+from hastore.protocol.hello import CALL_MAGIC, Hello
+from hastore.service import Service
+
+if TYPE_CHECKING:
+    from hastore.ha.ha_service import HAService
+
+log = logging.getLogger(__name__)
+
+_ONE_SECOND = struct.pack("@ll", 1, 0)
+
+
+class HAConnection:
+    """A peer's connection to this node's HA port."""
+
+    def __init__(self, service: "HAService", sock: socket.socket, address: str, link: int) -> None:
+        self.service = service
+        self.sock = sock
+        self.address = address
+        self.link = (
+            link  # unique in this process: tells a node's latest connection from its earlier ones
+        )
+        self.hello: Hello | None = None
+        self.classic = False
+        self.spoken = False  # it has passed HELLO, or reported as a classic slave
+        self.ack_offset: int | None = None
+        self.writer: WriteSocketService | None = None
+        self.reader = ReadSocketService(self)
+        self._close_lock = threading.Lock()
+        self._closed = False
+
+    @property
+    def node(self) -> int | None:
+        """The peer's node number; None for a classic peer, or before HELLO."""
+        return self.hello.node if self.hello is not None else None
+
+    @property
+    def streaming(self) -> bool:
+        """Whether the log is streamed on this connection."""
+        return self.writer is not None and not self._closed
+
+    def open_stream(
+        self, offset: int, *, frame_bytes_max: int, classic: bool
+    ) -> WriteSocketService:
+        """Prepare the stream from `offset` on; it flows once the writer is started."""
+        member, config = self.service.member, self.service.member.config.ha
+        self.writer = WriteSocketService(
+            self.sock,
+            member.store,
+            member.clock,
+            name=f"WriteSocketService-{self.link}",
+            start_offset=offset,
+            frame_bytes_max=frame_bytes_max,
+            heartbeat_ms=config.heartbeat_interval_ms,
+            history=() if classic else member.state.history,
+            limits=None if classic else self.service.limits,
+            on_broken=self.close,
+        )
+        return self.writer
+
+    def close(self, reason: str) -> None:
+        """Tear the connection down, in whichever thread; later calls do nothing."""
+        with self._close_lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self.writer is not None:
+            log.info(
+                "link of %s (%s) closed: %s", self.node or "a classic slave", self.address, reason
+            )
+        try:
+            self.sock.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            log.debug("shutdown of %s: %s", self.address, error)
+        self.service.forget(self)
+
+    def release(self) -> None:
+        """Free descriptors once both threads have ended. Called by the reader, last of all."""
+        if self.writer is not None and self.writer.stop():
+            self.writer.release()
+        self.sock.close()
+
+
+class ReadSocketService(Service):
+    """Read one connection: the opening, then the slave's reports."""
+
+    def __init__(self, connection: HAConnection) -> None:
+        super().__init__(f"ReadSocketService-{connection.link}")
+        self._connection = connection
+
+    def run(self) -> None:
+        """Serve the connection to its end. A peer's mistake closes it with a logged reason,
+        nothing else.
+        """
+        connection = self._connection
+        try:
+            connection.close(self._serve())
+        except (HastoreError, OSError) as error:
+            if not connection.streaming:
+                log.warning("HA connection of %s closed: %s", connection.address, error)
+            connection.close(str(error))
+        finally:
+            connection.close("its thread has ended")
+            connection.release()
+
+    def wake(self) -> None:
+        """Unblock the thread by closing the connection."""
+        self._connection.close("the node stops")
+
+    def _serve(self) -> str:
+        connection = self._connection
+        member = connection.service.member
+        deadline = Deadline(member.clock, member.config.ha.hello_timeout_ms)
+        first = receive_exactly(connection.sock, REPORT_BYTES, deadline)
+        if first == CALL_MAGIC:
+            if not answer_call(connection, deadline):
+                return "answered"
+        else:
+            self._accept_classic(first)
+        return self._read_reports()
+
+    def _accept_classic(self, first: bytes) -> None:
+        connection = self._connection
+        config = connection.service.member.config.ha
+        report = int.from_bytes(first, "big", signed=True)
+        if report < 0:
+            raise ProtocolError("neither a HELLO nor a classic report")
+        if not config.allow_classic_peers:
+            raise ProtocolError(
+                "a RocketMQ slave's report; set ha.allow_classic_peers: true to serve such slaves"
+            )
+        offset = connection.service.classic_start(report)
+        connection.classic = connection.spoken = True
+        writer = connection.open_stream(offset, frame_bytes_max=CLASSIC_BODY_BYTES, classic=True)
+        connection.service.join_classic(connection, offset)
+        log.info("RocketMQ slave %s follows from %d", connection.address, offset)
+        writer.start()
+
+    def _read_reports(self) -> str:
+        connection = self._connection
+        sock, clock = connection.sock, connection.service.member.clock
+        housekeeping_ms = connection.service.member.config.ha.housekeeping_interval_ms
+        # A receive timeout of the kernel's costs no further system call, unlike settimeout().
+        sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ONE_SECOND)
+        decoder = ReportDecoder()
+        heard_ms = clock.monotonic_ms()
+        while not self.stopping.is_set():
+            try:
+                data = sock.recv(8192)
+            except BlockingIOError:
+                if clock.monotonic_ms() - heard_ms > housekeeping_ms:
+                    return f"silent for {housekeeping_ms / 1000:g} s"
+                continue
+            if not data:
+                return "closed by the slave"
+            heard_ms = clock.monotonic_ms()
+            reports = decoder.feed(data)
+            if reports:
+                self._take(reports)
+        return "the node stops"
+
+    def _take(self, reports: list[int]) -> None:
+        """Check that reports never go back nor beyond what was sent, and count the last."""
+        connection = self._connection
+        writer = connection.writer
+        assert writer is not None
+        last = connection.ack_offset
+        for report in reports:
+            if report < 0 or (last is not None and report < last):
+                raise ProtocolError(
+                    f"a report went back from {last} to {report}; nothing was released"
+                )
+            last = report
+        if last is not None and last > writer.reach_offset:
+            raise ProtocolError(
+                f"a report of {last}, beyond the {writer.reach_offset} that were sent; "
+                "nothing was released"
+            )
+        connection.ack_offset = last
+        if last is not None:
+            connection.service.on_report(connection, last)

@@ -1,0 +1,416 @@
+"""HAService: the master's half of replication. It accepts connections in every role, and
+streams as a master.
+
+Lock order: the write gate before `_lock`; no lock is held while `done` of a waiting put runs or a
+socket blocks.
+"""
+
+import itertools
+import logging
+import socket
+import threading
+from dataclasses import dataclass
+
+from hastore.config import Flush, SyncFrom
+from hastore.errors import HastoreError, ProtocolError, ReplicationError
+from hastore.ha.acks import AckTable, ClassicReporter
+from hastore.ha.group_transfer import GroupTransferService, Need, Progress
+from hastore.ha.ha_connection import HAConnection
+from hastore.ha.member import Member
+from hastore.ha.peer import split_address
+from hastore.ha.rules import FollowAnswer, MasterView, answer_follow
+from hastore.protocol.hello import Hello, Refused, StreamFrom
+from hastore.service import Service
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class SlaveStatus:
+    """One linked slave as `hastore status` shows it; offsets and lag in bytes."""
+
+    node: int | None
+    address: str
+    state: str
+    ack_offset: int | None
+    lag_bytes: int | None
+    in_sync: bool
+    classic: bool
+
+
+class HAService:
+    """The connections of a node's HA port, the reports of its slaves, and the limits that
+    follow.
+    """
+
+    def __init__(self, member: Member, transfer: GroupTransferService) -> None:
+        self.member = member
+        self.transfer = transfer
+        self.acceptor = AcceptSocketService(self)
+        self._lock = threading.Lock()
+        self._connections: list[HAConnection] = []
+        self._streams: tuple[
+            HAConnection, ...
+        ] = ()  # replaced whole: the appending thread reads it bare
+        self._table: AckTable | None = None
+        self._sync = False  # a SYNC_MASTER: readers stop at the confirmed offset
+        self._level_flushed = member.config.store.flush is Flush.SYNC
+        self._links = itertools.count(1)
+        self.push2_slave_max_offset = 0
+
+    # ---- life -----------------------------------------------------------------------------------
+    # --------------
+
+    def bind(self, address: str) -> str:
+        """Bind the HA port and return its real address; OSError when it is taken."""
+        return self.acceptor.bind(address)
+
+    def stop(self) -> None:
+        """Close the port and every connection."""
+        self.acceptor.stop()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.close("the node stops")
+        for connection in connections:
+            connection.reader.stop()
+
+    def open_epoch(self, epoch: int, start: int, acks: int, *, sync: bool) -> None:
+        """Take slaves of this epoch from now on; the caller holds the gate and has opened it."""
+        member = self.member
+        with self._lock:
+            self._sync = sync
+            self._table = AckTable(
+                acks=acks,
+                epoch_start=start,
+                count_classic=member.config.ha.count_classic_peers,
+                confirmed_offset=member.store.confirmed_offset,
+            )
+            self.push2_slave_max_offset = 0
+        log.info("epoch %d is open from %d on, acks %d", epoch, start, acks)
+        self.advance()
+
+    def close_epoch(self, reason: str) -> None:
+        """Be no master: drop the slaves, end the waits with their fate open, fall back to the
+        confirmed limit.
+        """
+        with self._lock:
+            was, self._table = self._table, None
+            connections = list(self._streams)
+        for connection in connections:
+            connection.close(reason)
+        ended = self.transfer.abandon()
+        if was is not None:
+            self.member.store.set_limits(readable=self.member.store.confirmed_offset)
+            log.warning(
+                "master no longer: %s; %d waiting puts ended with their fate open", reason, ended
+            )
+
+    def set_sync(self, sync: bool) -> None:
+        """Follow a live flip between ASYNC_MASTER and SYNC_MASTER: the epoch and the waiting
+        puts stay.
+        """
+        with self._lock:
+            self._sync = sync
+            store = self.member.store
+            if self._table is not None:
+                readable = self._table.confirmed_offset if sync else store.max_offset
+                store.set_limits(readable=readable)
+        self._note_limits()
+
+    # ---- connections
+    # ------------------------------------------------------------------------------------------
+
+    def accept(self, sock: socket.socket, address: str) -> None:
+        """Take a new connection; the limit drops the oldest that has not spoken, else the new
+        one.
+        """
+        limit = self.member.config.ha.max_connections
+        with self._lock:
+            silent = [c for c in self._connections if not c.spoken]
+            full = len(self._connections) >= limit
+            victim = silent[0] if full and silent else None
+            if full and victim is None:
+                log.warning("connection of %s refused: %d HA connections are open", address, limit)
+                sock.close()
+                return
+            connection = HAConnection(self, sock, address, next(self._links))
+            self._connections.append(connection)
+        if victim is not None:
+            victim.close("dropped for a new connection: it has not said HELLO")
+        connection.reader.start()
+
+    def forget(self, connection: HAConnection) -> None:
+        """Drop a closed connection from all tables."""
+        with self._lock:
+            if connection in self._connections:
+                self._connections.remove(connection)
+            self._streams = tuple(c for c in self._streams if c is not connection)
+            if self._table is not None:
+                if connection.node is not None:
+                    self._table.leave(connection.node, connection.link)
+                self._table.classics.pop(connection.link, None)
+
+    def follow(self, connection: HAConnection, hello: Hello) -> FollowAnswer:
+        """Answer a slave that wants to follow; STREAM_FROM also registers it, with no report
+        yet.
+        """
+        member = self.member
+        with member.gate.lock:
+            epoch, data, store = member.open_epoch, member.state.data, member.store
+            if not epoch:
+                return Refused(f"node {member.config.node} is no master now", data.promised_epoch)
+            view = MasterView(
+                member.config.cluster,
+                member.config.group,
+                member.config.node,
+                epoch,
+                data.promised_epoch,
+                data.history,
+                store.min_offset,
+                store.max_offset,
+                store.file_size,
+                member.nodes,
+                data.known_stores,
+            )
+            answer = answer_follow(view, hello)
+            if isinstance(answer, Refused):
+                return answer
+            member.state.learn_store(hello.node, hello.store_id)
+            if isinstance(answer, StreamFrom):
+                if hello.promised_epoch != epoch:
+                    return Refused("promise this master's epoch before following it", epoch)
+                self._register(connection, hello, answer.offset)
+            return answer
+
+    def start_stream(self, connection: HAConnection) -> None:
+        """Let a registered stream flow, after its answer has gone out."""
+        writer = connection.writer
+        assert writer is not None
+        writer.start()
+
+    def classic_start(self, report: int) -> int:
+        """Return where a RocketMQ slave's stream starts for its first report; ProtocolError
+        outside the log.
+        """
+        store = self.member.store
+        if not self.member.open_epoch:
+            raise ProtocolError("this node is no master now")
+        if report == 0:
+            if self.member.config.ha.sync_from is SyncFrom.FIRST:
+                return store.min_offset
+            last = store.max_offset - store.max_offset % store.file_size
+            return max(last, store.min_offset)
+        if not store.min_offset <= report <= store.max_offset:
+            raise ProtocolError(
+                f"the RocketMQ slave's log ends at {report}, this log is [{store.min_offset}, "
+                f"{store.max_offset}); empty that slave's store to start it anew"
+            )
+        return report
+
+    def join_classic(self, connection: HAConnection, offset: int) -> None:
+        """Register a RocketMQ slave's stream."""
+        with self._lock:
+            if self._table is None:
+                raise ProtocolError("this node is no master now")
+            self._table.classics[connection.link] = ClassicReporter(began=offset)
+            self._streams = (*self._streams, connection)
+
+    def _register(self, connection: HAConnection, hello: Hello, offset: int) -> None:
+        frame_bytes = min(self.member.config.ha.transfer_batch_size, hello.largest_frame)
+        connection.open_stream(offset, frame_bytes_max=max(frame_bytes, 4096), classic=False)
+        with self._lock:
+            if self._table is None:
+                raise ReplicationError("the epoch is not open yet")
+            earlier = [c for c in self._streams if c.node == hello.node]
+            self._table.join(hello.node, connection.link, hello.ack_point == "flushed")
+            self._streams = (*(c for c in self._streams if c.node != hello.node), connection)
+        for other in earlier:
+            other.close("the same node has connected again")
+
+    # ---- the hot path
+    # -----------------------------------------------------------------------------------------
+
+    def on_append(self, start: int, end: int) -> None:
+        """Push what was just appended to every slave that is caught up; called by the appending
+        thread.
+        """
+        for connection in self._streams:
+            writer = connection.writer
+            if writer is not None:
+                writer.push(start, end)
+        if not self._sync and self._table is not None:
+            self.member.store.set_limits(readable=end)
+            if self._table.acks == 0:
+                self.advance()
+
+    def on_report(self, connection: HAConnection, offset: int) -> None:
+        """Count a report and complete what it confirms; called by the connection's reader."""
+        with self._lock:
+            table = self._table
+            if table is None:
+                return
+            if connection.classic:
+                classic = table.classics.get(connection.link)
+                if classic is not None:
+                    classic.offset = offset
+            elif connection.node is None or not table.report(
+                connection.node, connection.link, offset
+            ):
+                return
+            self.push2_slave_max_offset = max(self.push2_slave_max_offset, offset)
+        self.advance()
+
+    def on_flushed(self, _offset: int) -> None:
+        """Complete what the own disk was waited for; called by the flush thread."""
+        self.advance()
+
+    def advance(self) -> None:
+        """Work out the limits anew, publish them, and complete the puts that they cover."""
+        store = self.member.store
+        with self._lock:
+            table = self._table
+            if table is None:
+                return
+            flushed = store.flushed_offset
+            own = flushed if self._level_flushed else store.max_offset
+            before = table.confirmed_offset
+            confirmed = table.confirm(own)
+            moved = confirmed > before
+            limits = {
+                Need.MASTER_DISK: flushed,
+                Need.SLAVES: confirmed,
+                Need.SLAVE_DISKS: table.confirmed_flushed(flushed),
+            }
+            if moved:
+                store.set_limits(confirmed=confirmed, readable=confirmed if self._sync else None)
+            by_classics = table.confirmed_with_classics if table.count_classic else None
+        self.transfer.advance(Progress(limits, self._level, by_classics))
+        if moved:
+            self._note_limits()
+
+    def limits(self) -> tuple[int, int]:
+        """Return the confirmed and the readable offset as slaves are told them."""
+        store = self.member.store
+        return store.confirmed_offset, store.readable_offset
+
+    def _note_limits(self) -> None:
+        for connection in self._streams:
+            if not connection.classic and connection.writer is not None:
+                connection.writer.note_limits()
+
+    def _level(self, need: Need, end_offset: int) -> str:
+        """Name what was seen for a put that ends there, never more."""
+        if need is Need.MASTER_DISK:
+            return "MASTER_DISK"
+        with self._lock:
+            table = self._table
+            if table is None:
+                return "MASTER_MEM"
+            holders = table.holders(end_offset, flushed_only=need is Need.SLAVE_DISKS)
+            if holders >= max(table.acks, 1):
+                return f"{'SYNC_DISK' if need is Need.SLAVE_DISKS else 'SYNC_MEM'}({holders})"
+            if need is Need.SLAVES and table.confirmed_with_classics(end_offset):
+                return "CLASSIC"
+            # A slave that left right after its report: what it said was seen, and `acks` of them
+            # were needed.
+            if table.acks and end_offset <= table.confirmed_offset:
+                return f"{'SYNC_DISK' if need is Need.SLAVE_DISKS else 'SYNC_MEM'}({table.acks})"
+        return "MASTER_MEM"
+
+    # ---- what others ask
+    # --------------------------------------------------------------------------------------
+
+    def can_confirm(self, *, flushed: bool) -> str | None:
+        """Return why a synchronous put could not be confirmed now, None when enough slaves are
+        in sync.
+        """
+        config = self.member.config.ha
+        with self._lock:
+            table = self._table
+            if table is None:
+                return "this node is no master"
+            if table.acks == 0:
+                return None
+            own = self.member.store.max_offset
+            nodes = table.in_sync(own, config.max_gap_not_in_sync, flushed_only=flushed)
+            count = len(nodes)
+            if table.count_classic and not flushed:
+                count += len(table.classics)
+            if count >= table.acks:
+                return None
+            if flushed and len(table.in_sync(own, config.max_gap_not_in_sync)) >= table.acks:
+                return (
+                    f"a put with sync_flush needs {table.acks} slaves with ha.ack_point: flushed, "
+                    f"{len(nodes)} are in sync; set ha.ack_point: flushed on the slaves"
+                )
+            return (
+                f"{count} of {table.acks} slaves in sync; start the slaves, or see `hastore status`"
+            )
+
+    def slaves(self) -> list[SlaveStatus]:
+        """Return the linked slaves."""
+        store, config = self.member.store, self.member.config.ha
+        end = store.max_offset
+        with self._lock:
+            found = []
+            for c in self._streams:
+                lag = None if c.ack_offset is None else max(0, end - c.ack_offset)
+                in_sync = lag is not None and lag <= config.max_gap_not_in_sync
+                state = "starting" if c.ack_offset is None else "streaming"
+                found.append(
+                    SlaveStatus(c.node, c.address, state, c.ack_offset, lag, in_sync, c.classic)
+                )
+            return found
+
+    def linked_nodes(self) -> set[int]:
+        """Return the node numbers that follow this master now."""
+        return {c.node for c in self._streams if c.node is not None}
+
+    @property
+    def lowest_sent_offset(self) -> int | None:
+        """The smallest place from which a linked slave is still being sent; retention keeps it."""
+        offsets = [c.writer.sent_offset for c in self._streams if c.writer is not None]
+        return min(offsets, default=None)
+
+
+class AcceptSocketService(Service):
+    """Accept connections on the HA port, in every role."""
+
+    def __init__(self, service: HAService) -> None:
+        super().__init__("AcceptSocketService")
+        self._service = service
+        self._listener: socket.socket | None = None
+
+    def bind(self, address: str) -> str:
+        """Bind and listen; return the real address."""
+        host, port = split_address(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=128)
+        listener.settimeout(0.5)
+        self._listener = listener
+        return f"{host}:{listener.getsockname()[1]}"
+
+    def run(self) -> None:
+        """Accept until stopped."""
+        listener = self._listener
+        assert listener is not None, "bind() comes first"
+        with listener:
+            while not self.stopping.is_set():
+                try:
+                    sock, peer = listener.accept()
+                except TimeoutError:
+                    continue
+                except OSError as error:
+                    if self.stopping.is_set():
+                        return
+                    log.error("accepting on the HA port failed: %s", error)
+                    self.stopping.wait(0.2)
+                    continue
+                sock.settimeout(None)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                try:
+                    self._service.accept(sock, f"{peer[0]}:{peer[1]}")
+                except (HastoreError, OSError, RuntimeError) as error:
+                    log.error("connection of %s:%s failed: %s", peer[0], peer[1], error)
+                    sock.close()

@@ -1,0 +1,148 @@
+"""A node as a member of its group: what it says in HELLO, what it promises, when it must stop
+being master.
+"""
+
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from typing import Any
+
+from hastore.clock import Clock
+from hastore.config import Config
+from hastore.ha.gate import WriteGate
+from hastore.ha.node_state import NodeState
+from hastore.ha.replica_log import ReplicaLog
+from hastore.ha.rules import check_identity, may_promise
+from hastore.protocol.ha_link import BODY_BYTES_MAX
+from hastore.protocol.hello import NONCE_BYTES, Hello, Promised, Purpose, Refused
+
+log = logging.getLogger(__name__)
+
+
+class Member:
+    """Shared by all parts of a node's HA side. `open_epoch` changes only under the gate's lock."""
+
+    def __init__(
+        self,
+        config: Config,
+        store: ReplicaLog,
+        state: NodeState,
+        clock: Clock,
+        secret: bytes | None,
+    ) -> None:
+        self.config = config
+        self.store = store
+        self.state = state
+        self.clock = clock
+        self.secret = secret
+        self.gate = WriteGate()
+        self.open_epoch = 0  # the epoch in which this node takes writes; 0: it does not
+        self.role = "SLAVE"  # what it is now, for HELLO and status
+        self.on_superseded: Callable[[int, str], None] = _ignore
+        self.on_promise: Callable[[], None] = _nothing
+        self._told = threading.Lock()
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """The group's node numbers as configured, this node's too."""
+        return tuple(sorted(self.config.nodes))
+
+    @property
+    def peers(self) -> list[tuple[int, str]]:
+        """The other nodes' numbers and HA addresses."""
+        return [(n, a.ha) for n, a in sorted(self.config.nodes.items()) if n != self.config.node]
+
+    def hello(self, purpose: Purpose, **extra: Any) -> Hello:
+        """Say what this node is and has at this moment."""
+        data, store = self.state.data, self.store
+        max_offset = store.max_offset
+        return Hello(
+            purpose=purpose,
+            cluster=self.config.cluster,
+            group=self.config.group,
+            node=self.config.node,
+            store_id=data.store_id,
+            role=self.role,
+            open_epoch=self.open_epoch,
+            promised_epoch=data.promised_epoch,
+            history=data.history,
+            min_offset=min(store.min_offset, max_offset),
+            max_offset=max_offset,
+            confirmed_offset=min(store.confirmed_offset, max_offset),
+            ack_point=self.config.ha.ack_point.value,
+            unclean=data.unclean,
+            largest_frame=BODY_BYTES_MAX,
+            file_size=store.file_size,
+            nonce=secrets.token_bytes(NONCE_BYTES),
+            **extra,
+        )
+
+    def identity_problem(self, hello: Hello) -> str | None:
+        """Return why the peer is no member of this group, None when it is one."""
+        return check_identity(
+            hello,
+            self.config.cluster,
+            self.config.group,
+            self.config.node,
+            self.nodes,
+            self.state.data.known_stores,
+        )
+
+    def promise(self, hello: Hello) -> Promised | Refused:
+        """Promise the candidate's epoch: durable, and every lower writer stopped, before this
+        returns.
+        """
+        epoch, candidate = hello.promised_epoch, hello.node
+        with self.gate.lock:
+            why = may_promise(self.state.data.promised_epoch, candidate, epoch)
+            if why is not None:
+                return Refused(why, self.state.data.promised_epoch)
+            if self.state.data.promised_epoch == epoch and self.gate.epoch == epoch:
+                return Refused(f"this node follows epoch {epoch} already", epoch)
+            was = self.open_epoch
+            self.gate.close()
+            self.open_epoch = 0
+            self.state.promise(epoch, hello.acks, hello.nodes)
+            if was:
+                self.state.save(superseded_by=epoch)
+            answer = Promised(
+                self.state.data.history, self.store.max_offset, self.state.data.unclean
+            )
+        log.info("promised epoch %d to node %d", epoch, candidate)
+        self._tell(was, epoch, f"node {candidate}")
+        return answer
+
+    def meet(self, epoch: int, who: str) -> None:
+        """Turn read-only, durably, when an epoch above the own open one was met."""
+        with self.gate.lock:
+            was = self.open_epoch
+            if not was or epoch <= was:
+                return
+            self.gate.close()
+            self.open_epoch = 0
+            self.state.promise(epoch)
+            self.state.save(superseded_by=epoch)
+        log.warning("epoch %d of %s supersedes the own epoch %d: read-only", epoch, who, was)
+        self._tell(was, epoch, who)
+
+    def step_down(self) -> bool:
+        """Stop being master of the own free will; False when it was none."""
+        with self.gate.lock:
+            was = self.open_epoch
+            self.gate.close()
+            self.open_epoch = 0
+        return bool(was)
+
+    def _tell(self, was: int, epoch: int, who: str) -> None:
+        if was:
+            self.on_superseded(epoch, who)
+        self.on_promise()
+
+
+def _ignore(_epoch: int, _who: str) -> None:
+    """Nobody listens yet."""
+
+
+def _nothing() -> None:
+    """Nobody listens yet."""

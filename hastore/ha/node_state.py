@@ -1,0 +1,206 @@
+"""What a node must not forget (FAILOVER.md, "State of a node"): `<store>/hastore/node.json`.
+
+Every change is on the disk, file and directory, when the method that makes it returns: whatever
+rests on it may then be sent, acknowledged or opened. `confirmed_offset` and `flushed_offset` need
+no sync of their own and live on the store's limits page.
+"""
+
+import json
+import secrets
+import threading
+from collections.abc import Sequence
+
+import msgspec
+
+from hastore.config import Role
+from hastore.errors import StoreBrokenError
+from hastore.ha.epochs import EpochEntry, History, keep_until, last_epoch
+from hastore.store.filesystem import FileSystem
+
+BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
+FORMAT = 1
+
+
+class CutIntent(msgspec.Struct, frozen=True):
+    """A cut under way: to which offset, how many entries stay. Written before the cut, removed
+    after it.
+    """
+
+    offset: int
+    entries: int
+
+
+class Durable(msgspec.Struct, kw_only=True):
+    """The file's content."""
+
+    format: int = FORMAT
+    node: int
+    store_id: str
+    cluster: str
+    group: str
+    role_followed: Role = Role.SLAVE
+    promised_epoch: int = 0
+    history: History = ()
+    acks_min: int | None = (
+        None  # smallest and greatest `acks` of the last entry and the promises since
+    )
+    acks_max: int | None = None
+    node_lists: tuple[tuple[int, ...], ...] = ()  # likewise the node lists that differ
+    boot_id: str = ""
+    ack_point: str = "written"
+    clean_stop: bool = False
+    unclean: bool = False
+    epoch_over: bool = False
+    superseded_by: int = 0  # the epoch that turned this master read-only; 0: none
+    intent: CutIntent | None = None
+    known_stores: dict[int, str] = {}
+    aside: int = 0  # stores set aside so far, for their names
+
+
+class NodeState:
+    """The durable state of one node. Thread-safe; each change is synced before its method
+    returns.
+    """
+
+    def __init__(self, fs: FileSystem, root: str) -> None:
+        self._fs = fs
+        self._directory = f"{root}/hastore"
+        self._path = f"{self._directory}/node.json"
+        self._lock = threading.RLock()
+        self._data: Durable | None = None
+
+    def load(self, node: int, cluster: str, group: str) -> None:
+        """Read the file, or make the identity of a new node. StoreBrokenError names what does
+        not fit.
+        """
+        if not self._fs.exists(self._path):
+            self._data = Durable(
+                node=node, store_id=secrets.token_hex(16), cluster=cluster, group=group
+            )
+            return
+        try:
+            data = msgspec.json.decode(self._fs.read_bytes(self._path), type=Durable)
+        except msgspec.DecodeError as error:
+            raise StoreBrokenError(
+                f"{self._path}: not the state of a node ({error}); a node without its state "
+                "must come back "
+                "with an empty store and under a new `node` number"
+            ) from error
+        for name, mine, wanted in (
+            ("node", data.node, node),
+            ("cluster", data.cluster, cluster),
+            ("group", data.group, group),
+        ):
+            if mine != wanted:
+                raise StoreBrokenError(
+                    f"{self._path}: this store belongs to {name} {mine!r}, the configuration "
+                    f"says {wanted!r}; "
+                    "point store.root at this node's own directory"
+                )
+        self._data = data
+
+    @property
+    def data(self) -> Durable:
+        """Return the state; read fields only, one at a time."""
+        assert self._data is not None, "load() comes first"
+        return self._data
+
+    @property
+    def history(self) -> History:
+        """Return the epoch history."""
+        return self.data.history
+
+    @property
+    def last_epoch(self) -> int:
+        """Return the last entry's epoch, 0 without entries."""
+        return last_epoch(self.data.history)
+
+    def save(self, **changes: object) -> None:
+        """Change fields and write them durably."""
+        with self._lock:
+            data = msgspec.structs.replace(self.data, **changes)
+            self._fs.make_dirs(self._directory)
+            text = json.dumps(msgspec.to_builtins(data), indent=1)
+            self._fs.replace_bytes(self._path, text.encode() + b"\n")
+            self._data = data
+
+    def begin_boot(self, ack_point: str, *, alone: bool, log_end: int) -> None:
+        """Note the start: what a power loss may have taken is marked before the node answers
+        anyone.
+
+        A changed boot id without a clean stop ends the epoch, and, when the ack point then in
+        force was `written`, marks the node unclean (never in a group of one). Entries beyond the
+        log's end go.
+        """
+        with self._lock:
+            data = self.data
+            boot_id = self._fs.read_bytes(BOOT_ID_PATH).decode().strip()
+            power_lost = bool(data.boot_id) and data.boot_id != boot_id and not data.clean_stop
+            self.save(
+                boot_id=boot_id,
+                unclean=data.unclean or (power_lost and data.ack_point == "written" and not alone),
+                epoch_over=data.epoch_over or power_lost,
+                ack_point=ack_point,
+                clean_stop=False,
+                history=keep_until(data.history, log_end),
+            )
+
+    def end_cleanly(self) -> None:
+        """Note that everything was synced and closed."""
+        self.save(clean_stop=True)
+
+    def promise(self, epoch: int, acks: int | None = None, nodes: Sequence[int] = ()) -> None:
+        """Raise the promise, durably; `acks` and `nodes` are what that epoch would bring."""
+        with self._lock:
+            data = self.data
+            changes: dict[str, object] = {"promised_epoch": max(epoch, data.promised_epoch)}
+            if acks is not None:
+                changes.update(self._widened(acks, nodes))
+            if any(getattr(data, name) != value for name, value in changes.items()):
+                self.save(**changes)
+
+    def take_entries(self, entries: Sequence[EpochEntry]) -> None:
+        """Append entries taken over from a master, durably; the promised epoch's own resets the
+        bounds.
+        """
+        with self._lock:
+            changes: dict[str, object] = {"history": self.data.history + tuple(entries)}
+            for entry in entries:
+                if entry.epoch >= self.data.promised_epoch:
+                    changes.update(
+                        acks_min=entry.acks, acks_max=entry.acks, node_lists=(entry.nodes,)
+                    )
+                else:
+                    changes.update(self._widened(entry.acks, entry.nodes))
+            self.save(**changes)
+
+    def open_epoch(self, entry: EpochEntry) -> None:
+        """Append this node's own entry and drop its marks, in one durable step; then it may
+        open.
+        """
+        with self._lock:
+            self.save(
+                history=(*self.data.history, entry),
+                acks_min=entry.acks,
+                acks_max=entry.acks,
+                node_lists=(entry.nodes,),
+                unclean=False,
+                epoch_over=False,
+                superseded_by=0,
+            )
+
+    def learn_store(self, node: int, store_id: str) -> None:
+        """Remember which store belongs to a node number."""
+        with self._lock:
+            if self.data.known_stores.get(node) != store_id:
+                self.save(known_stores={**self.data.known_stores, node: store_id})
+
+    def _widened(self, acks: int, nodes: Sequence[int]) -> dict[str, object]:
+        data = self.data
+        known = tuple(sorted(nodes))
+        lists = data.node_lists if known in data.node_lists else (*data.node_lists, known)
+        return {
+            "acks_min": acks if data.acks_min is None else min(acks, data.acks_min),
+            "acks_max": acks if data.acks_max is None else max(acks, data.acks_max),
+            "node_lists": lists,
+        }

@@ -1,0 +1,120 @@
+"""Open a connection to another node's HA port: the caller's side of HELLO, on a blocking socket
+with a deadline.
+"""
+
+import socket
+from dataclasses import dataclass
+
+from hastore.clock import Clock
+from hastore.errors import AuthenticationError, ClassicPeerError, ProtocolError
+from hastore.protocol.hello import (
+    ANSWER_MAGIC,
+    CALL_MAGIC,
+    LENGTH_BYTES,
+    MAGIC_BYTES,
+    Answer,
+    Hello,
+    answerer_proof,
+    caller_proof,
+    check_proof,
+    decode_answer,
+    decode_hello,
+    encode_hello,
+    frame,
+    frame_length,
+)
+
+
+@dataclass(slots=True)
+class Call:
+    """An opened connection: what the peer said of itself, and its answer."""
+
+    sock: socket.socket
+    hello: Hello
+    answer: Answer
+
+    def close(self) -> None:
+        """Close the socket."""
+        self.sock.close()
+
+
+class Deadline:
+    """A point in monotonic time that several blocking calls share."""
+
+    def __init__(self, clock: Clock, timeout_ms: float) -> None:
+        self._clock = clock
+        self._end_ms = clock.monotonic_ms() + timeout_ms
+
+    def left_s(self) -> float:
+        """Return the seconds left; TimeoutError when there are none."""
+        left = (self._end_ms - self._clock.monotonic_ms()) / 1000.0
+        if left <= 0:
+            raise TimeoutError("the peer is too slow")
+        return left
+
+
+def split_address(address: str) -> tuple[str, int]:
+    """Return host and port of "HOST:PORT" (an IPv6 host may stand in brackets)."""
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def receive_exactly(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
+    """Return exactly `size` bytes; ProtocolError when the peer closes before, TimeoutError when
+    it is slow.
+    """
+    data = bytearray()
+    while len(data) < size:
+        sock.settimeout(deadline.left_s())
+        piece = sock.recv(size - len(data))
+        if not piece:
+            raise ProtocolError("the peer closed the connection in the middle of HELLO")
+        data += piece
+    return bytes(data)
+
+
+def receive_frame(sock: socket.socket, deadline: Deadline) -> bytes:
+    """Return the next length-prefixed frame, bounded to 64 KiB."""
+    return receive_exactly(
+        sock, frame_length(receive_exactly(sock, LENGTH_BYTES, deadline)), deadline
+    )
+
+
+def call(address: str, hello: Hello, secret: bytes | None, clock: Clock, timeout_ms: float) -> Call:
+    """Connect, say HELLO and return the peer's answer; the whole within `timeout_ms`.
+
+    OSError: not reachable or too slow. ClassicPeerError: a RocketMQ master. ProtocolError,
+    AuthenticationError: the peer erred. The socket of the result is blocking.
+    """
+    deadline = Deadline(clock, timeout_ms)
+    sock = socket.create_connection(split_address(address), timeout=deadline.left_s())
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.sendall(CALL_MAGIC)
+        magic = receive_exactly(sock, MAGIC_BYTES, deadline)
+        if magic == CALL_MAGIC:
+            raise ClassicPeerError(
+                f"{address} speaks RocketMQ's classic HA protocol; to follow it set "
+                "ha.classic_master to it"
+            )
+        if magic != ANSWER_MAGIC:
+            raise ProtocolError(f"{address} does not speak this version of the HA protocol")
+        mine = encode_hello(hello)
+        sock.sendall(frame(mine))
+        theirs = receive_frame(sock, deadline)
+        peer = decode_hello(theirs)
+        sock.sendall(frame(caller_proof(secret, mine, theirs)))
+        proof = receive_frame(sock, deadline)
+        answer = receive_frame(sock, deadline)
+        check_proof(answerer_proof(secret, mine, theirs, answer), proof)
+        if (peer.cluster, peer.group) != (hello.cluster, hello.group):
+            raise AuthenticationError(
+                f"{address} belongs to {peer.cluster}/{peer.group}, not to "
+                f"{hello.cluster}/{hello.group}; "
+                "check the addresses under `nodes`"
+            )
+        sock.settimeout(None)
+        return Call(sock, peer, decode_answer(answer))
+    except BaseException:
+        sock.close()
+        raise

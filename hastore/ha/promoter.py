@@ -1,0 +1,210 @@
+"""Carry out one attempt at a promotion (FAILOVER.md, "Promotion"): survey, promise, count,
+catch up, open.
+"""
+
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hastore.config import Config
+from hastore.errors import HastoreError, PromotionRefused
+from hastore.ha.catch_up import catch_up
+from hastore.ha.epochs import EpochEntry, History, last_epoch, next_epoch
+from hastore.ha.member import Member
+from hastore.ha.rewind import cut_back
+from hastore.ha.rules import Terms, Voice, greatest, judge, new_entry
+from hastore.ha.survey import Heard, ask_all
+from hastore.protocol.hello import Promised, Purpose, Refused
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Flags:
+    """What the operator allows for this one promotion."""
+
+    no_catch_up: bool = False
+    force_unclean: bool = False
+    accept_loss: bool = False
+
+
+class Promoter:
+    """Attempts at a promotion of this node. One thread uses it; the gate keeps others out of
+    the log.
+    """
+
+    def __init__(
+        self, member: Member, on_open: Callable[[EpochEntry], None], say: Callable[[str], None]
+    ) -> None:
+        self._member = member
+        self._on_open = on_open  # called under the gate's lock, right before the gate opens
+        self._say = say  # the progress, for status
+
+    def attempt(
+        self, config: Config, flags: Flags, *, before_promise: Callable[[], None]
+    ) -> EpochEntry:
+        """Try once; return the opened epoch's entry. PromotionRefused says why not, and if finally.
+
+        `config` proposes the epoch's `acks` and node list. Nothing is changed before the survey
+        suffices; then `before_promise` stops what follows a master, and the promises begin.
+        """
+        member = self._member
+        terms = self._terms(config)
+        self._say("surveying the group")
+        heard = ask_all(member, Purpose.SURVEY)
+        voices = [self._own_voice(), *(_voice(h) for h in heard if h.hello is not None)]
+        self._demand(terms, voices, heard, flags)
+        best = greatest(voices, member.config.node)
+        if flags.no_catch_up and best.node != member.config.node:
+            raise PromotionRefused(
+                f"node {best.node} is ahead (epoch {best.last_epoch}, end {best.log_end}) and "
+                "--no-catch-up was given; promote it, or leave the flag out",
+                final=True,
+            )
+        epoch = next_epoch(self._greatest_seen(heard), member.config.node)
+        before_promise()
+        answers = self._collect(epoch, terms)
+        voices = [self._own_voice(), *(_promised_voice(h) for h in answers if _promised(h))]
+        self._demand(terms, voices, answers, flags)
+        self._catch_up(epoch, voices, answers, flags)
+        return self._open(epoch, terms)
+
+    def _terms(self, config: Config) -> Terms:
+        data = self._member.state.data
+        acks, nodes = config.effective_acks, tuple(sorted(config.nodes))
+        return Terms(
+            node=config.node,
+            nodes=nodes,
+            acks=acks,
+            acks_min=acks if data.acks_min is None else min(acks, data.acks_min),
+            acks_max=acks if data.acks_max is None else max(acks, data.acks_max),
+            old_nodes=tuple(old for old in data.node_lists if old != nodes),
+        )
+
+    def _own_voice(self) -> Voice:
+        state, store = self._member.state, self._member.store
+        return Voice(
+            self._member.config.node, state.last_epoch, store.max_offset, state.data.unclean
+        )
+
+    def _greatest_seen(self, heard: list[Heard]) -> int:
+        seen = max(self._member.state.data.promised_epoch, self._member.state.last_epoch)
+        for h in heard:
+            if h.hello is not None:
+                seen = max(seen, h.hello.promised_epoch, last_epoch(h.hello.history))
+        return seen
+
+    def _demand(self, terms: Terms, voices: list[Voice], heard: list[Heard], flags: Flags) -> None:
+        verdict = judge(terms, voices)
+        if verdict.enough:
+            return
+        problems = "; ".join(
+            f"node {h.node} at {h.address}: {h.problem or getattr(h.answer, 'reason', '')}"
+            for h in heard
+            if h.problem is not None or isinstance(h.answer, Refused)
+        )
+        reason = verdict.reason + (f" ({problems})" if problems else "")
+        if not flags.force_unclean:
+            raise PromotionRefused(reason)
+        log.error(
+            "--force-unclean: going on although %s; what those nodes alone acknowledged is lost",
+            reason,
+        )
+
+    def _collect(self, epoch: int, terms: Terms) -> list[Heard]:
+        """Promise to itself, then ask every node. Only what they answer after their promise
+        counts.
+        """
+        member = self._member
+        self._say(f"asking for promises of epoch {epoch}")
+        with member.gate.lock:
+            if member.state.data.promised_epoch >= epoch:
+                raise PromotionRefused(
+                    f"epoch {member.state.data.promised_epoch} is promised already"
+                )
+            member.gate.close()
+            member.open_epoch = 0
+            member.state.promise(epoch, terms.acks, terms.nodes)
+        return ask_all(member, Purpose.PROMISE, acks=terms.acks, nodes=terms.nodes)
+
+    def _catch_up(
+        self, epoch: int, voices: list[Voice], answers: list[Heard], flags: Flags
+    ) -> None:
+        best = greatest(voices, self._member.config.node)
+        if best.node == self._member.config.node:
+            return
+        source = next(h for h in answers if h.node == best.node)
+        try:
+            catch_up(
+                self._member,
+                epoch,
+                source.node,
+                source.address,
+                _history(source),
+                best.log_end,
+                accept_loss=flags.accept_loss,
+                on_progress=lambda done, due: self._say(
+                    f"catching up from node {best.node}: {done} of {due} bytes"
+                ),
+            )
+        except OSError as error:
+            raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
+        except PromotionRefused:
+            raise
+        except HastoreError as error:
+            raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
+
+    def _open(self, epoch: int, terms: Terms) -> EpochEntry:
+        member = self._member
+        store, state = member.store, member.state
+        with member.gate.lock:
+            if store.whole_offset < store.max_offset:  # every epoch starts at a record
+                cut_back(
+                    store,
+                    state,
+                    store.whole_offset,
+                    len(state.history),
+                    accept_loss=False,
+                    why="a partial record at the log's end",
+                )
+        self._say("syncing the log")
+        store.flush()
+        self.wait_replayed()
+        with member.gate.lock:
+            if state.data.promised_epoch != epoch:
+                raise PromotionRefused(
+                    f"epoch {state.data.promised_epoch} was promised to another node meanwhile"
+                )
+            entry = new_entry(epoch, store.max_offset, terms.acks, terms.nodes)
+            state.open_epoch(entry)
+            self._on_open(entry)
+            member.open_epoch = epoch
+            member.gate.open(epoch)
+        return entry
+
+    def wait_replayed(self) -> None:
+        """Wait until queues, index and the idempotence window have reached the log's end."""
+        store = self._member.store
+        while not store.wait_dispatched(store.max_offset, 0.5):
+            self._say(f"replaying the log: {store.dispatched_offset} of {store.max_offset}")
+
+
+def _promised(heard: Heard) -> bool:
+    return isinstance(heard.answer, Promised)
+
+
+def _history(heard: Heard) -> History:
+    assert isinstance(heard.answer, Promised)
+    return heard.answer.history
+
+
+def _voice(heard: Heard) -> Voice:
+    assert heard.hello is not None
+    hello = heard.hello
+    return Voice(heard.node, last_epoch(hello.history), hello.max_offset, hello.unclean)
+
+
+def _promised_voice(heard: Heard) -> Voice:
+    assert isinstance(heard.answer, Promised)
+    answer = heard.answer
+    return Voice(heard.node, last_epoch(answer.history), answer.max_offset, answer.unclean)

@@ -1,0 +1,93 @@
+"""Take bytes from a master (or from a catch-up's source) into the own log, entry by entry,
+piece by piece.
+"""
+
+import logging
+from collections.abc import Callable
+
+from hastore.errors import ProtocolError, StoreFullError
+from hastore.ha.epochs import History, due_entries, next_start
+from hastore.ha.member import Member
+
+log = logging.getLogger(__name__)
+
+FULL_PAUSE_S = 0.5
+
+
+class Receiver:
+    """Append what one peer sends, while the gate is open for its epoch.
+
+    An epoch's entry is taken over, durably, when the log ends exactly at its start: before that
+    offset is reported, and before a byte is written beyond.
+    """
+
+    def __init__(self, member: Member, epoch: int, history: History) -> None:
+        self._member = member
+        self._epoch = epoch
+        self._history = history
+        self._bound: int | None = None
+
+    def begin(self) -> None:
+        """Take over what is due before the first byte."""
+        with self._member.gate.entered(self._epoch) as mine:
+            self._check(mine)
+            self._take_entries()
+
+    def room(self) -> int | None:
+        """Return how many bytes may follow before the next entry is due; None: no entry is to
+        come.
+        """
+        return None if self._bound is None else self._bound - self._member.store.max_offset
+
+    def append(self, offset: int, data: memoryview, while_full: Callable[[], None]) -> None:
+        """Append a piece. While the disk is full it waits here, calling `while_full`, and goes
+        on by itself.
+        """
+        while len(data):
+            room = self.room()
+            piece = data if room is None else data[:room]
+            try:
+                with self._member.gate.entered(self._epoch) as mine:
+                    self._check(mine)
+                    self._member.store.append_replica(offset, piece)
+                    if room is not None and len(piece) == room:
+                        self._take_entries()
+            except StoreFullError as error:
+                log.error("the disk is full, taking no bytes until there is room: %s", error)
+                while_full()
+                continue
+            offset += len(piece)
+            data = data[len(piece) :]
+
+    def drain(
+        self, move: Callable[[int, int, int], int], size: int, while_full: Callable[[], None]
+    ) -> None:
+        """Let `move(fd, position, size)` put `size` bytes, which it holds, at the log's end."""
+        store = self._member.store
+        while size:
+            try:
+                with self._member.gate.entered(self._epoch) as mine:
+                    self._check(mine)
+                    room = self.room()
+                    offset = store.max_offset
+                    place = store.replica_range(offset, size if room is None else min(size, room))
+                    moved = move(place.fd, place.position, place.size)
+                    store.commit_replica(offset, moved)
+                    if room is not None and moved == room:
+                        self._take_entries()
+            except StoreFullError as error:
+                log.error("the disk is full, taking no bytes until there is room: %s", error)
+                while_full()
+                continue
+            size -= moved
+
+    def _check(self, mine: bool) -> None:
+        if not mine:
+            raise ProtocolError(f"epoch {self._epoch} is superseded; its bytes are taken no more")
+
+    def _take_entries(self) -> None:
+        member = self._member
+        due = due_entries(member.state.history, member.store.max_offset, self._history)
+        if due:
+            member.state.take_entries(due)
+        self._bound = next_start(member.state.history, self._history)

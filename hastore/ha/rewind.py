@@ -1,0 +1,64 @@
+"""Cut a log back to a common point, in steps that a crash may interrupt anywhere (FAILOVER.md,
+"Rejoin and the cut").
+
+    1 archive the tail, synced -> 2 write the intent -> 3 clear the bytes, synced
+      -> 4 cut the history and drop the intent
+
+Steps 4 and 5 of the text are one durable write here. After a crash between 2 and 4, `finish_cut`
+repeats the rest before any HELLO; a crash before 2 leaves an archive too many and nothing cut.
+"""
+
+import logging
+
+from hastore.errors import GroupDisagrees
+from hastore.ha.node_state import CutIntent, NodeState
+from hastore.ha.replica_log import ReplicaLog
+from hastore.ha.rules import cut_loses_confirmed
+
+log = logging.getLogger(__name__)
+
+
+def cut_back(
+    store: ReplicaLog, state: NodeState, offset: int, entries: int, *, accept_loss: bool, why: str
+) -> int:
+    """Archive and cut what is beyond `offset`, keep so many entries; return the bytes archived.
+
+    The caller holds the write gate. GroupDisagrees when a whole confirmed record would go, unless
+    `accept_loss`.
+    """
+    end = store.max_offset
+    if cut_loses_confirmed(offset, store.confirmed_offset, store.record_size(offset)):
+        if not accept_loss:
+            raise GroupDisagrees(
+                f"{why}: cutting at {offset} would lose confirmed records up to "
+                f"{store.confirmed_offset}; "
+                "the group disagrees. Compare `hastore status` of all nodes; to give them up "
+                "here (they are "
+                "archived under rescued/), run `hastore demote --accept-loss` for this node"
+            )
+        log.error(
+            "%s: giving up confirmed records %d..%d as told", why, offset, store.confirmed_offset
+        )
+    archived = 0
+    if offset < end:
+        # A partial record alone is no one's data, yet it is kept as well: an archive too many
+        # harms nobody.
+        archived = store.archive(offset, f"{state.last_epoch}-{offset}")
+    state.save(intent=CutIntent(offset, entries))
+    finish_cut(store, state)
+    log.warning("%s: cut the log from %d to %d, %d bytes archived", why, end, offset, archived)
+    return archived
+
+
+def finish_cut(store: ReplicaLog, state: NodeState) -> None:
+    """Do, or repeat after a crash, all that an intent asks for. Does nothing without one."""
+    intent = state.data.intent
+    if intent is None:
+        return
+    if store.max_offset > intent.offset:
+        store.truncate(intent.offset)
+    if store.confirmed_offset > store.max_offset:
+        store.set_limits(confirmed=store.max_offset)
+    if store.readable_offset > store.max_offset:
+        store.set_limits(readable=store.max_offset)
+    state.save(history=state.data.history[: intent.entries], intent=None)

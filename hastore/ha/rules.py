@@ -1,0 +1,228 @@
+"""The decisions of FAILOVER.md as pure functions: who may follow, where a stream starts, who
+may promise.
+
+The same code runs in the server and in simulations: no sockets, files or clocks here.
+"""
+
+from dataclasses import dataclass
+
+from hastore.ha.epochs import (
+    EpochEntry,
+    History,
+    common_point,
+    epoch_node,
+    keep_until,
+    last_epoch,
+    next_epoch,
+)
+from hastore.protocol.hello import Hello, Refused, Resync, RewindTo, StreamFrom
+
+FollowAnswer = StreamFrom | RewindTo | Resync | Refused
+
+
+@dataclass(frozen=True, slots=True)
+class MasterView:
+    """What an open master knows of itself when a slave says HELLO."""
+
+    cluster: str
+    group: str
+    node: int
+    epoch: int
+    promised_epoch: int
+    history: History
+    min_offset: int
+    max_offset: int
+    file_size: int
+    nodes: tuple[int, ...]
+    known_stores: dict[int, str]
+
+
+def check_identity(
+    hello: Hello, cluster: str, group: str, node: int, nodes: tuple[int, ...], known: dict[int, str]
+) -> str | None:
+    """Return why the caller is no member of the group, None when it is one."""
+    if hello.cluster != cluster or hello.group != group:
+        return (
+            f"wrong cluster: the caller is of {hello.cluster}/{hello.group}, this node of "
+            f"{cluster}/{group}; check `cluster` and `group`"
+        )
+    if hello.node == node:
+        return f"node number {node} is this node's own; give each node its own `node`"
+    if hello.node not in nodes:
+        return f"node {hello.node} is not in the list of this node; add it to `nodes`"
+    if known.get(hello.node, hello.store_id) != hello.store_id:
+        return (
+            f"node number {hello.node} is known with another store; a node whose disk was lost or "
+            "restored from a copy must come back under a new number"
+        )
+    return None
+
+
+def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
+    """Decide what an open master answers to a slave. The caller has raised nothing for it yet.
+
+    A caller that has promised a higher epoch is refused with that epoch: the master must then turn
+    read-only.
+    """
+    if hello.promised_epoch > master.promised_epoch:
+        return Refused(
+            f"node {hello.node} has promised epoch {hello.promised_epoch}, above {master.epoch}",
+            hello.promised_epoch,
+        )
+    if hello.file_size != master.file_size:
+        return Refused(
+            f"commit log files of {hello.file_size} bytes, the master's have {master.file_size}; "
+            "set store.commitlog_file_size to the same on every node (with an empty store)"
+        )
+    if hello.max_offset == 0 and master.min_offset == 0:
+        # Nothing to set aside: at most an entry of an epoch that never wrote, or that the master
+        # does not share.
+        _, kept = common_point(hello.history, 0, master.history, master.max_offset)
+        return RewindTo(0, kept) if kept < len(hello.history) else StreamFrom(0)
+    common, kept = common_point(hello.history, hello.max_offset, master.history, master.max_offset)
+    if kept == 0 or common < master.min_offset:
+        if hello.confirmed_offset > max(common, hello.min_offset):
+            return Refused(
+                f"node {hello.node} holds confirmed data up to {hello.confirmed_offset}, "
+                "beyond the last "
+                f"common point {common}, and this master's log starts at {master.min_offset}; "
+                "the group disagrees: see `hastore status` of both, then decide with --accept-loss"
+            )
+        entries = keep_until(master.history, master.min_offset)
+        return Resync(master.min_offset, entries)
+    if common < hello.max_offset or kept < len(hello.history):
+        return RewindTo(common, kept)
+    return StreamFrom(hello.max_offset)
+
+
+def may_promise(promised_epoch: int, candidate: int, epoch: int) -> str | None:
+    """Return why a node cannot promise `epoch` to `candidate`, None when it can.
+
+    It answers only an epoch above its promise, or the same candidate's again.
+    """
+    if epoch_node(epoch) != candidate:
+        return f"epoch {epoch} does not belong to node {candidate}"
+    if epoch < promised_epoch:
+        return f"epoch {promised_epoch} is promised already, above {epoch}"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """What a promotion heard of one node: in the survey, or in answer to the promise."""
+
+    node: int
+    last_epoch: int
+    log_end: int
+    unclean: bool
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Order logs as a promotion does: the last epoch first, then the log's end."""
+        return self.last_epoch, self.log_end
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a promotion starts from: the group, and every `acks` and node list that may still be
+    in force.
+    """
+
+    node: int
+    nodes: tuple[int, ...]  # of the configuration, this node too
+    acks: int  # of the configuration: it becomes the new epoch's own
+    acks_min: int
+    acks_max: int
+    old_nodes: tuple[
+        tuple[int, ...], ...
+    ] = ()  # differing lists of the last entry and the promises since
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether the answers suffice; `missing` names the nodes that could still help."""
+
+    enough: bool
+    needed: int
+    clean: int
+    missing: tuple[int, ...]
+    unclean: tuple[int, ...]
+
+    @property
+    def reason(self) -> str:
+        """Say for whom the promotion waits."""
+        text = f"promotion needs {self.needed} clean nodes and has {self.clean}"
+        if self.missing:
+            text += "; waiting for node " + ", ".join(map(str, self.missing))
+        if self.unclean:
+            text += "; unclean: node " + ", ".join(map(str, self.unclean))
+        return text
+
+
+def judge(terms: Terms, voices: list[Voice]) -> Verdict:
+    """Decide whether the nodes heard meet every possible set of acknowledgers.
+
+    R = N - (smallest acks) clean nodes; every node's answer when acks or node list differ from
+    those of the last entry or of a promise since (of a changed list: all of the new and R of the
+    old).
+    """
+    heard = {voice.node: voice for voice in voices}
+    clean = {node for node, voice in heard.items() if not voice.unclean}
+    lists = [terms.nodes, *(old for old in terms.old_nodes if old != terms.nodes)]
+    changed = terms.acks_min != terms.acks_max or len(lists) > 1 or terms.acks != terms.acks_min
+    enough, needed, have = True, 0, 0
+    for members in lists:
+        quorum = max(1, len(members) - terms.acks_min)
+        inside = len(clean.intersection(members))
+        enough = enough and inside >= quorum
+        if quorum - inside >= needed - have:
+            needed, have = quorum, inside
+    if changed:
+        enough = enough and all(node in heard for node in terms.nodes)
+        needed = max(needed, len(terms.nodes))
+        have = len(clean.intersection(terms.nodes))
+    everyone = dict.fromkeys(node for members in lists for node in members)
+    missing = tuple(node for node in everyone if node not in heard)
+    unclean = tuple(node for node, voice in heard.items() if voice.unclean)
+    return Verdict(enough, needed, have, missing, unclean)
+
+
+def greatest(voices: list[Voice], own: int) -> Voice:
+    """Return the most advanced log, an unclean node's too; this node's own when none is beyond
+    it.
+    """
+    best = next(voice for voice in voices if voice.node == own)
+    for voice in voices:
+        if voice.reach > best.reach:
+            best = voice
+    return best
+
+
+def epoch_above(voices_promised: list[int], node: int) -> int:
+    """Return the candidate's next epoch: above everything it saw."""
+    return next_epoch(max(voices_promised, default=0), node)
+
+
+def may_resume(history: History, promised_epoch: int, node: int, epoch_over: bool) -> int | None:
+    """Return the epoch in which a restarted master goes on, None when that epoch is over."""
+    epoch = last_epoch(history)
+    if epoch and epoch_node(epoch) == node and promised_epoch == epoch and not epoch_over:
+        return epoch
+    return None
+
+
+def cut_loses_confirmed(cut: int, confirmed_offset: int, first_record_bytes: int | None) -> bool:
+    """Whether a cut would lose a whole confirmed record.
+
+    `first_record_bytes` is the size of the record at the cut (None: no whole record starts there).
+    A record counts only when its end is at or below the limit: a limit inside the first record
+    protects nothing.
+    """
+    if cut >= confirmed_offset or first_record_bytes is None:
+        return False
+    return cut + first_record_bytes <= confirmed_offset
+
+
+def new_entry(epoch: int, start: int, acks: int, nodes: tuple[int, ...]) -> EpochEntry:
+    """Return the entry that a promotion appends."""
+    return EpochEntry(epoch, start, acks, tuple(sorted(nodes)))

@@ -1,0 +1,236 @@
+"""The slave's end of one link: receive, store, one report for each receive.
+
+Long bodies go by splice from the socket into the log's file where the kernel has it; the rest
+through one buffer. Reports are 8 bytes; at ack point `flushed` they follow a sync, by a thread of
+their own.
+"""
+
+import fcntl
+import logging
+import os
+import socket
+import struct
+import threading
+
+from hastore.config import AckPoint
+from hastore.errors import HastoreError, ProtocolError
+from hastore.ha.member import Member
+from hastore.ha.peer import Call
+from hastore.ha.receiving import FULL_PAUSE_S, Receiver
+from hastore.protocol.ha_link import REPORT, Confirmed, Data, StreamDecoder
+from hastore.service import Service
+
+log = logging.getLogger(__name__)
+
+BUFFER_BYTES = 256 * 1024
+SPLICE_BYTES_MIN = 64 * 1024
+PIPE_BYTES = 1024 * 1024
+_F_SETPIPE_SZ = 1031
+_ONE_SECOND = struct.pack("@ll", 1, 0)
+
+
+class SlaveStream:
+    """One link of a slave, from STREAM_FROM to its end."""
+
+    def __init__(self, member: Member, opened: Call, offset: int) -> None:
+        self._member = member
+        self._sock = opened.sock
+        self._master = opened.hello
+        self.epoch = opened.hello.open_epoch
+        if offset != member.store.max_offset:
+            raise ProtocolError(
+                f"a stream from {offset}, this log ends at {member.store.max_offset}"
+            )
+        self._receiver = Receiver(member, self.epoch, opened.hello.history)
+        self._decoder = StreamDecoder(control_frames=True)
+        self._told: Confirmed | None = None
+        self._flushed = member.config.ha.ack_point is AckPoint.FLUSHED
+        self._send_lock = threading.Lock()
+        self._reported: int | None = None
+        self._reported_ms = 0.0
+        self._closed = False
+
+    def close(self) -> None:
+        """Break the link, from any thread."""
+        self._closed = True
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError as error:
+            log.debug("shutdown of the link: %s", error)
+
+    def run(self) -> None:
+        """Stream until the link ends; ProtocolError when the master erred. Closes the gate
+        behind it.
+        """
+        member = self._member
+        with member.gate.lock:
+            if member.state.data.promised_epoch != self.epoch:
+                raise ProtocolError(f"epoch {self.epoch} is not the promised one; asking anew")
+            member.gate.open(self.epoch)
+        flusher = _FlushReporter(self) if self._flushed else None
+        try:
+            self._receiver.begin()
+            if flusher is not None:
+                member.store.flush()
+                flusher.start()
+            self.report()
+            self._note_clean()
+            self._receive()
+        finally:
+            if flusher is not None:
+                flusher.stop()
+            with member.gate.lock:
+                if member.gate.epoch == self.epoch and not member.open_epoch:
+                    member.gate.close()
+            member.store.set_limits(readable=member.store.confirmed_offset)
+
+    def report(self) -> None:
+        """Report the log's end at the ack point, when it grew or a heartbeat is due."""
+        store = self._member.store
+        offset = store.flushed_offset if self._flushed else store.max_offset
+        now = self._member.clock.monotonic_ms()
+        with self._send_lock:
+            due = now - self._reported_ms >= self._member.config.ha.heartbeat_interval_ms
+            if self._reported is not None and offset <= self._reported:
+                if not due:
+                    return
+                offset = self._reported
+            self._sock.sendall(REPORT.pack(offset))
+            self._reported, self._reported_ms = offset, now
+
+    def _receive(self) -> None:
+        sock, clock = self._sock, self._member.clock
+        sock.settimeout(None)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ONE_SECOND)
+        silence_ms = self._member.config.ha.housekeeping_interval_ms
+        buffer = memoryview(bytearray(BUFFER_BYTES))
+        heard_ms = clock.monotonic_ms()
+        with _Pipe() as pipe:
+            while not self._closed:
+                try:
+                    size = 0
+                    if self._decoder.body_left >= SPLICE_BYTES_MIN:
+                        if not self._splice(pipe):
+                            return
+                    else:
+                        size = sock.recv_into(buffer)
+                        if not size:
+                            return
+                except BlockingIOError:
+                    if clock.monotonic_ms() - heard_ms > silence_ms:
+                        raise ProtocolError(
+                            f"the master was silent for {silence_ms / 1000:g} s"
+                        ) from None
+                    self.report()
+                    continue
+                heard_ms = clock.monotonic_ms()
+                self._take(buffer[:size])
+
+    def _take(self, data: memoryview) -> None:
+        for event in self._decoder.feed(data):
+            if isinstance(event, Data):
+                self._receiver.append(event.offset, event.data, self._while_full)
+            elif isinstance(event, Confirmed):
+                self._told = event
+            elif event.offset != self._member.store.max_offset:
+                raise ProtocolError(
+                    f"the master sends offset {event.offset}, this log ends at "
+                    f"{self._member.store.max_offset}"
+                )
+        if not self._flushed:
+            self.report()
+        self._follow_limits()
+        if self._member.state.data.unclean:
+            self._note_clean()
+
+    def _splice(self, pipe: "_Pipe") -> bool:
+        """Move a part of the body by splice; False when the socket has ended."""
+        got = pipe.fill(self._sock.fileno(), self._decoder.body_left)
+        if got:
+            self._receiver.drain(pipe.drain, got, self._while_full)
+            self._decoder.skip(got)
+        return got > 0
+
+    def _follow_limits(self) -> None:
+        """Take the smaller of what the master told and the own end."""
+        told, store = self._told, self._member.store
+        if told is None:
+            return
+        end = store.max_offset
+        confirmed, readable = min(told.confirmed_offset, end), min(told.readable_offset, end)
+        if confirmed > store.confirmed_offset or readable != store.readable_offset:
+            store.set_limits(confirmed=max(confirmed, store.confirmed_offset), readable=readable)
+
+    def _note_clean(self) -> None:
+        """Drop the unclean mark once the log has reached the end that the master stated in
+        HELLO.
+        """
+        member = self._member
+        store = member.store
+        end = store.flushed_offset if self._flushed else store.max_offset
+        if member.state.data.unclean and end >= self._master.max_offset:
+            member.state.save(unclean=False)
+            log.warning("this node is clean again: it holds all up to %d", end)
+
+    def _while_full(self) -> None:
+        """Keep the link alive while the disk is full."""
+        if self._closed:
+            raise ProtocolError("the link was closed while the disk was full")
+        threading.Event().wait(FULL_PAUSE_S)
+        self.report()
+
+
+class _FlushReporter(Service):
+    """Sync what was received and report it, as often as the disk allows."""
+
+    def __init__(self, stream: SlaveStream) -> None:
+        super().__init__("FlushReporter")
+        self._stream = stream
+
+    def run(self) -> None:
+        """Sync and report until stopped; a failed sync or send ends the link."""
+        stream = self._stream
+        store = stream._member.store
+        try:
+            while not self.stopping.is_set():
+                if store.wait_beyond(store.flushed_offset, 0.2) > store.flushed_offset:
+                    store.flush()
+                    stream.report()
+        except (HastoreError, OSError) as error:
+            log.error("no report any more on this link: %s", error)
+            stream.close()
+
+
+class _Pipe:
+    """A kernel pipe for splice; empty between two moves."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe2(os.O_CLOEXEC)
+
+    def __enter__(self) -> "_Pipe":
+        try:
+            fcntl.fcntl(self._write, _F_SETPIPE_SZ, PIPE_BYTES)
+        except OSError as error:
+            log.debug("the pipe stays at its default size: %s", error)
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        os.close(self._read)
+        os.close(self._write)
+
+    def fill(self, source: int, size: int) -> int:
+        """Take up to `size` bytes out of a socket; 0 at its end, BlockingIOError when it is
+        silent.
+        """
+        return os.splice(source, self._write, min(size, PIPE_BYTES))
+
+    def drain(self, target: int, position: int, size: int) -> int:
+        """Put `size` bytes into a file; return how many."""
+        left = size
+        while left:
+            done = os.splice(self._read, target, left, offset_dst=position)
+            if not done:
+                raise OSError("splice wrote nothing into the log's file")
+            position += done
+            left -= done
+        return size

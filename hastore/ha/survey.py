@@ -1,0 +1,69 @@
+"""Ask all other nodes of the group the same thing at once."""
+
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from hastore.errors import HastoreError, ProtocolError
+from hastore.ha.member import Member
+from hastore.ha.peer import call
+from hastore.protocol.hello import Answer, Hello, Purpose
+
+CALL_TIMEOUT_MS = 1_000.0
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What came back from one node: its HELLO and answer, or why there is none."""
+
+    node: int
+    address: str
+    hello: Hello | None = None
+    answer: Answer | None = None
+    problem: str | None = None
+
+
+def ask_all(
+    member: Member,
+    purpose: Purpose,
+    *,
+    skip: frozenset[int] = frozenset(),
+    timeout_ms: float = CALL_TIMEOUT_MS,
+    **extra: Any,
+) -> list[Heard]:
+    """Call every other node but those to `skip`, in parallel; the whole takes at most about
+    `timeout_ms`.
+    """
+    peers = [(node, address) for node, address in member.peers if node not in skip]
+    if not peers:
+        return []
+
+    def ask(peer: tuple[int, str]) -> Heard:
+        return ask_one(member, peer[0], peer[1], purpose, timeout_ms=timeout_ms, **extra)
+
+    with ThreadPoolExecutor(len(peers), thread_name_prefix=f"Survey-{purpose.value}") as pool:
+        return list(pool.map(ask, peers))
+
+
+def ask_one(
+    member: Member, node: int, address: str, purpose: Purpose, *, timeout_ms: float, **extra: Any
+) -> Heard:
+    """Call one node and close the connection; a failure is part of what was heard."""
+    try:
+        opened = call(
+            address, member.hello(purpose, **extra), member.secret, member.clock, timeout_ms
+        )
+        opened.close()
+        check_node(opened.hello, node, address)
+    except (HastoreError, OSError) as error:
+        return Heard(node, address, problem=str(error) or type(error).__name__)
+    return Heard(node, address, opened.hello, opened.answer)
+
+
+def check_node(hello: Hello, node: int, address: str) -> None:
+    """Refuse a node that answers at another's address."""
+    if hello.node != node:
+        raise ProtocolError(
+            f"node {hello.node} answers at {address}, which `nodes` gives to node {node}; "
+            "correct `nodes`"
+        )

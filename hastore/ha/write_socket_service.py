@@ -1,0 +1,218 @@
+"""WriteSocketService: the thread that streams the log to one slave, and the inline push that
+mostly spares it.
+
+    sent_offset     the next byte to send; all below was handed to the kernel, but for `_rest`
+    _rest           what a non-blocking push could not hand over; goes out before anything else
+
+The appending thread pushes small appends itself when the link is caught up and free. Whatever
+would block, is partial, or is more than 128 KiB is left to this thread, which sends big ranges
+with sendfile.
+"""
+
+import os
+import select
+import socket
+import threading
+from collections.abc import Callable
+
+from hastore.clock import Clock
+from hastore.ha.epochs import History
+from hastore.ha.replica_log import ReplicaLog
+from hastore.protocol.ha_link import confirmed_frame, data_header
+from hastore.service import Service
+
+PUSH_BYTES_MAX = 128 * 1024
+SENDFILE_BYTES_MIN = 64 * 1024
+LIMITS_DELAY_MS = 2.0  # how long CONFIRMED waits for data to ride with
+ACTIVE_MS = 50.0  # how long after the last send the thread keeps that short watch
+
+Limits = tuple[int, int]
+
+
+class WriteSocketService(Service):
+    """Send data frames, heartbeats and, to hastore slaves, the limits. Owned by its
+    HAConnection.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        store: ReplicaLog,
+        clock: Clock,
+        *,
+        name: str,
+        start_offset: int,
+        frame_bytes_max: int,
+        heartbeat_ms: float,
+        history: History,
+        limits: Callable[[], Limits] | None,
+        on_broken: Callable[[str], None],
+    ) -> None:
+        super().__init__(name, lambda _name, failure: on_broken(repr(failure)))
+        self._sock = sock
+        self._store = store
+        self._clock = clock
+        self._frame_bytes_max = frame_bytes_max
+        self._heartbeat_ms = heartbeat_ms
+        self._starts = [entry.start for entry in history if entry.start > start_offset]
+        self._limits = limits
+        self._limits_sent: Limits | None = None
+        self._on_broken = on_broken
+        self._lock = threading.Lock()
+        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._watching = False  # the thread looks again within LIMITS_DELAY_MS by itself
+        self._last_send_ms = clock.monotonic_ms()
+        self._rest = b""
+        self._broken = False
+        self.sent_offset = start_offset
+        self.reach_offset = start_offset  # the end of what may have left: a report beyond is forged
+
+    def push(self, start: int, end: int) -> None:
+        """Try to send [start, end) at once, without blocking; else leave it to the thread."""
+        if not self._lock.acquire(blocking=False):
+            self.wake()
+            return
+        try:
+            if (
+                self._rest
+                or self._broken
+                or self.sent_offset != start
+                or end - start > min(PUSH_BYTES_MAX, self._frame_bytes_max)
+                or (self._starts and self._starts[0] < end)
+            ):
+                self.wake()
+                return
+            self._push(start, end)
+        finally:
+            self._lock.release()
+
+    def note_limits(self) -> None:
+        """Say that the limits moved; they go out with the next data, or soon without."""
+        if not self._watching:
+            self.wake()
+
+    def wake(self) -> None:
+        """Wake the thread."""
+        try:
+            os.eventfd_write(self._eventfd, 1)
+        except BlockingIOError:
+            return  # the counter is full: the thread is awake already
+
+    def run(self) -> None:
+        """Send until the link breaks or is closed."""
+        poller = select.poll()
+        poller.register(self._eventfd, select.POLLIN)
+        try:
+            while not self.stopping.is_set():
+                with self._lock:
+                    self._send_all()
+                if poller.poll(self._pause_ms()):
+                    os.eventfd_read(self._eventfd)
+        except OSError as error:
+            self._broken = True
+            self._on_broken(f"sending failed: {error}")
+
+    def release(self) -> None:
+        """Close the wake-up descriptor; after the thread has ended and nobody pushes any more."""
+        with self._lock:
+            self._broken = True
+            os.close(self._eventfd)
+
+    def _pause_ms(self) -> float:
+        now = self._clock.monotonic_ms()
+        idle = now - self._last_send_ms
+        self._watching = idle < ACTIVE_MS
+        if self._watching:
+            return LIMITS_DELAY_MS
+        if self._limits is not None and self._limits() != self._limits_sent:
+            return 0  # they moved between the last look and here
+        return max(1.0, self._heartbeat_ms - idle)
+
+    def _push(self, start: int, end: int) -> None:
+        with self._store.view(start, end - start) as data:
+            if len(data) != end - start:  # it crosses a file's end
+                self.wake()
+                return
+            head = self._limits_due() + data_header(start, len(data))
+            self.reach_offset = end
+            self.sent_offset = end
+            self._last_send_ms = self._clock.monotonic_ms()
+            try:
+                sent = self._sock.sendmsg([head, data], [], socket.MSG_DONTWAIT)
+            except BlockingIOError:
+                sent = 0
+            except OSError:
+                self._broken = True  # the thread meets the same error and tears the link down
+                sent = 0
+            if sent < len(head) + len(data):
+                self._rest = (head + bytes(data))[sent:]
+                self.wake()
+
+    def _send_all(self) -> None:
+        if self._rest:
+            rest, self._rest = self._rest, b""
+            self._sock.sendall(rest)
+        while not self.stopping.is_set() and self._send_frame():
+            pass
+        self._send_limits_or_heartbeat()
+
+    def _send_frame(self) -> bool:
+        offset, limit = self.sent_offset, self._frame_bytes_max
+        while self._starts and self._starts[0] <= offset:
+            self._starts.pop(0)
+        if self._starts:  # no batch crosses an epoch's start: the slave takes the entry over there
+            limit = min(limit, self._starts[0] - offset)
+        size = min(limit, self._store.max_offset - offset)
+        if size <= 0:
+            return False
+        if size >= SENDFILE_BYTES_MIN:
+            self._sendfile(offset, size)
+        else:
+            with self._store.view(offset, size) as data:
+                size = len(data)
+                self.reach_offset = offset + size
+                self._sock.sendall(self._limits_due() + data_header(offset, size))
+                self._sock.sendall(data)
+                self.sent_offset = offset + size
+        self._last_send_ms = self._clock.monotonic_ms()
+        return size > 0
+
+    def _sendfile(self, offset: int, size: int) -> None:
+        place = self._store.file_range(offset, size)
+        self.reach_offset = offset + place.size
+        head = self._limits_due() + data_header(offset, place.size)
+        self._sock.sendall(head, socket.MSG_MORE)
+        position, left = place.position, place.size
+        while left:
+            sent = os.sendfile(self._sock.fileno(), place.fd, position, left)
+            if not sent:
+                raise OSError("the log's file ended before its range did")
+            position += sent
+            left -= sent
+        self.sent_offset = offset + place.size
+
+    def _limits_due(self) -> bytes:
+        if self._limits is None:
+            return b""
+        limits = self._limits()
+        if limits == self._limits_sent:
+            return b""
+        self._limits_sent = limits
+        return confirmed_frame(*limits)
+
+    def _send_limits_or_heartbeat(self) -> None:
+        now = self._clock.monotonic_ms()
+        idle = now - self._last_send_ms
+        due = b""
+        if (
+            self._limits is not None
+            and self._limits() != self._limits_sent
+            and idle >= LIMITS_DELAY_MS / 2
+        ):
+            due = self._limits_due()
+        if idle >= self._heartbeat_ms:
+            due = due or (confirmed_frame(*self._limits()) if self._limits is not None else b"")
+            due += data_header(self.sent_offset, 0)
+            self._last_send_ms = now
+        if due:
+            self._sock.sendall(due)

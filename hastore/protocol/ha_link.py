@@ -1,0 +1,151 @@
+"""The HA link after its opening (FORMATS.md 3 and 4). Pure: bytes in, events out.
+
+Slave to master, a report:         | maxOffset:int64 | Master to slave, a data frame:     |
+physOffset:int64 | bodySize:int32 | body |     bodySize 0: a heartbeat Master to slave, a control
+frame:  | 1 << 63 | type : int64 | length:int32 <= 4096 | payload |   hastore peers only
+"""
+
+import struct
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from hastore.errors import ProtocolError
+
+HEADER = struct.Struct(">qi")
+HEADER_BYTES = HEADER.size  # 12
+REPORT = struct.Struct(">q")
+REPORT_BYTES = REPORT.size
+BODY_BYTES_MAX = 4 * 1024 * 1024 - HEADER_BYTES  # what a RocketMQ slave's buffer can take
+CLASSIC_BODY_BYTES = 32 * 1024
+CONTROL_BYTES_MAX = 4096
+CONFIRMED_TYPE = 1
+_CONFIRMED = struct.Struct(">qq")
+_SIGN = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """A piece of a body that belongs at `offset`; the view is good until the next receive."""
+
+    offset: int
+    data: memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class FrameStart:
+    """A frame's header: its place, and its body's size (0: a heartbeat)."""
+
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class Confirmed:
+    """The master's limits: what is confirmed, and what readers may see."""
+
+    confirmed_offset: int
+    readable_offset: int
+
+
+LinkEvent = Data | FrameStart | Confirmed
+
+
+def data_header(offset: int, size: int) -> bytes:
+    """Return the 12 bytes before a body of `size` bytes; size 0 makes a heartbeat."""
+    return HEADER.pack(offset, size)
+
+
+def confirmed_frame(confirmed_offset: int, readable_offset: int) -> bytes:
+    """Return the control frame that tells a slave both limits."""
+    payload = _CONFIRMED.pack(confirmed_offset, readable_offset)
+    return HEADER.pack(CONFIRMED_TYPE - _SIGN, len(payload)) + payload
+
+
+class ReportDecoder:
+    """Cut the slave's bytes into reports; a rest shorter than a report waits for more."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> list[int]:
+        """Return the complete reports, oldest first. Their sense is the caller's to check."""
+        data = self._rest + data
+        whole = len(data) - len(data) % REPORT_BYTES
+        self._rest = data[whole:]
+        return [value for (value,) in REPORT.iter_unpack(data[:whole])]
+
+
+class StreamDecoder:
+    """Cut the master's bytes into events, bodies piece by piece as they arrive: nothing is
+    buffered whole.
+
+    States: in a header (fewer than 12 bytes of it seen), in a control payload, in a body
+    (`body_left` > 0, the next byte belongs at `offset`). A driver that moves body bytes by itself
+    (splice) says so with `skip()`.
+    """
+
+    def __init__(self, *, control_frames: bool) -> None:
+        self._control_frames = control_frames
+        self._head = bytearray()
+        self._control_left = 0
+        self._control_type = 0
+        self.body_left = 0
+        self.offset = 0
+
+    def skip(self, size: int) -> None:
+        """Note that `size` bytes of the body went another way."""
+        if not 0 < size <= self.body_left:
+            raise ValueError(f"cannot skip {size} of {self.body_left} bytes")
+        self.body_left -= size
+        self.offset += size
+
+    def feed(self, data: memoryview) -> Iterator[LinkEvent]:
+        """Yield the events in `data`; ProtocolError at the first byte that cannot be."""
+        at, end = 0, len(data)
+        while at < end:
+            if self.body_left:
+                take = min(self.body_left, end - at)
+                event = Data(self.offset, data[at : at + take])
+                self.skip(take)
+                at += take
+                yield event
+                continue
+            due = (self._control_left or HEADER_BYTES) - len(self._head)
+            take = min(due, end - at)
+            self._head += data[at : at + take]
+            at += take
+            if take < due:
+                return
+            head = bytes(self._head)
+            self._head.clear()
+            if self._control_left:
+                self._control_left = 0
+                yield self._control(head)
+                continue
+            started = self._header(head)
+            if started is not None:
+                yield started
+
+    def _header(self, head: bytes) -> FrameStart | None:
+        first, size = HEADER.unpack(head)
+        if first < 0:
+            if not self._control_frames:
+                raise ProtocolError(f"a frame at the negative offset {first}")
+            if not 0 < size <= CONTROL_BYTES_MAX:
+                raise ProtocolError(f"a control frame of {size} bytes")
+            self._control_type, self._control_left = first + _SIGN, size
+            return None
+        if not 0 <= size <= BODY_BYTES_MAX:
+            raise ProtocolError(f"a body of {size} bytes; at most {BODY_BYTES_MAX} are allowed")
+        self.offset, self.body_left = first, size
+        return FrameStart(first, size)
+
+    def _control(self, payload: bytes) -> Confirmed:
+        if self._control_type != CONFIRMED_TYPE or len(payload) != _CONFIRMED.size:
+            raise ProtocolError(
+                f"unknown control frame {self._control_type} of {len(payload)} bytes"
+            )
+        confirmed, readable = _CONFIRMED.unpack(payload)
+        if confirmed < 0 or readable < 0:
+            raise ProtocolError(f"negative limits ({confirmed}, {readable})")
+        return Confirmed(confirmed, readable)

@@ -1,0 +1,245 @@
+"""HELLO: how two nodes open a connection on the HA port (FAILOVER.md, "HELLO"). Pure: bytes in,
+messages out.
+
+    caller                                     answerer
+      | CALL_MAGIC (8 bytes, sign bit set)        |
+      |------------------------------------------>|  a RocketMQ master echoes it in a heartbeat:
+      |              ANSWER_MAGIC (8 bytes)       |  the caller sees its own magic and knows
+      |<------------------------------------------|
+      | length:uint32, HELLO                      |
+      |------------------------------------------>|
+      |                     length:uint32, HELLO  |
+      |<------------------------------------------|
+      | length:uint32, proof (empty: no secret)   |
+      |------------------------------------------>|  the answerer acts only now
+      |   length:uint32, proof | length, answer   |
+      |<------------------------------------------|
+
+A proof is HMAC-SHA-256 over a label (one for each direction, against reflection), both HELLOs with
+their nonces (against replay) and, from the answerer, the answer. Every length is checked before
+anything is allocated.
+"""
+
+import hashlib
+import hmac
+import struct
+from enum import Enum
+from typing import Literal
+
+import msgspec
+
+from hastore.errors import AuthenticationError, ProtocolError
+
+VERSION = 1
+# A classic report is never negative, so the sign bit tells HELLO from it.
+CALL_MAGIC = bytes((0xFF,)) + b"HASTOR" + bytes((VERSION,))
+ANSWER_MAGIC = bytes((0xFE,)) + b"HASTOR" + bytes((VERSION,))
+MAGIC_BYTES = 8
+HELLO_BYTES_MAX = 64 * 1024
+NONCE_BYTES = 32
+PROOF_BYTES = 32
+_LENGTH = struct.Struct(">I")
+LENGTH_BYTES = _LENGTH.size
+
+
+class Purpose(Enum):
+    """What the caller wants of the connection."""
+
+    FOLLOW = "follow"
+    SURVEY = "survey"
+    PROMISE = "promise"
+    COPY = "copy"
+
+
+class WireEpoch(msgspec.Struct, frozen=True, array_like=True):
+    """One entry of an epoch history: who wrote from `start` on, under which `acks` and node
+    list.
+    """
+
+    epoch: int
+    start: int
+    acks: int
+    nodes: tuple[int, ...]
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True):
+    """What a node says of itself. Offsets are bytes in the log; `max_offset` is what is written."""
+
+    purpose: Purpose
+    cluster: str
+    group: str
+    node: int
+    store_id: str
+    role: str
+    open_epoch: int  # the epoch in which it takes writes now; 0: it does not
+    promised_epoch: int
+    history: tuple[WireEpoch, ...]
+    min_offset: int
+    max_offset: int
+    confirmed_offset: int
+    ack_point: Literal["written", "flushed"]
+    unclean: bool
+    largest_frame: int
+    file_size: int
+    nonce: bytes
+    # PROMISE: what the candidate's epoch would bring. COPY: the range, and what must still hold of
+    # the source.
+    acks: int = 0
+    nodes: tuple[int, ...] = ()
+    copy_from: int = 0
+    copy_to: int = 0
+    expect_epoch: int = 0
+    expect_end: int = 0
+
+
+class Surveyed(msgspec.Struct, frozen=True, tag="surveyed"):
+    """Nothing beyond the HELLO itself."""
+
+
+class Promised(msgspec.Struct, frozen=True, tag="promised"):
+    """The promise is durable; the state as it was right after. Only this counts, not the HELLO
+    before.
+    """
+
+    history: tuple[WireEpoch, ...]
+    max_offset: int
+    unclean: bool
+
+
+class StreamFrom(msgspec.Struct, frozen=True, tag="stream_from"):
+    """The stream starts here, at the slave's own end; a report follows at once."""
+
+    offset: int
+
+
+class RewindTo(msgspec.Struct, frozen=True, tag="rewind_to"):
+    """Archive and cut what is beyond `offset`, keep so many `entries`, say HELLO anew."""
+
+    offset: int
+    entries: int
+
+
+class Resync(msgspec.Struct, frozen=True, tag="resync"):
+    """Set the store aside, take `entries`, start at `offset`, say HELLO anew."""
+
+    offset: int
+    entries: tuple[WireEpoch, ...]
+
+
+class CopyFrom(msgspec.Struct, frozen=True, tag="copy_from"):
+    """The range follows as classic frames, each only while the source is as expected."""
+
+    offset: int
+
+
+class Refused(msgspec.Struct, frozen=True, tag="refused"):
+    """The caller's wish is not met; `reason` is for people."""
+
+    reason: str
+    promised_epoch: int = 0
+
+
+Answer = Surveyed | Promised | StreamFrom | RewindTo | Resync | CopyFrom | Refused
+
+_encoder = msgspec.msgpack.Encoder()
+_hello_decoder = msgspec.msgpack.Decoder(Hello)
+_answer_decoder = msgspec.msgpack.Decoder(Answer)
+
+
+def frame(payload: bytes) -> bytes:
+    """Return the payload behind its length."""
+    if len(payload) > HELLO_BYTES_MAX:
+        raise ProtocolError(
+            f"a HELLO of {len(payload)} bytes passes the limit of {HELLO_BYTES_MAX}"
+        )
+    return _LENGTH.pack(len(payload)) + payload
+
+
+def frame_length(header: bytes) -> int:
+    """Return the length that a frame announces; ProtocolError beyond 64 KiB, before anything is
+    allocated.
+    """
+    (length,) = _LENGTH.unpack(header)
+    if length > HELLO_BYTES_MAX:
+        raise ProtocolError(
+            f"a frame of {length} bytes where at most {HELLO_BYTES_MAX} are allowed"
+        )
+    return int(length)
+
+
+def encode_hello(hello: Hello) -> bytes:
+    """Return the bytes of a HELLO, without their length."""
+    return _encoder.encode(hello)
+
+
+def decode_hello(payload: bytes) -> Hello:
+    """Return the HELLO in `payload`; ProtocolError names what is wrong."""
+    try:
+        hello = _hello_decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not a HELLO: {error}") from error
+    _check(hello)
+    return hello
+
+
+def encode_answer(answer: Answer) -> bytes:
+    """Return the bytes of an answer, without their length."""
+    return _encoder.encode(answer)
+
+
+def decode_answer(payload: bytes) -> Answer:
+    """Return the answer in `payload`; ProtocolError names what is wrong."""
+    try:
+        return _answer_decoder.decode(payload)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ProtocolError(f"not an answer to a HELLO: {error}") from error
+
+
+def caller_proof(secret: bytes | None, caller: bytes, answerer: bytes) -> bytes:
+    """Return the caller's proof over both HELLOs; empty without a secret."""
+    return _proof(secret, b"hastore caller", caller, answerer)
+
+
+def answerer_proof(secret: bytes | None, caller: bytes, answerer: bytes, answer: bytes) -> bytes:
+    """Return the answerer's proof over both HELLOs and its answer; empty without a secret."""
+    return _proof(secret, b"hastore answerer", caller, answerer, answer)
+
+
+def check_proof(expected: bytes, given: bytes) -> None:
+    """Compare in constant time; AuthenticationError when they differ."""
+    if not hmac.compare_digest(expected, given):
+        raise AuthenticationError(
+            "the peer does not prove the secret; ha.secret_file must hold the same bytes on "
+            "every node"
+        )
+
+
+def _proof(secret: bytes | None, label: bytes, *parts: bytes) -> bytes:
+    if secret is None:
+        return b""
+    mac = hmac.new(secret, label, hashlib.sha256)
+    for part in parts:
+        mac.update(_LENGTH.pack(len(part)))
+        mac.update(part)
+    return mac.digest()
+
+
+def _check(hello: Hello) -> None:
+    if not 1 <= hello.node <= 65535:
+        raise ProtocolError(f"node number {hello.node} is outside 1..65535")
+    if len(hello.nonce) != NONCE_BYTES:
+        raise ProtocolError(f"a nonce of {len(hello.nonce)} bytes where {NONCE_BYTES} are due")
+    if not 0 <= hello.min_offset <= hello.max_offset < 1 << 63:
+        raise ProtocolError(f"impossible log range [{hello.min_offset}, {hello.max_offset})")
+    if not 0 <= hello.confirmed_offset <= hello.max_offset:
+        raise ProtocolError(
+            f"confirmed offset {hello.confirmed_offset} beyond the log's end {hello.max_offset}"
+        )
+    epoch, start = -1, 0
+    for entry in hello.history:
+        if entry.epoch <= epoch or entry.start < start:
+            raise ProtocolError("an epoch history that does not rise")
+        epoch, start = entry.epoch, entry.start
+    for value in (hello.promised_epoch, hello.open_epoch, epoch + 1):
+        if not 0 <= value < 1 << 62:
+            raise ProtocolError(f"impossible epoch {value}")

@@ -1,0 +1,168 @@
+"""NodeBackend: the node as its client API, its HTTP port and `hastore status` see it."""
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from hastore.config import Flush, Role
+from hastore.errors import NotStoredError
+from hastore.ha.epochs import epoch_node, last_epoch
+from hastore.ha.group_transfer import GroupTransferService
+from hastore.ha.ha_service import HAService
+from hastore.ha.member import Member
+from hastore.protocol.api import MapInfo
+from hastore.server.roles import Mode, RoleService
+from hastore.store.message_store import MessageStore, PutResult
+
+NOT_WRITABLE = "SERVICE_NOT_AVAILABLE"
+
+
+class NodeBackend:
+    """Answer questions about one node; every method may be called from any thread."""
+
+    def __init__(
+        self,
+        member: Member,
+        store: MessageStore,
+        ha: HAService,
+        transfer: GroupTransferService,
+        roles: RoleService,
+    ) -> None:
+        self._member = member
+        self.store = store
+        self.transfer = transfer
+        self._ha = ha
+        self._roles = roles
+        self._watchers: list[Callable[[], None]] = []
+        self._stopping = threading.Event()
+        store.on_readable = self._readable_moved
+
+    def begin_stop(self) -> None:
+        """Refuse puts from now on."""
+        self._stopping.set()
+
+    # ---- puts -----------------------------------------------------------------------------------
+    # --------------
+
+    def put_encoded(self, payloads: Sequence[bytes]) -> list[list[PutResult]]:
+        """Append through the write gate; NotStoredError when this node is no master any more."""
+        member = self._member
+        with member.gate.lock:
+            epoch = member.open_epoch
+            if not epoch or member.gate.epoch != epoch:
+                raise NotStoredError(self.writable_reason() or "not writable", NOT_WRITABLE)
+            return self.store.put_encoded(payloads)
+
+    def writable_reason(self) -> str | None:
+        """Say why puts are refused, None while they are not."""
+        if self._stopping.is_set():
+            return "the node is shutting down"
+        if self.store.failure is not None:
+            return f"the store is closed: {self.store.failure}"
+        if not self._member.open_epoch:
+            return self._not_master_reason()
+        return None
+
+    def _not_master_reason(self) -> str:
+        roles, client = self._roles, self._roles.client
+        if roles.mode is not Mode.FOLLOWING:
+            return f"waiting to be master: {roles.reason}"
+        text = roles.reason or "this node is a slave"
+        if client is not None and client.master is not None:
+            return f"{text}; node {client.master} is the master"
+        if client is not None and client.problem is not None:
+            return f"{text}; {client.problem}"
+        return text
+
+    def can_confirm(self, sync_flush: bool) -> str | None:
+        """Say why a put with `acks` all could not be confirmed now."""
+        return self._ha.can_confirm(flushed=sync_flush)
+
+    def default_acks_all(self) -> bool:
+        """Whether a put without `acks` waits for the slaves."""
+        return self._roles.configured_role is Role.SYNC_MASTER
+
+    def flush_each_put(self) -> bool:
+        """Whether each put waits for this node's disk."""
+        return self._member.config.store.flush is Flush.SYNC
+
+    # ---- what the node is
+    # -------------------------------------------------------------------------------------
+
+    def epoch(self) -> int:
+        """Return the last epoch."""
+        return self._member.state.last_epoch
+
+    def history(self) -> Sequence[tuple[int, int]]:
+        """Return the (epoch, start offset) entries."""
+        return [(entry.epoch, entry.start) for entry in self._member.state.history]
+
+    def master_map(self) -> MapInfo:
+        """Return this node's view of the group."""
+        config, reason = self._member.config, self.writable_reason()
+        master = self._master_node()
+        return MapInfo(
+            node=config.node,
+            role=self._roles.role,
+            epoch=self.epoch(),
+            writable=reason is None,
+            readable_offset=self.store.readable_offset,
+            master_node=master,
+            master_api=config.nodes[master].api if master in config.nodes else None,
+            nodes={number: address.api for number, address in config.nodes.items()},
+            reason=reason,
+            default_queues=config.store.default_queues,
+            min_offset=self.store.min_offset,
+        )
+
+    def _master_node(self) -> int | None:
+        if self._member.open_epoch:
+            return self._member.config.node
+        client = self._roles.client
+        if client is None:
+            return None
+        if client.master is not None:
+            return client.master
+        return client.known_master[1] if client.known_master is not None else None
+
+    def status(self) -> dict[str, Any]:
+        """Return the object of `hastore status --json`."""
+        store, data = self.store, self._member.state.data
+        return {
+            "node": self._member.config.node,
+            "role": self._roles.role,
+            "epoch": last_epoch(data.history),
+            "min_offset": store.min_offset,
+            "max_offset": store.max_offset,
+            "flushed_offset": store.flushed_offset,
+            "confirmed_offset": store.confirmed_offset,
+            "readable_offset": store.readable_offset,
+            "writable": self.writable_reason() is None,
+            "slaves": [asdict(slave) for slave in self._ha.slaves()],
+            "waiting_puts": self.transfer.waiting,
+            "topics": len(store.topics()),
+            "unclean": data.unclean,
+            "reason": self.writable_reason(),
+            "cluster": data.cluster,
+            "group": data.group,
+            "master": self._master_node(),
+            "promised_epoch": data.promised_epoch,
+            "dispatched_offset": store.dispatched_offset,
+            "push2_slave_max_offset": self._ha.push2_slave_max_offset,
+            "history": [
+                {"epoch": e.epoch, "node": epoch_node(e.epoch), "start_offset": e.start}
+                for e in data.history
+            ],
+        }
+
+    # ---- readers --------------------------------------------------------------------------------
+    # --------------
+
+    def watch_readable(self, callback: Callable[[], None]) -> None:
+        """Call `callback` after the readable or the dispatched offset moved."""
+        self._watchers.append(callback)
+
+    def _readable_moved(self) -> None:
+        for callback in self._watchers:
+            callback()

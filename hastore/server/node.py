@@ -1,0 +1,300 @@
+"""A node: store, replication, client API and HTTP put together, from the ready line to the
+clean stop.
+"""
+
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.config import Config
+from hastore.config_file import config_error, parse_config
+from hastore.errors import ConfigError, StoreBrokenError
+from hastore.ha.group_transfer import GroupTransferService
+from hastore.ha.ha_service import HAService
+from hastore.ha.member import Member
+from hastore.ha.node_state import NodeState
+from hastore.ha.peer import split_address
+from hastore.ha.rewind import finish_cut
+from hastore.server.api_server import ApiServer
+from hastore.server.backend import NodeBackend
+from hastore.server.http_server import HttpServer
+from hastore.server.metrics import render_metrics
+from hastore.server.once import Once
+from hastore.server.roles import RoleService
+from hastore.service import Service
+from hastore.store.filesystem import REAL, FileSystem
+from hastore.store.host import Host
+from hastore.store.message_store import MessageStore
+
+log = logging.getLogger(__name__)
+
+STOP_S = 4.0
+READY_WAIT_S = 60.0
+
+
+class Node:
+    """One running node. `start` and `stop` are called once, from the same thread."""
+
+    def __init__(
+        self,
+        config: Config,
+        read_config: Callable[[], Config | None],
+        *,
+        fs: FileSystem = REAL,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self.config = config
+        self._fs = fs
+        self.failed = threading.Event()
+        root = config.store.root
+        own = config.nodes[config.node]
+        self.store = MessageStore(
+            config.store,
+            fs=fs,
+            clock=clock,
+            store_host=_store_host(own.api),
+            on_failure=self._on_failure,
+        )
+        self.state = NodeState(fs, root)
+        self.member = Member(config, self.store, self.state, clock, _secret(config, fs))
+        self.transfer = GroupTransferService(clock)
+        self.ha = HAService(self.member, self.transfer)
+        once = Once(fs, root, clock)
+        self.roles = RoleService(self.member, self.ha, once, read_config, self._on_failure)
+        self.backend = NodeBackend(self.member, self.store, self.ha, self.transfer, self.roles)
+        self.api = ApiServer(
+            own.api, self.backend, config.api, clock=clock, on_failure=self._on_failure
+        )
+        self._http_address = own.http
+        self._http: HttpServer | None = None
+        self._retention = _RetentionService(
+            self.store, self.ha, config.store.retention.check_interval_ms
+        )
+        self.ha_address = own.ha
+
+    @property
+    def http_address(self) -> str:
+        """The real address of the HTTP port."""
+        return self._http.address if self._http is not None else self._http_address
+
+    def start(self) -> None:
+        """Recover the store, bind the ports, take up the role. A failure leaves nothing running.
+
+        StoreInUseError, StoreBrokenError: the store. ConfigError: a port that cannot be bound.
+        """
+        config, state = self.config, self.state
+        self._fs.make_dirs(config.store.root)
+        state.load(config.node, config.cluster, config.group)
+        intent = state.data.intent
+        self.store.open(intent_offset=None if intent is None else intent.offset)
+        try:
+            self._open_state()
+            self._bind()
+        except BaseException:
+            self.store.close()
+            raise
+        self.store.on_append = self.ha.on_append
+        self.store.on_flushed = self.ha.on_flushed
+        self.transfer.start()
+        self.ha.acceptor.start()
+        if self._http is not None:
+            self._http.start()
+        self._retention.start()
+        self.roles.start()
+
+    def _open_state(self) -> None:
+        """Finish a cut that a crash interrupted, mark what a power loss may have taken; before
+        any HELLO.
+        """
+        config, state, store = self.config, self.state, self.store
+        if not self._fs.exists(f"{config.store.root}/hastore/node.json") and store.max_offset > 0:
+            log.warning(
+                "this store has no node state: its bytes count as another's until a master "
+                "says otherwise"
+            )
+        finish_cut(store, state)
+        alone = len(config.nodes) == 1
+        state.begin_boot(config.ha.ack_point.value, alone=alone, log_end=store.max_offset)
+        # Without a link a slave's readers stop at what is confirmed; a master opens its limit
+        # itself.
+        store.set_limits(readable=min(store.confirmed_offset, store.max_offset))
+
+    def _bind(self) -> None:
+        try:
+            self.ha_address = self.ha.bind(self.ha_address)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot bind the HA port {self.ha_address}: {error.strerror or error}; free "
+                "the address or "
+                "change the node's `ha`"
+            ) from error
+        self._http = HttpServer(
+            self._http_address, self.backend.status, lambda: render_metrics(self.backend.status())
+        )
+        self.api.start()
+
+    def ready_line(self) -> str:
+        """Return the line for stdout."""
+        return (
+            f"ready node={self.config.node} role={self.roles.role} epoch={self.state.last_epoch} "
+            f"api={self.api.endpoint} ha={self.ha_address} http={self.http_address} "
+            f"min_offset={self.store.min_offset} max_offset={self.store.max_offset}"
+        )
+
+    def stop(self) -> None:
+        """Stop cleanly: no more puts, answer what waits, close links, sync and close the store."""
+        self.backend.begin_stop()
+        self.roles.stop()
+        self._retention.stop()
+        self.member.step_down()
+        self.ha.close_epoch("the node stops")
+        self.transfer.stop()
+        self.api.stop()
+        self.ha.stop()
+        if self._http is not None:
+            self._http.stop()
+        failed = self.store.failure is not None
+        self.store.close()
+        if not failed:
+            self.state.end_cleanly()
+
+    def _on_failure(self, name: str, failure: BaseException) -> None:
+        log.critical("%s failed: %s", name, failure)
+        self.failed.set()
+
+
+class _RetentionService(Service):
+    """Delete whole old files by age and size; never what a linked slave is still being sent."""
+
+    def __init__(self, store: MessageStore, ha: HAService, interval_ms: float) -> None:
+        super().__init__("RetentionService")
+        self._store = store
+        self._ha = ha
+        self._interval_s = interval_ms / 1000.0
+
+    def run(self) -> None:
+        """Look every interval until stopped."""
+        while not self.stopping.wait(self._interval_s):
+            try:
+                removed = self._store.delete_expired(self._ha.lowest_sent_offset)
+            except OSError as error:
+                log.error("retention could not delete: %s", error)
+                continue
+            if removed:
+                log.info(
+                    "retention removed %d files; the log starts at %d",
+                    removed,
+                    self._store.min_offset,
+                )
+
+
+class ConfigWatch:
+    """Notice that the configuration file changed; a file that does not validate changes nothing."""
+
+    def __init__(self, path: str, overrides: Mapping[str, str], fs: FileSystem = REAL) -> None:
+        self._path = path
+        self._overrides = dict(overrides)
+        self._fs = fs
+        self._seen = fs.read_bytes(path)
+        self._unreadable = False
+
+    def first(self) -> Config:
+        """Return the configuration as it is now; ConfigError when it is wrong."""
+        return self._parse(self._seen)
+
+    def changed(self) -> Config | None:
+        """Return the new configuration when the file's content changed, once; ConfigError when
+        it is wrong.
+        """
+        try:
+            content = self._fs.read_bytes(self._path)
+        except OSError as error:
+            if not self._unreadable:
+                self._unreadable = True
+                raise ConfigError(
+                    f"{self._path}: {error.strerror}; the node goes on as it is"
+                ) from error
+            return None
+        self._unreadable = False
+        if content == self._seen:
+            return None
+        self._seen = content
+        return self._parse(content)
+
+    def _parse(self, content: bytes) -> Config:
+        try:
+            text = content.decode()
+        except UnicodeDecodeError as error:
+            raise config_error(
+                self._path, "", f"is not UTF-8: {error}", "save it as UTF-8"
+            ) from error
+        return parse_config(text, self._path, self._overrides)
+
+
+def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
+    """Run a node in the foreground until SIGTERM or SIGINT; return its exit code.
+
+    `kind` has been checked against the file's role by the command. Errors of the start are raised.
+    """
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=os.environ.get("HASTORE_LOG", "INFO").upper(),
+        format="%(asctime)s %(levelname)s %(message)s",
+    )
+    log.debug("starting as %s", kind or "whatever the file says")
+    watch = ConfigWatch(path, overrides)
+    node = Node(watch.first(), watch.changed)
+    ending = threading.Event()
+    hurry = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ending.set())
+    signal.signal(signal.SIGINT, lambda *_: ending.set())
+    signal.signal(signal.SIGHUP, lambda *_: hurry.set())
+    node.start()
+    try:
+        _announce(node, ending)
+        while not ending.wait(0.1):
+            if hurry.is_set():
+                hurry.clear()
+                node.roles.hurry()
+    finally:
+        node.stop()
+    if node.store.failure is not None:
+        raise StoreBrokenError(str(node.store.failure))
+    return 1 if node.roles.failure is not None else 0
+
+
+def _announce(node: Node, ending: threading.Event) -> None:
+    """Print the ready line once the node serves, or has said on stderr what it waits for."""
+    waited = 0.0
+    while not node.roles.settled.wait(0.05):
+        waited += 0.05
+        if ending.is_set():
+            return
+        if waited > READY_WAIT_S:
+            log.warning("not settled yet: %s", node.roles.reason)
+            break
+    print(node.ready_line(), flush=True)
+
+
+def _store_host(api: str) -> Host:
+    """Return the address that goes into stored records; a host name is resolved."""
+    host, port = split_address(api.removeprefix("tcp://"))
+    resolved = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][4][0]
+    return Host.parse(f"[{resolved}]:{port}" if ":" in str(resolved) else f"{resolved}:{port}")
+
+
+def _secret(config: Config, fs: FileSystem) -> bytes | None:
+    if config.ha.secret_file is None:
+        return None
+    secret = fs.read_bytes(config.ha.secret_file).strip()
+    if len(secret) < 16:
+        raise ConfigError(
+            f"{config.ha.secret_file}: {len(secret)} bytes of secret; ha.secret_file needs at "
+            "least 16 random bytes"
+        )
+    return secret

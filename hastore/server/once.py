@@ -1,0 +1,70 @@
+"""`hastore/once.json`: what the operator allows or asks for one time, written by `hastore
+promote` and `demote`.
+
+Good for 60 s and the epoch it was written under; removed when used, or when it is no longer good.
+"""
+
+import logging
+
+import msgspec
+
+from hastore.clock import Clock
+from hastore.ha.promoter import Flags
+from hastore.store.filesystem import FileSystem
+
+log = logging.getLogger(__name__)
+
+GOOD_FOR_MS = 60_000
+
+
+class OnceFile(msgspec.Struct, frozen=True, kw_only=True):
+    """The file's content."""
+
+    command: str  # "promote" | "demote"
+    epoch: int
+    wall_ms: int
+    no_catch_up: bool = False
+    force_unclean: bool = False
+    accept_loss: bool = False
+
+
+class Once:
+    """The door to the file in one store."""
+
+    def __init__(self, fs: FileSystem, root: str, clock: Clock) -> None:
+        self._fs = fs
+        self._path = f"{root}/hastore/once.json"
+        self._clock = clock
+
+    def take(self, command: str, epoch: int) -> Flags | None:
+        """Return and remove what the file allows for `command` in this epoch; None when it does
+        not.
+        """
+        if not self._fs.exists(self._path):
+            return None
+        try:
+            once = msgspec.json.decode(self._fs.read_bytes(self._path), type=OnceFile)
+        except msgspec.DecodeError as error:
+            log.error(
+                "%s is removed, it is not what `hastore promote` writes: %s", self._path, error
+            )
+            self._fs.remove(self._path)
+            return None
+        if once.epoch != epoch or abs(self._clock.wall_ms() - once.wall_ms) > GOOD_FOR_MS:
+            log.error(
+                "%s is removed: written under epoch %d (now %d), good for 60 s; give the "
+                "command again",
+                self._path,
+                once.epoch,
+                epoch,
+            )
+            self._fs.remove(self._path)
+            return None
+        if once.command != command:
+            return None
+        self._fs.remove(self._path)
+        return Flags(
+            no_catch_up=once.no_catch_up,
+            force_unclean=once.force_unclean,
+            accept_loss=once.accept_loss,
+        )

@@ -1,0 +1,371 @@
+"""RoleService: follows the operator's file, and carries a node from role to role (FAILOVER.md,
+"Promotion").
+
+    mode        leaves it when
+    FOLLOWING   the file flips to a master's role (or `hastore promote` asks) -> PROMOTING
+    RESUMING    all nodes surveyed: none above the own epoch -> MASTER, else -> FOLLOWING
+    PROMOTING   it opens -> MASTER; refused for good, or superseded -> FOLLOWING;
+                for want of answers it tries again each second
+    MASTER      the file flips to SLAVE, or a higher epoch is met -> FOLLOWING
+
+One thread does all of it; what others notice (a promise, a higher epoch) reaches it as a flag and
+a wake-up. A node follows while it waits for a promotion's answers, until it has raised its own
+promise.
+"""
+
+import logging
+import threading
+from collections.abc import Callable
+from enum import Enum
+
+from hastore.config import Config, Role
+from hastore.errors import ConfigError, HastoreError, PromotionRefused
+from hastore.ha.epochs import EpochEntry, epoch_node, last_epoch, start_of
+from hastore.ha.ha_client import HAClient
+from hastore.ha.ha_service import HAService
+from hastore.ha.member import Member
+from hastore.ha.promoter import Flags, Promoter
+from hastore.ha.rules import may_resume
+from hastore.ha.survey import Heard, ask_all
+from hastore.protocol.hello import Purpose
+from hastore.server.once import Once
+from hastore.service import Service
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.2
+RETRY_MS = 1_000.0
+
+
+class Mode(Enum):
+    """What the node is busy with."""
+
+    FOLLOWING = "following"
+    RESUMING = "resuming"
+    PROMOTING = "promoting"
+    MASTER = "master"
+
+
+class RoleService(Service):
+    """Decide, tick by tick, what the node is; `read_config` returns a changed file's content,
+    once.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        ha: HAService,
+        once: Once,
+        read_config: Callable[[], Config | None],
+        on_failure: Callable[[str, BaseException], None],
+    ) -> None:
+        super().__init__("RoleService", on_failure)
+        self.mode = Mode.FOLLOWING
+        self.reason: str | None = "starting"
+        self.client: HAClient | None = None
+        self.settled = threading.Event()  # set once the node serves, or has said what it waits for
+        self._member = member
+        self._ha = ha
+        self._once = once
+        self._read_config = read_config
+        self._config = member.config  # the latest valid file; `member.config` is that of the start
+        self._promoter = Promoter(member, self._open_ha, self._say)
+        self._flags = Flags()
+        self._self_promotion = False
+        self._wakeup = threading.Event()
+        self._superseded: tuple[int, str] | None = None
+        self._next_try_ms = 0.0
+        self._highest_open = 0
+        member.on_superseded = self._note_superseded
+        member.on_promise = self._note_promise
+
+    # ---- what other threads say
+    # -------------------------------------------------------------------------------
+
+    def hurry(self) -> None:
+        """Look at the file and at everything else now (SIGHUP)."""
+        self._wakeup.set()
+
+    def wake(self) -> None:
+        """Let the thread see `stopping`."""
+        self._wakeup.set()
+
+    @property
+    def configured_role(self) -> Role:
+        """The role in the latest valid file."""
+        return self._config.role
+
+    @property
+    def role(self) -> str:
+        """What the node is now: the file's role while it is master or on the way there, else
+        SLAVE.
+        """
+        return Role.SLAVE.value if self.mode is Mode.FOLLOWING else self._config.role.value
+
+    def _note_superseded(self, epoch: int, who: str) -> None:
+        # The waiting puts end here, in the thread that met the higher epoch: nobody may still be
+        # told PUT_OK.
+        self._superseded = (epoch, who)
+        self._ha.close_epoch(f"epoch {epoch} of {who} supersedes it")
+        self._wakeup.set()
+
+    def _note_promise(self) -> None:
+        client = self.client
+        if client is not None:
+            client.drop_link()
+
+    def _say(self, text: str) -> None:
+        self.reason = text
+
+    # ---- the thread
+    # -------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Take up the role in which the node went down, then follow file and group until
+        stopped.
+        """
+        self._begin()
+        while not self.stopping.is_set():
+            self._tick()
+            self._wakeup.wait(TICK_S)
+            self._wakeup.clear()
+        self._stop_client()
+
+    def _begin(self) -> None:
+        data, role = self._member.state.data, self._config.role
+        if not role.is_master:
+            if data.role_followed.is_master:
+                self._member.state.save(role_followed=role)
+            self._follow(None)
+            return
+        if not data.role_followed.is_master:
+            self._promote(Flags())
+            return
+        node = self._member.config.node
+        if may_resume(data.history, data.promised_epoch, node, data.epoch_over) is not None:
+            self.mode = Mode.RESUMING
+            return
+        own_is_last = epoch_node(last_epoch(data.history)) == node
+        if data.epoch_over and own_is_last and data.promised_epoch == last_epoch(data.history):
+            self._self_promotion = True
+            self._promote(Flags())
+            return
+        self._follow(self._superseded_text(data.promised_epoch))
+
+    def _tick(self) -> None:
+        changed = self._changed_config()
+        if self._superseded is not None:
+            self._lose_role()
+        if changed is not None:
+            self._flip(changed)
+        if self._config.role.is_master and (self.mode is not Mode.PROMOTING):
+            flags = self._once.take("promote", self._member.state.last_epoch)
+            if flags is not None:
+                self._promote(flags)
+        elif not self._config.role.is_master:
+            flags = self._once.take("demote", self._member.state.last_epoch)
+            if flags is not None and self.client is not None:
+                self.client.accept_loss = flags.accept_loss
+                self.client.drop_link()
+        now = self._member.clock.monotonic_ms()
+        if self.mode is not Mode.FOLLOWING and now >= self._next_try_ms:
+            self._next_try_ms = now + RETRY_MS
+            {
+                Mode.RESUMING: self._try_resume,
+                Mode.PROMOTING: self._try_promotion,
+                Mode.MASTER: self._watch_group,
+            }[self.mode]()
+
+    def _changed_config(self) -> Config | None:
+        try:
+            return self._read_config()
+        except ConfigError as error:
+            log.error("the changed configuration is not followed: %s", error)
+            return None
+
+    def _flip(self, config: Config) -> None:
+        before, self._config = self._config.role, config
+        role = config.role
+        if role is before:
+            return
+        log.warning("the operator changes the role from %s to %s", before.value, role.value)
+        if role.is_master and before.is_master:
+            if self.mode is Mode.MASTER:
+                self._ha.set_sync(role is Role.SYNC_MASTER)
+                if role is Role.ASYNC_MASTER:
+                    log.warning("ASYNC_MASTER: puts without acks are on this node alone")
+            self._member.state.save(role_followed=role)
+        elif role.is_master:
+            flags = self._once.take("promote", self._member.state.last_epoch)
+            self._promote(flags or Flags())
+        else:
+            self._demote()
+
+    def _demote(self) -> None:
+        if self._member.step_down():
+            self._ha.close_epoch("the operator made this node a slave")
+        self._member.state.save(role_followed=Role.SLAVE)
+        self._follow(None)
+
+    # ---- following
+    # --------------------------------------------------------------------------------------------
+
+    def _follow(self, reason: str | None) -> None:
+        """Be a follower; `reason` says why, when the file wants a master."""
+        self.mode, self.reason = Mode.FOLLOWING, reason
+        self._member.role = Role.SLAVE.value
+        self._self_promotion = False
+        self._start_client()
+        self.settled.set()
+
+    def _start_client(self) -> None:
+        if self.client is None and self._member.peers:
+            self.client = HAClient(self._member)
+            self.client.start()
+
+    def _stop_client(self) -> None:
+        client, self.client = self.client, None
+        if client is not None and not client.stop():
+            log.error("HAClient did not end in time")
+
+    def _lose_role(self) -> None:
+        superseded, self._superseded = self._superseded, None
+        assert superseded is not None
+        if self.mode is Mode.MASTER:
+            self._follow(self._superseded_text(superseded[0]))
+
+    def _superseded_text(self, epoch: int) -> str:
+        return (
+            f"superseded by node {epoch_node(epoch)} (epoch {epoch}); this node follows. To "
+            "make it master "
+            "again run `hastore promote`, to settle it as a slave `hastore demote`"
+        )
+
+    # ---- promotion
+    # --------------------------------------------------------------------------------------------
+
+    def _promote(self, flags: Flags) -> None:
+        """Begin a promotion; it is tried at once, and again each second for want of answers."""
+        if self.mode is Mode.MASTER and self._member.step_down():
+            self._ha.close_epoch("a new promotion of this node")
+        self.mode, self.reason, self._flags = Mode.PROMOTING, "a promotion begins", flags
+        self._next_try_ms = 0.0
+        self._highest_open = 0
+        self._start_client()
+
+    def _try_promotion(self) -> None:
+        try:
+            if self._self_promotion and not self._may_promote_itself():
+                return
+            if self._overtaken():
+                return
+            entry = self._promoter.attempt(
+                self._config, self._flags, before_promise=self._stop_client
+            )
+        except PromotionRefused as error:
+            self._wait_or_give_up(str(error), final=error.final)
+        except (HastoreError, OSError) as error:
+            self._wait_or_give_up(f"the promotion failed: {error}", final=True)
+        else:
+            self._become_master(entry)
+
+    def _wait_or_give_up(self, reason: str, *, final: bool) -> None:
+        if reason != self.reason:
+            log.warning("not master yet: %s", reason)
+        self.reason = reason
+        if final:
+            self._member.state.save(role_followed=self._config.role)
+            self._follow(reason)
+        self.settled.set()
+
+    def _overtaken(self) -> bool:
+        """Whether another node has opened a higher epoch since this promotion began: then that
+        one stays.
+        """
+        client = self.client
+        known = client.known_master if client is not None else None
+        if known is None:
+            return False
+        if not self._highest_open:
+            self._highest_open = known[0]
+        if known[0] <= self._highest_open or known[0] <= self._member.state.data.promised_epoch:
+            return False
+        self._wait_or_give_up(self._superseded_text(known[0]), final=True)
+        return True
+
+    def _may_promote_itself(self) -> bool:
+        """After a power loss: only when every node answers and none has promised above the own
+        epoch.
+        """
+        own = self._member.state.last_epoch
+        heard = ask_all(self._member, Purpose.SURVEY)
+        seen = max(_greatest(heard), self._member.state.data.promised_epoch)
+        if seen > own:
+            self._follow(self._superseded_text(seen))
+            return False
+        silent = [str(h.node) for h in heard if h.hello is None]
+        if silent:
+            self._wait_or_give_up(
+                f"its epoch {own} ended with a power loss; waiting for every node, still for node "
+                f"{', '.join(silent)} (or run `hastore promote`)",
+                final=False,
+            )
+            return False
+        return True
+
+    def _try_resume(self) -> None:
+        """Go on in the own epoch after a restart, unless somebody has a higher one."""
+        member = self._member
+        epoch = member.state.last_epoch
+        seen = _greatest(ask_all(member, Purpose.SURVEY))
+        if max(seen, member.state.data.promised_epoch) > epoch:
+            member.state.promise(seen)
+            member.state.save(superseded_by=seen)
+            self._follow(self._superseded_text(max(seen, member.state.data.promised_epoch)))
+            return
+        self._promoter.wait_replayed()
+        entry = member.state.history[-1]
+        with member.gate.lock:
+            if member.state.data.promised_epoch != epoch:
+                return  # promised in between; the next try sees it
+            self._open_ha(entry)
+            member.open_epoch = epoch
+            member.gate.open(epoch)
+        self._become_master(entry)
+
+    def _open_ha(self, entry: EpochEntry) -> None:
+        start = start_of(self._member.state.history, entry.epoch)
+        sync = self._config.role is Role.SYNC_MASTER
+        self._ha.open_epoch(
+            entry.epoch, entry.start if start is None else start, entry.acks, sync=sync
+        )
+
+    def _become_master(self, entry: EpochEntry) -> None:
+        self._stop_client()
+        self._member.state.save(role_followed=self._config.role)
+        self.mode, self.reason, self._self_promotion = Mode.MASTER, None, False
+        self._member.role = self._config.role.value
+        log.warning(
+            "%s in epoch %d from offset %d on", self._config.role.value, entry.epoch, entry.start
+        )
+        if self._config.role is Role.ASYNC_MASTER and self._member.peers:
+            log.warning("ASYNC_MASTER: puts without acks are on this node alone")
+        self.settled.set()
+
+    def _watch_group(self) -> None:
+        """Ask those that do not follow: an old master must meet a higher epoch."""
+        linked = frozenset(self._ha.linked_nodes())
+        for heard in ask_all(self._member, Purpose.SURVEY, skip=linked):
+            if heard.hello is not None:
+                self._member.meet(_greatest([heard]), f"node {heard.node}")
+
+
+def _greatest(heard: list[Heard]) -> int:
+    """Return the greatest epoch that anybody has promised, opened or in its history."""
+    seen = 0
+    for h in heard:
+        if h.hello is not None:
+            seen = max(
+                seen, h.hello.promised_epoch, h.hello.open_epoch, last_epoch(h.hello.history)
+            )
+    return seen
