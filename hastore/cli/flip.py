@@ -1,0 +1,230 @@
+"""The flip: `hastore promote` and `hastore demote` edit a file and wait until its node has followed.
+
+What a command allows for one time, or a new promotion of a node that is master already, reaches the
+node as `hastore/once.json` in its store; the node removes it when used. The file stays edited even
+when the node refuses or is late: it goes on trying, each second, for want of answers.
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from hastore.cli.asking import ask_status
+from hastore.cli.common import put_json, say, stdout, with_config, with_json
+from hastore.clock import SYSTEM_CLOCK
+from hastore.config import Config, Role
+from hastore.config_file import edit_role, load_config
+from hastore.errors import HastoreError, PromotionRefused
+from hastore.store.filesystem import REAL
+
+PATIENCE_S = 10.0  # without any progress
+REFUSED_AFTER_S = 3.0  # a node notices the edit within a second
+_POLL_S = 0.1
+_ANSWER_S = 1.0
+
+Status = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Allowed:
+    """What the operator allows for this one time."""
+
+    no_catch_up: bool = False
+    force_unclean: bool = False
+    accept_loss: bool = False
+
+    @property
+    def anything(self) -> bool:
+        """Whether a flag was given."""
+        return self.no_catch_up or self.force_unclean or self.accept_loss
+
+
+def promote(
+    path: str, role: Role, allowed: Allowed = Allowed(), patience_s: float = PATIENCE_S
+) -> Status:
+    """Make the node of the file at `path` a master; return its status once it takes writes.
+
+    Raises PromotionRefused when it refused or is late, HastoreError when it does not answer; the
+    file stays edited.
+    """
+    config = load_config(path)
+    before = _ask(config)
+    again = config.role is role  # the file says so already: a new promotion
+    flipped = config.role.is_master and role.is_master and not again
+    if allowed.anything or again:
+        if before is None:
+            problem = "flags and a new promotion reach a running node alone"
+            raise HastoreError(f"{_name(config)} does not answer; {problem}: start it first")
+        if again and before["writable"] and before["role"] == role.value and not allowed.anything:
+            say(f"{_name(config)} is {role.value} already: it begins a new epoch")
+        _write_once(config, "promote", allowed, before)
+    edit_role(path, role)
+    new_epoch = before is not None and not flipped
+
+    def followed(status: Status) -> bool:
+        right = bool(status["writable"]) and status["role"] == role.value
+        return right and (not new_epoch or before is None or status["epoch"] > before["epoch"])
+
+    return _wait(config, followed, before, role, patience_s)
+
+
+def demote(path: str, allowed: Allowed = Allowed(), patience_s: float = PATIENCE_S) -> Status:
+    """Make the node of the file at `path` a slave; return its status once it is one.
+
+    Raises HastoreError when it does not answer or is late; the file stays edited.
+    """
+    config = load_config(path)
+    before = _ask(config)
+    if allowed.anything:
+        if before is None:
+            raise HastoreError(f"{_name(config)} does not answer; flags reach a running node alone")
+        _write_once(config, "demote", allowed, before)
+    edit_role(path, Role.SLAVE)
+    return _wait(
+        config, lambda status: status["role"] == Role.SLAVE.value, before, Role.SLAVE, patience_s
+    )
+
+
+def _ask(config: Config) -> Status | None:
+    return ask_status(config.nodes[config.node].api, _ANSWER_S)
+
+
+def _name(config: Config) -> str:
+    return f"node {config.node} ({config.nodes[config.node].api})"
+
+
+def _write_once(config: Config, command: str, allowed: Allowed, before: Status) -> None:
+    """Leave the node a note; durable before the file changes, since the edit is what it acts on."""
+    folder = os.path.join(config.store.root, "hastore")
+    if not REAL.is_dir(folder):
+        remedy = "run the command in the directory in which the node was started"
+        raise HastoreError(
+            f"{folder}: is not there, so store.root is another folder here; {remedy}"
+        )
+    note = {
+        "command": command,
+        "no_catch_up": allowed.no_catch_up,
+        "force_unclean": allowed.force_unclean,
+        "accept_loss": allowed.accept_loss,
+        "epoch": before["epoch"],
+        "wall_ms": SYSTEM_CLOCK.wall_ms(),
+    }
+    REAL.replace_bytes(os.path.join(folder, "once.json"), json.dumps(note).encode())
+
+
+def _wait(
+    config: Config,
+    followed: Callable[[Status], bool],
+    before: Status | None,
+    role: Role,
+    patience_s: float,
+) -> Status:
+    """Ask the node until it has followed; patience begins anew whenever something moves."""
+    began = last_move = time.monotonic()
+    seen: Status | None = None
+    while time.monotonic() - last_move < patience_s:
+        status = _ask(config)
+        if status is not None:
+            if followed(status):
+                return status
+            if _progress(status) != (seen and _progress(seen)):
+                last_move = time.monotonic()
+            seen = status
+            refused = status["role"] != role.value and status["reason"] not in (
+                None,
+                before and before["reason"],
+            )
+            if refused and time.monotonic() - began > REFUSED_AFTER_S:
+                break
+        time.sleep(_POLL_S)
+    stays = f"the file says {role.value} and stays so"
+    if seen is None:
+        raise HastoreError(
+            f"{_name(config)} does not answer; {stays}: the node follows when it starts"
+        )
+    reason = seen["reason"] or f"it is {seen['role']} in epoch {seen['epoch']}"
+    raise PromotionRefused(f"{_name(config)} has not become {role.value}: {reason}; {stays}")
+
+
+def _progress(status: Status) -> tuple[Any, ...]:
+    """Return what changes while a node is on its way: its role, and the end of its log."""
+    return status["role"], status["epoch"], status["max_offset"], status.get("dispatched_offset")
+
+
+def _report(status: Status, seconds: float, *, as_json: bool) -> None:
+    keys = ("node", "role", "epoch", "max_offset", "writable")
+    if as_json:
+        put_json({key: status[key] for key in keys} | {"seconds": round(seconds, 3)})
+        return
+    what = f"node {status['node']} is {status['role']} of epoch {status['epoch']}"
+    text = f"{what}, its log ends at {status['max_offset']:,} ({seconds:.1f} s)"
+    stdout.print(text, highlight=False)
+
+
+_patience = click.option(
+    "--patience",
+    "patience_s",
+    default=PATIENCE_S,
+    show_default=True,
+    metavar="SECONDS",
+    help="Give up after so long without progress.",
+)
+_accept_loss = click.option(
+    "--accept-loss", is_flag=True, help="Let this node cut records that it knows to be confirmed."
+)
+
+
+@click.command("promote")
+@with_config
+@click.option(
+    "--async", "to_async", is_flag=True, help="Make it an ASYNC_MASTER: puts wait for no slave."
+)
+@click.option(
+    "--no-catch-up", is_flag=True, help="Refuse when another node is ahead, rather than copy."
+)
+@click.option(
+    "--force-unclean",
+    is_flag=True,
+    help="Go on with too few answers; may lose what was acknowledged.",
+)
+@_accept_loss
+@_patience
+@with_json
+def promote_command(
+    path: str,
+    to_async: bool,
+    no_catch_up: bool,
+    force_unclean: bool,
+    accept_loss: bool,
+    patience_s: float,
+    as_json: bool,
+) -> None:
+    """Make a node the master: edit its file, wait until it takes writes.
+
+    On the present master it begins a new epoch. Exit code 1 when the node refuses or is late; the
+    file stays edited, and for want of answers the node goes on trying.
+    """
+    began = time.monotonic()
+    role = Role.ASYNC_MASTER if to_async else Role.SYNC_MASTER
+    allowed = Allowed(no_catch_up, force_unclean, accept_loss)
+    status = promote(path, role, allowed, patience_s)
+    if to_async:
+        say("an ASYNC_MASTER acknowledges what is on this node alone")
+    _report(status, time.monotonic() - began, as_json=as_json)
+
+
+@click.command("demote")
+@with_config
+@_accept_loss
+@_patience
+@with_json
+def demote_command(path: str, accept_loss: bool, patience_s: float, as_json: bool) -> None:
+    """Make a node a slave: edit its file, wait until it has followed."""
+    began = time.monotonic()
+    status = demote(path, Allowed(accept_loss=accept_loss), patience_s)
+    _report(status, time.monotonic() - began, as_json=as_json)
