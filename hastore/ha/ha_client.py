@@ -10,7 +10,7 @@ One thread owns the link; `drop_link()` and `stop()` may come from any other.
 import logging
 import threading
 
-from hastore.errors import GroupDisagrees, HastoreError, StoreFullError
+from hastore.errors import GroupDisagrees, HastoreError, ProtocolError, StoreFullError
 from hastore.ha.member import Member
 from hastore.ha.peer import Call, call
 from hastore.ha.rewind import cut_back
@@ -141,7 +141,16 @@ class HAClient(Service):
         return False
 
     def _stream_from(self, opened: Call, offset: int) -> None:
-        stream = SlaveStream(self._member, opened, offset)
+        hello, end = opened.hello, self._member.store.max_offset
+        if offset != end:
+            raise ProtocolError(f"a stream from {offset}, this log ends at {end}")
+        stream = SlaveStream(
+            self._member,
+            opened.sock,
+            epoch=hello.open_epoch,
+            history=hello.history,
+            master_end=hello.max_offset,
+        )
         with self._lock:
             self._stream = stream
         if self.stopping.is_set():

@@ -14,8 +14,8 @@ import threading
 
 from hastore.config import AckPoint
 from hastore.errors import HastoreError, ProtocolError
+from hastore.ha.epochs import History
 from hastore.ha.member import Member
-from hastore.ha.peer import Call
 from hastore.ha.receiving import FULL_PAUSE_S, Receiver
 from hastore.protocol.ha_link import REPORT, Confirmed, Data, StreamDecoder
 from hastore.service import Service
@@ -30,19 +30,28 @@ _ONE_SECOND = struct.pack("@ll", 1, 0)
 
 
 class SlaveStream:
-    """One link of a slave, from STREAM_FROM to its end."""
+    """One link of a slave to its master, until it breaks.
 
-    def __init__(self, member: Member, opened: Call, offset: int) -> None:
+    `master_end`: the master's end as it stated in HELLO, an unclean slave is clean when it got
+    there.
+    """
+
+    def __init__(
+        self,
+        member: Member,
+        sock: socket.socket,
+        *,
+        epoch: int,
+        history: History,
+        master_end: int | None,
+        control_frames: bool = True,
+    ) -> None:
         self._member = member
-        self._sock = opened.sock
-        self._master = opened.hello
-        self.epoch = opened.hello.open_epoch
-        if offset != member.store.max_offset:
-            raise ProtocolError(
-                f"a stream from {offset}, this log ends at {member.store.max_offset}"
-            )
-        self._receiver = Receiver(member, self.epoch, opened.hello.history)
-        self._decoder = StreamDecoder(control_frames=True)
+        self._sock = sock
+        self.epoch = epoch
+        self._master_end = master_end
+        self._receiver = Receiver(member, epoch, history)
+        self._decoder = StreamDecoder(control_frames=control_frames)
         self._told: Confirmed | None = None
         self._flushed = member.config.ha.ack_point is AckPoint.FLUSHED
         self._send_lock = threading.Lock()
@@ -63,10 +72,7 @@ class SlaveStream:
         behind it.
         """
         member = self._member
-        with member.gate.lock:
-            if member.state.data.promised_epoch != self.epoch:
-                raise ProtocolError(f"epoch {self.epoch} is not the promised one; asking anew")
-            member.gate.open(self.epoch)
+        self._open_gate()
         flusher = _FlushReporter(self) if self._flushed else None
         try:
             self._receiver.begin()
@@ -83,6 +89,13 @@ class SlaveStream:
                 if member.gate.epoch == self.epoch and not member.open_epoch:
                     member.gate.close()
             member.store.set_limits(readable=member.store.confirmed_offset)
+
+    def _open_gate(self) -> None:
+        member = self._member
+        with member.gate.lock:
+            if member.state.data.promised_epoch != self.epoch:
+                raise ProtocolError(f"epoch {self.epoch} is not the promised one; asking anew")
+            member.gate.open(self.epoch)
 
     def report(self) -> None:
         """Report the log's end at the ack point, when it grew or a heartbeat is due."""
@@ -132,16 +145,21 @@ class SlaveStream:
                 self._receiver.append(event.offset, event.data, self._while_full)
             elif isinstance(event, Confirmed):
                 self._told = event
-            elif event.offset != self._member.store.max_offset:
-                raise ProtocolError(
-                    f"the master sends offset {event.offset}, this log ends at "
-                    f"{self._member.store.max_offset}"
-                )
+            else:
+                self._check_place(event.offset)
         if not self._flushed:
             self.report()
         self._follow_limits()
         if self._member.state.data.unclean:
             self._note_clean()
+
+    def _check_place(self, offset: int) -> None:
+        """Refuse a frame, heartbeats too, that does not continue this log."""
+        if offset != self._member.store.max_offset:
+            raise ProtocolError(
+                f"the master sends offset {offset}, this log ends at "
+                f"{self._member.store.max_offset}"
+            )
 
     def _splice(self, pipe: "_Pipe") -> bool:
         """Move a part of the body by splice; False when the socket has ended."""
@@ -168,7 +186,9 @@ class SlaveStream:
         member = self._member
         store = member.store
         end = store.flushed_offset if self._flushed else store.max_offset
-        if member.state.data.unclean and end >= self._master.max_offset:
+        if self._master_end is None or not member.state.data.unclean:
+            return
+        if end >= self._master_end:
             member.state.save(unclean=False)
             log.warning("this node is clean again: it holds all up to %d", end)
 

@@ -20,6 +20,7 @@ from enum import Enum
 
 from hastore.config import Config, Role
 from hastore.errors import ConfigError, HastoreError, PromotionRefused
+from hastore.ha.classic_client import ClassicHAClient
 from hastore.ha.epochs import EpochEntry, epoch_node, last_epoch, start_of
 from hastore.ha.ha_client import HAClient
 from hastore.ha.ha_service import HAService
@@ -62,7 +63,7 @@ class RoleService(Service):
         super().__init__("RoleService", on_failure)
         self.mode = Mode.FOLLOWING
         self.reason: str | None = "starting"
-        self.client: HAClient | None = None
+        self.client: HAClient | ClassicHAClient | None = None
         self.settled = threading.Event()  # set once the node serves, or has said what it waits for
         self._member = member
         self._ha = ha
@@ -219,9 +220,16 @@ class RoleService(Service):
         self.settled.set()
 
     def _start_client(self) -> None:
-        if self.client is None and self._member.peers:
+        if self.client is not None:
+            return
+        classic = self._member.config.ha.classic_master
+        if classic is not None and not self._config.role.is_master:
+            self.client = ClassicHAClient(self._member, classic)
+        elif self._member.peers:
             self.client = HAClient(self._member)
-            self.client.start()
+        else:
+            return
+        self.client.start()
 
     def _stop_client(self) -> None:
         client, self.client = self.client, None

@@ -1,0 +1,137 @@
+"""Follow a RocketMQ master by the classic protocol (FORMATS.md, section 3): `ha.classic_master`.
+
+No handshake, identity or epoch: what comes from there is epoch 0 of this log's history. An empty
+log starts where the master's first frame says; any other must be continued exactly, heartbeats
+included.
+"""
+
+import logging
+import socket
+import threading
+
+from hastore.errors import HastoreError, ProtocolError
+from hastore.ha.epochs import EpochEntry
+from hastore.ha.member import Member
+from hastore.ha.peer import split_address
+from hastore.ha.slave_stream import SlaveStream
+from hastore.service import Service
+
+log = logging.getLogger(__name__)
+
+CLASSIC_EPOCH = 0
+RECONNECT_S = 5.0
+
+
+class ClassicHAClient(Service):
+    """Keep the log equal to a RocketMQ master's; reconnects every 5 s, as RocketMQ's own slaves
+    do.
+    """
+
+    def __init__(self, member: Member, address: str) -> None:
+        super().__init__("HAClient")
+        self._member = member
+        self._address = address
+        self._lock = threading.Lock()
+        self._stream: ClassicStream | None = None
+        self._hurry = threading.Event()
+        self.accept_loss = False
+        self.problem: str | None = f"connecting to the RocketMQ master {address}"
+        self.master: int | None = None  # it has no node number
+        self.known_master: tuple[int, int] | None = None
+        self.linked = False
+
+    def drop_link(self) -> None:
+        """Close the link, if there is one."""
+        with self._lock:
+            stream = self._stream
+        if stream is not None:
+            stream.close()
+        self._hurry.set()
+
+    def wake(self) -> None:
+        """Let the thread see `stopping`."""
+        self.drop_link()
+
+    def run(self) -> None:
+        """Connect and stream until stopped."""
+        while not self.stopping.is_set():
+            try:
+                self._follow()
+                self._complain(f"the RocketMQ master {self._address} closed the link")
+            except (HastoreError, OSError) as error:
+                self._complain(f"RocketMQ master {self._address}: {error}")
+            if self._hurry.wait(RECONNECT_S):
+                self._hurry.clear()
+
+    def _complain(self, problem: str) -> None:
+        if problem != self.problem and not self.stopping.is_set():
+            log.warning("%s", problem)
+        self.problem = problem
+
+    def _follow(self) -> None:
+        with socket.create_connection(split_address(self._address), timeout=5.0) as sock:
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            stream = ClassicStream(self._member, sock)
+            with self._lock:
+                self._stream = stream
+            if self.stopping.is_set():
+                return
+            self._hurry.clear()
+            log.info("following the RocketMQ master %s", self._address)
+            self.linked, self.problem = True, None
+            try:
+                stream.run()
+            finally:
+                with self._lock:
+                    self._stream = None
+                self.linked = False
+
+
+class ClassicStream(SlaveStream):
+    """The link to a RocketMQ master."""
+
+    def __init__(self, member: Member, sock: socket.socket) -> None:
+        super().__init__(
+            member,
+            sock,
+            epoch=CLASSIC_EPOCH,
+            history=member.state.history,
+            master_end=None,
+            control_frames=False,
+        )
+
+    def _open_gate(self) -> None:
+        member = self._member
+        with member.gate.lock:
+            if member.state.last_epoch != CLASSIC_EPOCH or member.open_epoch:
+                raise ProtocolError(
+                    "this log was written in an epoch of its own group and cannot follow "
+                    "RocketMQ any more; "
+                    "use an empty store"
+                )
+            if not member.state.history and member.store.max_offset > member.store.min_offset:
+                self._begin_history(member.store.min_offset)  # a RocketMQ wrote this store
+            member.gate.open(CLASSIC_EPOCH)
+
+    def _check_place(self, offset: int) -> None:
+        store = self._member.store
+        empty = store.max_offset == store.min_offset
+        if empty and not self._member.state.history:
+            with self._member.gate.lock:
+                if offset != store.max_offset:
+                    store.begin_at(offset)
+                self._begin_history(offset)
+        super()._check_place(offset)
+
+    def _begin_history(self, start: int) -> None:
+        config = self._member.config
+        entry = EpochEntry(CLASSIC_EPOCH, start, config.effective_acks, self._member.nodes)
+        self._member.state.take_entries([entry])
+
+    def _follow_limits(self) -> None:
+        """Let readers see all whole records: a RocketMQ master says nothing of what is
+        confirmed.
+        """
+        store = self._member.store
+        if store.readable_offset != store.whole_offset:
+            store.set_limits(readable=store.whole_offset)
