@@ -123,6 +123,9 @@ class ClassicStream(SlaveStream):
                 self._begin_history(offset)
         super()._check_place(offset)
 
+    def _fall_back(self) -> None:
+        """Keep the readers' limit: it never rested on the link."""
+
     def _begin_history(self, start: int) -> None:
         config = self._member.config
         entry = EpochEntry(CLASSIC_EPOCH, start, config.effective_acks, self._member.nodes)

@@ -88,7 +88,7 @@ class SlaveStream:
             with member.gate.lock:
                 if member.gate.epoch == self.epoch and not member.open_epoch:
                     member.gate.close()
-            member.store.set_limits(readable=member.store.confirmed_offset)
+            self._fall_back()
 
     def _open_gate(self) -> None:
         member = self._member
@@ -178,6 +178,11 @@ class SlaveStream:
         confirmed, readable = min(told.confirmed_offset, end), min(told.readable_offset, end)
         if confirmed > store.confirmed_offset or readable != store.readable_offset:
             store.set_limits(confirmed=max(confirmed, store.confirmed_offset), readable=readable)
+
+    def _fall_back(self) -> None:
+        """Without a link readers stop at what is confirmed."""
+        store = self._member.store
+        store.set_limits(readable=store.confirmed_offset)
 
     def _note_clean(self) -> None:
         """Drop the unclean mark once the log has reached the end that the master stated in
