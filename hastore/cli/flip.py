@@ -1,4 +1,4 @@
-"""The flip: `hastore promote` and `hastore demote` edit a file and wait until its node has followed.
+"""The flip: `hastore promote` and `hastore demote` edit a file, then wait for the node to follow.
 
 What a command allows for one time, or a new promotion of a node that is master already, reaches the
 node as `hastore/once.json` in its store; the node removes it when used. The file stays edited even

@@ -1,0 +1,150 @@
+"""`hastore doctor`: look at a file, its ports, disk and peers, and say how to mend what is wrong."""
+
+import os
+import resource
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import click
+from rich.table import Table
+
+from hastore.cli.asking import ask_status
+from hastore.cli.common import (
+    DONE,
+    FAILED,
+    put_json,
+    stdout,
+    with_config,
+    with_json,
+    with_overrides,
+)
+from hastore.config import Config
+from hastore.config_check import parse_address
+from hastore.config_file import load_config
+
+MIN_FREE_FILES = 4  # a node allocates the next file while it fills one, for the log and the queues
+_CONNECT_S = 1.0
+
+
+class Verdict(Enum):
+    """How a check ended."""
+
+    GOOD = "good"
+    NOTE = "note"  # worth knowing, nothing to mend
+    BAD = "bad"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One check: what was looked at, what was found, and what to do about it."""
+
+    check: str
+    verdict: Verdict
+    text: str
+
+
+def examine(config: Config) -> Iterator[Finding]:
+    """Yield what there is to say of a node's surroundings; starts and changes nothing."""
+    running = ask_status(config.nodes[config.node].api, _CONNECT_S)
+    yield _node(config, running is not None, running or {})
+    yield from _store(config, running is not None)
+    if running is None:
+        yield from _ports(config)
+    yield from _peers(config)
+    yield _descriptors()
+
+
+def _node(config: Config, runs: bool, status: dict[str, object]) -> Finding:
+    if not runs:
+        return Finding("node", Verdict.NOTE, f"node {config.node} does not run")
+    reason = status.get("reason")
+    text = f"node {config.node} runs as {status.get('role')}, epoch {status.get('epoch')}"
+    if reason and config.role.is_master:
+        return Finding("node", Verdict.BAD, f"{text}, not writable: {reason}")
+    return Finding("node", Verdict.GOOD, text)
+
+
+def _store(config: Config, runs: bool) -> Iterator[Finding]:
+    root = config.store.root
+    folder = root
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    if not os.access(folder, os.W_OK | os.X_OK):
+        text = f"{folder} cannot be written by uid {os.getuid()}; chown it, or change store.root"
+        yield Finding("store", Verdict.BAD, text)
+        return
+    state = "exists" if folder == root else "is made at the first start"
+    yield Finding("store", Verdict.GOOD, f"{root} {state}")
+    free, needed = shutil.disk_usage(folder).free, MIN_FREE_FILES * config.store.commitlog_file_size
+    text = (
+        f"{free / 2**30:.1f} GiB free, {MIN_FREE_FILES} files of the log take {needed / 2**30:.1f}"
+    )
+    remedy = "; free some, or lower store.commitlog_file_size on every node"
+    verdict = Verdict.GOOD if free >= needed else Verdict.NOTE if runs else Verdict.BAD
+    yield Finding("disk", verdict, text + (remedy if free < needed else ""))
+
+
+def _ports(config: Config) -> Iterator[Finding]:
+    own = config.nodes[config.node]
+    for name in ("api", "ha", "http"):
+        text = getattr(own, name)
+        endpoint = parse_address(text.removeprefix("tcp://"))
+        assert endpoint is not None  # the configuration was checked
+        family = socket.AF_INET6 if ":" in endpoint[0] else socket.AF_INET
+        with socket.socket(family, socket.SOCK_STREAM) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(endpoint)
+            except OSError as failure:
+                remedy = f"free it, or change nodes.{config.node}.{name} in every node's file"
+                yield Finding(name, Verdict.BAD, f"{text}: {failure.strerror}; {remedy}")
+                continue
+        yield Finding(name, Verdict.GOOD, f"{text} is free")
+
+
+def _peers(config: Config) -> Iterator[Finding]:
+    for number, addresses in config.nodes.items():
+        if number == config.node:
+            continue
+        endpoint = parse_address(addresses.ha)
+        assert endpoint is not None
+        try:
+            socket.create_connection(endpoint, _CONNECT_S).close()
+        except OSError as failure:
+            text = f"{addresses.ha} does not answer ({failure.strerror or failure}); is it started?"
+            yield Finding(f"node {number}", Verdict.NOTE, text)
+            continue
+        yield Finding(f"node {number}", Verdict.GOOD, f"{addresses.ha} answers")
+
+
+def _descriptors() -> Finding:
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < 4096:
+        return Finding(
+            "files", Verdict.NOTE, f"at most {soft} open files; ulimit -n 65536 is safer"
+        )
+    return Finding("files", Verdict.GOOD, f"up to {soft} open files")
+
+
+@click.command("doctor")
+@with_config
+@with_overrides
+@with_json
+def doctor_command(path: str, overrides: dict[str, str], as_json: bool) -> int:
+    """Check a node's file, ports, disk and peers; exit code 1 when something must be mended."""
+    findings = list(examine(load_config(path, overrides)))
+    findings.insert(0, Finding("file", Verdict.GOOD, f"{path} is right"))
+    if as_json:
+        for one in findings:
+            put_json({"check": one.check, "verdict": one.verdict.value, "text": one.text})
+    else:
+        table = Table(box=None, show_header=False, pad_edge=False)
+        colours = {Verdict.GOOD: "green", Verdict.NOTE: "yellow", Verdict.BAD: "bold red"}
+        for one in findings:
+            colour = colours[one.verdict]
+            table.add_row(one.check, f"[{colour}]{one.verdict.value}[/{colour}]", one.text)
+        stdout.print(table)
+    return FAILED if any(one.verdict is Verdict.BAD for one in findings) else DONE
