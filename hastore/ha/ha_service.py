@@ -12,15 +12,14 @@ import threading
 from dataclasses import dataclass
 
 from hastore.config import Flush, SyncFrom
-from hastore.errors import HastoreError, ProtocolError, ReplicationError
+from hastore.errors import ProtocolError, ReplicationError
+from hastore.ha.accept_socket_service import AcceptSocketService
 from hastore.ha.acks import AckTable, ClassicReporter
 from hastore.ha.group_transfer import GroupTransferService, Need, Progress
 from hastore.ha.ha_connection import HAConnection
 from hastore.ha.member import Member
-from hastore.ha.peer import split_address
 from hastore.ha.rules import FollowAnswer, MasterView, answer_follow
 from hastore.protocol.hello import Hello, Refused, StreamFrom
-from hastore.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -46,7 +45,7 @@ class HAService:
     def __init__(self, member: Member, transfer: GroupTransferService) -> None:
         self.member = member
         self.transfer = transfer
-        self.acceptor = AcceptSocketService(self)
+        self.acceptor = AcceptSocketService(self.accept)
         self._lock = threading.Lock()
         self._connections: list[HAConnection] = []
         self._streams: tuple[
@@ -58,7 +57,6 @@ class HAService:
         self._links = itertools.count(1)
         self.push2_slave_max_offset = 0
 
-    # ---- life -----------------------------------------------------------------------------------
     # --------------
 
     def bind(self, address: str) -> str:
@@ -372,45 +370,3 @@ class HAService:
         """The smallest place from which a linked slave is still being sent; retention keeps it."""
         offsets = [c.writer.sent_offset for c in self._streams if c.writer is not None]
         return min(offsets, default=None)
-
-
-class AcceptSocketService(Service):
-    """Accept connections on the HA port, in every role."""
-
-    def __init__(self, service: HAService) -> None:
-        super().__init__("AcceptSocketService")
-        self._service = service
-        self._listener: socket.socket | None = None
-
-    def bind(self, address: str) -> str:
-        """Bind and listen; return the real address."""
-        host, port = split_address(address)
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        listener = socket.create_server((host, port), family=family, backlog=128)
-        listener.settimeout(0.5)
-        self._listener = listener
-        return f"{host}:{listener.getsockname()[1]}"
-
-    def run(self) -> None:
-        """Accept until stopped."""
-        listener = self._listener
-        assert listener is not None, "bind() comes first"
-        with listener:
-            while not self.stopping.is_set():
-                try:
-                    sock, peer = listener.accept()
-                except TimeoutError:
-                    continue
-                except OSError as error:
-                    if self.stopping.is_set():
-                        return
-                    log.error("accepting on the HA port failed: %s", error)
-                    self.stopping.wait(0.2)
-                    continue
-                sock.settimeout(None)
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                try:
-                    self._service.accept(sock, f"{peer[0]}:{peer[1]}")
-                except (HastoreError, OSError, RuntimeError) as error:
-                    log.error("connection of %s:%s failed: %s", peer[0], peer[1], error)
-                    sock.close()

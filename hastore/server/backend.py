@@ -42,7 +42,6 @@ class NodeBackend:
         """Refuse puts from now on."""
         self._stopping.set()
 
-    # ---- puts -----------------------------------------------------------------------------------
     # --------------
 
     def put_encoded(self, payloads: Sequence[bytes]) -> list[list[PutResult]]:
@@ -156,7 +155,6 @@ class NodeBackend:
             ],
         }
 
-    # ---- readers --------------------------------------------------------------------------------
     # --------------
 
     def watch_readable(self, callback: Callable[[], None]) -> None:

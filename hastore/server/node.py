@@ -14,6 +14,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import Config
 from hastore.config_file import config_error, parse_config
 from hastore.errors import ConfigError, StoreBrokenError
+from hastore.ha.classic_client import CLASSIC_EPOCH
 from hastore.ha.group_transfer import GroupTransferService
 from hastore.ha.ha_service import HAService
 from hastore.ha.member import Member
@@ -120,9 +121,10 @@ class Node:
         finish_cut(store, state)
         alone = len(config.nodes) == 1
         state.begin_boot(config.ha.ack_point.value, alone=alone, log_end=store.max_offset)
-        # Without a link a slave's readers stop at what is confirmed; a master opens its limit
-        # itself.
-        store.set_limits(readable=min(store.confirmed_offset, store.max_offset))
+        # Without a link a slave's readers stop at what is confirmed; a master opens its own limit.
+        classic = config.ha.classic_master is not None and state.last_epoch == CLASSIC_EPOCH
+        limit = store.whole_offset if classic else min(store.confirmed_offset, store.max_offset)
+        store.set_limits(readable=limit)
 
     def _bind(self) -> None:
         try:

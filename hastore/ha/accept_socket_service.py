@@ -1,0 +1,53 @@
+"""AcceptSocketService: the thread that accepts connections on the HA port."""
+
+import logging
+import socket
+from collections.abc import Callable
+
+from hastore.errors import HastoreError
+from hastore.ha.peer import split_address
+from hastore.service import Service
+
+log = logging.getLogger(__name__)
+
+
+class AcceptSocketService(Service):
+    """Accept connections on the HA port, in every role."""
+
+    def __init__(self, accept: Callable[[socket.socket, str], None]) -> None:
+        super().__init__("AcceptSocketService")
+        self._accept = accept
+        self._listener: socket.socket | None = None
+
+    def bind(self, address: str) -> str:
+        """Bind and listen; return the real address."""
+        host, port = split_address(address)
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        listener = socket.create_server((host, port), family=family, backlog=128)
+        listener.settimeout(0.5)
+        self._listener = listener
+        return f"{host}:{listener.getsockname()[1]}"
+
+    def run(self) -> None:
+        """Accept until stopped."""
+        listener = self._listener
+        assert listener is not None, "bind() comes first"
+        with listener:
+            while not self.stopping.is_set():
+                try:
+                    sock, peer = listener.accept()
+                except TimeoutError:
+                    continue
+                except OSError as error:
+                    if self.stopping.is_set():
+                        return
+                    log.error("accepting on the HA port failed: %s", error)
+                    self.stopping.wait(0.2)
+                    continue
+                sock.settimeout(None)
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                try:
+                    self._accept(sock, f"{peer[0]}:{peer[1]}")
+                except (HastoreError, OSError, RuntimeError) as error:
+                    log.error("connection of %s:%s failed: %s", peer[0], peer[1], error)
+                    sock.close()
