@@ -9,7 +9,6 @@ import itertools
 import logging
 import socket
 import threading
-from dataclasses import dataclass
 
 from hastore.config import Flush, SyncFrom
 from hastore.errors import ProtocolError, ReplicationError
@@ -19,22 +18,10 @@ from hastore.ha.group_transfer import GroupTransferService, Need, Progress
 from hastore.ha.ha_connection import HAConnection
 from hastore.ha.member import Member
 from hastore.ha.rules import FollowAnswer, MasterView, answer_follow
+from hastore.ha.slave_status import SlaveStatus, slave_status
 from hastore.protocol.hello import Hello, Refused, StreamFrom
 
 log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class SlaveStatus:
-    """One linked slave as `hastore status` shows it; offsets and lag in bytes."""
-
-    node: int | None
-    address: str
-    state: str
-    ack_offset: int | None
-    lag_bytes: int | None
-    in_sync: bool
-    classic: bool
 
 
 class HAService:
@@ -348,18 +335,8 @@ class HAService:
 
     def slaves(self) -> list[SlaveStatus]:
         """Return the linked slaves."""
-        store, config = self.member.store, self.member.config.ha
-        end = store.max_offset
-        with self._lock:
-            found = []
-            for c in self._streams:
-                lag = None if c.ack_offset is None else max(0, end - c.ack_offset)
-                in_sync = lag is not None and lag <= config.max_gap_not_in_sync
-                state = "starting" if c.ack_offset is None else "streaming"
-                found.append(
-                    SlaveStatus(c.node, c.address, state, c.ack_offset, lag, in_sync, c.classic)
-                )
-            return found
+        end, gap = self.member.store.max_offset, self.member.config.ha.max_gap_not_in_sync
+        return [slave_status(connection, end, gap) for connection in self._streams]
 
     def linked_nodes(self) -> set[int]:
         """Return the node numbers that follow this master now."""

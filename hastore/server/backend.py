@@ -12,7 +12,8 @@ from hastore.ha.group_transfer import GroupTransferService
 from hastore.ha.ha_service import HAService
 from hastore.ha.member import Member
 from hastore.protocol.api import MapInfo
-from hastore.server.roles import Mode, RoleService
+from hastore.server.modes import Mode
+from hastore.server.roles import RoleService
 from hastore.store.message_store import MessageStore, PutResult
 
 NOT_WRITABLE = "SERVICE_NOT_AVAILABLE"

@@ -16,7 +16,6 @@ promise.
 import logging
 import threading
 from collections.abc import Callable
-from enum import Enum
 
 from hastore.config import Config, Role
 from hastore.errors import ConfigError, HastoreError, PromotionRefused
@@ -27,8 +26,9 @@ from hastore.ha.ha_service import HAService
 from hastore.ha.member import Member
 from hastore.ha.promoter import Flags, Promoter
 from hastore.ha.rules import may_resume
-from hastore.ha.survey import Heard, ask_all
+from hastore.ha.survey import ask_all
 from hastore.protocol.hello import Purpose
+from hastore.server.modes import Mode, greatest_epoch, superseded_text
 from hastore.server.once import Once
 from hastore.service import Service
 
@@ -36,15 +36,6 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 RETRY_MS = 1_000.0
-
-
-class Mode(Enum):
-    """What the node is busy with."""
-
-    FOLLOWING = "following"
-    RESUMING = "resuming"
-    PROMOTING = "promoting"
-    MASTER = "master"
 
 
 class RoleService(Service):
@@ -151,7 +142,7 @@ class RoleService(Service):
             self._self_promotion = True
             self._promote(Flags())
             return
-        self._follow(self._superseded_text(data.promised_epoch))
+        self._follow(superseded_text(data.promised_epoch))
 
     def _tick(self) -> None:
         changed = self._changed_config()
@@ -240,17 +231,7 @@ class RoleService(Service):
         superseded, self._superseded = self._superseded, None
         assert superseded is not None
         if self.mode is Mode.MASTER:
-            self._follow(self._superseded_text(superseded[0]))
-
-    def _superseded_text(self, epoch: int) -> str:
-        return (
-            f"superseded by node {epoch_node(epoch)} (epoch {epoch}); this node follows. To "
-            "make it master "
-            "again run `hastore promote`, to settle it as a slave `hastore demote`"
-        )
-
-    # ---- promotion
-    # --------------------------------------------------------------------------------------------
+            self._follow(superseded_text(superseded[0]))
 
     def _promote(self, flags: Flags) -> None:
         """Begin a promotion; it is tried at once, and again each second for want of answers."""
@@ -298,7 +279,7 @@ class RoleService(Service):
             self._highest_open = known[0]
         if known[0] <= self._highest_open or known[0] <= self._member.state.data.promised_epoch:
             return False
-        self._wait_or_give_up(self._superseded_text(known[0]), final=True)
+        self._wait_or_give_up(superseded_text(known[0]), final=True)
         return True
 
     def _may_promote_itself(self) -> bool:
@@ -307,9 +288,9 @@ class RoleService(Service):
         """
         own = self._member.state.last_epoch
         heard = ask_all(self._member, Purpose.SURVEY)
-        seen = max(_greatest(heard), self._member.state.data.promised_epoch)
+        seen = max(greatest_epoch(heard), self._member.state.data.promised_epoch)
         if seen > own:
-            self._follow(self._superseded_text(seen))
+            self._follow(superseded_text(seen))
             return False
         silent = [str(h.node) for h in heard if h.hello is None]
         if silent:
@@ -325,11 +306,11 @@ class RoleService(Service):
         """Go on in the own epoch after a restart, unless somebody has a higher one."""
         member = self._member
         epoch = member.state.last_epoch
-        seen = _greatest(ask_all(member, Purpose.SURVEY))
+        seen = greatest_epoch(ask_all(member, Purpose.SURVEY))
         if max(seen, member.state.data.promised_epoch) > epoch:
             member.state.promise(seen)
             member.state.save(superseded_by=seen)
-            self._follow(self._superseded_text(max(seen, member.state.data.promised_epoch)))
+            self._follow(superseded_text(max(seen, member.state.data.promised_epoch)))
             return
         self._promoter.wait_replayed()
         entry = member.state.history[-1]
@@ -365,15 +346,4 @@ class RoleService(Service):
         linked = frozenset(self._ha.linked_nodes())
         for heard in ask_all(self._member, Purpose.SURVEY, skip=linked):
             if heard.hello is not None:
-                self._member.meet(_greatest([heard]), f"node {heard.node}")
-
-
-def _greatest(heard: list[Heard]) -> int:
-    """Return the greatest epoch that anybody has promised, opened or in its history."""
-    seen = 0
-    for h in heard:
-        if h.hello is not None:
-            seen = max(
-                seen, h.hello.promised_epoch, h.hello.open_epoch, last_epoch(h.hello.history)
-            )
-    return seen
+                self._member.meet(greatest_epoch([heard]), f"node {heard.node}")
