@@ -51,7 +51,7 @@ class Derived:
         return derived
 
     def files(self) -> dict[str, bytes]:
-        """Return every derived file's bytes; index files are numbered, for their names tell a time."""
+        """Return every derived file's bytes; index files are numbered by name."""
         found = {}
         for kind in ("consumequeue", "batchconsumequeue"):
             for path in sorted((self.root / kind).rglob("*")):

@@ -1,4 +1,4 @@
-"""A log for the tests of what is derived: bytes in memory behind replay's door, and small records."""
+"""A log for the tests of what is derived: bytes in memory behind replay's door."""
 
 import contextlib
 from collections.abc import Iterator, Sequence
