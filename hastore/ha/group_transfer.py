@@ -57,8 +57,12 @@ class GroupTransferService(Service):
     lock held.
     """
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(
+        self, clock: Clock, request_flush: Callable[[], None], *, always_flush: bool = False
+    ) -> None:
         super().__init__("GroupTransferService")
+        self._request_flush = request_flush  # asks for a sync soon, without waiting for it
+        self._always_flush = always_flush  # `store.flush: sync`: every wait is for the disk too
         self._clock = clock
         self._wakeup = threading.Condition()
         self._queues: dict[Need, deque[_Waiter]] = {need: deque() for need in Need}
@@ -80,6 +84,8 @@ class GroupTransferService(Service):
             progress = self._progress
             if progress is None or progress.limits[need] < end_offset:
                 _insert(self._queues[need], waiter)
+                if self._always_flush or need is not Need.SLAVES:
+                    self._request_flush()
                 if deadline_ms < self._next_deadline_ms:
                     self._next_deadline_ms = deadline_ms
                     self._wakeup.notify()

@@ -220,14 +220,15 @@ class HAService:
         """Push what was just appended to every slave that is caught up; called by the appending
         thread.
         """
+        if not self._sync and self._table is not None:
+            self.member.store.set_limits(readable=end)  # first: it rides with the data
         for connection in self._streams:
             writer = connection.writer
             if writer is not None:
                 writer.push(start, end)
-        if not self._sync and self._table is not None:
-            self.member.store.set_limits(readable=end)
-            if self._table.acks == 0:
-                self.advance()
+        table = self._table
+        if table is not None and table.acks == 0:
+            self.advance()
 
     def on_report(self, connection: HAConnection, offset: int) -> None:
         """Count a report and complete what it confirms; called by the connection's reader."""

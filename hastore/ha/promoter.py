@@ -39,6 +39,7 @@ class Promoter:
         self._member = member
         self._on_open = on_open  # called under the gate's lock, right before the gate opens
         self._say = say  # the progress, for status
+        self._tried_epoch = 0  # of the last attempt in this promotion that raised its promise
 
     def attempt(
         self, config: Config, flags: Flags, *, before_promise: Callable[[], None]
@@ -52,6 +53,7 @@ class Promoter:
         terms = self._terms(config)
         self._say("surveying the group")
         heard = ask_all(member, Purpose.SURVEY)
+        self._check_overtaken(heard)
         voices = [self._own_voice(), *(_voice(h) for h in heard if h.hello is not None)]
         self._demand(terms, voices, heard, flags)
         best = greatest(voices, member.config.node)
@@ -63,11 +65,27 @@ class Promoter:
             )
         epoch = next_epoch(self._greatest_seen(heard), member.config.node)
         before_promise()
+        self._tried_epoch = epoch
         answers = self._collect(epoch, terms)
         voices = [self._own_voice(), *(_promised_voice(h) for h in answers if _promised(h))]
         self._demand(terms, voices, answers, flags)
         self._catch_up(epoch, voices, answers, flags)
         return self._open(epoch, terms)
+
+    def begin(self) -> None:
+        """Forget earlier attempts: the operator asks for a new promotion."""
+        self._tried_epoch = 0
+
+    def _check_overtaken(self, heard: list[Heard]) -> None:
+        """End a promotion that somebody else's overtook: one that opened since the last attempt."""
+        for h in heard:
+            if self._tried_epoch and h.hello is not None and h.hello.open_epoch > self._tried_epoch:
+                raise PromotionRefused(
+                    f"node {h.node} has opened epoch {h.hello.open_epoch} since this "
+                    "promotion began; "
+                    "to supersede it run `hastore promote` again",
+                    final=True,
+                )
 
     def _terms(self, config: Config) -> Terms:
         data = self._member.state.data

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config import Config
+from hastore.config import Config, Flush
 from hastore.config_file import config_error, parse_config
 from hastore.errors import ConfigError, StoreBrokenError
 from hastore.ha.classic_client import CLASSIC_EPOCH
@@ -63,7 +63,11 @@ class Node:
         )
         self.state = NodeState(fs, root)
         self.member = Member(config, self.store, self.state, clock, _secret(config, fs))
-        self.transfer = GroupTransferService(clock)
+        self.transfer = GroupTransferService(
+            clock,
+            self.store.request_flush,
+            always_flush=config.store.flush is Flush.SYNC,
+        )
         self.ha = HAService(self.member, self.transfer)
         once = Once(fs, root, clock)
         self.roles = RoleService(self.member, self.ha, once, read_config, self._on_failure)

@@ -240,6 +240,7 @@ class RoleService(Service):
         self.mode, self.reason, self._flags = Mode.PROMOTING, "a promotion begins", flags
         self._next_try_ms = 0.0
         self._highest_open = 0
+        self._promoter.begin()
         self._start_client()
 
     def _try_promotion(self) -> None:
