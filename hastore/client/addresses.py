@@ -1,0 +1,41 @@
+"""The addresses a client starts from."""
+
+import os
+from collections.abc import Sequence
+
+from hastore.errors import UsageError
+
+ENVIRONMENT = "HASTORE_BOOTSTRAP"
+DEFAULT = ("tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921")  # those of conf/
+
+
+def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the API addresses to start from; UsageError.
+
+    `bootstrap` is a list of "tcp://HOST:PORT", or one text with commas; the scheme may be left
+    out. None reads HASTORE_BOOTSTRAP, else takes the addresses of `conf/`.
+    """
+    if bootstrap is None:
+        bootstrap = os.environ.get(ENVIRONMENT) or DEFAULT
+    pieces = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
+    found = tuple(dict.fromkeys(_address(piece.strip()) for piece in pieces if piece.strip()))
+    if not found:
+        raise UsageError('no address to start from; give bootstrap=["tcp://HOST:PORT", ...]')
+    return found
+
+
+def is_connectable(address: str) -> bool:
+    """Whether an address that a node names is one to connect to."""
+    try:
+        return _address(address) == address and not address.endswith(":0")
+    except UsageError:
+        return False
+
+
+def _address(text: str) -> str:
+    address = text if "://" in text else f"tcp://{text}"
+    scheme, _, rest = address.partition("://")
+    host, separator, port = rest.rpartition(":")
+    if scheme != "tcp" or not separator or not host or not port.isdigit() or int(port) > 65535:
+        raise UsageError(f"{text!r} is no address of a node's API: tcp://HOST:PORT is")
+    return address

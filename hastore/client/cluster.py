@@ -1,0 +1,70 @@
+"""Which node is the master: pure. Follows the greatest epoch, never back."""
+
+from collections.abc import Iterable
+
+from hastore.client.addresses import is_connectable
+from hastore.protocol.api import MapInfo
+
+MAX_ADDRESSES = 64
+
+
+class ClusterView:
+    """What a client has learnt of a group from its nodes' maps.
+
+    `epoch` is the greatest that a writable node has stated; `master` its address, None while it is
+    being looked for. A node of a lower epoch is never followed, whatever it says.
+    """
+
+    def __init__(self, addresses: Iterable[str]) -> None:
+        self.addresses: list[str] = list(dict.fromkeys(addresses))
+        self.maps: dict[str, MapInfo] = {}
+        self.epoch = 0
+        self.master: str | None = None
+        self.default_queues = 4
+        self.heard = False
+
+    def learn(self, address: str, info: MapInfo) -> bool:
+        """Take a node's map; whether another master is to be followed from now on."""
+        self.maps[address] = info
+        for named in (*info.nodes.values(), info.master_api):
+            if named is not None:
+                self.add(named)
+        if info.writable and info.epoch >= self.epoch:
+            moved = address != self.master or info.epoch > self.epoch
+            self.epoch = info.epoch
+            self.master = address
+            self.default_queues = max(1, info.default_queues)
+            self.heard = True
+            return moved
+        if address == self.master and not info.writable:
+            self.master = None
+        return False
+
+    def add(self, address: str) -> None:
+        """Remember an address that a node has named."""
+        if (
+            address not in self.addresses
+            and len(self.addresses) < MAX_ADDRESSES
+            and is_connectable(address)
+        ):
+            self.addresses.append(address)
+
+    def lose(self) -> None:
+        """Stop sending to the master: it refused, or is gone."""
+        self.master = None
+
+    def replicas(self) -> list[str]:
+        """Return the addresses to read from: slaves first, then the master, then the unheard."""
+        slaves = [a for a, info in self.maps.items() if not info.writable]
+        masters = [a for a, info in self.maps.items() if info.writable]
+        rest = [a for a in self.addresses if a not in self.maps]
+        return [*slaves, *masters, *rest]
+
+    def reason(self) -> str:
+        """Say what the nodes answered, for an error text."""
+        said = [
+            f"{address}: {info.role} of epoch {info.epoch}, {info.reason or 'not writable'}"
+            for address, info in self.maps.items()
+            if not info.writable
+        ]
+        return "; ".join(said) or f"no answer from {', '.join(self.addresses)}"

@@ -1,0 +1,101 @@
+"""From a node's answer to the caller's Future: each entry is settled exactly once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hastore.client.outbox import Entry, Frame
+from hastore.client.results import SendResult, Status, failure_of
+from hastore.errors import HastoreError
+from hastore.protocol.api import PutDone
+
+_UNCONFIRMED = (Status.FLUSH_SLAVE_TIMEOUT, Status.FLUSH_DISK_TIMEOUT)
+
+
+def settle_reply(frame: Frame, reply: PutDone, *, retry_stored: bool) -> list[Entry]:
+    """Settle a frame's entries; return those that were stored, not confirmed, and go again."""
+    again: list[Entry] = []
+    place = 0
+    if sum(entry.count for entry in frame.entries) != len(reply.offsets):
+        _settle_whole(frame, reply)
+        return again
+    for entry in frame.entries:
+        begin, place = place, place + entry.count
+        if entry.settled:
+            continue
+        if not entry.is_batch and reply.statuses is None and reply.status is Status.PUT_OK:
+            entry.settled = True
+            entry.future.set_result(_result(entry, reply, begin))
+            continue
+        results = [_result(entry, reply, each) for each in range(begin, place)]
+        bad = next((r for r in results if r.status is not Status.PUT_OK), None)
+        if bad is None:
+            _succeed(entry, results)
+        elif bad.status in _UNCONFIRMED and retry_stored:
+            entry.unknown = True
+            entry.status, entry.reason, entry.result = bad.status, reply.reason, bad
+            again.append(entry)
+        else:
+            refused = sum(1 for r in results if not r.status.is_stored)
+            entry.reason = reply.reason
+            if 0 < refused < len(results):
+                entry.reason += f" ({refused} of {len(results)} refused, the others are stored)"
+            entry.status = bad.status
+            entry.result = bad if bad.status.is_stored else None
+            settle_failure(entry)
+    return again
+
+
+def _settle_whole(frame: Frame, reply: PutDone) -> None:
+    """Settle a frame whose answer does not list its records: all of them were refused."""
+    statuses = set(reply.statuses or [reply.status])
+    refused = len(statuses) == 1 and not next(iter(statuses)).is_stored
+    for entry in frame.entries:
+        entry.status = statuses.pop() if refused else Status.TIMEOUT
+        statuses.add(entry.status)
+        entry.reason = reply.reason if refused else "the node's answer does not fit the request"
+        settle_failure(entry)
+
+
+def settle_unasked(entries: list[Entry]) -> None:
+    """Settle what nobody will answer (`acks` 0): it was handed over, no more is known."""
+    for entry in entries:
+        results = [SendResult(Status.PUT_OK, entry.topic, 0) for _ in range(entry.count)]
+        _succeed(entry, results)
+
+
+def settle_failure(entry: Entry) -> None:
+    """End an entry with what was heard last."""
+    if entry.settled:
+        return
+    entry.settled = True
+    entry.future.set_exception(_failure(entry))
+
+
+def _failure(entry: Entry) -> HastoreError:
+    if entry.result is not None:  # stored for all that is known, only not confirmed
+        reason = entry.reason or "not confirmed within the delivery timeout"
+        return failure_of(entry.result.status, reason, entry.result, unknown=True)
+    return failure_of(entry.status, entry.reason, None, unknown=entry.unknown)
+
+
+def _succeed(entry: Entry, results: list[SendResult]) -> None:
+    entry.settled = True
+    value: Any = results if entry.is_batch else results[0]
+    entry.future.set_result(value)
+
+
+def _result(entry: Entry, reply: PutDone, place: int) -> SendResult:
+    status = reply.status if reply.statuses is None else reply.statuses[place]
+    if not status.is_stored:
+        return SendResult(status, entry.topic, 0, reply.level, epoch=reply.epoch)
+    return SendResult(
+        status,
+        entry.topic,
+        reply.queue_ids[place],
+        reply.level,
+        reply.offsets[place],
+        reply.queue_offsets[place],
+        reply.epoch,
+        reply.hosts.get(place, reply.host) if reply.hosts else reply.host,
+    )

@@ -1,0 +1,149 @@
+"""What the client API needs of a node: its door to store, role and group."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from hastore.ha.group_transfer import Need, Outcome
+from hastore.protocol.api import MapInfo
+
+if TYPE_CHECKING:
+    from hastore.store.host import Host
+    from hastore.store.message_store import PullResult, PutResult
+    from hastore.store.record import Record
+
+Done = Callable[[Outcome, str], None]
+
+
+class Transfer(Protocol):
+    """Hold puts until they are confirmed; GroupTransferService."""
+
+    def add(self, end_offset: int, deadline_ms: float, need: Need, done: Done) -> None:
+        """Call `done(outcome, level)` exactly once, from any thread, perhaps before returning."""
+        ...
+
+
+class ApiStore(Protocol):
+    """The reading side of MessageStore; every method may be called from the API's thread."""
+
+    @property
+    def store_host(self) -> Host:
+        """The host that this node writes into its records."""
+        ...
+
+    @property
+    def min_offset(self) -> int:
+        """The first byte of the log that is still there."""
+        ...
+
+    @property
+    def max_offset(self) -> int:
+        """The end of what is written."""
+        ...
+
+    @property
+    def readable_offset(self) -> int:
+        """The end of what readers may see."""
+        ...
+
+    @property
+    def dispatched_offset(self) -> int:
+        """The end of what the queues know."""
+        ...
+
+    def pull(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        max_messages: int,
+        max_bytes: int,
+        limit_offset: int,
+    ) -> PullResult:
+        """Read records of a queue that end at or below `limit_offset`."""
+        ...
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
+        """Return the first and the next queue offset of a queue."""
+        ...
+
+    def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
+        """Return the range of each queue of each topic."""
+        ...
+
+    def query_key(
+        self, topic: str, key: str, *, max_messages: int = 32, begin_ms: int = 0, end_ms: int = ...
+    ) -> list[int]:
+        """Return the physical offsets of the records with a key, newest first."""
+        ...
+
+    def record_at(self, offset: int) -> Record | None:
+        """Return the record that begins at an offset."""
+        ...
+
+    def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """Return the first queue offset stored at or after a time."""
+        ...
+
+
+class ApiBackend(Protocol):
+    """A node as its client API sees it. All methods are cheap and may be called from any thread."""
+
+    @property
+    def store(self) -> ApiStore:
+        """The node's store."""
+        ...
+
+    @property
+    def transfer(self) -> Transfer:
+        """Where synchronous puts wait."""
+        ...
+
+    def put_encoded(self, payloads: Sequence[bytes]) -> list[list[PutResult]]:
+        """Append through the write gate, in one go, all valid records of all payloads.
+
+        NotStoredError when the node is not writable (any more), StoreError when the disk refuses:
+        nothing was appended then.
+        """
+        ...
+
+    def writable_reason(self) -> str | None:
+        """Say why puts are refused; None while the node is writable."""
+        ...
+
+    def can_confirm(self, sync_flush: bool) -> str | None:
+        """Say why a put with `acks` all cannot be confirmed now; None when it can."""
+        ...
+
+    def default_acks_all(self) -> bool:
+        """Whether a put without `acks` waits for the slaves: under a SYNC_MASTER."""
+        ...
+
+    def flush_each_put(self) -> bool:
+        """Whether every put waits for this node's disk (`store.flush: sync`)."""
+        ...
+
+    def epoch(self) -> int:
+        """Return the last epoch of the node's history."""
+        ...
+
+    def history(self) -> Sequence[tuple[int, int]]:
+        """Return the (epoch, start offset) entries, both rising; empty: all is epoch 0."""
+        ...
+
+    def master_map(self) -> MapInfo:
+        """Return the node's view of the group."""
+        ...
+
+    def status(self) -> dict[str, Any]:
+        """Return the object that `hastore status --json` prints."""
+        ...
+
+    def watch_readable(self, callback: Callable[[], None]) -> None:
+        """Call `callback()` from any thread after readable_offset or dispatched_offset moved.
+
+        The callback is cheap and takes no lock of the node's.
+        """
+        ...

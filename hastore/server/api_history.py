@@ -1,0 +1,61 @@
+"""A reader's position against a node's epoch history: pure.
+
+A position names the record before it as (epoch, offset). Equal (epoch, offset) means equal bytes,
+so it holds on every node whose history gives that offset to that epoch. Where the history
+disagrees, the reader saw records that a failover cut away; the common point is where both
+histories still agreed.
+"""
+
+from collections.abc import Sequence
+from enum import Enum
+
+History = Sequence[tuple[int, int]]  # (epoch, start offset), both rising; empty: all is epoch 0
+
+
+class Standing(Enum):
+    """How a position relates to a node's log."""
+
+    AGREED = "agreed"
+    BEHIND = "behind"  # this node has not come that far
+    LOST = "lost"
+
+
+def check_position(
+    history: History, end_offset: int, epoch: int, offset: int
+) -> tuple[Standing, int]:
+    """Compare (epoch, offset) with a history whose log ends at `end_offset`.
+
+    Returns the standing, and for LOST the byte offset of the last common point.
+    """
+    start = 0 if epoch == 0 else None  # every history begins with epoch 0
+    after = None  # where the next epoch starts
+    for each, each_start in history:
+        if each > epoch:
+            after = each_start
+            break
+        if each == epoch:
+            start = each_start
+    if start is None and after is None:
+        return Standing.BEHIND, end_offset  # an epoch this node has not heard of yet
+    if after is not None and offset >= after:
+        return Standing.LOST, after
+    if start is None or offset < start:
+        return Standing.LOST, offset
+    return (Standing.AGREED, offset) if offset < end_offset else (Standing.BEHIND, end_offset)
+
+
+def epoch_at(history: History, offset: int) -> int:
+    """Return the epoch that wrote the byte at `offset`."""
+    found = 0
+    for epoch, start in history:
+        if start > offset:
+            break
+        found = epoch
+    return found
+
+
+def epochs_of(history: History, begin: int, end: int) -> list[tuple[int, int]]:
+    """Return the entries that cover the bytes [begin, end)."""
+    covering: list[tuple[int, int]] = [(epoch_at(history, begin), begin)]
+    covering += [(epoch, start) for epoch, start in history if begin < start < end]
+    return covering

@@ -1,0 +1,184 @@
+"""Pulls: answered at once, or parked until something readable comes or their time is up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from hastore.clock import Clock
+from hastore.protocol.api import Position, Pull, Pulled, PullStatus
+from hastore.server.api_backend import ApiBackend
+from hastore.server.api_connections import Connection
+from hastore.server.api_history import Standing, check_position, epoch_at, epochs_of
+from hastore.store.record import decode_record
+
+Answer = Callable[[Connection, Pulled, bytes | None], None]
+MAX_PARKED = 10_000
+MAX_PARKED_OF_ONE = 1_024
+_STATUSES = {status.name: status for status in PullStatus}
+
+
+@dataclass(slots=True)
+class _Parked:
+    connection: Connection
+    request: Pull
+    deadline_ms: float
+
+
+class PullDesk:
+    """Answer pulls within the readable offset; used by the API's thread alone."""
+
+    def __init__(self, backend: ApiBackend, clock: Clock, answer: Answer) -> None:
+        self._backend = backend
+        self._clock = clock
+        self._answer = answer
+        self._parked: dict[tuple[str, int], list[_Parked]] = {}
+        self._next_deadline_ms = float("inf")
+        self.parked = 0
+
+    def take(self, connection: Connection, request: Pull) -> None:
+        """Answer a pull, or park it when it may wait."""
+        self.parked += 1  # before looking: what becomes readable from here on wakes the loop
+        reply, records = self._pull(request)
+        may_wait = reply.status in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE)
+        if (
+            not may_wait
+            or request.wait_ms == 0
+            or self.parked > MAX_PARKED
+            or connection.parked >= MAX_PARKED_OF_ONE
+        ):
+            self.parked -= 1
+            self._answer(connection, reply, records)
+            return
+        deadline_ms = self._clock.monotonic_ms() + request.wait_ms
+        key = (request.topic, request.queue_id)
+        self._parked.setdefault(key, []).append(_Parked(connection, request, deadline_ms))
+        self._next_deadline_ms = min(self._next_deadline_ms, deadline_ms)
+        connection.parked += 1
+
+    def wait_ms(self, now_ms: float) -> float | None:
+        """Return how long until a parked pull's time is up; None without any."""
+        return max(0.0, self._next_deadline_ms - now_ms) if self.parked else None
+
+    def advance(self) -> None:
+        """Answer the parked pulls for which something has become readable."""
+        store = self._backend.store
+        for key in list(self._parked):
+            known = store.queue_range(*key)
+            waiting = self._parked[key]
+            if known is None:
+                continue
+            kept = []
+            for each in waiting:
+                ready = known[1] > each.request.position.queue_offset or each.connection.ended
+                if not (ready and self._try(each)):
+                    kept.append(each)
+            self._keep(key, kept)
+
+    def expire(self) -> None:
+        """Answer the parked pulls whose time is up."""
+        now = self._clock.monotonic_ms()
+        if now < self._next_deadline_ms:
+            return
+        self._next_deadline_ms = float("inf")
+        for key in list(self._parked):
+            kept = []
+            for each in self._parked[key]:
+                if each.deadline_ms <= now:
+                    self._answer_parked(each, *self._pull(each.request))
+                else:
+                    kept.append(each)
+                    self._next_deadline_ms = min(self._next_deadline_ms, each.deadline_ms)
+            self._keep(key, kept)
+
+    def _keep(self, key: tuple[str, int], kept: list[_Parked]) -> None:
+        if kept:
+            self._parked[key] = kept
+        else:
+            del self._parked[key]
+
+    def _try(self, parked: _Parked) -> bool:
+        """Answer a parked pull if there is something to say; whether it was."""
+        if not parked.connection.ended:
+            reply, records = self._pull(parked.request)
+            if reply.status in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE):
+                return False
+            self._answer(parked.connection, reply, records)
+        self.parked -= 1
+        parked.connection.parked -= 1
+        return True
+
+    def _answer_parked(self, parked: _Parked, reply: Pulled, records: bytes | None) -> None:
+        self.parked -= 1
+        parked.connection.parked -= 1
+        if not parked.connection.ended:
+            self._answer(parked.connection, reply, records)
+
+    def _pull(self, request: Pull) -> tuple[Pulled, bytes | None]:
+        store = self._backend.store
+        limit = store.readable_offset
+        place = request.position
+        if place.epoch is not None and place.offset is not None:
+            history = self._backend.history()
+            standing, at = check_position(history, store.max_offset, place.epoch, place.offset)
+            if standing is Standing.LOST:
+                return self._lost(request, at), None
+            if standing is Standing.BEHIND:
+                return Pulled(request.rid, PullStatus.NO_NEW, place.queue_offset), None
+        found = store.pull(
+            request.topic,
+            request.queue_id,
+            place.queue_offset,
+            max_messages=request.max_messages,
+            max_bytes=request.max_bytes,
+            limit_offset=limit,
+        )
+        status = _STATUSES[found.status.name]
+        if status is PullStatus.OFFSET_TOO_LARGE and place.epoch is not None:
+            status = PullStatus.NO_NEW  # its record is here; what follows is not dispatched yet
+        reply = Pulled(
+            request.rid,
+            status,
+            found.next_queue_offset,
+            found.min_queue_offset,
+            found.max_queue_offset,
+            found.count,
+            self._epochs(found.records) if found.count else [],
+        )
+        return reply, (found.records if found.count else None)
+
+    def _epochs(self, records: bytes) -> list[tuple[int, int]]:
+        history = self._backend.history()
+        if not history:
+            return []
+        first = int.from_bytes(records[28:36], "big")  # physicalOffset of the first record
+        return epochs_of(history, first, self._backend.store.max_offset)
+
+    def _lost(self, request: Pull, common: int) -> Pulled:
+        """Name the last position of the queue that lies wholly below the common point."""
+        store = self._backend.store
+        known = store.queue_range(request.topic, request.queue_id) or (0, 0)
+        low, high = known[0], min(known[1], request.position.queue_offset)
+        before: tuple[int, int] | None = None
+        while low < high:  # the last record that ends at or below the common point
+            middle = (low + high) // 2
+            offset = self._offset_of(request, middle)
+            if offset is not None and offset < common:
+                low, before = middle + 1, (middle, offset)
+            else:
+                high = middle
+        place = Position(known[0])
+        if before is not None:
+            epoch = epoch_at(self._backend.history(), before[1])
+            place = Position(before[0] + 1, epoch, before[1])
+        return Pulled(
+            request.rid, PullStatus.HISTORY_DIFFERS, place.queue_offset, known[0], known[1], 0, [],
+            place,
+        )  # fmt: skip
+
+    def _offset_of(self, request: Pull, queue_offset: int) -> int | None:
+        found = self._backend.store.pull(
+            request.topic, request.queue_id, queue_offset,
+            max_messages=1, max_bytes=1, limit_offset=self._backend.store.max_offset,
+        )  # fmt: skip
+        return decode_record(found.records).physical_offset if found.count else None

@@ -1,0 +1,270 @@
+"""Puts: gathered, admitted, appended in one go, answered once they are confirmed as asked.
+
+A put goes take() -> append() -> done() -> finish(). take, append and finish belong to the API's
+thread; done comes from whichever thread learnt of the confirmation, and only hands it over.
+"""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from hastore.clock import Clock
+from hastore.config import ApiConfig
+from hastore.errors import NotStoredError, StoreError
+from hastore.ha.group_transfer import Need, Outcome
+from hastore.protocol.api import Put, PutDone, Status
+from hastore.server.api_backend import ApiBackend
+from hastore.server.api_connections import Connection
+
+if TYPE_CHECKING:
+    from hastore.store.host import Host
+    from hastore.store.message_store import PutResult
+
+log = logging.getLogger(__name__)
+
+MASTER_MEM = "MASTER_MEM"
+ALL = -1
+_OUTCOMES = {outcome: Status[outcome.value] for outcome in Outcome}
+_PORT = struct.Struct(">i")
+
+
+@dataclass(slots=True)
+class PendingPut:
+    """A put between its arrival and its answer. `respond` None: nobody is to be answered."""
+
+    connection: Connection
+    request: Put
+    payload: bytes
+    respond: Callable[[PutDone], None] | None
+    acks: int
+    deadline_ms: float
+    epoch: int = 0
+    results: list[PutResult] | None = None
+    size_bytes: int = 0
+
+
+class PutDesk:
+    """Take puts, keep the bounds on what waits, and answer each exactly once."""
+
+    def __init__(
+        self,
+        backend: ApiBackend,
+        config: ApiConfig,
+        clock: Clock,
+        answer: Callable[[Connection, PutDone], None],
+        wake: Callable[[], None],
+    ) -> None:
+        self._backend = backend
+        self._config = config
+        self._clock = clock
+        self._answer = answer
+        self._wake = wake
+        self._gathered: list[PendingPut] = []
+        self._done: deque[tuple[PendingPut, Outcome, str]] = deque()
+        self.gathered_bytes = 0
+        self.pending_puts = 0
+        self.pending_bytes = 0
+        self.refused = 0
+
+    @property
+    def has_done(self) -> bool:
+        """Whether `finish` has something to answer."""
+        return bool(self._done)
+
+    def take(self, connection: Connection, request: Put, payload: bytes) -> None:
+        """Admit a client's put for the next append, or refuse it."""
+        refusal = self._check_run(connection, request) or self._check(request)
+        if refusal is not None:
+            if request.run:
+                connection.next_at = None
+            self._refuse(connection, request, refusal[0], refusal[1])
+            return
+        if request.run:
+            connection.run = request.run
+            connection.next_at = request.at + 1
+        self._gather(connection, request, payload, None)
+
+    def take_own(
+        self, connection: Connection, request: Put, payload: bytes,
+        respond: Callable[[PutDone], None],
+    ) -> None:  # fmt: skip
+        """Admit a record that this node writes for a client; `respond` gets the outcome."""
+        refusal = self._check(request)
+        if refusal is None:
+            self._gather(connection, request, payload, respond)
+        else:
+            respond(PutDone(request.rid, refusal[0], 0, reason=refusal[1]))
+
+    def append(self) -> None:
+        """Append what was gathered, in one go; what needs no confirmation is answered at once."""
+        puts = self._gathered
+        if not puts:
+            return
+        self._gathered = []
+        self.gathered_bytes = 0
+        epoch = self._backend.epoch()
+        try:
+            results = self._backend.put_encoded([put.payload for put in puts])
+        except NotStoredError as refusal:
+            self._refuse_all(puts, Status[refusal.status], str(refusal))
+            return
+        except StoreError as failure:
+            log.error("api: nothing was appended: %s", failure)
+            self._refuse_all(puts, Status.SERVICE_NOT_AVAILABLE, str(failure))
+            return
+        for put, of_put in zip(puts, results, strict=True):
+            put.results = of_put
+            put.epoch = epoch
+            put.payload = b""
+            self._appended(put, of_put)
+
+    def finish(self) -> None:
+        """Answer the puts whose outcome is known by now."""
+        done = self._done
+        while done:
+            put, outcome, level = done.popleft()
+            self.pending_puts -= len(put.results or ())
+            self.pending_bytes -= put.size_bytes
+            self._respond(put, _OUTCOMES.get(outcome, Status.PUT_OK), level)
+
+    def _check_run(self, connection: Connection, request: Put) -> tuple[Status, str] | None:
+        if request.run == 0 or (request.run > connection.run and request.at == 0):
+            return None
+        if request.run == connection.run and request.at == connection.next_at:
+            return None
+        return Status.BUSY, "an earlier put of this run was refused or is missing"
+
+    def _check(self, request: Put) -> tuple[Status, str] | None:
+        backend = self._backend
+        reason = backend.writable_reason()
+        if reason is not None:
+            return Status.SERVICE_NOT_AVAILABLE, reason
+        if self._acks(request) == ALL:
+            reason = backend.can_confirm(request.sync_flush)
+            if reason is not None:
+                return Status.SLAVE_NOT_AVAILABLE, reason
+        if (
+            self.pending_puts >= self._config.max_pending_puts
+            or self.pending_bytes + self.gathered_bytes >= self._config.max_pending_bytes
+        ):
+            waiting = f"{self.pending_puts} puts of {self.pending_bytes} bytes wait"
+            return Status.BUSY, f"{waiting} (api.max_pending_puts, api.max_pending_bytes)"
+        return None
+
+    def _acks(self, request: Put) -> int:
+        if request.acks is not None:
+            return request.acks
+        return ALL if self._backend.default_acks_all() else 1
+
+    def _gather(
+        self, connection: Connection, request: Put, payload: bytes,
+        respond: Callable[[PutDone], None] | None,
+    ) -> None:  # fmt: skip
+        deadline_ms = self._clock.monotonic_ms() + request.timeout_ms
+        acks = self._acks(request)
+        put = PendingPut(connection, request, payload, respond, acks, deadline_ms)
+        put.size_bytes = len(payload)
+        self._gathered.append(put)
+        self.gathered_bytes += put.size_bytes
+
+    def _appended(self, put: PendingPut, results: list[PutResult]) -> None:
+        end_offset = 0
+        for result in results:
+            if result.end_offset is not None and result.end_offset > end_offset:
+                end_offset = result.end_offset
+        need = self._need(put) if end_offset else None
+        if need is None:
+            self._respond(put, Status.PUT_OK, MASTER_MEM)
+            return
+        self.pending_puts += len(results)
+        self.pending_bytes += put.size_bytes
+
+        def done(outcome: Outcome, level: str) -> None:
+            self._done.append((put, outcome, level))
+            self._wake()
+
+        self._backend.transfer.add(end_offset, put.deadline_ms, need, done)
+
+    def _need(self, put: PendingPut) -> Need | None:
+        if put.acks == ALL:
+            return Need.SLAVE_DISKS if put.request.sync_flush else Need.SLAVES
+        if put.acks == 1 and (put.request.sync_flush or self._backend.flush_each_put()):
+            return Need.MASTER_DISK
+        return None
+
+    def _respond(self, put: PendingPut, status: Status, level: str) -> None:
+        if put.acks == 0 and put.respond is None:
+            return
+        reply = self._reply(put, status, level)
+        if put.respond is not None:
+            put.respond(reply)
+        else:
+            self._answer(put.connection, reply)
+
+    def _reply(self, put: PendingPut, status: Status, level: str) -> PutDone:
+        results = put.results or []
+        statuses: list[Status] | None = None
+        hosts: dict[int, bytes] = {}
+        reason = ""
+        if any(r.offset is None or r.duplicate for r in results):
+            statuses, hosts, reason = self._particulars(results, status)
+        return PutDone(
+            put.request.rid,
+            status,
+            put.epoch,
+            level,
+            [r.offset or 0 for r in results],
+            [r.queue_id or 0 for r in results],
+            [r.queue_offset or 0 for r in results],
+            statuses,
+            _packed(self._backend.store.store_host),
+            hosts,
+            reason,
+        )
+
+    def _particulars(
+        self, results: list[PutResult], status: Status
+    ) -> tuple[list[Status] | None, dict[int, bytes], str]:
+        statuses: list[Status] = []
+        hosts: dict[int, bytes] = {}
+        reason = ""
+        own = self._backend.store.store_host
+        for place, result in enumerate(results):
+            if result.offset is None:
+                statuses.append(Status[result.status.name])
+                reason = reason or result.reason or ""
+                continue
+            statuses.append(status)
+            if result.duplicate:
+                original = self._backend.store.record_at(result.offset)
+                if original is not None and original.store_host != own:
+                    hosts[place] = _packed(original.store_host)
+        differs = any(each is not status for each in statuses)
+        return (statuses if differs else None), hosts, reason
+
+    def _refuse_all(self, puts: list[PendingPut], status: Status, reason: str) -> None:
+        for put in puts:
+            if put.request.run:
+                put.connection.next_at = None
+            if put.respond is not None:
+                put.respond(PutDone(put.request.rid, status, 0, reason=reason))
+            else:
+                self._refuse(put.connection, put.request, status, reason)
+
+    def _refuse(self, connection: Connection, request: Put, status: Status, reason: str) -> None:
+        self.refused += 1
+        if request.acks == 0:
+            return
+        master = None
+        if status is Status.SERVICE_NOT_AVAILABLE:
+            master = self._backend.master_map().master_api
+        self._answer(connection, PutDone(request.rid, status, 0, reason=reason, master=master))
+
+
+def _packed(host: Host) -> bytes:
+    return host.address + _PORT.pack(host.port)

@@ -1,0 +1,93 @@
+"""The requests that only read: by key, by offset, by time, topics, the map, the status."""
+
+from __future__ import annotations
+
+from hastore.protocol.api import (
+    AskMap,
+    AskStatus,
+    AskTopics,
+    Failed,
+    FindKey,
+    FindOffset,
+    FindTime,
+    Found,
+    Map,
+    NodeStatus,
+    Reply,
+    TimeFound,
+    Topics,
+)
+from hastore.server.api_backend import ApiBackend
+from hastore.store.record import encode_record
+
+Answer = tuple[Reply, bytes | None]
+MAX_FOUND_BYTES = 8 * 1024 * 1024
+
+
+def answer_query(
+    backend: ApiBackend,
+    request: FindKey | FindOffset | FindTime | AskMap | AskStatus | AskTopics,
+) -> Answer:
+    """Return the reply to a reading request, and its payload."""
+    if isinstance(request, AskMap):
+        return Map(request.rid, backend.master_map()), None
+    if isinstance(request, AskStatus):
+        return NodeStatus(request.rid, backend.status()), None
+    if isinstance(request, AskTopics):
+        return _topics(backend, request), None
+    if isinstance(request, FindKey):
+        return _by_key(backend, request)
+    if isinstance(request, FindOffset):
+        return _by_offset(backend, request)
+    return _by_time(backend, request), None
+
+
+def _topics(backend: ApiBackend, request: AskTopics) -> Reply:
+    topics = backend.store.topics()
+    if request.topic is not None:
+        topics = {name: queues for name, queues in topics.items() if name == request.topic}
+    return Topics(request.rid, topics, backend.master_map().default_queues)
+
+
+def _by_key(backend: ApiBackend, request: FindKey) -> Answer:
+    offsets = backend.store.query_key(
+        request.topic,
+        request.key,
+        max_messages=request.max_messages,
+        begin_ms=request.begin_ms,
+        end_ms=request.end_ms,
+    )
+    limit = backend.store.readable_offset
+    records: list[bytes] = []
+    size = 0
+    for offset in offsets:
+        record = backend.store.record_at(offset)
+        if record is None or offset + record.size > limit:
+            continue
+        if record.topic != request.topic or request.key not in record.keys:
+            continue  # another key with the same hash
+        size += record.size
+        if records and size > MAX_FOUND_BYTES:
+            break
+        records.append(encode_record(record))
+    return Found(request.rid, len(records)), b"".join(records)
+
+
+def _by_offset(backend: ApiBackend, request: FindOffset) -> Answer:
+    store = backend.store
+    record = None
+    if store.min_offset <= request.offset < store.readable_offset:
+        record = store.record_at(request.offset)
+    if record is None or request.offset + record.size > store.readable_offset:
+        return Found(request.rid, 0), b""
+    return Found(request.rid, 1), encode_record(record)
+
+
+def _by_time(backend: ApiBackend, request: FindTime) -> Reply:
+    known = backend.store.queue_range(request.topic, request.queue_id)
+    if known is None:
+        return Failed(request.rid, "NO_SUCH_QUEUE", f"no queue {request.queue_id} of that topic")
+    found = backend.store.queue_offset_by_time(
+        request.topic, request.queue_id, request.timestamp_ms
+    )
+    return TimeFound(request.rid, found)

@@ -1,0 +1,334 @@
+"""The client API of a node: one thread owns a ROUTER socket, and nobody else touches it.
+
+A turn of the loop: sleep on the socket's raw descriptor, the monitor's and an eventfd; answer the
+puts that were confirmed meanwhile; drain up to 64 messages; append all their puts in one go; wake
+parked pulls. The descriptor of a ZeroMQ socket is edge-triggered, so before every sleep the socket
+itself is asked whether messages are left.
+
+ROUTER_MANDATORY is on: a reply to a connection that is gone, or that does not read its replies,
+raises here instead of vanishing or blocking the others. ROUTER_HANDOVER stays off: nobody takes
+over another's connection by claiming its routing id.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import weakref
+from collections.abc import Callable
+
+import zmq
+
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.config import ApiConfig
+from hastore.errors import ConfigError, ProtocolError, StoreError, UsageError
+from hastore.protocol import api
+from hastore.server.api_backend import ApiBackend
+from hastore.server.api_connections import Connection, Connections, has_message
+from hastore.server.api_positions import PositionTable
+from hastore.server.api_pulls import PullDesk
+from hastore.server.api_puts import PutDesk
+from hastore.server.api_queries import answer_query
+from hastore.service import Service
+
+log = logging.getLogger(__name__)
+
+DRAIN_FRAMES = 64
+DRAIN_BYTES = 8 * 1024 * 1024
+RECEIVE_HWM = 32  # messages of one connection that libzmq reads ahead
+SEND_HWM = 2_048  # replies of one connection that wait
+TRACKED_BYTES = 4_096  # larger payloads are followed until libzmq has sent them
+UNSENT_OF_ONE_BYTES = 8 * 1024 * 1024
+UNSENT_BYTES = 64 * 1024 * 1024
+HANDSHAKE_MS = 5_000
+
+
+class ApiServer(Service):
+    """Serve the client API on one address until stopped."""
+
+    def __init__(
+        self,
+        bind_address: str,
+        backend: ApiBackend,
+        config: ApiConfig,
+        *,
+        clock: Clock = SYSTEM_CLOCK,
+        on_failure: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        super().__init__("ApiServer", on_failure)
+        self._bind_address = bind_address
+        self._backend = backend
+        self._config = config
+        self._clock = clock
+        self._context = zmq.Context(1)
+        self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._wakeup)  # a late `done` may still write to it
+        self._woken = False
+        self._readable_moved = False
+        self._puts = PutDesk(backend, config, clock, self._answer, self._wake)
+        self._pulls = PullDesk(backend, clock, self._answer)
+        self._positions = PositionTable(backend, clock)
+        self._fetches: list[tuple[Connection, api.Fetch]] = []
+        self._reading_positions = False
+        self._committed = 0  # the last commit confirmed here starts at this offset
+        self._unsent: dict[Connection, None] = {}
+        self._unsent_bytes = 0
+        self.malformed = 0
+        self.endpoint = bind_address
+
+    def start(self) -> None:
+        """Bind and serve; ConfigError when the address is taken. `endpoint` has the real port."""
+        router = self._router
+        router.setsockopt(zmq.LINGER, 0)
+        router.setsockopt(zmq.MAXMSGSIZE, api.MAX_FRAME_BYTES)
+        router.setsockopt(zmq.RCVHWM, RECEIVE_HWM)
+        router.setsockopt(zmq.SNDHWM, SEND_HWM)
+        router.setsockopt(zmq.ROUTER_MANDATORY, 1)
+        router.setsockopt(zmq.HANDSHAKE_IVL, HANDSHAKE_MS)
+        router.setsockopt(zmq.BACKLOG, 1_024)
+        router.setsockopt(zmq.HEARTBEAT_IVL, 10_000)  # finds half-open connections
+        router.setsockopt(zmq.HEARTBEAT_TIMEOUT, 30_000)
+        self._connections = Connections(router, self._config.max_connections, self._clock)
+        try:
+            router.bind(self._bind_address)
+        except zmq.ZMQError as failure:
+            self._release()
+            raise ConfigError(
+                f"cannot bind the client API to {self._bind_address}: {failure}; "
+                "free the address or change the node's `api`"
+            ) from failure
+        self.endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
+        self._backend.watch_readable(self.wake_readers)
+        super().start()
+
+    @property
+    def pending_puts(self) -> int:
+        """The records that wait for a confirmation."""
+        return self._puts.pending_puts
+
+    @property
+    def pending_bytes(self) -> int:
+        """Their bytes."""
+        return self._puts.pending_bytes
+
+    @property
+    def connections(self) -> int:
+        """The connections that have spoken."""
+        return self._connections.spoken
+
+    def wake_readers(self) -> None:
+        """Let parked pulls look again; any thread may call this after the readable offset moved."""
+        if (self._pulls.parked or self._fetches) and not self._readable_moved:
+            self._readable_moved = True
+            self._wake()
+
+    def wake(self) -> None:
+        """Let the thread see `stopping`."""
+        self._wake()
+
+    def run(self) -> None:
+        """Serve until stopped, then answer what is known by then."""
+        epoll = select.epoll()
+        try:
+            epoll.register(self._router.fileno(), select.EPOLLIN)
+            epoll.register(self._connections.monitor_descriptor, select.EPOLLIN)
+            epoll.register(self._wakeup, select.EPOLLIN)
+            while not self.stopping.is_set():
+                self._turn(epoll)
+            self._puts.finish()
+        finally:
+            epoll.close()
+            self._release()
+
+    def _release(self) -> None:
+        self._connections.close()
+        self._router.disable_monitor()
+        self._router.close(linger=200)
+        self._context.destroy(linger=200)
+
+    def _wake(self) -> None:
+        if not self._woken:
+            self._woken = True
+            os.eventfd_write(self._wakeup, 1)
+
+    def _turn(self, epoll: select.epoll) -> None:
+        self._sleep(epoll)
+        self._puts.finish()
+        self._connections.take_events()
+        self._drain()
+        self._puts.append()
+        self._puts.finish()
+        if self._readable_moved:
+            self._readable_moved = False
+            self._pulls.advance()
+        self._pulls.expire()
+        self._answer_fetches()
+        if not has_message(self._router):
+            self._connections.check()
+
+    def _sleep(self, epoll: select.epoll) -> None:
+        if self._reading_positions or has_message(self._router):
+            timeout_s = 0.0
+        else:
+            now = self._clock.monotonic_ms()
+            waits = [self._pulls.wait_ms(now), self._connections.wait_ms(now)]
+            known = [wait for wait in waits if wait is not None]
+            timeout_s = min(known) / 1000.0 if known else -1.0
+        for descriptor, _ in epoll.poll(timeout_s):
+            if descriptor == self._wakeup:
+                os.eventfd_read(self._wakeup)
+                self._woken = False
+
+    # -- receiving
+
+    def _drain(self) -> None:
+        for _ in range(DRAIN_FRAMES):
+            if not has_message(self._router):
+                return
+            self._receive()
+            if self._puts.gathered_bytes >= DRAIN_BYTES:
+                return
+
+    def _receive(self) -> None:
+        router = self._router
+        try:
+            routing_id = router.recv(zmq.NOBLOCK)
+        except zmq.Again:
+            return
+        connection = self._connections.find(routing_id)
+        if connection is None:
+            first = router.recv(zmq.NOBLOCK, copy=False)
+            connection = self._connections.first_words(routing_id, int(first.get("__fd")))
+            header = first.bytes
+        else:
+            header = router.recv(zmq.NOBLOCK)
+        payload = b""
+        frames = 1
+        while router.getsockopt(zmq.RCVMORE):
+            frame = router.recv(zmq.NOBLOCK)
+            frames += 1
+            payload = frame if frames == 2 else b""
+        connection.messages += 1
+        if connection.ended:
+            return
+        try:
+            if frames > 2:
+                raise ProtocolError(f"a message of {frames} frames; at most 2")
+            self._dispatch(connection, api.decode_request(header), payload)
+        except ProtocolError as failure:
+            self.malformed += 1
+            self._connections.end(connection, str(failure)[:200])
+
+    def _dispatch(self, connection: Connection, request: api.Request, payload: bytes) -> None:
+        if isinstance(request, api.Put):
+            self._puts.take(connection, request, payload)
+            return
+        try:
+            if isinstance(request, api.Pull):
+                if self._may_send(connection):
+                    self._pulls.take(connection, request)
+                else:
+                    self._fail(connection, request.rid, "BUSY", "earlier replies are not read yet")
+            elif isinstance(request, api.Commit):
+                self._commit(connection, request)
+            elif isinstance(request, api.Fetch):
+                self._fetches.append((connection, request))
+            else:
+                self._answer(connection, *answer_query(self._backend, request))
+        except (StoreError, UsageError) as failure:
+            self._fail(connection, request.rid, type(failure).__name__, str(failure))
+
+    def _commit(self, connection: Connection, request: api.Commit) -> None:
+        if not self._positions.has_room(request.group, request.topic):
+            self._fail(connection, request.rid, "BUSY", "too many consumer groups keep positions")
+            return
+        put = api.Put(request.rid, None, False, request.timeout_ms)
+        record = self._positions.record_of(request)
+
+        def respond(done: api.PutDone) -> None:
+            if done.status is api.Status.PUT_OK and done.offsets:
+                self._committed = max(self._committed, done.offsets[0])
+            self._answer(connection, done)
+
+        self._puts.take_own(connection, put, record, respond)
+
+    def _answer_fetches(self) -> None:
+        if not self._fetches:
+            return
+        store = self._backend.store
+        if store.dispatched_offset <= self._committed < store.max_offset:
+            return  # wake_readers comes when the queues know of the last commit
+        try:
+            self._reading_positions = not self._positions.catch_up()
+            if self._reading_positions:
+                return  # the rest in the next turn
+        except StoreError as failure:
+            self._reading_positions = False
+            for connection, request in self._fetches:
+                self._fail(connection, request.rid, type(failure).__name__, str(failure))
+            self._fetches = []
+            return
+        for connection, request in self._fetches:
+            found = self._positions.find(request.group, request.topic)
+            self._answer(connection, api.Positions(request.rid, found))
+        self._fetches = []
+
+    # -- answering
+
+    def _fail(self, connection: Connection, rid: int, status: str, reason: str) -> None:
+        master = self._backend.master_map().master_api
+        self._answer(connection, api.Failed(rid, status, reason, master))
+
+    def _answer(
+        self, connection: Connection, reply: api.Reply, payload: bytes | None = None
+    ) -> None:
+        routing_id = connection.routing_id
+        if connection.ended or routing_id is None:
+            return
+        router = self._router
+        try:
+            router.send(routing_id, zmq.NOBLOCK | zmq.SNDMORE)
+            if payload is None:
+                router.send(api.encode(reply), zmq.NOBLOCK)
+                return
+            router.send(api.encode(reply), zmq.NOBLOCK | zmq.SNDMORE)
+            if len(payload) < TRACKED_BYTES:
+                router.send(payload, zmq.NOBLOCK)
+                return
+            frame = zmq.Frame(payload, track=True, copy=False, copy_threshold=0)
+            tracker = router.send(frame, zmq.NOBLOCK, copy=False, track=True)
+            self._follow(connection, tracker, len(payload))
+        except zmq.Again:
+            self._connections.end(connection, "it does not read its replies")
+        except zmq.ZMQError as failure:
+            if failure.errno != zmq.EHOSTUNREACH:
+                raise
+            self._connections.lost(routing_id)
+
+    def _follow(self, connection: Connection, tracker: zmq.MessageTracker, size: int) -> None:
+        connection.unsent.append((tracker, size))
+        connection.unsent_bytes += size
+        self._unsent[connection] = None
+        self._unsent_bytes += size
+
+    def _may_send(self, connection: Connection) -> bool:
+        """Whether another large reply to this connection stays within the bounds."""
+        self._settle(connection)
+        if connection.unsent_bytes >= UNSENT_OF_ONE_BYTES:
+            return False
+        if self._unsent_bytes >= UNSENT_BYTES:
+            for each in list(self._unsent):
+                self._settle(each)
+        return self._unsent_bytes < UNSENT_BYTES
+
+    def _settle(self, connection: Connection) -> None:
+        """Forget the replies that libzmq has sent, or dropped with their connection."""
+        unsent = connection.unsent
+        while unsent and unsent[0][0].done:
+            size = unsent.popleft()[1]
+            connection.unsent_bytes -= size
+            self._unsent_bytes -= size
+        if not unsent:
+            self._unsent.pop(connection, None)

@@ -1,0 +1,268 @@
+"""A node for the API's tests: a store in memory, with real records, and confirmations on demand."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from hastore.config import ApiConfig
+from hastore.errors import NotStoredError
+from hastore.ha.group_transfer import Need, Outcome
+from hastore.protocol.api import MapInfo
+from hastore.store.host import Host
+from hastore.store.properties import find_property
+from hastore.store.record import Record, decode_record, layout_of, patch_for_store
+
+
+@dataclass
+class Status:
+    name: str
+
+
+@dataclass
+class FakePut:
+    status: Status
+    offset: int | None = None
+    end_offset: int | None = None
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    store_timestamp_ms: int | None = None
+    duplicate: bool = False
+    reason: str | None = None
+
+
+@dataclass
+class FakePull:
+    status: Status
+    next_queue_offset: int = 0
+    min_queue_offset: int = 0
+    max_queue_offset: int = 0
+    records: bytes = b""
+    count: int = 0
+
+
+OK, ILLEGAL = Status("PUT_OK"), Status("MESSAGE_ILLEGAL")
+
+
+class FakeStore:
+    """A log in memory; offsets are real, one queue entry is (offset, size)."""
+
+    def __init__(self, host: str = "127.0.0.1:10911", default_queues: int = 4) -> None:
+        self.store_host = Host.parse(host)
+        self.default_queues = default_queues
+        self.log = bytearray()
+        self.queues: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        self.seen: dict[tuple[bytes, bytes], tuple[int, int, int, int]] = {}
+        self.min_offset = 0
+        self.confirmed: int | None = None  # None: all is readable
+        self.appends = 0
+        self.lock = threading.RLock()
+
+    @property
+    def max_offset(self) -> int:
+        return len(self.log)
+
+    @property
+    def readable_offset(self) -> int:
+        return len(self.log) if self.confirmed is None else self.confirmed
+
+    @property
+    def dispatched_offset(self) -> int:
+        return len(self.log)
+
+    def put_encoded(self, payloads: Sequence[bytes]) -> list[list[FakePut]]:
+        with self.lock:
+            self.appends += 1
+            return [self._put(payload) for payload in payloads]
+
+    def _put(self, payload: bytes) -> list[FakePut]:
+        results = []
+        at = 0
+        while at < len(payload):
+            layout = layout_of(payload, at, len(payload))
+            if layout is None:
+                return [FakePut(ILLEGAL, reason=f"no record at byte {at}")]
+            results.append(self._put_one(payload, at, layout))
+            at += layout[0]
+        return results
+
+    def _put_one(self, payload: bytes, at: int, layout: Any) -> FakePut:
+        size, _, _, _, _, _, topic_at, topic_size, properties_at = layout
+        queue_id = int.from_bytes(payload[at + 12 : at + 16], "big")
+        if queue_id >= self.default_queues:
+            return FakePut(ILLEGAL, reason=f"queue {queue_id} of {self.default_queues}")
+        properties = payload[properties_at : at + size]
+        pid = find_property(properties, b"HS_PID")
+        key = (pid or b"", find_property(properties, b"HS_SEQ") or b"")
+        if pid is not None and key in self.seen:
+            offset, end, queue, queue_offset = self.seen[key]
+            return FakePut(OK, offset, end, queue, queue_offset, 0, True)
+        topic = payload[topic_at : topic_at + topic_size].decode()
+        queue_units = self.queues.setdefault((topic, queue_id), [])
+        offset = len(self.log)
+        record = bytearray(payload[at : at + size])
+        now = time.time_ns() // 1_000_000
+        patch_for_store(
+            record, 0, queue_offset=len(queue_units), physical_offset=offset,
+            store_timestamp_ms=now, store_host=self.store_host,
+        )  # fmt: skip
+        self.log += record
+        queue_units.append((offset, size))
+        result = FakePut(OK, offset, offset + size, queue_id, len(queue_units) - 1, now)
+        if pid is not None:
+            self.seen[key] = (offset, offset + size, queue_id, len(queue_units) - 1)
+        return result
+
+    def pull(
+        self, topic: str, queue_id: int, queue_offset: int, *,
+        max_messages: int, max_bytes: int, limit_offset: int,
+    ) -> FakePull:  # fmt: skip
+        with self.lock:
+            units = self.queues.get((topic, queue_id))
+            if units is None:
+                return FakePull(Status("NO_SUCH_QUEUE"), queue_offset)
+            readable = sum(1 for offset, size in units if offset + size <= limit_offset)
+            if queue_offset > readable:
+                return FakePull(Status("OFFSET_TOO_LARGE"), readable, 0, readable)
+            chosen: list[bytes] = []
+            size = 0
+            for offset, length in units[queue_offset : min(readable, queue_offset + max_messages)]:
+                if chosen and size + length > max_bytes:
+                    break
+                chosen.append(bytes(self.log[offset : offset + length]))
+                size += length
+            status = Status("FOUND" if chosen else "NO_NEW")
+            following = queue_offset + len(chosen)
+            return FakePull(status, following, 0, readable, b"".join(chosen), len(chosen))
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
+        units = self.queues.get((topic, queue_id))
+        return None if units is None else (0, len(units))
+
+    def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
+        found: dict[str, dict[int, tuple[int, int]]] = {}
+        for (topic, queue_id), units in self.queues.items():
+            found.setdefault(topic, {})[queue_id] = (0, len(units))
+        return found
+
+    def _records(self) -> list[Record]:
+        at, found = 0, []
+        while at < len(self.log):
+            record = decode_record(self.log, at)
+            found.append(record)
+            at += record.size
+        return found
+
+    def query_key(
+        self, topic: str, key: str, *, max_messages: int = 32, begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
+    ) -> list[int]:  # fmt: skip
+        found = [r for r in self._records() if r.topic == topic and key in r.keys]
+        return [r.physical_offset for r in reversed(found)][:max_messages]
+
+    def record_at(self, offset: int) -> Record | None:
+        return next((r for r in self._records() if r.physical_offset == offset), None)
+
+    def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        for r in self._records():
+            right = (r.topic, r.queue_id) == (topic, queue_id)
+            if right and r.store_timestamp_ms >= timestamp_ms:
+                return r.queue_offset
+        return len(self.queues[topic, queue_id])
+
+
+class FakeTransfer:
+    """Confirm at once, or hold what waits until told."""
+
+    def __init__(self) -> None:
+        self.hold = False
+        self.level = "SYNC_MEM(1)"
+        self.waiting: list[tuple[int, float, Need, Callable[[Outcome, str], None]]] = []
+
+    def add(
+        self, end_offset: int, deadline_ms: float, need: Need,
+        done: Callable[[Outcome, str], None],
+    ) -> None:  # fmt: skip
+        if self.hold:
+            self.waiting.append((end_offset, deadline_ms, need, done))
+        else:
+            done(Outcome.CONFIRMED, "MASTER_DISK" if need is Need.MASTER_DISK else self.level)
+
+    def end_all(self, outcome: Outcome = Outcome.CONFIRMED) -> int:
+        ended, self.waiting = self.waiting, []
+        for _, _, _, done in ended:
+            done(outcome, self.level if outcome is Outcome.CONFIRMED else "MASTER_MEM")
+        return len(ended)
+
+
+class FakeBackend:
+    """A node whose answers the test sets."""
+
+    def __init__(self, node: int = 1, *, writable: bool = True, epoch: int = 65537) -> None:
+        self.node = node
+        self.store: Any = FakeStore()
+        self.transfer: Any = FakeTransfer()
+        self.writable = writable
+        self.sync = True
+        self.unconfirmable: str | None = None
+        self.flush_sync = False
+        self.entries: list[tuple[int, int]] = [(epoch, 0)]
+        self.nodes: dict[int, str] = {}
+        self.master: int | None = node if writable else None
+        self.gate_closed = False
+        self.watchers: list[Callable[[], None]] = []
+
+    def put_encoded(self, payloads: Sequence[bytes]) -> Any:
+        if self.gate_closed:
+            raise NotStoredError("superseded", "SERVICE_NOT_AVAILABLE")
+        results = self.store.put_encoded(payloads)
+        self.moved()
+        return results
+
+    def moved(self) -> None:
+        for callback in self.watchers:
+            callback()
+
+    def writable_reason(self) -> str | None:
+        return None if self.writable else "this node is a slave"
+
+    def can_confirm(self, sync_flush: bool) -> str | None:
+        return self.unconfirmable
+
+    def default_acks_all(self) -> bool:
+        return self.sync
+
+    def flush_each_put(self) -> bool:
+        return self.flush_sync
+
+    def epoch(self) -> int:
+        return self.entries[-1][0]
+
+    def history(self) -> Sequence[tuple[int, int]]:
+        return self.entries
+
+    def master_map(self) -> MapInfo:
+        return MapInfo(
+            node=self.node,
+            role="SYNC_MASTER" if self.writable else "SLAVE",
+            epoch=self.epoch(),
+            writable=self.writable,
+            readable_offset=self.store.readable_offset,
+            master_node=self.master,
+            master_api=self.nodes.get(self.master) if self.master is not None else None,
+            nodes=self.nodes,
+            reason=self.writable_reason(),
+            default_queues=self.store.default_queues,
+        )
+
+    def status(self) -> dict[str, Any]:
+        return {"node": self.node, "role": self.master_map().role, "epoch": self.epoch()}
+
+    def watch_readable(self, callback: Callable[[], None]) -> None:
+        self.watchers.append(callback)
+
+
+SMALL = ApiConfig()
