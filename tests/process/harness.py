@@ -1,0 +1,416 @@
+"""Nodes as real processes: started, flipped, killed, asked, and always reaped.
+
+    with Group(tmp_path) as group:
+        group.start()                       # node 1 SYNC_MASTER, the others SLAVE
+        group[1].kill()
+        group[2].edit_role("SYNC_MASTER")
+        group[2].wait_writable()
+
+Ports are reserved for the life of a Group: below the kernel's own range, so that no outgoing
+connection takes one while its node is down, and held by a socket that is bound but does not listen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+START_S = 30.0
+STOP_S = 5.0  # what a clean stop may take
+SETTLE_S = 20.0
+POLL_S = 0.02
+Status = dict[str, Any]
+
+
+class Ports:
+    """Free ports of loopback, reserved until closed."""
+
+    def __init__(self) -> None:
+        self._held: list[socket.socket] = []
+        text = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+        self._below = min(int(text.split()[0]), 60_000)
+
+    def take(self) -> int:
+        """Return one more."""
+        low = 10_000 if self._below > 12_000 else 1_025
+        for _ in range(1_000):
+            port = random.SystemRandom().randrange(low, self._below)
+            one = socket.socket()
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                one.close()
+                continue
+            # From now on a listener with SO_REUSEADDR may bind it, another harness may not.
+            one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self._held.append(one)
+            return port
+        raise AssertionError("no free port")
+
+    def close(self) -> None:
+        """Give all back."""
+        for one in self._held:
+            one.close()
+
+
+def wait_until(what: Callable[[], Any], timeout_s: float, text: str | Callable[[], str]) -> Any:
+    """Return the first true value of `what()`; AssertionError with `text` when none comes."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = what()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise AssertionError(text() if callable(text) else text)
+        time.sleep(POLL_S)
+
+
+def hastore(
+    *arguments: str, timeout_s: float = 60.0, stdin: bytes | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run `hastore ARGUMENTS` to its end; text of stdout and stderr."""
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "bin" / "hastore"), *arguments],
+        capture_output=True,
+        input=stdin,
+        timeout=timeout_s,
+        check=False,
+    )
+    return subprocess.CompletedProcess(
+        done.args, done.returncode, done.stdout.decode(), done.stderr.decode()
+    )
+
+
+class Node:
+    """One node: its configuration file, its store and, while it runs, its process."""
+
+    def __init__(self, number: int, folder: pathlib.Path, settings: dict[str, Any]) -> None:
+        self.number = number
+        self.settings = settings
+        self.path = folder / f"node{number}.yaml"
+        self.store = pathlib.Path(settings["store"]["root"])
+        own = settings["nodes"][number]
+        self.api: str = own["api"]
+        self.ha: str = own["ha"]
+        self.http: str = own["http"]
+        self.process: subprocess.Popen[bytes] | None = None
+        self.ready: dict[str, str] = {}
+        self._out = folder / f"node{number}.out"
+        self._err = folder / f"node{number}.err"
+        self._err.touch()
+        self._paused = False
+        self.write()
+
+    # ---- the file
+
+    def write(self, **changes: Any) -> None:
+        """Write the configuration anew, with `changes` to its keys (section=dict: merged)."""
+        for key, value in changes.items():
+            if isinstance(value, Mapping) and isinstance(self.settings.get(key), dict):
+                self.settings[key] = {**self.settings[key], **value}
+            else:
+                self.settings[key] = value
+        temporary = self.path.with_suffix(".tmp")
+        temporary.write_text(yaml.safe_dump(self.settings, sort_keys=False))
+        temporary.replace(self.path)
+
+    @property
+    def file_role(self) -> str:
+        """The role that the file says."""
+        return str(yaml.safe_load(self.path.read_text())["role"])
+
+    def edit_role(self, role: str) -> None:
+        """Edit the file as a person would: this one line, in place."""
+        lines = self.path.read_text().splitlines()
+        text = "\n".join(f"role: {role}" if line.startswith("role:") else line for line in lines)
+        self.path.write_text(text + "\n")
+        self.settings["role"] = role
+
+    # ---- the process
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        assert self.process is not None, f"node {self.number} does not run"
+        return self.process.pid
+
+    @property
+    def running(self) -> bool:
+        """Whether the process lives."""
+        return self.process is not None and self.process.poll() is None
+
+    def start(self, kind: str = "serve", *arguments: str, wait: bool = True) -> Node:
+        """Start `hastore-master`, `hastore-slave` or `hastore serve`; wait for the ready line."""
+        assert self.process is None, f"node {self.number} runs already"
+        program = ["hastore", "serve"] if kind == "serve" else [f"hastore-{kind}"]
+        command = [sys.executable, str(ROOT / "bin" / program[0]), *program[1:]]
+        command += ["-c", str(self.path), *arguments]
+        self.ready = {}
+        with open(self._out, "wb") as out, open(self._err, "ab") as err:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=out, stderr=err, start_new_session=True
+            )
+        if wait:
+            self.wait_ready()
+        return self
+
+    def wait_ready(self, timeout_s: float = START_S) -> dict[str, str]:
+        """Return the ready line's fields."""
+
+        def look() -> bool:
+            text = self._out.read_text()
+            if "\n" in text:
+                word, *pairs = text.splitlines()[0].split()
+                assert word == "ready", text
+                self.ready = dict(pair.split("=", 1) for pair in pairs)
+                return True
+            assert self.running, f"node {self.number} ended: {self.last_words()}"
+            return False
+
+        wait_until(look, timeout_s, lambda: f"node {self.number} not ready: {self.last_words()}")
+        return self.ready
+
+    def exit_code(self, timeout_s: float = START_S) -> int:
+        """Wait for the end of a process that ends by itself; return its exit code."""
+        assert self.process is not None
+        try:
+            return self.process.wait(timeout_s)
+        finally:
+            if self.process.poll() is not None:
+                self.process = None
+                self._paused = False
+
+    def kill(self) -> None:
+        """SIGKILL, as a crash would, and reap."""
+        if self.process is not None:
+            self.process.kill()
+            self.process.wait()
+            self.process = None
+            self._paused = False
+
+    def stop(self, timeout_s: float = STOP_S) -> int:
+        """SIGTERM; return the exit code, which must come within `timeout_s`."""
+        self.send(signal.SIGTERM)
+        try:
+            return self.exit_code(timeout_s)
+        except subprocess.TimeoutExpired:
+            stacks = self.last_words(40)
+            self.kill()
+            raise AssertionError(
+                f"node {self.number} did not stop within {timeout_s:g} s: {stacks}"
+            ) from None
+
+    def send(self, number: int) -> None:
+        """Send a signal."""
+        os.kill(self.pid, number)
+
+    def pause(self) -> None:
+        """SIGSTOP."""
+        self.send(signal.SIGSTOP)
+        self._paused = True
+
+    def resume(self) -> None:
+        """SIGCONT."""
+        self.send(signal.SIGCONT)
+        self._paused = False
+
+    def resident_bytes(self) -> int:
+        """Return the resident set."""
+        for line in pathlib.Path(f"/proc/{self.pid}/status").read_text().splitlines():
+            if line.startswith("VmRSS:"):
+                return int(line.split()[1]) * 1024
+        raise AssertionError("no VmRSS")
+
+    # ---- what it says
+
+    @property
+    def log(self) -> str:
+        """All that the node said on stderr, over all its starts."""
+        return self._err.read_text(errors="replace")
+
+    def last_words(self, lines: int = 8) -> str:
+        """Return the end of stderr."""
+        return " | ".join(self.log.strip().splitlines()[-lines:])
+
+    def wait_log(self, text: str, timeout_s: float = 5.0, *, since: int = 0) -> str:
+        """Wait until stderr holds `text` (from character `since` on); return that line."""
+        wait_until(
+            lambda: text in self.log[since:],
+            timeout_s,
+            lambda: f"node {self.number} never said {text!r}: {self.last_words()}",
+        )
+        return next(line for line in self.log[since:].splitlines() if text in line)
+
+    def status(self) -> Status | None:
+        """Return the status object over HTTP, None when nobody answers."""
+        try:
+            with urllib.request.urlopen(f"http://{self.http}/status", timeout=2) as answer:
+                status: Status = json.loads(answer.read())
+                return status
+        except (OSError, urllib.error.URLError, ValueError):
+            return None
+
+    def wait_status(
+        self, right: Callable[[Status], Any], text: str, timeout_s: float = SETTLE_S
+    ) -> Status:
+        """Wait until the status is as `right` wants it."""
+        seen: list[Status | None] = [None]
+
+        def look() -> Status | None:
+            assert self.process is None or self.running, (
+                f"node {self.number} died while waiting for: {text}: {self.last_words()}"
+            )
+            seen[0] = status = self.status()
+            return status if status is not None and right(status) else None
+
+        status: Status = wait_until(
+            look,
+            timeout_s,
+            lambda: f"node {self.number}, waiting for {text}: {seen[0]}; {self.last_words()}",
+        )
+        return status
+
+    def wait_writable(self, timeout_s: float = SETTLE_S) -> Status:
+        """Wait until the node takes puts."""
+        return self.wait_status(lambda s: s["writable"], "writable", timeout_s)
+
+    def wait_in_sync(self, *numbers: int, timeout_s: float = SETTLE_S) -> Status:
+        """Wait until the slaves `numbers` of this master are in sync."""
+
+        def right(status: Status) -> bool:
+            good = {slave["node"] for slave in status["slaves"] if slave["in_sync"]}
+            return good.issuperset(numbers)
+
+        return self.wait_status(right, f"in sync: {numbers}", timeout_s)
+
+
+class Group:
+    """A group's nodes, their files and ports; a context manager that leaves nothing running."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        count: int = 2,
+        *,
+        acks: int = 1,
+        master_role: str = "SYNC_MASTER",
+        store: Mapping[str, Any] | None = None,
+        ha: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder = folder
+        self._ports = Ports()
+        self.nodes: dict[int, Node] = {}
+        take = self._ports.take
+        addresses = {
+            number: {
+                "api": f"tcp://127.0.0.1:{take()}",
+                "ha": f"127.0.0.1:{take()}",
+                "http": f"127.0.0.1:{take()}",
+            }
+            for number in range(1, count + 1)
+        }
+        for number in addresses:
+            self.nodes[number] = Node(
+                number,
+                folder,
+                {
+                    "cluster": "test",
+                    "group": "g0",
+                    "node": number,
+                    "role": master_role if number == 1 else "SLAVE",
+                    "acks": acks,
+                    "nodes": {n: dict(a) for n, a in addresses.items()},
+                    "store": {
+                        "root": str(folder / f"store{number}"),
+                        "commitlog_file_size": "64KiB",
+                        "consume_queue_units": 300,
+                        "index_slots": 100,
+                        "index_entries": 400,
+                        **(store or {}),
+                    },
+                    "ha": {
+                        "heartbeat_interval": "1s",
+                        "housekeeping_interval": "5s",
+                        **(ha or {}),
+                    },
+                },
+            )
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __getitem__(self, number: int) -> Node:
+        return self.nodes[number]
+
+    def __iter__(self) -> Iterator[Node]:
+        return iter(self.nodes.values())
+
+    @property
+    def bootstrap(self) -> list[str]:
+        """The addresses for clients."""
+        return [node.api for node in self]
+
+    def start(self) -> Group:
+        """Start all at once, each by its role; wait until the master has every slave in sync."""
+        for node in self:
+            node.start("slave" if node.file_role == "SLAVE" else "master", wait=False)
+        for node in self:
+            node.wait_ready()
+        masters = [node for node in self if node.file_role != "SLAVE"]
+        if masters:
+            masters[0].wait_writable()
+            masters[0].wait_in_sync(*(n for n in self.nodes if n != masters[0].number))
+        return self
+
+    def wait_equal(self, timeout_s: float = SETTLE_S) -> int:
+        """Wait until all nodes have the same log end, confirmed and replayed; return it."""
+
+        def look() -> int | None:
+            statuses = [node.status() for node in self if node.running]
+            ends = {status["max_offset"] if status else None for status in statuses}
+            if len(ends) != 1 or None in ends:
+                return None
+            end: int = ends.pop()
+            done = all(
+                status is not None
+                and status["dispatched_offset"] == end
+                and status["confirmed_offset"] == end
+                for status in statuses
+            )
+            return end + 1 if done else None
+
+        def text() -> str:
+            keys = ("node", "role", "epoch", "max_offset", "dispatched_offset")
+            keys += ("confirmed_offset", "reason")
+            seen = [
+                {key: status[key] for key in keys} if (status := node.status()) else None
+                for node in self
+            ]
+            return f"the logs did not become equal: {seen}"
+
+        return int(wait_until(look, timeout_s, text)) - 1
+
+    def close(self) -> None:
+        """Kill and reap what runs, give the ports back."""
+        for node in self:
+            with contextlib.suppress(ProcessLookupError):
+                node.kill()
+        self._ports.close()
