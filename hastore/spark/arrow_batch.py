@@ -2,6 +2,7 @@
 
 import zlib
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
@@ -25,6 +26,15 @@ _COMPRESSION_MASK = 0x7
 _CODECS = {1: "lz4", 2: "zstd"}
 
 
+@dataclass(frozen=True)
+class QueueRows:
+    """Where records stand by the index; a record may stand in more queues than it says."""
+
+    topic: str
+    partition: int
+    offsets: Ints
+
+
 class BatchBuilder:
     """Turn records into RecordBatches of one projection."""
 
@@ -33,14 +43,14 @@ class BatchBuilder:
         self._schema = projection.arrow_schema()
 
     def build(
-        self, data: memoryview, positions: Ints, base: int | None, topic: str | None
+        self, data: memoryview, positions: Ints, base: int | None, queue: QueueRows | None
     ) -> pa.RecordBatch:
         """Return one batch of the records at `positions`, ordered.
 
-        `base` is the physical offset of `data[0]` or None, `topic` the topic of them all or None.
-        Raises CorruptRecordError.
+        `base` is the physical offset of `data[0]` or None; `queue` says where the records stand,
+        without it they say so themselves. Raises CorruptRecordError.
         """
-        batch = _Batch(data, RecordFields(data, positions, base), topic)
+        batch = _Batch(data, RecordFields(data, positions, base), queue)
         arrays = [
             batch.column(column, field.type)
             for column, field in zip(self._columns, self._schema, strict=True)
@@ -68,11 +78,11 @@ def cut_batches(positions: Ints, sizes: Ints) -> Iterator[slice]:
 class _Batch:
     """The columns of one batch, made when asked for."""
 
-    def __init__(self, data: memoryview, fields: RecordFields, topic: str | None) -> None:
+    def __init__(self, data: memoryview, fields: RecordFields, queue: QueueRows | None) -> None:
         self._data = data
         self._buffer: pa.Buffer = pa.py_buffer(data)
         self._fields = fields
-        self._topic = topic
+        self._queue = queue
         self._count = len(fields.positions)
 
     def column(self, column: Column, kind: pa.DataType) -> pa.Array:
@@ -87,8 +97,8 @@ class _Batch:
             case Column.VALUE:
                 return self._values(kind)
             case Column.TOPIC:
-                if self._topic is not None:
-                    return pa.repeat(pa.scalar(self._topic, kind), self._count)
+                if self._queue is not None:
+                    return pa.repeat(pa.scalar(self._queue.topic, kind), self._count)
                 return slice_values(self._buffer, fields.topic_starts, fields.topic_ends, kind)
             case Column.TIMESTAMP:
                 return _timestamps(fields.store_timestamps_ms, kind)
@@ -111,9 +121,9 @@ class _Batch:
         fields = self._fields
         match column:
             case Column.PARTITION:
-                return fields.queue_ids
+                return fields.queue_ids if self._queue is None else self._partitions(self._queue)
             case Column.OFFSET:
-                return fields.queue_offsets
+                return fields.queue_offsets if self._queue is None else self._queue.offsets
             case Column.PHYSICAL_OFFSET:
                 return fields.physical_offsets
             case Column.SIZE:
@@ -126,6 +136,9 @@ class _Batch:
                 return fields.reconsume_times
             case _:
                 raise AssertionError(f"{column} is no number")
+
+    def _partitions(self, queue: QueueRows) -> Ints:
+        return np.full(self._count, queue.partition, np.int64)
 
     @cached_property
     def _properties(self) -> PropertyScan:

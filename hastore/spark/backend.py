@@ -30,9 +30,10 @@ class Backend(Protocol):
         """Close them."""
         ...
 
-    @property
-    def where(self) -> str:
-        """Return the path or the addresses, for error texts."""
+    where: str  # the path or the addresses, for error texts
+
+    def limit_offset(self) -> int | None:
+        """Return where in the log reading ends now, for the tasks; None where nodes know that."""
         ...
 
     def available(self) -> dict[TopicPartition, OffsetRange]:

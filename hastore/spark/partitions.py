@@ -15,12 +15,21 @@ LOG_RANGE_BYTES = (
 
 @dataclass(frozen=True)
 class QueueRange(InputPartition):
-    """The offsets `[start, end)` of one queue: what one task reads."""
+    """The offsets `[start, end)` of one queue: what one task reads.
+
+    `limit` is where in the log reading ended when the query was planned, None over nodes.
+    """
 
     topic: str
     partition: int
     start: int
     end: int
+    limit: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Return "topic-partition", for error texts."""
+        return f"{self.topic}-{self.partition}"
 
 
 @dataclass(frozen=True)

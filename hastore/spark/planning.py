@@ -3,6 +3,7 @@
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 from pyspark.sql.datasource import InputPartition
 
@@ -22,13 +23,13 @@ def plan(backend: Backend, options: SourceOptions) -> list[InputPartition]:
         return list(split_log(start, end, min_partitions=options.min_partitions))
     chosen = select(options.strategy, backend.available(), backend.where)
     ranges = options.limits.resolve(chosen, backend.offset_by_time)
-    return list(
-        split_queues(
-            ranges.items(),
-            min_partitions=options.min_partitions,
-            max_records=options.max_records_per_partition,
-        )
+    pieces = split_queues(
+        ranges.items(),
+        min_partitions=options.min_partitions,
+        max_records=options.max_records_per_partition,
     )
+    limit = backend.limit_offset()
+    return [replace(piece, limit=limit) for piece in pieces]
 
 
 def select(

@@ -69,8 +69,8 @@ def lay(items, base=BASE):
     return bytes(data), np.array(positions, np.int64), placed
 
 
-def build(data, positions, base=BASE, topic=None, projection=ALL):
-    return BatchBuilder(projection).build(memoryview(data), positions, base, topic)
+def build(data, positions, base=BASE, queue=None, projection=ALL):
+    return BatchBuilder(projection).build(memoryview(data), positions, base, queue)
 
 
 def expected_row(record):

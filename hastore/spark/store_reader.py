@@ -1,0 +1,167 @@
+"""Read a store's directory in place: positions from the consume queue files, records from maps.
+
+Nothing here waits for the store's owner or takes its lock. What may be read ends at the readable
+offset of a hastore store, at the last whole record of a RocketMQ store; the driver fixes that end
+and hands it to the tasks. Retention may take files away meanwhile, and a failover may cut the log:
+both are a loss of positions, told apart from damage.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from hastore.errors import CorruptRecordError, PositionLostError
+from hastore.spark.arrow_batch import BatchBuilder, QueueRows, cut_batches
+from hastore.spark.offsets import OffsetRange, TopicPartition
+from hastore.spark.partitions import LogRange, QueueRange
+from hastore.spark.record_fields import Ints
+from hastore.store.reader import LogFile, StoreReader
+
+UNITS_AT_ONCE = 65_536  # of a queue held as arrays: 2 MB
+RECORDS_AT_ONCE = 16_384  # of the log, likewise
+
+
+class PathBackend:
+    """A store's directory, read through its files."""
+
+    def __init__(self, path: str, fail_on_data_loss: bool) -> None:
+        self.where = path
+        self._fail_on_data_loss = fail_on_data_loss
+        self._opened: StoreReader | None = None
+
+    def __enter__(self) -> Self:
+        self._opened = StoreReader(self.where)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._reader.close()
+
+    @property
+    def _reader(self) -> StoreReader:
+        assert self._opened is not None, "used outside of `with`"
+        return self._opened
+
+    def available(self) -> dict[TopicPartition, OffsetRange]:
+        """Return every queue with the offsets below the limit of this moment."""
+        return {
+            TopicPartition(topic, queue_id): OffsetRange(*bounds)
+            for topic, queues in self._reader.topics().items()
+            for queue_id, bounds in queues.items()
+        }
+
+    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
+        """Return the first offset stored at or after the instant; None when all are older."""
+        bounds = self._reader.queue_range(*partition)
+        found = self._reader.queue_offset_by_time(*partition, timestamp_ms)
+        return None if bounds is None or found is None or found >= bounds[1] else found
+
+    def limit_offset(self) -> int:
+        """Return where in the log reading ends now."""
+        return self._reader.limit_offset
+
+    def log_range(self) -> tuple[int, int]:
+        """Return the physical offsets [start, end) that can be read now."""
+        start = self._reader.min_offset
+        return start, max(start, self._reader.limit_offset)
+
+    def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of a range, a window of queue units at a time."""
+        for start in range(span.start, span.end, UNITS_AT_ONCE):
+            end = min(start + UNITS_AT_ONCE, span.end)
+            found = self._reader.queue_positions(
+                span.topic, span.partition, start, end, limit=span.limit
+            )
+            numbers = np.array(found.queue_offsets, np.int64)
+            if len(numbers) < end - start and not self._is_batch_queue(span):
+                self._lose(
+                    f"{end - start - len(numbers)} messages of {span.name} in [{start}, {end})"
+                )
+            offsets = np.array(found.offsets, np.int64)
+            sizes = np.array(found.sizes, np.int64)
+            yield from self._build(builder, offsets, sizes, (span, numbers))
+
+    def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
+        """Yield the records that begin in a range, each checked by its CRC."""
+        offsets: list[int] = []
+        sizes: list[int] = []
+        for offset, raw in self._reader.raw_records(span.start, span.end):
+            offsets.append(offset)
+            sizes.append(len(raw))
+            if len(offsets) == RECORDS_AT_ONCE:
+                yield from self._build(builder, np.array(offsets), np.array(sizes), None)
+                offsets.clear()
+                sizes.clear()
+        yield from self._build(builder, np.array(offsets), np.array(sizes), None)
+
+    def _build(
+        self,
+        builder: BatchBuilder,
+        offsets: Ints,
+        sizes: Ints,
+        queue: tuple[QueueRange, Ints] | None,
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield batches of the records at `offsets` in the log, ordered; each is of one file."""
+        files = self._reader.files()
+        placed = 0
+        for file in files:
+            first, stop = np.searchsorted(offsets, (file.start, file.end)).tolist()
+            placed += stop - first
+            for part in cut_batches(offsets[first:stop], sizes[first:stop]):
+                rows = slice(first + part.start, first + part.stop)
+                own = None
+                if queue is not None:
+                    own = QueueRows(queue[0].topic, queue[0].partition, queue[1][rows])
+                batch = self._build_one(builder, file, offsets[rows], sizes[rows], own)
+                if batch is not None:
+                    yield batch
+        if placed < len(offsets):
+            self._lose(f"{len(offsets) - placed} records in files that are gone")
+
+    def _build_one(
+        self,
+        builder: BatchBuilder,
+        file: LogFile,
+        offsets: Ints,
+        sizes: Ints,
+        own: QueueRows | None,
+    ) -> pa.RecordBatch | None:
+        end = int(offsets[-1] + sizes[-1])
+        try:
+            batch = builder.build(
+                self._reader.file_view(file), offsets - file.start, file.start, own
+            )
+        except FileNotFoundError:
+            self._lose(f"{len(offsets)} records in {file.path}, which is gone")
+            return None
+        except CorruptRecordError:
+            if not self._was_cut(end):
+                raise
+        else:
+            if not self._was_cut(end):
+                return batch
+        self._lose(f"records up to {end}, beyond which the log was cut")
+        return None
+
+    def _was_cut(self, end: int) -> bool:
+        """Whether what lay below `end` is not readable any more; a failover may do that."""
+        return self._reader.is_hastore and self._reader.limit_offset < end
+
+    def _is_batch_queue(self, span: QueueRange) -> bool:
+        """Whether a unit of the queue holds many messages , told as one row."""
+        return Path(self.where, "batchconsumequeue", span.topic, str(span.partition)).is_dir()
+
+    def _lose(self, what: str) -> None:
+        if self._fail_on_data_loss:
+            raise PositionLostError(
+                f"{self.where} lost {what}: removed by retention or cut by a failover while it was "
+                "read; set failOnDataLoss to false to read what there is"
+            )
