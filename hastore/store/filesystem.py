@@ -1,8 +1,8 @@
 """The file system as an argument: the only module through which hastore touches files.
 
-A test or a simulation passes its own `FileSystem`; `REAL` is the machine's. Every failure of the system is an
-`OSError` whose text names the file; only a lack of room for an allocation has a type of its own,
-`StoreFullError`, since it is an ordinary state that passes.
+A test or a simulation passes its own `FileSystem`; `REAL` is the machine's. Every failure of the
+system is an `OSError` whose text names the file; only a lack of room for an allocation has a type
+of its own, `StoreFullError`, since it is an ordinary state that passes.
 """
 
 import contextlib
@@ -92,7 +92,7 @@ class RealFile:
         self.size = max(self.size, size)
 
     def zero(self, position: int, size: int) -> None:
-        """Make the range read as zeros: data extents only, a hole would be allocated for nothing."""
+        """Make the range read as zeros: data extents only, a hole is zeros already."""
         with _named(self.path):
             for start, end in self._data_extents(position, min(position + size, self.size)):
                 if not _zero_range(self._descriptor, start, end - start):
@@ -115,6 +115,10 @@ class RealFile:
         access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
         with _named(self.path):
             return mmap.mmap(self._descriptor, 0, flags=mmap.MAP_SHARED, prot=access)
+
+    def __del__(self) -> None:
+        # A FileRange keeps its file: the descriptor's number must not name another file meanwhile.
+        self.close()
 
     def close(self) -> None:
         """Give the descriptor back."""
@@ -250,8 +254,8 @@ class RealFileSystem:
     def lock(self, path: str) -> File:
         """Lock a file: flock against hastore, a record lock of byte 0 against Java's FileLock.
 
-        Closing any descriptor of a file drops a process's record locks on it, so a second attempt of
-        this process is refused before it opens the file.
+        Closing any descriptor of a file drops a process's record locks on it, so a second attempt
+        of this process is refused before it opens the file.
         """
         with _locks_guard:
             if os.path.exists(path):

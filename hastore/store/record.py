@@ -36,11 +36,11 @@ from hastore.store.properties import (
     java_hash_code,
 )
 
-__all__ = [  # the codec's whole surface; the parts that are text or addresses have modules of their own
-    "BLANK_MAGIC", "MAX_PROPERTIES_BYTES", "V1_MAGIC", "V2_MAGIC", "Host", "Record", "build_record",
-    "check_blank", "check_record", "check_topic", "decode_properties", "decode_record",
-    "encode_properties", "encode_record", "find_property", "java_hash_code", "layout_of", "message_id",
-    "pack_blank", "parse_message_id", "patch_for_store",
+__all__ = [  # the whole codec; texts and addresses have modules of their own
+    "BLANK_MAGIC", "MAX_PROPERTIES_BYTES", "V1_MAGIC", "V2_MAGIC", "Host", "Record",
+    "build_record", "check_blank", "check_record", "check_topic", "decode_properties",
+    "decode_record", "encode_properties", "encode_record", "find_property", "java_hash_code",
+    "layout_of", "message_id", "pack_blank", "parse_message_id", "patch_for_store",
 ]  # fmt: skip
 
 V1_MAGIC = 0xDAA320A7
@@ -138,7 +138,7 @@ class Record:
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the record's bytes, its fields taken as they are; MessageIllegalError when one does not fit."""
+    """Return the record's bytes, its fields taken as they are; MessageIllegalError."""
     topic = record.topic.encode("utf-8", "surrogateescape")
     topic_limit = V1_MAX_TOPIC_BYTES if record.magic == V1_MAGIC else MAX_TOPIC_BYTES
     if len(topic) > topic_limit:
@@ -171,10 +171,11 @@ Layout = tuple[int, int, int, int, int, int, int, int, int]
 
 
 def layout_of(buffer: Buffer, at: int, end: int) -> Layout | None:
-    """Find the parts of the record at `at`, of which `buffer[at:end]` is all there is; None: no record.
+    """Find the parts of the record at `at`; `buffer[at:end]` is all there is. None: no record.
 
-    Returns (size, bodyCRC as stored, physicalOffset, sysFlag, start of the body, its length, start of the topic,
-    its length, start of the properties). The properties go to `at + size`. Says nothing about bodyCRC.
+    Returns (size, bodyCRC as stored, physicalOffset, sysFlag, start of the body, its length, start
+    of the topic, its length, start of the properties). The properties go to `at + size`. Says
+    nothing about bodyCRC.
     """
     if end - at < MIN_RECORD_SIZE:
         return None
@@ -209,8 +210,8 @@ def layout_of(buffer: Buffer, at: int, end: int) -> Layout | None:
     properties_length = buffer[properties_at - 2] << 8 | buffer[properties_at - 1]
     if properties_length > MAX_PROPERTIES_BYTES or properties_at + properties_length != stop:
         return None
-    # The CRC covers the body alone: a topic or an end of the properties that a torn write left as zeros
-    # shows itself in no other way.
+    # The CRC covers the body alone: a topic or an end of the properties that a torn write left as
+    # zeros shows itself in no other way.
     if properties_length and not buffer[stop - 1]:
         return None
     if topic_length and (not buffer[topic_at] or not buffer[topic_at + topic_length - 1]):
@@ -223,8 +224,8 @@ def layout_of(buffer: Buffer, at: int, end: int) -> Layout | None:
 def check_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> int:
     """Return the size of the valid record at `at`, 0 when there is none; raises nothing.
 
-    `buffer[at:end]` is the rest of the file, or of what is there. Valid as FORMATS.md has it: magic, lengths that add
-    up, body CRC, and a physicalOffset that is the place.
+    `buffer[at:end]` is the rest of the file, or of what is there. Valid as FORMATS.md has it:
+    magic, lengths that add up, body CRC, and a physicalOffset that is the place.
     """
     layout = layout_of(buffer, at, end)
     if layout is None or layout[2] != physical_offset:
@@ -236,7 +237,7 @@ def check_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> int
 
 
 def check_blank(buffer: Buffer, at: int, end: int) -> int:
-    """Return the size of the blank at `at` when it names exactly the bytes left up to `end`, else 0."""
+    """Return the size of the blank at `at` when it fills just what is left to `end`, else 0."""
     left = end - at
     if left < BLANK_SIZE or BLANK.unpack_from(buffer, at) != (left, BLANK_MAGIC):
         return 0
@@ -244,7 +245,7 @@ def check_blank(buffer: Buffer, at: int, end: int) -> int:
 
 
 def pack_blank(size: int) -> bytes:
-    """Return the 8 bytes that begin a blank of `size` bytes; the rest of the file stays as it is."""
+    """Return the 8 bytes that begin a blank of `size` bytes; the rest stays as it is."""
     return BLANK.pack(size, BLANK_MAGIC)
 
 
@@ -302,12 +303,12 @@ def build_record(
 ) -> bytes:
     """Encode a new message as its producer sends it: zeros where the master patches.
 
-    The form is V2 when the topic has more than 127 bytes. MessageIllegalError for what does not fit; the
-    rules of who may create a topic are `check_topic`'s.
+    The form is V2 when the topic has more than 127 bytes. MessageIllegalError for what does not
+    fit; the rules of who may create a topic are `check_topic`'s.
     """
     name = topic.encode("utf-8")
     if not name or len(name) > MAX_TOPIC_BYTES or b"\0" in name:
-        raise MessageIllegalError(f"a topic has 1 to {MAX_TOPIC_BYTES} bytes, none of them 0")
+        raise MessageIllegalError(f"a topic has 1 to {MAX_TOPIC_BYTES} bytes, none is 0")
     raw = encode_properties(properties) if properties else b""
     if len(name) > V1_MAX_TOPIC_BYTES:
         magic, topic_length = V2_MAGIC, _SHORT.pack(len(name))
@@ -348,7 +349,7 @@ def patch_for_store(
     store_timestamp_ms: int,
     store_host: Host,
 ) -> None:
-    """Fill in what only the master knows; the record's storeHost must have room for `store_host`."""
+    """Fill in what only the master knows; the record must have room for `store_host`."""
     OFFSETS.pack_into(buffer, at + OFFSETS_AT, queue_offset, physical_offset)
     (flags,) = _INT.unpack_from(buffer, at + 36)
     if bool(flags & FLAG_STORE_IPV6) != store_host.is_ipv6:

@@ -1,0 +1,262 @@
+"""The master's append: many checked records, one joined buffer, one write.
+
+Under the log's lock: look up duplicates, give out queue offsets, join, patch what only the master
+knows (queue offset, physical offset, store time and host) in place, write. Nothing of a put counts
+as given out before the log holds it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hastore.clock import Clock
+from hastore.config import StoreConfig
+from hastore.errors import StoreError, StoreFullError
+from hastore.store.commit_log import CommitLog
+from hastore.store.host import Host
+from hastore.store.idempotence import IdempotenceWindow, Verdict
+from hastore.store.index_build import IndexBuildService
+from hastore.store.put import Entry, Intake, PutResult, PutStatus
+from hastore.store.queue_offsets import QueueOffsetTable
+from hastore.store.record import (
+    BLANK_SIZE,
+    FLAG_BORN_IPV6,
+    FLAG_PREPARED,
+    IPV6_EXTRA,
+    OFFSETS,
+    OFFSETS_AT,
+    PREFIX,
+    STORE_AT,
+    STORE_IPV4,
+    STORE_IPV6,
+)
+
+_REPLAY_TIMEOUT_S = 5.0
+_OK = PutStatus.PUT_OK
+Examined = tuple[bytes, list[Entry | PutResult]]
+
+
+class _Batch:
+    """What one append will hold, while it is gathered."""
+
+    def __init__(
+        self, log: CommitLog, window: IdempotenceWindow, table: QueueOffsetTable, now_ms: int
+    ) -> None:
+        self.start = log.max_offset
+        self.size = 0
+        self.pieces: list[bytes] = []
+        self.patches: list[tuple[int, int, int]] = []  # position, queue offset, sysFlag
+        self.advanced: dict[tuple[bytes, int], int] = {}
+        self.fresh: dict[tuple[bytes, int], PutResult] = {}
+        self._log = log
+        self._window = window
+        self._table = table
+        self._now_ms = now_ms
+
+    def take(self, payload: bytes, entries: list[Entry | PutResult]) -> list[PutResult]:
+        """Take what is to be stored of a payload; returns the results of all its records."""
+        out: list[PutResult] = []
+        kept: list[Entry] = []
+        start, position, now_ms = self.start, self.size, self._now_ms
+        advanced, patches = self.advanced, self.patches
+        for entry in entries:
+            if isinstance(entry, PutResult):
+                out.append(entry)
+                continue
+            _, size, flags, topic, queue_id, producer = entry
+            if producer is not None:
+                known = self._known(producer, size, queue_id)
+                if known is not None:
+                    out.append(known)
+                    continue
+            key = (topic, queue_id)
+            queue_offset = advanced.get(key)
+            if queue_offset is None:
+                queue_offset = self._table.next(topic, queue_id)
+                if queue_offset is None:
+                    out.append(self._no_queue(topic, queue_id))
+                    continue
+            if flags & FLAG_PREPARED:  # prepared and rollback have no place in the queue
+                queue_offset = 0
+            else:
+                advanced[key] = queue_offset + 1
+            place = start + position
+            result = PutResult(_OK, place, place + size, queue_id, queue_offset, now_ms)
+            out.append(result)
+            kept.append(entry)
+            patches.append((position, queue_offset, flags))
+            if producer is not None:
+                self.fresh[producer] = result
+            position += size
+        if len(kept) == len(entries):
+            self.pieces.append(payload)
+        else:
+            self.pieces += [payload[entry.at : entry.at + entry.size] for entry in kept]
+        self.size = position
+        return out
+
+    def patched(self, host: Host) -> bytearray:
+        """Return the joined records, with what only the master knows filled in."""
+        buffer = bytearray().join(self.pieces)
+        form = STORE_IPV6 if host.is_ipv6 else STORE_IPV4
+        stamp = form.pack(self._now_ms, host.address, host.port)
+        width = form.size
+        pack_offsets = OFFSETS.pack_into
+        start = self.start
+        for position, queue_offset, flags in self.patches:
+            pack_offsets(buffer, position + OFFSETS_AT, queue_offset, start + position)
+            at = position + STORE_AT
+            if flags & FLAG_BORN_IPV6:
+                at += IPV6_EXTRA
+            buffer[at : at + width] = stamp
+        return buffer
+
+    def _known(self, producer: tuple[bytes, int], size: int, queue_id: int) -> PutResult | None:
+        """Return the result of a record that was put before; None for a new one."""
+        twin = self.fresh.get(producer)
+        if twin is not None:
+            return replace(twin, duplicate=True)
+        seen = self._window.find(*producer)
+        if seen is Verdict.NEW:
+            return None
+        if isinstance(seen, Verdict):
+            return PutResult(
+                PutStatus.MESSAGE_ILLEGAL,
+                reason=f"HS_SEQ {producer[1]} is older than the last 1024 of its producer: it may"
+                " be stored already",
+            )
+        if not self._log.min_offset <= seen < self.start:
+            return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
+        with self._log.view(seen, PREFIX.size + 32) as view:
+            size, _, _, queue_id, _, queue_offset, _, flags = PREFIX.unpack_from(view)
+            at = STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
+            stored_ms = int.from_bytes(view[at : at + 8], signed=True)
+        return PutResult(_OK, seen, seen + size, queue_id, queue_offset, stored_ms, True)
+
+    def _no_queue(self, topic: bytes, queue_id: int) -> PutResult:
+        count = self._table.count(topic)
+        return PutResult(
+            PutStatus.MESSAGE_ILLEGAL,
+            reason=f"queue {queue_id} of topic {topic.decode()}: it has {count} queues"
+            " (store.default_queues)",
+        )
+
+
+class Appender:
+    """Append what clients put; thread-safe."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        window: IdempotenceWindow,
+        table: QueueOffsetTable,
+        build: IndexBuildService,
+        *,
+        config: StoreConfig,
+        store_host: Host,
+        clock: Clock,
+    ) -> None:
+        self._log = commit_log
+        self._window = window
+        self._table = table
+        self._build = build
+        self._host = store_host
+        self._clock = clock
+        self._intake = Intake(config, store_host)
+        self.last_store_timestamp_ms = 0
+
+    def put(self, payloads: Sequence[bytes]) -> tuple[list[list[PutResult]], int, int]:
+        """Append all valid records of all payloads; returns results, and the range appended.
+
+        StoreFullError, StoreBrokenError, or StoreError while replay lags: nothing was appended.
+        """
+        examine = self._intake.examine
+        examined = [examine(payload) for payload in payloads]
+        log = self._log
+        self._wait_for_replay()
+        with log.lock:
+            start = log.max_offset
+            if self._table.end_offset != start:
+                self._adopt(start)
+            self.last_store_timestamp_ms = now_ms = max(
+                self._clock.wall_ms(),
+                self.last_store_timestamp_ms,  # never back, whatever the wall clock does
+                self._table.last_store_timestamp_ms,
+            )
+            size = sum([len(payload) for payload, _ in examined])
+            if size + BLANK_SIZE <= log.file_size and not log.room(size):
+                results = self._append(examined, now_ms)
+            else:
+                results = self._append_rolling(examined, now_ms)
+            return results, start, log.max_offset
+
+    def _wait_for_replay(self) -> None:
+        """Wait until queue offsets and window know the whole log; at once on a settled master."""
+        end = self._log.max_offset
+        if self._table.end_offset < end and not self._build.wait_dispatched(end, _REPLAY_TIMEOUT_S):
+            reason = self._build.blocked_reason or "replay has not reached the log's end yet"
+            raise StoreError(f"queue offsets are not known: {reason}")
+
+    def _adopt(self, end: int) -> None:
+        """Go on from replay: it has reached the end (a blank at the end is in no batch)."""
+        if self._build.dispatched_offset < end:
+            raise StoreError("queue offsets are not known: the log grew from elsewhere")
+        self._table.advance(end)
+        self._window.advance(end)
+
+    def _append(self, examined: Sequence[Examined], now_ms: int) -> list[list[PutResult]]:
+        """Append to the present file, which has room for all of it."""
+        log, table, window = self._log, self._table, self._window
+        batch = _Batch(log, window, table, now_ms)
+        results = [batch.take(payload, entries) for payload, entries in examined]
+        if batch.size:
+            end = log.append(batch.patched(self._host))
+            log.boundary = end
+            table.take(batch.advanced, end)
+            window.add_all(batch.fresh, end)
+        return results
+
+    def _append_rolling(self, examined: Sequence[Examined], now_ms: int) -> list[list[PutResult]]:
+        """Append with at least one blank between: a payload that fits in a file is never split."""
+        log = self._log
+        results: list[list[PutResult]] = [[] for _ in examined]
+        stored = False
+        for place, part in _parts(examined, log.file_size - BLANK_SIZE):
+            try:
+                if log.room(len(part[0])):
+                    log.roll()
+                    self._adopt_blank()
+                results[place] += self._append([part], now_ms)[0]
+            except StoreFullError as failure:
+                if not stored:
+                    raise
+                results[place] += [_refused(entry, str(failure)) for entry in part[1]]
+            stored = stored or any(result.offset is not None for result in results[place])
+        return results
+
+    def _adopt_blank(self) -> None:
+        end = self._log.max_offset
+        self._log.boundary = end
+        self._table.advance(end)
+        self._window.advance(end)
+
+
+def _parts(examined: Sequence[Examined], limit: int) -> list[tuple[int, Examined]]:
+    """Return each payload with its place; one larger than a file record by record."""
+    parts: list[tuple[int, Examined]] = []
+    for place, (payload, entries) in enumerate(examined):
+        if len(payload) <= limit:
+            parts.append((place, (payload, entries)))
+            continue
+        for entry in entries:
+            piece = b""
+            if isinstance(entry, Entry):
+                piece = payload[entry.at : entry.at + entry.size]
+                entry = entry._replace(at=0)
+            parts.append((place, (piece, [entry])))
+    return parts
+
+
+def _refused(entry: Entry | PutResult, reason: str) -> PutResult:
+    if isinstance(entry, PutResult):
+        return entry
+    return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=reason)

@@ -1,0 +1,219 @@
+"""The commit log: appended by pwrite into reserved files, read through maps without a lock.
+
+Appending methods are called under `lock` by one thread at a time. `max_offset` moves only after the
+bytes are in the page cache, so a reader below it never sees a byte that is still being written.
+"""
+
+import threading
+from collections.abc import Callable
+from types import TracebackType
+
+from hastore.errors import StoreError, StoreFullError, UsageError
+from hastore.store.allocate import AllocateService
+from hastore.store.filesystem import NO_ROOM, FileSystem
+from hastore.store.health import StoreHealth
+from hastore.store.mapped_file import FileRange, MappedFile, file_name
+from hastore.store.mapped_file_queue import MappedFileQueue
+from hastore.store.record import BLANK_SIZE, pack_blank
+
+_COPY_BYTES = 1 << 20
+_AHEAD_AT_ONCE_BYTES = (
+    64 << 20
+)  # files up to this size are reserved as soon as the one before begins
+
+
+class LogView:
+    """Bytes of the log, lent for a `with` block."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def __enter__(self) -> memoryview:
+        return self._view
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._view.release()
+
+
+class CommitLog:
+    """The files under `commitlog/` and where they begin and end."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        file_size: int,
+        health: StoreHealth,
+        on_failure: Callable[[str, BaseException], None] | None = None,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.directory = f"{root}/commitlog"
+        self.file_size = file_size
+        self.min_offset = 0
+        self.max_offset = 0
+        self.boundary = 0  # the end of a whole record, as far on as is known; <= max_offset
+        self.queue = MappedFileQueue(fs, self.directory, file_size)
+        self.allocator = AllocateService(fs, f"{root}/hastore/spare", file_size, on_failure)
+        self._fs = fs
+        self._health = health
+        self._want_at: int | None = 0  # ask for the next file once the log has come so far
+
+    def set_range(self, min_offset: int, max_offset: int) -> None:
+        """Say where the log begins and ends: at open, and when it was cut or moved away."""
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+        self.boundary = max_offset
+        self._want_at = 0
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def view(self, offset: int, max_bytes: int) -> LogView:
+        """Lend at most `max_bytes` from `offset`, within one file, never beyond `max_offset`.
+
+        Empty at the end. UsageError for an offset outside [min_offset, max_offset].
+        """
+        file, size = self._bounds(offset, max_bytes)
+        if file is None:
+            return LogView(memoryview(b""))
+        at = offset - file.start
+        return LogView(file.view[at : at + size])
+
+    def file_range(self, offset: int, max_bytes: int) -> FileRange:
+        """Return the same bytes as `view` as a range of a descriptor; size 0 at the end."""
+        file, size = self._bounds(offset, max_bytes)
+        return FileRange(-1, 0, 0) if file is None else file.range(offset, size)
+
+    def _bounds(self, offset: int, max_bytes: int) -> tuple[MappedFile | None, int]:
+        end = self.max_offset
+        if not self.min_offset <= offset <= end:
+            raise UsageError(f"offset {offset} is outside the log [{self.min_offset}, {end}]")
+        if offset == end or max_bytes <= 0:
+            return None, 0
+        file = self.queue.find(offset)
+        if file is None:
+            raise StoreError(f"no file holds offset {offset}: retention took it")
+        return file, min(max_bytes, end - offset, file.end - offset)
+
+    # -- appending (under `lock`) -----------------------------------------------------------------
+
+    def room(self, size: int) -> int:
+        """Return the bytes that must be filled by a blank before `size` bytes of records fit."""
+        position = self.max_offset % self.file_size
+        left = self.file_size - position
+        return left if position and size + BLANK_SIZE > left else 0
+
+    def roll(self) -> None:
+        """Fill the rest of the file with a blank; the next file is ready before. StoreFullError."""
+        file = self._writable()
+        self.allocator.wait_ready()
+        self._write(file, pack_blank(file.end - self.max_offset), self.max_offset)
+        self.max_offset = file.end
+
+    def append(self, data: bytes | bytearray | memoryview) -> int:
+        """Append bytes that fit into the file; returns the new `max_offset`. StoreFullError."""
+        file = self._writable()
+        start = self.max_offset
+        end = start + len(data)
+        if end > file.end:
+            raise UsageError(f"{len(data)} bytes at offset {start} cross a file boundary")
+        self._write(file, data, start)
+        self.max_offset = end
+        if self._want_at is not None and end >= self._want_at:
+            self._want_next(file, end)
+        return end
+
+    def replica_range(self, offset: int, max_bytes: int) -> FileRange:
+        """Return room at `offset`, which must be `max_offset`, to splice into. StoreFullError."""
+        self._expect_end(offset)
+        file = self._writable()
+        return file.range(offset, min(max_bytes, file.end - offset))
+
+    def commit(self, offset: int, size: int) -> int:
+        """Take `size` bytes spliced into `replica_range`; returns the new `max_offset`."""
+        self._expect_end(offset)
+        file = self._writable()
+        end = offset + size
+        if size < 0 or end > file.end:
+            raise UsageError(f"{size} bytes at offset {offset} cross a file boundary")
+        self.max_offset = end
+        if self._want_at is not None and end >= self._want_at:
+            self._want_next(file, end)
+        return end
+
+    def _expect_end(self, offset: int) -> None:
+        if offset != self.max_offset:
+            raise UsageError(f"offset {offset} is not the log's end {self.max_offset}")
+
+    def _writable(self) -> MappedFile:
+        """Return the file that the log's end lies in; the next one when it is at a boundary."""
+        self._health.check()
+        file = self.queue.find(self.max_offset)
+        if file is None:
+            start = self.max_offset - self.max_offset % self.file_size
+            file = self.queue.add(start, self.allocator.take)
+            self._want_at = start
+        return file
+
+    def _want_next(self, file: MappedFile, end: int) -> None:
+        """Have the next file made ready: small ones at once, big ones when half of this is full."""
+        at = file.start if self.file_size <= _AHEAD_AT_ONCE_BYTES else file.start + file.size // 2
+        if end >= at:
+            self._want_at = None
+            self.allocator.want()
+        else:
+            self._want_at = at
+
+    def _write(self, file: MappedFile, data: bytes | bytearray | memoryview, offset: int) -> None:
+        try:
+            file.pwrite(data, offset)
+        except OSError as failure:
+            if failure.errno in NO_ROOM:  # a file system whose reservations do not hold
+                raise StoreFullError(f"{file.path}: {failure.strerror}") from failure
+            raise self._health.fail(f"a write at offset {offset} failed", failure) from failure
+
+    # -- cutting (under `lock`, nobody appends or syncs) ------------------------------------------
+
+    def truncate(self, offset: int) -> None:
+        """Cut the log at `offset`, durably: later files go, the bytes behind it become zeros."""
+        self.max_offset = min(self.max_offset, offset)
+        self.boundary = min(self.boundary, offset)
+        self._want_at = 0
+        first = self.queue.start
+        last_start = max(offset - offset % self.file_size, first)
+        # At a boundary the file before is full and the next one may stay away.
+        keep = last_start + self.file_size if offset > last_start or last_start == first else offset
+        self.queue.remove_from(keep)
+        file = self.queue.find(offset)
+        if file is not None:
+            file.file.zero(offset - file.start, file.end - offset)
+            file.sync()
+
+    def copy_to(self, offset: int, directory: str) -> int:
+        """Copy [offset, max_offset) to sparse files of the same names, synced; returns its size."""
+        self._fs.make_dirs(directory)
+        copied = 0
+        while offset < self.max_offset:
+            file = self.queue.find(offset)
+            if file is None:
+                raise StoreError(f"no file holds offset {offset}")
+            end = min(file.end, self.max_offset)
+            target = self._fs.open(f"{directory}/{file_name(file.start)}", create=True)
+            try:
+                target.truncate(0)
+                while offset < end:
+                    data = file.file.pread(min(_COPY_BYTES, end - offset), offset - file.start)
+                    target.pwrite(data, offset - file.start)
+                    offset += len(data)
+                    copied += len(data)
+                target.sync()
+            finally:
+                target.close()
+        self._fs.sync_dir(directory)
+        return copied

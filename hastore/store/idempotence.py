@@ -1,0 +1,293 @@
+"""The idempotence window: each producer's last 1 024 sequence numbers, and where their records lie.
+
+A producer names itself and its n-th message in the properties HS_PID and HS_SEQ. The master feeds
+the window at put, replay feeds it everywhere else, both in the log's order; so any node can answer
+a retry. A sequence number at or below one that has left the window cannot be told from a new one,
+and is refused.
+
+Snapshot, `<root>/hastore/idempotence`, so that a start needs not read the whole log:
+    magic "HSIW" 4 | version 4 | end offset 8 | producers 4
+    each: id length 2, id | floor 8 | count 4 | count x (sequence 8) | count x (offset 8)
+    CRC-32 of all before 4
+"""
+
+import enum
+import struct
+import sys
+import threading
+import zlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hastore.store.filesystem import FileSystem
+from hastore.store.properties import find_property
+from hastore.store.replay_walk import Dispatched
+
+PID = b"HS_PID"
+SEQ = b"HS_SEQ"
+WINDOW = 1024
+MAX_PID_BYTES = 64
+_PID_MARK = b"HS_PID\x01"
+_MAX_PRODUCERS = 4096  # the one that wrote least recently goes; at most 64 MiB in all
+_SNAPSHOT_STEP_BYTES = 16 << 20  # of log: how much a start after a crash has to read again
+_HEAD = struct.Struct(">4sIqI")
+_PRODUCER = struct.Struct(">qI")
+_LENGTH = struct.Struct(">H")
+_CRC = struct.Struct(">I")
+_MAGIC = b"HSIW"
+_VERSION = 1
+
+
+if TYPE_CHECKING:
+    from hastore.store.put import PutResult
+
+
+class Verdict(enum.Enum):
+    """What the window knows of a sequence number that it does not hold."""
+
+    NEW = "not seen"
+    FORGOTTEN = "older than the window"
+
+
+class _Producer:
+    """One producer: `sequences[i]` lies at `offsets[i]`, in the log's order."""
+
+    __slots__ = ("floor", "offsets", "sequences", "top")
+
+    def __init__(self) -> None:
+        self.sequences = array("q")
+        self.offsets = array("q")
+        self.floor = -1  # the greatest sequence number that has left the window
+        self.top = -1  # the greatest one there is
+
+    def add(self, sequence: int, offset: int) -> None:
+        self.sequences.append(sequence)
+        self.offsets.append(offset)
+        self.top = max(self.top, sequence)
+        if len(self.sequences) >= 2 * WINDOW:
+            self.trim()
+
+    def trim(self) -> None:
+        gone = len(self.sequences) - WINDOW
+        if gone > 0:
+            self.floor = max(self.floor, max(self.sequences[:gone]))
+            del self.sequences[:gone]
+            del self.offsets[:gone]
+
+    def cut(self, log_end: int) -> None:
+        keep = len(self.offsets)
+        while keep and self.offsets[keep - 1] >= log_end:
+            keep -= 1
+        del self.sequences[keep:]
+        del self.offsets[keep:]
+        self.top = max(self.sequences, default=self.floor)
+
+    def find(self, sequence: int) -> int | None:
+        """Return the offset of a sequence number in the window."""
+        if sequence > self.top:
+            return None
+        try:
+            return self.offsets[self.sequences.index(sequence)]
+        except ValueError:
+            return None
+
+
+def producer_of(properties: bytes) -> tuple[bytes, int] | None:
+    """Return (HS_PID, HS_SEQ) of a record's raw properties; None without them.
+
+    ValueError when they are there but are no id of 1 to 64 bytes and no decimal number below 2^63.
+    """
+    if _PID_MARK not in properties:
+        return None
+    producer, number = find_property(properties, PID), find_property(properties, SEQ)
+    if producer is None:
+        return None
+    if number is None or not number.isdigit() or len(number) > 18:
+        raise ValueError("HS_SEQ is no decimal number below 10^18")
+    if not 0 < len(producer) <= MAX_PID_BYTES:
+        raise ValueError(f"HS_PID has {len(producer)} bytes; 1 to {MAX_PID_BYTES} are allowed")
+    return producer, int(number)
+
+
+class IdempotenceWindow:
+    """The windows of all producers: a Dispatcher. Thread-safe."""
+
+    def __init__(self, fs: FileSystem, root: str) -> None:
+        self._fs = fs
+        self._path = f"{root}/hastore/idempotence"
+        self._guard = threading.Lock()
+        self._producers: OrderedDict[bytes, _Producer] = OrderedDict()
+        self._end = 0  # records below are in
+        self._snapshot_end = 0
+        self._snapshot_step = _SNAPSHOT_STEP_BYTES
+
+    @property
+    def end_offset(self) -> int:
+        """Return the offset up to which records have been taken."""
+        return self._end
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def find(self, producer: bytes, sequence: int) -> int | Verdict:
+        """Return the offset of the record that has this sequence number, or what is known of it."""
+        with self._guard:
+            known = self._producers.get(producer)
+            if known is None:
+                return Verdict.NEW
+            if sequence > known.top:
+                return Verdict.NEW
+            offset = known.find(sequence)
+            if offset is not None:
+                return offset
+            return Verdict.FORGOTTEN if sequence <= known.floor else Verdict.NEW
+
+    def add_all(self, fresh: Mapping[tuple[bytes, int], "PutResult"], end_offset: int) -> None:
+        """Take the records of one put, which the log now holds up to `end_offset`."""
+        with self._guard:
+            for (producer, sequence), result in fresh.items():
+                if result.offset is not None:
+                    self._add(producer, sequence, result.offset)
+            self._end = end_offset
+
+    def advance(self, end_offset: int) -> None:
+        """Say that every record below `end_offset` was taken."""
+        self._end = end_offset
+
+    def _add(self, producer: bytes, sequence: int, offset: int) -> None:
+        known = self._producers.get(producer)
+        if known is None:
+            known = self._producers[producer] = _Producer()
+            if len(self._producers) > _MAX_PRODUCERS:
+                self._producers.popitem(last=False)
+        else:
+            self._producers.move_to_end(producer)
+        known.add(sequence, offset)
+
+    # -- replay -----------------------------------------------------------------------------------
+
+    def load(self, offset: int, synced: bool) -> int:
+        """Read the snapshot; returns the offset from which the log is needed: its end, or 0."""
+        del synced  # the snapshot is replaced durably and names its own end
+        with self._guard:
+            self._producers.clear()
+            self._end = self._snapshot_end = 0
+            raw = self._fs.read_bytes(self._path) if self._fs.exists(self._path) else b""
+            if not self._restore(raw):
+                return 0
+            self._snapshot_end = self._end
+            stale = self._end > offset
+            if stale:
+                self._cut(offset)
+        if stale:  # the snapshot must not outlive the records it knows
+            self.save()
+        return self._end
+
+    def dispatch(self, batch: Sequence[Dispatched]) -> None:
+        """Take what replay found; records taken at put are ignored."""
+        with self._guard:
+            end = self._end
+            for record in batch:
+                properties = record[8]
+                if record[0] < end or _PID_MARK not in properties:
+                    continue
+                try:
+                    found = producer_of(properties)
+                except ValueError:  # another master's record: its properties are its own affair
+                    continue
+                if found is not None:
+                    self._add(*found, record[0])
+            self._end = max(end, batch[-1].end_offset) if batch else end
+
+    def truncate(self, log_end: int) -> None:
+        """Forget the records at or beyond `log_end`, durably."""
+        with self._guard:
+            if self._end > log_end:
+                self._cut(log_end)
+            stale = self._snapshot_end > log_end
+        if stale:
+            self.save()
+
+    def _cut(self, log_end: int) -> None:
+        for producer in list(self._producers):
+            known = self._producers[producer]
+            known.cut(log_end)
+            if not known.sequences and known.floor < 0:
+                del self._producers[producer]
+        self._end = min(self._end, log_end)
+
+    def flush(self) -> None:
+        """Write a snapshot when the log has grown enough since the last one."""
+        if self._end - self._snapshot_end >= self._snapshot_step:
+            self.save()
+
+    def reset(self) -> None:
+        """Forget everything, durably."""
+        with self._guard:
+            self._producers.clear()
+            self._end = 0
+        self.save()
+
+    def delete_before(self, min_offset: int) -> None:
+        """Keep all: a retry is recognised even when retention took its record."""
+
+    def close(self) -> None:
+        """Hold no file."""
+
+    # -- snapshot ---------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write the snapshot, durably and atomically. Raises OSError."""
+        with self._guard:
+            raw, end = self._dump(), self._end
+        self._fs.replace_bytes(self._path, raw)
+        self._snapshot_end = end
+        self._snapshot_step = max(_SNAPSHOT_STEP_BYTES, 4 * len(raw))
+
+    def _dump(self) -> bytes:
+        parts = [_HEAD.pack(_MAGIC, _VERSION, self._end, len(self._producers))]
+        for producer, known in self._producers.items():
+            known.trim()
+            parts += (
+                _LENGTH.pack(len(producer)),
+                producer,
+                _PRODUCER.pack(known.floor, len(known.sequences)),
+                _big_endian(known.sequences).tobytes(),
+                _big_endian(known.offsets).tobytes(),
+            )
+        body = b"".join(parts)
+        return body + _CRC.pack(zlib.crc32(body))
+
+    def _restore(self, raw: bytes) -> bool:
+        if len(raw) < _HEAD.size + 4 or _CRC.unpack(raw[-4:])[0] != zlib.crc32(raw[:-4]):
+            return False
+        magic, version, end, count = _HEAD.unpack_from(raw)
+        if magic != _MAGIC or version != _VERSION:
+            return False
+        at = _HEAD.size
+        for _ in range(count):
+            (length,) = _LENGTH.unpack_from(raw, at)
+            producer = raw[at + 2 : at + 2 + length]
+            at += 2 + length
+            known = _Producer()
+            known.floor, entries = _PRODUCER.unpack_from(raw, at)
+            at += _PRODUCER.size
+            for part in (known.sequences, known.offsets):
+                part.frombytes(raw[at : at + 8 * entries])
+                at += 8 * entries
+            known.sequences = _big_endian(known.sequences)
+            known.offsets = _big_endian(known.offsets)
+            known.top = max(known.sequences, default=known.floor)
+            self._producers[producer] = known
+        self._end = end
+        return True
+
+
+def _big_endian(values: "array[int]") -> "array[int]":
+    """Return the values in the other byte order on a little-endian machine: its own inverse."""
+    swapped = array("q", values)
+    if sys.byteorder == "little":
+        swapped.byteswap()
+    return swapped

@@ -1,0 +1,144 @@
+"""The files of a log: contiguous, of one size, named by their start offset."""
+
+import logging
+import threading
+from collections.abc import Callable
+
+from hastore.errors import StoreBrokenError, StoreError
+from hastore.store.filesystem import FileSystem
+from hastore.store.mapped_file import NAME_DIGITS, MappedFile, file_name
+
+log = logging.getLogger(__name__)
+
+_MAX_OPEN = 256  # maps and descriptors held at a time; older files are opened again on use
+
+
+class MappedFileQueue:
+    """A directory of files; readers take no lock: `files` is a tuple that is replaced as a whole.
+
+    One thread at a time may change it (the owner's append lock).
+    """
+
+    def __init__(self, fs: FileSystem, directory: str, file_size: int) -> None:
+        self.directory = directory
+        self.file_size = file_size
+        self.files: tuple[MappedFile, ...] = ()
+        self.names_dirty = False  # names were added since the last sync_names
+        self._fs = fs
+        self._opened: list[MappedFile] = []
+        self._opened_guard = threading.Lock()
+
+    @property
+    def start(self) -> int:
+        """Return the offset at which the first file begins; 0 without files."""
+        return self.files[0].start if self.files else 0
+
+    @property
+    def end(self) -> int:
+        """Return the offset at which the last file ends; 0 without files."""
+        return self.files[-1].end if self.files else 0
+
+    def load(self, expected_size: int | None = None) -> None:
+        """Read the directory. StoreBrokenError for a gap, StoreError for a wrong size.
+
+        A shorter last file was cut off by damage when `expected_size`, which the store noted
+        itself, is the configured size: it is made whole with zeros, and recovery decides. Otherwise
+        only the operator can tell which of the two is wrong.
+        """
+        found: list[MappedFile] = []
+        names = [name for name in self._fs.list_dir(self.directory) if _is_file_name(name)]
+        for name in names:
+            path = f"{self.directory}/{name}"
+            file = self._fs.open(path)
+            size = file.size
+            if size < self.file_size and name == names[-1] and expected_size == self.file_size:
+                log.error("%s has %d bytes instead of %d: cut off", path, size, self.file_size)
+                file.allocate(self.file_size)
+                size = self.file_size
+            file.close()
+            if size != self.file_size:
+                raise StoreError(
+                    f"{path} has {size} bytes but store.commitlog_file_size is {self.file_size}:"
+                    " set the key to the size this store was made with, or restore the file"
+                )
+            start = int(name)
+            if found and start != found[-1].end:
+                raise StoreBrokenError(
+                    f"{self.directory}: bytes [{found[-1].end}, {start}) are missing, no file holds"
+                    " them: restore them from a backup, or move the store away and let the node"
+                    " start empty, it is then copied from its master"
+                )
+            found.append(MappedFile(self._fs, path, start, self.file_size))
+        self.files = tuple(found)
+
+    def find(self, offset: int) -> MappedFile | None:
+        """Return the file that holds `offset`."""
+        files = self.files
+        if not files:
+            return None
+        index = (offset - files[0].start) // self.file_size
+        if not 0 <= index < len(files):
+            return None
+        found = files[index]
+        if not found.is_open:
+            self._note_opened(found)
+        return found
+
+    def add(self, start: int, take: Callable[[str], None]) -> MappedFile:
+        """Add the file that begins at `start`, put there by `take(path)`; not yet synced."""
+        if self.files and start != self.end:
+            raise StoreBrokenError(f"a file at {start} would leave a gap behind {self.end}")
+        path = f"{self.directory}/{file_name(start)}"
+        take(path)
+        added = MappedFile(self._fs, path, start, self.file_size)
+        self.names_dirty = True
+        self.files = (*self.files, added)
+        self._note_opened(added)
+        return added
+
+    def remove_first(self, count: int) -> None:
+        """Remove the oldest files, oldest first, so that a crash leaves no gap; names synced."""
+        gone, self.files = self.files[:count], self.files[count:]
+        for file in gone:
+            file.remove()
+        self.sync_names()
+
+    def remove_from(self, start: int) -> None:
+        """Remove the files that begin at or beyond `start`, newest first; names synced."""
+        gone = [file for file in self.files if file.start >= start]
+        self.files = tuple(file for file in self.files if file.start < start)
+        for file in reversed(gone):
+            file.remove()
+        self.sync_names()
+
+    def sync_names(self) -> None:
+        """Make the files' names durable."""
+        self.names_dirty = False
+        try:
+            self._fs.sync_dir(self.directory)
+        except OSError:
+            self.names_dirty = True
+            raise
+
+    def sync(self, start: int, end: int) -> None:
+        """Make the bytes [start, end) durable, names included."""
+        if self.names_dirty:
+            self.sync_names()
+        for file in self.files:
+            if file.start < end and file.end > start:
+                file.sync()
+
+    def release(self) -> None:
+        """Drop all maps and descriptors."""
+        for file in self.files:
+            file.release()
+
+    def _note_opened(self, file: MappedFile) -> None:
+        with self._opened_guard:
+            self._opened.append(file)
+            if len(self._opened) > _MAX_OPEN:
+                self._opened.pop(0).release()
+
+
+def _is_file_name(name: str) -> bool:
+    return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()

@@ -1,0 +1,48 @@
+"""Which commit log files have outlived their time: whole files, oldest first, never the last."""
+
+from hastore.clock import Clock
+from hastore.config import RetentionConfig
+from hastore.store.commit_log import CommitLog
+from hastore.store.record import FLAG_BORN_IPV6, IPV6_EXTRA, STORE_AT, layout_of
+
+
+def first_store_timestamp_ms(commit_log: CommitLog, offset: int) -> int | None:
+    """Return the store timestamp of the record at `offset`; None when there is none."""
+    with commit_log.view(offset, commit_log.file_size) as view:
+        layout = layout_of(view, 0, len(view))
+        if layout is None:
+            return None
+        at = STORE_AT + (IPV6_EXTRA if layout[3] & FLAG_BORN_IPV6 else 0)
+        return int.from_bytes(view[at : at + 8], signed=True)
+
+
+def expired_files(
+    commit_log: CommitLog, retention: RetentionConfig, clock: Clock, hold_offset: int
+) -> int:
+    """Return how many of the oldest files may go.
+
+    A file is as old as the first record behind it, which is stored no earlier than its last one.
+    Bytes at or beyond `hold_offset` stay: someone is still being sent them, or replay lags.
+    """
+    files = commit_log.queue.files
+    count = 0
+    for place, file in enumerate(files[:-1]):
+        if file.end > min(hold_offset, commit_log.max_offset):
+            break
+        too_many = (
+            retention.max_size_bytes is not None
+            and (len(files) - place) * commit_log.file_size > retention.max_size_bytes
+        )
+        if not too_many and not _too_old(commit_log, retention, clock, file.end):
+            break
+        count += 1
+    return count
+
+
+def _too_old(
+    commit_log: CommitLog, retention: RetentionConfig, clock: Clock, next_offset: int
+) -> bool:
+    if retention.max_age_ms is None or next_offset >= commit_log.max_offset:
+        return False
+    stored_ms = first_store_timestamp_ms(commit_log, next_offset)
+    return stored_ms is not None and clock.wall_ms() - stored_ms > retention.max_age_ms
