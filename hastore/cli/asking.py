@@ -10,6 +10,7 @@ def ask_status(address: str, timeout_s: float) -> dict[str, Any] | None:
     """Return the object of `hastore status --json` of the node at `address`; None: no answer."""
     try:
         with Admin([address], timeout_s=timeout_s) as admin:
-            return admin.status()[0].status
+            infos = admin.status()  # of the whole group
     except ClientError:
         return None
+    return next((info.status for info in infos if info.address == address), None)

@@ -84,7 +84,7 @@ def say_error(text: str) -> None:
 
 def put_json(value: Mapping[str, Any]) -> None:
     """Print one object as a line of JSON on stdout."""
-    sys.stdout.write(json.dumps(value, ensure_ascii=False) + "\n")
+    sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()
 
 

@@ -1,4 +1,4 @@
-"""`hastore doctor`: look at a file, its ports, disk and peers, and say how to mend what is wrong."""
+"""`hastore doctor`: look at a file, its ports, disk and peers, and say how to mend what is bad."""
 
 import os
 import resource

@@ -1,0 +1,107 @@
+"""`hastore consume`: print a topic's messages, to its present end or for ever."""
+
+import datetime
+import sys
+from collections.abc import Iterator
+
+import click
+
+from hastore.cli.common import bootstrap_addresses, put_json, say, with_bootstrap, with_json
+from hastore.cli.query import describe_message
+from hastore.client.admin import Admin
+from hastore.client.consumer import Consumer, Start
+from hastore.client.results import Message
+from hastore.errors import ClientError, UsageError
+
+POLL_S = 1.0
+PATIENCE_S = 10.0  # for messages that the master has and the replica that is read has not yet
+
+
+def read_topic(addresses: list[str], topic: str, wait_s: float) -> Iterator[list[Message]]:
+    """Yield batches from the topic's beginning, until none has come for `wait_s` seconds."""
+    with Consumer(topic, addresses) as consumer:
+        while batch := consumer.poll(max_messages=5_000, timeout_s=wait_s):
+            yield batch
+
+
+def seek(consumer: Consumer, queue_id: int | None, start: str) -> None:
+    """Go to `start`: a queue offset, or a time as ISO 8601 writes it (UTC unless it says)."""
+    queues = [queue_id] if queue_id is not None else list(consumer.positions())
+    if start.isascii() and start.isdigit() and len(start) <= 18:
+        for queue in queues:
+            consumer.seek(queue, int(start))
+        return
+    try:
+        moment = datetime.datetime.fromisoformat(start)
+    except ValueError:
+        forms = "earliest, latest, a queue offset, or a time like 2026-01-31T12:00:00Z"
+        raise UsageError(f"--from {start}: is none of {forms}") from None
+    if moment.tzinfo is None:
+        moment = moment.replace(tzinfo=datetime.UTC)
+    consumer.seek_to_time(int(moment.timestamp() * 1000))
+
+
+def _to_the_end(consumer: Consumer, ends: dict[int, int], follow: bool) -> Iterator[Message]:
+    """Yield messages up to `ends` (queue -> queue offset), or for ever with `follow`."""
+    waited_s = 0.0
+    while follow or any(
+        position.queue_offset < ends.get(queue, 0)
+        for queue, position in consumer.positions().items()
+    ):
+        batch = consumer.poll(timeout_s=POLL_S)
+        for message in batch:
+            if follow or message.queue_offset < ends.get(message.queue_id, 0):
+                yield message
+        waited_s = 0.0 if batch else waited_s + POLL_S
+        if not follow and waited_s >= PATIENCE_S:
+            raise ClientError(f"the topic's end did not come within {PATIENCE_S:.0f} s; try again")
+
+
+@click.command("consume")
+@click.argument("topic")
+@click.option("--queue", "queue_id", type=click.IntRange(0), metavar="N", help="This queue alone.")
+@click.option(
+    "--from",
+    "start",
+    default="earliest",
+    show_default=True,
+    metavar="earliest|latest|QUEUE_OFFSET|TIME",
+    help="Where to begin; TIME as in 2026-01-31T12:00:00Z.",
+)
+@click.option("--max", "most", type=click.IntRange(1), metavar="N", help="End after N messages.")
+@click.option("--follow", is_flag=True, help="Wait for more at the end.")
+@with_bootstrap
+@with_json
+def consume_command(
+    topic: str,
+    queue_id: int | None,
+    start: str,
+    most: int | None,
+    follow: bool,
+    bootstrap: str | None,
+    as_json: bool,
+) -> None:
+    """Print the messages of TOPIC, a body a line, up to its present end."""
+    addresses = bootstrap_addresses(bootstrap)
+    with Admin(addresses) as admin:
+        ranges = admin.topics().get(topic, {})
+    if not ranges and not follow:
+        say(f"nothing is in topic {topic} yet")
+        return
+    queues = None if queue_id is None else [queue_id]
+    ends = {queue: end for queue, (_, end) in ranges.items()}
+    printed = 0
+    place: Start = "latest" if start == "latest" else "earliest"
+    with Consumer(topic, addresses, queues=queues, start=place) as consumer:
+        if start not in ("earliest", "latest"):
+            seek(consumer, queue_id, start)
+        for message in _to_the_end(consumer, ends, follow):
+            if as_json:
+                put_json(describe_message(message))
+            else:
+                sys.stdout.buffer.write(message.body + b"\n")
+                if follow:
+                    sys.stdout.buffer.flush()
+            printed += 1
+            if printed == most:
+                return

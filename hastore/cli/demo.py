@@ -1,0 +1,235 @@
+"""`hastore demo`, the main job: a pair on real data, a kill, a flip, the proof, and Spark.
+
+    1 start a master and a slave      4 wait for both, prove that nothing was lost
+    2 produce the flights             5 ask Spark, compare with the CSV
+    3 kill, flip, rejoin half-way     6 leave nothing running
+
+Steps 2 and 3 overlap: the producer goes on in its own thread while its master dies. A proof that
+fails fails the command.
+"""
+
+import pathlib
+import signal
+import tempfile
+import time
+from dataclasses import dataclass, field
+from types import FrameType
+from typing import Any, NoReturn
+
+import click
+
+from hastore.cli.asking import ask_status
+from hastore.cli.common import progress_bar, put_json, stderr, stdout, with_json
+from hastore.cli.demo_data import count_rows, find_flights, read_delays, read_flights
+from hastore.cli.demo_nodes import Node, make_pair
+from hastore.cli.demo_produce import FlightProducer
+from hastore.cli.demo_proof import (
+    ProofError,
+    count_archived,
+    prove_exactly_once,
+    prove_identical_logs,
+    prove_identical_queues,
+)
+from hastore.cli.demo_spark import compare_with_spark
+from hastore.cli.flip import promote
+from hastore.config import Role
+from hastore.config_file import edit_role
+from hastore.errors import HastoreError
+
+TOPIC = "flights"
+LOG_FILE_SIZE = "64MiB"  # a few files, so that the log rolls over
+SYNC_TIMEOUT_S = 60.0
+
+
+@dataclass(slots=True)
+class Story:
+    """What the demo found out, as `--json` prints it."""
+
+    folder: pathlib.Path
+    quiet: bool
+    facts: dict[str, Any] = field(default_factory=dict)
+
+    def tell(self, text: str) -> None:
+        """Say a line before or after a step."""
+        (stderr if self.quiet else stdout).print(text, highlight=False, soft_wrap=True)
+
+    def step(self, number: int, text: str) -> None:
+        """Announce a step."""
+        self.tell(f"\n[bold]{number}/6[/bold] {text}")
+
+
+def run_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: bool) -> Story:
+    """Play the whole story in `folder`; raises ProofError, or what else went wrong.
+
+    Nothing runs any more when this returns or raises.
+    """
+    story = Story(folder, quiet)
+    master, slave = make_pair(folder, LOG_FILE_SIZE)
+    try:
+        story.step(1, f"Start a SYNC_MASTER and a slave on loopback; stores are in {folder}")
+        _start(story, master, slave)
+        story.step(2, f"Send {rows:,} flights; each counts once the slave has it too")
+        producer = FlightProducer([master.api, slave.api], TOPIC, read_flights(rows), rows)
+        _produce_and_flip(story, producer, master, slave, rows)
+        story.step(4, "Wait until both nodes have everything, and prove that nothing was lost")
+        end = _wait_in_sync(slave, master)
+        _prove(story, producer, master, slave, rows, end)
+        if with_spark:
+            story.step(5, "Read the topic from the slave with Spark and check it against the CSV")
+            plot = folder / "delays.png"
+            # Node 1 is the slave now. Over its API, as a job on another machine would read.
+            messages = compare_with_spark(master.api, TOPIC, read_delays(rows), plot)
+            story.facts |= {"spark_messages": messages, "plot": str(plot)}
+            story.tell(f"    {messages:,} flights and all sums equal the CSV's; the plot is {plot}")
+        else:
+            story.step(5, "Leave Spark out, as asked")
+    finally:
+        for node in (slave, master):
+            node.stop()
+    _farewell(story, master, slave)
+    return story
+
+
+def _start(story: Story, master: Node, slave: Node) -> None:
+    master.start("master")
+    slave.start("slave")
+    for node in (master, slave):
+        ready = node.wait_ready()
+        story.tell(f"    node {ready['node']}: {ready['role']} at {ready['api']}")
+
+
+def _produce_and_flip(
+    story: Story, producer: FlightProducer, master: Node, slave: Node, rows: int
+) -> None:
+    half = rows // 2
+    with progress_bar(visible=not story.quiet) as progress:
+        task = progress.add_task("    flights", total=rows, note="")
+
+        def show(count: int) -> None:
+            progress.update(task, completed=count)
+
+        began = time.monotonic()
+        producer.start()
+        producer.wait_for(half, show)
+        story.step(3, f"Half-way: kill the master (SIGKILL), make node {slave.number} the master")
+        killed = time.monotonic()
+        master.kill()
+        status = promote(slave.config, Role.SYNC_MASTER)
+        open_s = time.monotonic() - killed
+        story.tell(
+            f"    node {slave.number} is {status['role']} of epoch {status['epoch']} after "
+            f"{open_s:.2f} s; a synchronous put needs a slave, so the old master comes back as one"
+        )
+        edit_role(master.config, Role.SLAVE)  # while it is down
+        master.start("slave")
+        master.wait_ready()
+        rejoined_s = time.monotonic() - killed
+        producer.wait_for(rows, show)
+        producer.join()
+        seconds = time.monotonic() - began
+    if producer.failure is not None:
+        raise producer.failure
+    records, size = count_archived(master.store)
+    silence = producer.silence
+    story.facts |= {
+        "messages": rows,
+        "seconds": round(seconds, 3),
+        "msgs_per_s": round(rows / seconds, 1),
+        "levels": producer.levels,
+        "flip": {
+            "seconds_to_open": round(open_s, 3),
+            "seconds_to_rejoin": round(rejoined_s, 3),
+            "seconds_without_acknowledgement": round(silence.seconds, 3),
+            "records_archived": records,
+            "bytes_archived": size,
+        },
+    }
+    story.tell(f"    {rows:,} acknowledged in {seconds:.1f} s, {rows / seconds:,.0f} a second")
+    story.tell(
+        f"    the flip cost {silence.seconds:.2f} s without acknowledgements; the old master cut "
+        f"{records:,} records off its log, that nobody had acknowledged, and keeps them in "
+        f"{master.store / 'rescued'}"
+        if records
+        else f"    the flip cost {silence.seconds:.2f} s without acknowledgements; the old master "
+        "had nothing to cut off its log"
+    )
+
+
+def _wait_in_sync(master: Node, slave: Node) -> int:
+    """Return the log's end once both nodes have it, confirmed and replayed."""
+    deadline = time.monotonic() + SYNC_TIMEOUT_S
+    while time.monotonic() < deadline:
+        one, other = (ask_status(node.api, 2.0) for node in (master, slave))
+        if one is not None and other is not None:
+            ends = {
+                status[key] for status in (one, other) for key in ("max_offset", "readable_offset")
+            }
+            ends |= {one["confirmed_offset"], one["dispatched_offset"], other["dispatched_offset"]}
+            if len(ends) == 1 and any(known["in_sync"] for known in one["slaves"]):
+                return int(ends.pop())
+        time.sleep(0.1)
+    raise ProofError(f"the nodes are not in sync after {SYNC_TIMEOUT_S:.0f} s: {one}, {other}")
+
+
+def _prove(
+    story: Story, producer: FlightProducer, old: Node, new: Node, rows: int, end: int
+) -> None:
+    with progress_bar(visible=not story.quiet) as progress:
+        for node in (old, new):
+            task = progress.add_task(f"    node {node.number}", total=rows, note="")
+            count = prove_exactly_once(
+                node.store,
+                TOPIC,
+                producer.acknowledged,
+                lambda done, task=task: progress.update(task, completed=done),  # type: ignore[misc]
+            )
+            if count != rows:
+                raise ProofError(f"node {node.number} has {count} messages, {rows} were sent")
+    story.tell(f"    all {rows:,} acknowledged messages are on both nodes exactly once, unchanged")
+    compared = prove_identical_logs(old.store, new.store)
+    units = prove_identical_queues(old.store, new.store, TOPIC)
+    if compared != end:
+        raise ProofError(f"{compared} bytes of the logs were compared, they end at {end}")
+    story.facts |= {"log_bytes_identical": compared, "queue_units_identical": units}
+    story.tell(f"    both logs are identical, byte by byte: {compared:,} bytes")
+
+
+def _farewell(story: Story, old: Node, new: Node) -> None:
+    story.step(6, "Done; nothing is left running")
+    story.tell(f"    The stores stay in {story.folder}. To look around:")
+    for line in (
+        f"hastore log stat --store {old.store}",
+        f"hastore-master -c {new.config} &",
+        f"hastore-slave -c {old.config} &",
+        f"hastore status --bootstrap {new.api},{old.api}",
+        f"hastore query --topic {TOPIC} --key UA-1545 --bootstrap {new.api}",
+    ):
+        story.tell(f"      bin/{line}")
+
+
+def _stop_by_exception(number: int, _frame: FrameType | None) -> NoReturn:
+    raise HastoreError(f"the demo was stopped by {signal.Signals(number).name}")
+
+
+@click.command("demo")
+@click.option(
+    "--scale",
+    default=1.0,
+    show_default=True,
+    type=click.FloatRange(0, 1, min_open=True),
+    help="The share of the 336,776 flights to send.",
+)
+@click.option("--no-spark", is_flag=True, help="Leave the Spark step out.")
+@click.option("--folder", metavar="DIR", help="Put the stores here (else a new temporary folder).")
+@with_json
+def demo_command(scale: float, no_spark: bool, folder: str | None, as_json: bool) -> None:
+    """Play the whole story: a pair on real data, a kill, a flip, the proof, and Spark."""
+    find_flights()  # before anything is started
+    signal.signal(signal.SIGTERM, _stop_by_exception)
+    place = pathlib.Path(folder or tempfile.mkdtemp(prefix="hastore-demo-")).absolute()
+    place.mkdir(parents=True, exist_ok=True)
+    if (place / "node1").exists():
+        raise HastoreError(f"{place} holds a demo already; give another --folder")
+    story = run_demo(count_rows(scale), place, with_spark=not no_spark, quiet=as_json)
+    if as_json:
+        put_json({"folder": str(place)} | story.facts)

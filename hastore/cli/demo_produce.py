@@ -1,0 +1,100 @@
+"""The demo's producer.
+
+Sends every flight, remembers each acknowledgement and the longest silence.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from dataclasses import dataclass
+
+from hastore.cli.demo_data import Flight
+from hastore.cli.demo_proof import Acknowledged
+from hastore.client.producer import Producer
+from hastore.client.results import SendResult
+from hastore.errors import HastoreError
+
+DELIVERY_TIMEOUT_S = 120.0  # longer than any flip: the producer goes on by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Silence:
+    """The longest time without an acknowledgement, in seconds, and after how many it began."""
+
+    seconds: float
+    after: int
+
+
+class FlightProducer(threading.Thread):
+    """Send flights in a thread of its own: synchronously replicated, idempotent, many in flight."""
+
+    def __init__(
+        self, addresses: list[str], topic: str, flights: Iterable[Flight], rows: int
+    ) -> None:
+        super().__init__(name="flights", daemon=True)
+        self.acknowledged: list[Acknowledged | None] = [None] * rows
+        self.levels: dict[str, int] = {}
+        self.failure: Exception | None = None
+        self.count = 0  # acknowledged so far
+        self.silence = Silence(0.0, 0)
+        self._topic = topic
+        self._flights = flights
+        self._addresses = addresses
+        self._last_ack = 0.0
+        self._moved = threading.Condition()
+
+    def run(self) -> None:
+        """Send all, and wait until all are settled; a failure is kept for `finish`."""
+        try:
+            with Producer(
+                self._addresses, acks="all", delivery_timeout_s=DELIVERY_TIMEOUT_S
+            ) as producer:
+                self._last_ack = time.monotonic()
+                for flight in self._flights:
+                    future = producer.send(self._topic, flight.body, key=flight.key)
+                    future.add_done_callback(self._settle(flight.row, flight.digest))
+                    if self.failure is not None:
+                        break
+                producer.flush()
+        except HastoreError as failure:
+            self._fail(failure)
+
+    def wait_for(self, count: int, on_progress: Callable[[int], None]) -> None:
+        """Wait until `count` messages are acknowledged; raises what failed."""
+        while True:
+            with self._moved:
+                self._moved.wait_for(lambda: self.count >= count or self.failure, timeout=0.2)
+            on_progress(self.count)
+            if self.failure is not None:
+                raise self.failure
+            if self.count >= count:
+                return
+            if not self.is_alive():
+                raise HastoreError(f"the producer ended after {self.count} of {count} messages")
+
+    def _settle(self, row: int, digest: int) -> Callable[[Future[SendResult]], None]:
+        def settled(future: Future[SendResult]) -> None:
+            failure = future.exception()
+            if failure is not None:
+                self._fail(HastoreError(f"row {row} was not acknowledged: {failure}"))
+                return
+            result = future.result()
+            assert result.offset is not None  # asked for with acks
+            now = time.monotonic()
+            if now - self._last_ack > self.silence.seconds:
+                self.silence = Silence(now - self._last_ack, self.count)
+            self._last_ack = now
+            self.acknowledged[row] = Acknowledged(result.offset, digest)
+            self.levels[result.level] = self.levels.get(result.level, 0) + 1
+            self.count += 1
+            if self.count % 256 == 0 or self.count == len(self.acknowledged):
+                with self._moved:
+                    self._moved.notify_all()
+
+        return settled
+
+    def _fail(self, failure: Exception) -> None:
+        with self._moved:
+            self.failure = self.failure or failure
+            self._moved.notify_all()

@@ -1,0 +1,163 @@
+"""The demo's proofs.
+
+Every acknowledged message is there exactly once, and the logs are identical.
+"""
+
+import os
+import pathlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+from hastore.cli.demo_data import digest, row_of
+from hastore.errors import HastoreError
+from hastore.store.reader import StoreReader
+from hastore.store.record import check_record, decode_record
+
+_CHUNK = 1 << 20
+
+
+class ProofError(HastoreError):
+    """A proof failed: the demo must not pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class Acknowledged:
+    """What the producer knows of one acknowledged message: where it is, and what it was."""
+
+    offset: int
+    digest: int
+
+
+def prove_exactly_once(
+    store: pathlib.Path,
+    topic: str,
+    acknowledged: list[Acknowledged | None],
+    on_progress: Callable[[int], None],
+) -> int:
+    """Read all of `topic` from the store at `store`; return the number of messages.
+
+    `acknowledged` has an entry for each row that was sent, None where it was never acknowledged.
+    Raises ProofError when one is missing, twice, changed, elsewhere than it was acknowledged, or
+    unknown.
+    """
+    seen = bytearray(len(acknowledged))
+    count = 0
+    with StoreReader(str(store)) as reader:
+        for offset, raw in reader.raw_records():
+            record = decode_record(raw)
+            if record.topic != topic:
+                continue
+            row = row_of(record.body)
+            if row is None or row >= len(acknowledged):
+                raise ProofError(
+                    f"a message at offset {offset} was never sent: {record.body[:60]!r}"
+                )
+            if seen[row]:
+                raise ProofError(
+                    f"row {row} is in the log twice, the second time at offset {offset}"
+                )
+            seen[row] = 1
+            expected = acknowledged[row]
+            if expected is not None and expected.offset != offset:
+                raise ProofError(
+                    f"row {row} was acknowledged at {expected.offset}, it is at {offset}"
+                )
+            if expected is not None and expected.digest != digest(record.body):
+                raise ProofError(f"row {row} at offset {offset} is not what was sent")
+            count += 1
+            if count % 5_000 == 0:
+                on_progress(count)
+    lost = [row for row, known in enumerate(acknowledged) if known is not None and not seen[row]]
+    if lost:
+        raise ProofError(
+            f"{len(lost)} acknowledged messages are missing, the first is row {lost[0]}"
+        )
+    on_progress(count)
+    return count
+
+
+def prove_identical_logs(left: pathlib.Path, right: pathlib.Path) -> int:
+    """Compare the commit logs of two stores at rest byte by byte; return the bytes compared.
+
+    Raises ProofError that names the first difference.
+    """
+    with StoreReader(str(left)) as one, StoreReader(str(right)) as other:
+        ends = one.limit_offset, other.limit_offset
+        if ends[0] != ends[1]:
+            raise ProofError(f"the logs end at {ends[0]} and {ends[1]}")
+        files = [(file.start, file.path, file.size) for file in one.files()]
+        there = {file.start: file.path for file in other.files()}
+    total = 0
+    for start, path, size in files:
+        end = min(size, ends[0] - start)
+        if end <= 0:
+            break  # allocated ahead of its use
+        if start not in there:
+            raise ProofError(f"{right} has no file that starts at {start}")
+        for position, (a, b) in zip(
+            range(0, end, _CHUNK),
+            zip(_chunks(path, end), _chunks(there[start], end), strict=True),
+            strict=True,
+        ):
+            if a != b:
+                at = next(i for i in range(len(a)) if a[i : i + 1] != b[i : i + 1])
+                raise ProofError(f"the logs differ at offset {start + position + at}")
+        total += end
+    return total
+
+
+def prove_identical_queues(left: pathlib.Path, right: pathlib.Path, topic: str) -> int:
+    """Compare the consume queues of a topic, which each node derived by itself.
+
+    Return the units.
+    """
+    units = 0
+    with StoreReader(str(left)) as one, StoreReader(str(right)) as other:
+        ranges = one.topics()[topic]
+        if ranges != other.topics()[topic]:
+            raise ProofError(f"the queues of {topic} differ: {ranges}, {other.topics()[topic]}")
+        for queue_id, (low, high) in ranges.items():
+            a = one.queue_positions(topic, queue_id)
+            b = other.queue_positions(topic, queue_id)
+            if list(a.offsets) != list(b.offsets) or list(a.sizes) != list(b.sizes):
+                raise ProofError(f"queue {queue_id} of {topic} differs")
+            units += high - low
+    return units
+
+
+def count_archived(store: pathlib.Path) -> tuple[int, int]:
+    """Return how many records, and bytes, the node has cut off its log and kept aside."""
+    records = size = 0
+    folder = store / "rescued"
+    for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
+        if path.is_file() and path.name.isdigit():
+            data = path.read_bytes()
+            start = int(path.name)
+            for _, length in _records(data, start):
+                records += 1
+                size += length
+    return records, size
+
+
+def _records(data: bytes, start: int) -> Iterator[tuple[int, int]]:
+    at = next((i for i in range(len(data)) if data[i]), len(data)) if data[:1] == b"\0" else 0
+    at = max(0, at - 3)  # a record's size is four bytes, the first of them mostly 0
+    while at < len(data):
+        length = check_record(data, at, len(data), start + at)
+        if not length:
+            at += 1
+            continue
+        yield at, length
+        at += length
+
+
+def _chunks(path: str, end: int) -> Iterator[bytes]:
+    with open(path, "rb") as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        left = end
+        while left > 0:
+            data = file.read(min(_CHUNK, left))
+            if not data:
+                raise ProofError(f"{path} ends early")
+            left -= len(data)
+            yield data

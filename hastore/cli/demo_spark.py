@@ -1,0 +1,55 @@
+"""The demo's Spark step: delays per carrier, read from the slave, beside what the CSV says."""
+
+import pathlib
+
+from rich.table import Table
+
+from hastore.cli.common import stdout
+from hastore.cli.demo_data import Delays
+from hastore.cli.demo_proof import ProofError
+from hastore.errors import UsageError
+
+
+def compare_with_spark(
+    source: str, topic: str, expected: dict[str, Delays], plot: pathlib.Path
+) -> int:
+    """Ask Spark, print its answer, check it against `expected`, draw `plot`; return the messages.
+
+    `source` is a node's address or a store's folder. Raises UsageError without Spark or Java,
+    ProofError when a number differs.
+    """
+    try:
+        from hastore.spark.demo_report import delays_per_carrier, save_plot
+        from hastore.spark.session import local_session
+    except ImportError as missing:
+        remedy = "pip install 'hastore[spark,demo]', or leave the step out by --no-spark"
+        raise UsageError(f"the Spark step needs {missing.name}; {remedy}") from missing
+    spark = local_session("hastore demo")
+    try:
+        rows = delays_per_carrier(spark, source, topic)
+    finally:
+        spark.stop()
+    table = Table("carrier", box=None, pad_edge=False)
+    for name in ("flights", "mean departure delay, min", "mean arrival delay, min"):
+        table.add_column(name, justify="right")
+    for row in sorted(rows, key=lambda row: -row.flights):
+        departure, arrival = row.mean_departure_delay, row.mean_arrival_delay
+        table.add_row(
+            row.carrier,
+            f"{row.flights:,}",
+            "-" if departure is None else f"{departure:.1f}",
+            "-" if arrival is None else f"{arrival:.1f}",
+        )
+    stdout.print(table)
+    answered = {
+        row.carrier: Delays(
+            row.flights, row.departed, row.departure_delay_sum, row.arrived, row.arrival_delay_sum
+        )
+        for row in rows
+    }
+    for carrier in sorted(expected.keys() | answered.keys()):
+        if expected.get(carrier) != answered.get(carrier):
+            problem = f"Spark says {answered.get(carrier)}, the CSV {expected.get(carrier)}"
+            raise ProofError(f"carrier {carrier!r}: {problem}")
+    save_plot(rows, str(plot))
+    return sum(row.flights for row in rows)

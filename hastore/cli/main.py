@@ -1,0 +1,55 @@
+"""`hastore`: the command. Each part is loaded when it is asked for, so that help is quick."""
+
+import importlib
+from typing import NoReturn
+
+import click
+
+import hastore
+from hastore.cli.common import run
+
+_COMMANDS = {
+    "status": "status:status_command",
+    "produce": "produce:produce_command",
+    "consume": "consume:consume_command",
+    "query": "query:query_command",
+    "promote": "flip:promote_command",
+    "demote": "flip:demote_command",
+    "serve": "nodes:serve_command",
+    "log": "log:log_group",
+    "perf": "perf:perf_group",
+    "doctor": "doctor:doctor_command",
+    "demo": "demo:demo_command",
+}
+
+
+class _Lazy(click.Group):
+    """Import a command's module only when the command is used or listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        """Return the names, in the order in which one meets them."""
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Return the command, None when there is no such name."""
+        if cmd_name not in _COMMANDS:
+            return None
+        module, _, name = _COMMANDS[cmd_name].partition(":")
+        command = getattr(importlib.import_module(f"hastore.cli.{module}"), name)
+        assert isinstance(command, click.Command)
+        return command
+
+
+@click.group("hastore", cls=_Lazy)
+@click.version_option(hastore.__version__, prog_name="hastore")
+def cli() -> None:
+    """A replicated, append-only commit log: one master, its slaves, and the flip between them."""
+
+
+def main() -> NoReturn:
+    """Run `hastore`."""
+    run(cli, "hastore")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,211 @@
+"""`hastore perf produce` and `hastore perf consume`: load a group and measure it."""
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+import click
+from rich.table import Table
+
+from hastore.cli.common import (
+    DIFFER,
+    DONE,
+    FAILED,
+    bootstrap_addresses,
+    progress_bar,
+    put_json,
+    stdout,
+    with_bootstrap,
+    with_json,
+)
+from hastore.cli.consume import read_topic
+from hastore.cli.produce import parse_acks, with_acks, with_sync_flush
+from hastore.client.producer import OutgoingMessage, Producer
+from hastore.errors import DurabilityError, HastoreError, OutcomeUnknown, UnreachableError
+from hastore.protocol.api import WINDOW
+
+
+class Tally:
+    """Count outcomes and latencies; the sending thread adds, the commanding one waits."""
+
+    def __init__(self, in_flight: int) -> None:
+        self.latencies_ms: list[float] = []
+        self.acked = self.unknown = self.failed = 0
+        self._room = threading.BoundedSemaphore(in_flight)
+
+    def begin(self, messages: int) -> Callable[[Future[Any]], None]:
+        """Wait for room; return the callback for the Future of the next call."""
+        self._room.acquire()
+        began = time.perf_counter()
+
+        def ended(future: Future[Any]) -> None:
+            latency_ms = (time.perf_counter() - began) * 1_000.0
+            failure = future.exception()
+            if failure is None:
+                self.acked += messages
+                self.latencies_ms.append(latency_ms)
+            elif isinstance(failure, DurabilityError | OutcomeUnknown):
+                self.unknown += messages
+            else:
+                self.failed += messages
+            self._room.release()
+
+        return ended
+
+
+def summarise(
+    messages: int, size: int, seconds: float, latencies_ms: list[float], tally: Tally | None
+) -> dict[str, Any]:
+    """Return the fields of both perf commands; latencies are of calls, in ms."""
+    ordered = sorted(latencies_ms)
+
+    def at(share: float) -> float | None:
+        index = min(len(ordered) - 1, int(share * len(ordered)))
+        return round(ordered[index], 3) if ordered else None
+
+    return {
+        "messages": messages,
+        "bytes": size,
+        "seconds": round(seconds, 3),
+        "msgs_per_s": round(messages / seconds, 1) if seconds else None,
+        "mb_per_s": round(size / seconds / 1e6, 2) if seconds else None,
+        "p50_ms": at(0.5),
+        "p99_ms": at(0.99),
+        "p999_ms": at(0.999),
+        "max_ms": round(ordered[-1], 3) if ordered else None,
+        "acked": tally.acked if tally else messages,
+        "unknown": tally.unknown if tally else 0,
+        "failed": tally.failed if tally else 0,
+    }
+
+
+def show(fields: dict[str, Any], as_json: bool) -> None:
+    """Print the fields, as a table for people."""
+    if as_json:
+        put_json(fields)
+        return
+    table = Table(box=None, show_header=False, pad_edge=False)
+    for name, value in fields.items():
+        table.add_row(name, f"{value:,}" if isinstance(value, int | float) else "-")
+    stdout.print(table)
+
+
+@click.group("perf")
+def perf_group() -> None:
+    """Load a group and measure it."""
+
+
+@perf_group.command("produce")
+@click.option("--topic", required=True, metavar="T")
+@click.option("--count", required=True, type=click.IntRange(1), metavar="N", help="Messages.")
+@click.option("--size", default=1024, show_default=True, type=click.IntRange(0), metavar="BYTES")
+@click.option(
+    "--in-flight",
+    default=64,
+    show_default=True,
+    type=click.IntRange(1, WINDOW),
+    metavar="K",
+    help="Calls that wait at a time; 1 blocks.",
+)
+@click.option("--batch", type=click.IntRange(1), metavar="M", help="Messages in a send_batch.")
+@with_acks
+@with_sync_flush
+@with_bootstrap
+@with_json
+def perf_produce(
+    topic: str,
+    count: int,
+    size: int,
+    in_flight: int,
+    batch: int | None,
+    acks: str | None,
+    sync_flush: bool,
+    bootstrap: str | None,
+    as_json: bool,
+) -> int:
+    """Send COUNT messages of SIZE bytes.
+
+    Exit code 4 when some were not confirmed, 1 when refused.
+    """
+    body = os.urandom(size)
+    tally = Tally(in_flight)
+    window = min(WINDOW, in_flight * (batch or 1))
+    with Producer(
+        bootstrap_addresses(bootstrap),
+        acks=parse_acks(acks),
+        sync_flush=sync_flush,
+        max_in_flight=window,
+    ) as producer:
+        wait_for_master(producer)
+        with progress_bar() as progress:
+            task = progress.add_task("sending", total=count, note="")
+            began = time.perf_counter()
+            sent = 0
+            while sent < count:
+                sent += _send(
+                    producer, topic, body, min(batch or 0, count - sent), tally, in_flight
+                )
+                if sent % 1_000 < (batch or 1):
+                    progress.update(task, completed=sent)
+            producer.flush()
+            seconds = time.perf_counter() - began
+            progress.update(task, completed=sent)
+    show(summarise(count, count * size, seconds, tally.latencies_ms, tally), as_json)
+    return FAILED if tally.failed else DIFFER if tally.unknown else DONE
+
+
+def wait_for_master(producer: Producer, timeout_s: float = 30.0) -> None:
+    """Find the master before the clock starts; UnreachableError when there is none in time."""
+    deadline = time.monotonic() + timeout_s
+    while producer.master is None:
+        if time.monotonic() > deadline:
+            raise UnreachableError("no master was found; see `hastore status`")
+        time.sleep(0.01)
+
+
+def _send(
+    producer: Producer, topic: str, body: bytes, batch: int, tally: Tally, in_flight: int
+) -> int:
+    ended = tally.begin(batch or 1)
+    future: Future[Any]
+    if batch:
+        future = producer.send_batch(topic, [OutgoingMessage(body)] * batch)
+    else:
+        future = producer.send(topic, body)
+    future.add_done_callback(ended)
+    if in_flight == 1:
+        try:
+            future.result()
+        except HastoreError:
+            pass  # counted by the callback
+    return batch or 1
+
+
+@perf_group.command("consume")
+@click.option("--topic", required=True, metavar="T")
+@click.option("--count", required=True, type=click.IntRange(1), metavar="N", help="Messages.")
+@with_bootstrap
+@with_json
+def perf_consume(topic: str, count: int, bootstrap: str | None, as_json: bool) -> int:
+    """Read COUNT messages from the topic's beginning; latencies are of single pulls."""
+    messages = size = 0
+    latencies_ms: list[float] = []
+    with progress_bar() as progress:
+        task = progress.add_task("reading", total=count, note="")
+        began = last = time.perf_counter()
+        for batch in read_topic(bootstrap_addresses(bootstrap), topic, wait_s=10.0):
+            now = time.perf_counter()
+            latencies_ms.append((now - last) * 1_000.0)
+            taken = batch[: count - messages]
+            messages += len(taken)
+            size += sum(len(message.body) for message in taken)
+            progress.update(task, completed=messages)
+            if messages >= count:
+                break
+            last = time.perf_counter()
+        seconds = time.perf_counter() - began
+    show(summarise(messages, size, seconds, latencies_ms, None), as_json)
+    return DONE if messages == count else FAILED

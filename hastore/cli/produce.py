@@ -1,0 +1,153 @@
+"""`hastore produce`: send a file or stdin, a message a line, and say how each ended."""
+
+import queue
+import sys
+import threading
+from collections.abc import Iterator
+from concurrent.futures import Future
+from typing import IO, Any
+
+import click
+
+from hastore.cli.common import (
+    DIFFER,
+    DONE,
+    FAILED,
+    WRONG,
+    bootstrap_addresses,
+    put_json,
+    say,
+    say_error,
+    with_bootstrap,
+    with_json,
+)
+from hastore.client.producer import Acks, Producer
+from hastore.client.results import SendResult
+from hastore.errors import DurabilityError, HastoreError, NotStoredError, OutcomeUnknown, UsageError
+
+MAX_LINE_BYTES = 4 * 1024 * 1024
+
+
+def parse_acks(text: str | None) -> Acks:
+    """Return what `--acks` means to a Producer."""
+    choices: dict[str | None, Acks] = {None: None, "0": 0, "1": 1, "all": "all"}
+    return choices[text]
+
+
+with_acks = click.option(
+    "--acks",
+    type=click.Choice(["0", "1", "all"]),
+    help="0: nobody answers; 1: the master; all: its slaves too. Default: by the master's role.",
+)
+with_sync_flush = click.option(
+    "--sync-flush", is_flag=True, help="Confirmed by the disk of each node that confirms."
+)
+
+
+def describe(future: Future[SendResult]) -> tuple[int, dict[str, Any], str | None]:
+    """Wait for a send; return its exit code, the object for `--json` and the error's text."""
+    try:
+        return DONE, _fields(future.result()), None
+    except DurabilityError as stored:
+        result = stored.result if isinstance(stored.result, SendResult) else None
+        return DIFFER, _fields(result) if result else _refusal("UNKNOWN"), str(stored)
+    except OutcomeUnknown as unknown:
+        return DIFFER, _refusal("TIMEOUT"), str(unknown)
+    except NotStoredError as refused:
+        return FAILED, _refusal(refused.status), str(refused)
+    except UsageError as wrong:
+        return WRONG, _refusal(str(wrong).partition(":")[0]), str(wrong)
+    except HastoreError as failed:
+        return FAILED, _refusal("FAILED"), str(failed)
+
+
+def _fields(result: SendResult) -> dict[str, Any]:
+    return {
+        "status": result.status.value,
+        "msg_id": result.msg_id,
+        "offset": result.offset,
+        "queue_id": result.queue_id,
+        "queue_offset": result.queue_offset,
+        "level": result.level,
+    }
+
+
+def _refusal(status: str) -> dict[str, Any]:
+    keys = ("msg_id", "offset", "queue_id", "queue_offset", "level")
+    return {"status": status} | dict.fromkeys(keys)
+
+
+class _Printer(threading.Thread):
+    """Print results in the order of the lines, while the lines still come."""
+
+    def __init__(self, as_json: bool) -> None:
+        super().__init__(name="printer", daemon=True)
+        self.futures: queue.SimpleQueue[Future[SendResult] | None] = queue.SimpleQueue()
+        self.code = DONE
+        self.sent = self.ended_well = 0
+        self.broken: OSError | None = None
+        self._as_json = as_json
+
+    def run(self) -> None:
+        """Print until None comes; a reader that left is remembered, the results still counted."""
+        while (future := self.futures.get()) is not None:
+            code, fields, problem = describe(future)
+            self.sent += 1
+            self.ended_well += code == DONE
+            self.code = max(self.code, code)
+            if problem is not None and (self._as_json or self.sent - self.ended_well <= 10):
+                say_error(problem)
+            if self._as_json and self.broken is None:
+                try:
+                    put_json(fields)
+                except OSError as broken:
+                    self.broken = broken
+
+
+def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    while line := file.readline(MAX_LINE_BYTES + 2):
+        yield line.removesuffix(b"\n")
+
+
+@click.command("produce")
+@click.argument("topic")
+@click.option("--file", "path", metavar="F", help="The lines to send (else stdin).")
+@click.option("--queue", "queue_id", type=click.IntRange(0), metavar="N", help="Into this queue.")
+@click.option("--key", metavar="K", help="The key of every message, to find it by.")
+@with_acks
+@with_sync_flush
+@with_bootstrap
+@with_json
+def produce_command(
+    topic: str,
+    path: str | None,
+    queue_id: int | None,
+    key: str | None,
+    acks: str | None,
+    sync_flush: bool,
+    bootstrap: str | None,
+    as_json: bool,
+) -> int:
+    """Send each line of a file or of stdin as a message to TOPIC.
+
+    Exit code 1: some were not stored; 4: some are stored but not confirmed, or nobody knows.
+    """
+    addresses = bootstrap_addresses(bootstrap)
+    printer = _Printer(as_json)
+    file = sys.stdin.buffer if path in (None, "-") else open(str(path), "rb")
+    with file, Producer(addresses, acks=parse_acks(acks), sync_flush=sync_flush) as producer:
+        printer.start()
+        try:
+            for body in _lines(file):
+                future = producer.send(topic, body, key=key, queue=queue_id)
+                printer.futures.put(future)
+        finally:
+            producer.flush()
+            printer.futures.put(None)
+            printer.join()
+    if printer.broken is not None:
+        raise printer.broken
+    if not as_json:
+        failed = printer.sent - printer.ended_well
+        say(f"{printer.ended_well} messages sent" + (f", {failed} not" if failed else ""))
+    return printer.code

@@ -1,0 +1,73 @@
+"""`hastore query`: find messages by key, or one by its message id."""
+
+import base64
+from typing import Any
+
+import click
+
+from hastore.cli.common import (
+    DONE,
+    FAILED,
+    bootstrap_addresses,
+    put_json,
+    say,
+    with_bootstrap,
+    with_json,
+)
+from hastore.client.admin import Admin
+from hastore.client.results import Message
+from hastore.errors import UsageError
+
+
+def describe_message(message: Message) -> dict[str, Any]:
+    """Return the object for `--json`; a body that is no UTF-8 comes as `body_base64`."""
+    try:
+        body = {"body": message.body.decode("utf-8")}
+    except UnicodeDecodeError:
+        body = {"body_base64": base64.b64encode(message.body).decode()}
+    return {
+        "topic": message.topic,
+        "queue_id": message.queue_id,
+        "queue_offset": message.queue_offset,
+        "offset": message.offset,
+        "msg_id": message.message_id,
+        "key": message.key,
+        "tags": message.tags,
+        "store_ms": message.store_timestamp_ms,
+        "born_ms": message.born_timestamp_ms,
+        "properties": message.properties,
+    } | body
+
+
+@click.command("query")
+@click.option("--topic", metavar="T", help="With --key: the topic.")
+@click.option("--key", metavar="K", help="Messages with this key.")
+@click.option("--msg-id", metavar="ID", help="The message with this id.")
+@click.option("--max", "most", default=32, show_default=True, type=click.IntRange(1, 1_000))
+@with_bootstrap
+@with_json
+def query_command(
+    topic: str | None,
+    key: str | None,
+    msg_id: str | None,
+    most: int,
+    bootstrap: str | None,
+    as_json: bool,
+) -> int:
+    """Find messages by key (newest first) or by id; exit code 1 when there is none."""
+    if (msg_id is None) == (key is None) or (key is None) != (topic is None):
+        raise UsageError("hastore query: give --topic and --key, or --msg-id")
+    with Admin(bootstrap_addresses(bootstrap)) as admin:
+        if msg_id is not None:
+            one = admin.query_message_id(msg_id)
+            found = [] if one is None else [one]
+        else:
+            found = admin.query_key(str(topic), str(key), max_messages=most)
+    for message in found:
+        if as_json:
+            put_json(describe_message(message))
+        else:
+            click.echo(message.body)
+    if not found:
+        say("no such message")
+    return DONE if found else FAILED
