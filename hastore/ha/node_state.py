@@ -134,7 +134,7 @@ class NodeState:
         """
         with self._lock:
             data = self.data
-            boot_id = self._fs.read_bytes(BOOT_ID_PATH).decode().strip()
+            boot_id = self._fs.read_bytes(BOOT_ID_PATH, 64).decode().strip()
             power_lost = bool(data.boot_id) and data.boot_id != boot_id and not data.clean_stop
             self.save(
                 boot_id=boot_id,
