@@ -22,7 +22,8 @@ def fake_java(tmp_path, version="17.0.1", has_vector=True, name="home"):
     refuse = "" if has_vector else f'[ "$1" = {VECTOR_OPTION} ] && exit 1\n'
     java.write_text(
         f"#!/bin/sh\n{refuse}"
-        f'for last do :; done\nif [ "$last" = -version ]; then echo \'openjdk version "{version}"\' >&2\n'
+        'for last do :; done\nif [ "$last" = -version ]; then '
+        f"echo 'openjdk version \"{version}\"' >&2\n"
         'else printf "<%s>" "$@"; fi\n'
     )
     java.chmod(0o755)

@@ -1,0 +1,153 @@
+"""`spark.read.format("hastore")` over a store's directory, in a real session."""
+
+import json
+
+import pytest
+from pyspark.errors import PySparkException
+
+from hastore.spark.schema import KAFKA_COLUMNS
+from hastore.store.reader import StoreReader
+from tests.spark.stores import GOLDEN, numbered, write_store
+
+THREE_FILES = str(GOLDEN / "three-files")
+
+
+def load(spark, path=THREE_FILES, schema=None, **options):
+    reader = spark.read.format("hastore").options(**options)
+    if schema is not None:
+        reader = reader.schema(schema)
+    return reader.load(str(path))
+
+
+@pytest.fixture(scope="module")
+def numbers(tmp_path_factory):
+    """Hold 100 messages in one queue, a second apart."""
+    path = tmp_path_factory.mktemp("numbers")
+    write_store(path, numbered(100))
+    return path
+
+
+def offsets(frame):
+    return sorted(row.offset for row in frame.select("offset").collect())
+
+
+def test_the_format_needs_no_registration_and_has_kafkas_columns(spark):
+    frame = load(spark, subscribe="TopicA")
+    assert frame.schema.simpleString() == (
+        "struct<key:binary,value:binary,topic:string,partition:int,offset:bigint,"
+        "timestamp:timestamp,timestampType:int>"
+    )
+    assert frame.columns == [column.value for column in KAFKA_COLUMNS]
+
+
+def test_all_messages_of_the_golden_store_arrive(spark):
+    with StoreReader(THREE_FILES) as reader:
+        expected = {r.message_id: r for r in reader.records()}
+    frame = load(spark, subscribe="TopicA", includeHeaders="true", includeMetadata="true")
+    rows = frame.collect()
+    assert len(rows) == 400
+    for row in rows:
+        record = expected[row.msgId]
+        assert bytes(row.value) == record.body
+        assert [(h.key, bytes(h.value).decode()) for h in row.headers] == record.property_pairs
+        assert round(row.timestamp.timestamp() * 1000) == record.store_timestamp_ms
+        assert row.tags == record.tags
+
+
+def test_a_user_schema_is_the_projection(spark):
+    frame = load(spark, schema="offset BIGINT, tags STRING", assign='{"TopicA":[2]}')
+    rows = frame.orderBy("offset").collect()
+    assert [row.offset for row in rows] == list(range(100))
+    assert all(row.tags.startswith("tag") for row in rows)
+
+
+def test_a_query_counts_and_groups_by_sql(spark):
+    load(spark, subscribePattern="Topic.").createOrReplaceTempView("messages")
+    rows = spark.sql("SELECT partition, count(*) n FROM messages GROUP BY 1 ORDER BY 1").collect()
+    assert [(row.partition, row.n) for row in rows] == [(q, 100) for q in range(4)]
+
+
+def test_offsets_bound_the_read(spark, numbers):
+    frame = load(
+        spark,
+        numbers,
+        subscribe="t",
+        startingOffsets=json.dumps({"t": {"0": 10}}),
+        endingOffsets=json.dumps({"t": {"0": 20}}),
+    )
+    assert offsets(frame) == list(range(10, 20))
+
+
+def test_timestamps_bound_the_read(spark, numbers):
+    frame = load(spark, numbers, subscribe="t", startingTimestamp="90500", endingTimestamp="95000")
+    assert offsets(frame) == list(range(91, 95))
+
+
+@pytest.mark.parametrize(
+    ("options", "tasks"),
+    [({}, 1), ({"minPartitions": "4"}, 4), ({"maxRecordsPerPartition": "9"}, 12)],
+)
+def test_a_read_is_cut_into_tasks(spark, numbers, options, tasks):
+    frame = load(spark, numbers, subscribe="t", **options)
+    assert frame.rdd.getNumPartitions() == tasks
+    assert offsets(frame) == list(range(100))
+
+
+def test_an_empty_range_has_no_rows(spark, numbers):
+    frame = load(spark, numbers, subscribe="t", endingOffsets=json.dumps({"t": {"0": 0}}))
+    assert frame.collect() == []
+    assert load(spark, numbers, subscribePattern="nothing").collect() == []
+
+
+def test_the_log_mode_gives_every_record(spark):
+    with StoreReader(str(GOLDEN / "variants")) as reader:
+        expected = dict(reader.raw_records())
+    rows = load(spark, GOLDEN / "variants", mode="log", minPartitions="3").collect()
+    assert {row.physicalOffset: bytes(row.record) for row in rows} == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"subscribe": "TopicA", "startingOfsets": "earliest"}, "did you mean 'startingOffsets'?"),
+        ({}, "One of the following options must be specified"),
+        ({"subscribe": "TopicA", "startingOffsets": "latest"}, "starting offset can't be latest"),
+    ],
+)
+def test_a_wrong_option_is_told_at_load(spark, options, text):
+    with pytest.raises(PySparkException) as caught:
+        load(spark, **options)
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("path", "options", "text"),
+    [
+        (THREE_FILES, {"subscribe": "topicA"}, "did you mean 'TopicA'?"),
+        (THREE_FILES, {"assign": '{"TopicA":[9]}'}, "has no partition 9"),
+        ("/nonexistent", {"subscribe": "a"}, "is no store"),
+        (
+            THREE_FILES,
+            {"assign": '{"TopicA":[0]}', "startingOffsets": '{"TopicA":{"0":101}}'},
+            "is not there",
+        ),
+    ],
+)
+def test_what_is_not_there_is_told_when_the_query_is_planned(spark, path, options, text):
+    with pytest.raises(PySparkException) as caught:
+        load(spark, path, **options).count()
+    assert text in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ("velue BINARY", "has no column 'velue'"),
+        ("value STRING", "is binary, not string"),
+        ("key BINARY NOT NULL", "can be null"),
+        ("value BINARY, VALUE BINARY", "twice|already exists|duplicate"),
+    ],
+)
+def test_a_schema_that_does_not_fit_is_refused(spark, schema, text):
+    with pytest.raises(PySparkException, match=f"(?is).*({text})"):
+        load(spark, schema=schema, subscribe="TopicA").collect()

@@ -1,0 +1,140 @@
+"""A store's directory read in place, without Spark."""
+
+import os
+import shutil
+
+import pytest
+
+from hastore.errors import CorruptRecordError, PositionLostError, StoreError
+from hastore.spark import store_reader
+from hastore.spark.arrow_batch import BatchBuilder
+from hastore.spark.offsets import OffsetRange, TopicPartition
+from hastore.spark.partitions import LogRange, QueueRange, split_log
+from hastore.spark.schema import log_schema, project, source_schema
+from hastore.spark.store_reader import PathBackend
+from hastore.store.reader import StoreReader
+from tests.spark.stores import GOLDEN, numbered, write_store
+
+ALL = project(source_schema(include_headers=True, include_metadata=True))
+LOG = project(log_schema())
+
+
+def read(path, span, *, fail=True):
+    with PathBackend(str(path), fail) as backend:
+        span = QueueRange(span.topic, span.partition, span.start, span.end, backend.limit_offset())
+        batches = list(backend.read_queue(span, BatchBuilder(ALL)))
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def read_log(path, start, end):
+    with PathBackend(str(path), True) as backend:
+        batches = list(backend.read_log(LogRange(start, end), BatchBuilder(LOG)))
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def test_the_golden_store_is_read_completely():
+    path = GOLDEN / "three-files"
+    with StoreReader(str(path)) as reader:
+        expected = {r.physical_offset: r for r in reader.records()}
+    rows = [row for q in range(4) for row in read(path, QueueRange("TopicA", q, 0, 100))]
+    assert len(rows) == len(expected) == 400
+    for row in rows:
+        record = expected[row["physicalOffset"]]
+        assert row["value"] == record.body
+        assert row["key"].decode() == record.keys[-1]
+        assert (row["partition"], row["offset"]) == (record.queue_id, record.queue_offset)
+        assert [(h["key"], h["value"].decode()) for h in row["headers"]] == record.property_pairs
+
+
+def test_what_is_available_is_what_the_queues_hold():
+    with PathBackend(str(GOLDEN / "three-files"), True) as backend:
+        available = backend.available()
+        assert available == {TopicPartition("TopicA", q): OffsetRange(0, 100) for q in range(4)}
+        assert backend.log_range() == (0, 167944)
+
+
+def test_every_golden_variant_is_read_from_its_queue():
+    path = GOLDEN / "variants"
+    with StoreReader(str(path)) as reader:
+        expected = {r.physical_offset: r.sys_flag for r in reader.records()}
+    with PathBackend(str(path), True) as backend:
+        available = backend.available()
+    rows = [
+        row
+        for key, there in available.items()
+        for row in read(path, QueueRange(*key, there.start, there.end))
+    ]
+    in_no_queue = sum(flag & 0xC in (0x4, 0xC) for flag in expected.values())
+    assert len(rows) == len(expected) - in_no_queue
+    assert all(row["sysFlag"] == expected[row["physicalOffset"]] for row in rows)
+    assert {row["topic"] for row in rows} == {key.topic for key in available}
+
+
+def test_ranges_cross_queue_files_log_files_and_windows(tmp_path, monkeypatch):
+    monkeypatch.setattr(store_reader, "UNITS_AT_ONCE", 64)
+    placed = write_store(tmp_path, numbered(1_000, queues=2), file_size=4096)
+    assert len(os.listdir(tmp_path / "commitlog")) > 20
+    rows = read(tmp_path, QueueRange("t", 1, 37, 450))
+    assert [row["offset"] for row in rows] == list(range(37, 450))
+    expected = [r.body for r in placed if r.queue_id == 1][37:450]
+    assert [row["value"] for row in rows] == expected
+
+
+def test_the_log_is_read_once_however_it_is_cut(tmp_path):
+    placed = write_store(tmp_path, numbered(300, queues=3), file_size=4096)
+    with PathBackend(str(tmp_path), True) as backend:
+        start, end = backend.log_range()
+    pieces = split_log(start, end, min_partitions=7)
+    rows = [row for p in pieces for row in read_log(tmp_path, p.start, p.end)]
+    assert [row["physicalOffset"] for row in rows] == [r.physical_offset for r in placed]
+    assert len(pieces) == 7
+
+
+def test_offsets_by_time(tmp_path):
+    write_store(tmp_path, numbered(10))
+    with PathBackend(str(tmp_path), True) as backend:
+        found = [backend.offset_by_time(TopicPartition("t", 0), ms) for ms in (0, 1, 9_000, 9_001)]
+    assert found == [0, 1, 9, None]
+
+
+def test_a_file_that_retention_took_is_a_loss_and_not_damage(tmp_path):
+    write_store(tmp_path, numbered(200), file_size=4096)
+    files = sorted((tmp_path / "commitlog").iterdir())
+    span = QueueRange("t", 0, 0, 200)
+    whole = read(tmp_path, span)
+    files[0].unlink()
+    with pytest.raises(PositionLostError, match="failOnDataLoss"):
+        read(tmp_path, span)
+    rows = read(tmp_path, span, fail=False)
+    assert rows == [row for row in whole if row["physicalOffset"] >= 4096]
+
+
+def test_a_file_that_goes_between_positions_and_records(tmp_path, monkeypatch):
+    write_store(tmp_path, numbered(200), file_size=4096)
+    with PathBackend(str(tmp_path), False) as backend:
+        found = backend._reader.queue_positions("t", 0, 0, 200)
+        monkeypatch.setattr(backend._reader, "queue_positions", lambda *_, **__: found)
+        (tmp_path / "commitlog" / f"{0:020}").unlink()
+        batches = list(backend.read_queue(QueueRange("t", 0, 0, 200), BatchBuilder(ALL)))
+    offsets = [row["physicalOffset"] for batch in batches for row in batch.to_pylist()]
+    assert min(offsets) == 4096
+    assert max(offsets) == found.offsets[-1]
+
+
+def test_a_damaged_record_is_named_and_no_loss(tmp_path):
+    placed = write_store(tmp_path, numbered(50))
+    bad = placed[20].physical_offset
+    with open(next((tmp_path / "commitlog").iterdir()), "r+b") as file:
+        file.seek(bad + 4)
+        file.write(b"\0\0\0\0")
+    shutil.rmtree(tmp_path / "index", ignore_errors=True)
+    with PathBackend(str(tmp_path), False) as backend:
+        end = placed[-1].physical_offset + placed[-1].size
+        span = QueueRange("t", 0, 0, 50, end)
+        with pytest.raises(CorruptRecordError, match=f"offset {bad} has no record magic"):
+            list(backend.read_queue(span, BatchBuilder(ALL)))
+
+
+def test_no_store_is_told_as_such(tmp_path):
+    with pytest.raises(StoreError, match="is no store"), PathBackend(str(tmp_path), True):
+        pass
