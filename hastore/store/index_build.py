@@ -86,6 +86,8 @@ class IndexBuildService(Service):
             [offset, *(dispatcher.load(offset, trusted) for dispatcher in self._dispatchers)]
         )
         self._dispatched = max(self._dispatched, self._log.min_offset)
+        for dispatcher in self._dispatchers:
+            dispatcher.delete_before(self._log.min_offset)
         return self._dispatched
 
     # -- the thread --------------------------------------------------------------------------------

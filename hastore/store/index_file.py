@@ -170,7 +170,9 @@ class IndexFile:
                 if number <= known and offset < limit:
                     break
                 number -= 1
-                SLOT.pack_into(self._map, HEADER.size + 4 * (key_hash % self.slots), previous)
+                slot = key_hash % self.slots
+                if self.slot(slot) == number:  # else a kill came before the slot was stored
+                    SLOT.pack_into(self._map, HEADER.size + SLOT.size * slot, previous)
                 if number < known and previous == 0:
                     header.slots_used -= 1
             else:

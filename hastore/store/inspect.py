@@ -229,7 +229,7 @@ class _Examination:
         return result
 
     def _through(self, file: LogFile, files: list[LogFile], offset: int) -> int | None:
-        """Walk a file from a boundary, over damage; return where to go on, None at the log's end."""
+        """Walk a file from a boundary, over damage; return where to go on, None at the end."""
         while True:
             offset = self._walk_file(file, offset)
             if offset >= file.end:

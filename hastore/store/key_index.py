@@ -254,6 +254,8 @@ class KeyIndex:
         if len(self._files) == 1:
             return limit > self._log.min_offset
         previous = self._files[-2].header
+        if previous.end_offset >= limit:
+            return False
         record = read_dispatched(self._log, previous.end_offset)
         return record is None or record.end_offset < limit
 

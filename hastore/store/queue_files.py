@@ -63,7 +63,11 @@ class _Queue:
             if count <= 0:
                 break
             below = self._search(
-                path, count, lambda offset, size: size == BLANK_UNIT_SIZE or offset < low_offset
+                path,
+                count,
+                lambda offset, size: (
+                    offset < low_offset or (size == BLANK_UNIT_SIZE and not offset)
+                ),
             )
             if below < count:
                 first = start + below
@@ -189,7 +193,9 @@ class QueueFiles:
 
 
 def _within(offset: int, size: int, limit: int) -> bool:
-    return size == BLANK_UNIT_SIZE or (size > 0 and offset + size <= limit)
+    if size == BLANK_UNIT_SIZE:
+        return 0 <= offset <= limit
+    return size > 0 and offset + size <= limit
 
 
 def _take_units(result: QueuePositions, raw: bytes, unit: int, limit: int) -> int:

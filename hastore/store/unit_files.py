@@ -191,9 +191,15 @@ class UnitFiles:
             at += len(part)
 
     def skip_to(self, unit: int) -> None:
-        """Move `end` up to `unit` over blanks; whole files of them are left out. OSError."""
+        """Move `end` up to `unit` over blanks; whole files of them are left out. OSError.
+
+        A blank behind a record carries the next byte's offset, so that offsets never fall.
+        """
         per_file = self.units_per_file
-        blank = PLACE.pack(0, BLANK_UNIT_SIZE) + bytes(self.unit_bytes - PLACE.size)
+        offset, size = self.place(self.end - 1)
+        if size not in (0, BLANK_UNIT_SIZE):
+            offset += 1
+        blank = PLACE.pack(offset, BLANK_UNIT_SIZE) + bytes(self.unit_bytes - PLACE.size)
         target = unit // per_file * per_file
         if self.starts and self.starts[-1] < target and self.end % per_file:
             self.append(blank * (per_file - self.end % per_file))
@@ -230,8 +236,7 @@ class UnitFiles:
         starts = self.starts
         gone = 0
         while gone < len(starts) - 1:
-            offset, size = self.place(starts[gone] + self.units_per_file - 1)
-            if size != BLANK_UNIT_SIZE and offset >= min_offset:
+            if not self._precedes(starts[gone] + self.units_per_file - 1, min_offset):
                 break
             gone += 1
         self.starts = starts[gone:]
@@ -240,17 +245,22 @@ class UnitFiles:
 
     def first_at(self, min_offset: int) -> int:
         """Return the first unit whose record lies at or beyond `min_offset`, else `end`."""
-        if not self.starts:
-            return self.end
-        low, high = self.starts[0], self.end
-        while low < high:
-            middle = (low + high) // 2
-            offset, size = self.place(middle)
-            if size in (0, BLANK_UNIT_SIZE) or offset < min_offset:
-                low = middle + 1
-            else:
-                high = middle
-        return low
+        for start in self.starts:
+            low, high = start, min(start + self.units_per_file, self.end)
+            if low < high and self._precedes(high - 1, min_offset):
+                continue
+            while low < high:
+                middle = (low + high) // 2
+                if self._precedes(middle, min_offset):
+                    low = middle + 1
+                else:
+                    high = middle
+            return low
+        return self.end
+
+    def _precedes(self, unit: int, min_offset: int) -> bool:
+        offset, size = self.place(unit)
+        return size == 0 or offset < min_offset or (size == BLANK_UNIT_SIZE and offset == 0)
 
     def _make(self, start: int) -> None:
         if self.starts and self.starts[-1] >= start:
@@ -304,6 +314,6 @@ class UnitFiles:
 
 
 def _stays(offset: int, size: int, limit: int) -> bool:
-    if size == BLANK_UNIT_SIZE and offset == 0:
-        return True
+    if size == BLANK_UNIT_SIZE:
+        return 0 <= offset <= limit
     return size > 0 and 0 <= offset <= limit - size

@@ -1,6 +1,7 @@
 """A log for the tests of what is derived: bytes in memory behind replay's door."""
 
 import contextlib
+import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -49,6 +50,7 @@ class MemoryLog:
             self.max_offset += left
         values = {name: getattr(record, name) for name in record.__dataclass_fields__}
         values["physical_offset"] = self.max_offset
+        values["body_crc"] = zlib.crc32(record.body) & 0x7FFFFFFF
         record = Record(**values)
         raw = encode_record(record)
         self.data += raw
