@@ -57,13 +57,14 @@ class _Batch:
         out: list[PutResult] = []
         kept: list[Entry] = []
         start, position, now_ms = self.start, self.size, self._now_ms
-        advanced, patches = self.advanced, self.patches
+        advanced, patches, fresh = self.advanced, self.patches, self.fresh
+        is_new = self._window.is_new
         for entry in entries:
             if isinstance(entry, PutResult):
                 out.append(entry)
                 continue
             _, size, flags, topic, queue_id, producer = entry
-            if producer is not None:
+            if producer is not None and (producer in fresh or not is_new(producer)):
                 known = self._known(producer, size, queue_id)
                 if known is not None:
                     out.append(known)
@@ -85,7 +86,7 @@ class _Batch:
             kept.append(entry)
             patches.append((position, queue_offset, flags))
             if producer is not None:
-                self.fresh[producer] = result
+                fresh[producer] = result
             position += size
         if len(kept) == len(entries):
             self.pieces.append(payload)
