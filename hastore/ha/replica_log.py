@@ -101,6 +101,19 @@ class ReplicaLog(Protocol):
         """Wait until the log reaches beyond `offset`; return its end."""
         ...
 
+    @property
+    def dispatched_offset(self) -> int:
+        """How far queues, index and the idempotence window know the log."""
+        ...
+
+    def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
+        """Wait until replay has reached `offset`; False when it took too long."""
+        ...
+
+    def free_bytes(self) -> int:
+        """Return the room left on the log's disk."""
+        ...
+
     def record_size(self, offset: int) -> int | None:
         """Return the size of the whole record at `offset`, None when there is none."""
         ...

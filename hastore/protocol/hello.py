@@ -143,7 +143,7 @@ Answer = Surveyed | Promised | StreamFrom | RewindTo | Resync | CopyFrom | Refus
 
 _encoder = msgspec.msgpack.Encoder()
 _hello_decoder = msgspec.msgpack.Decoder(Hello)
-_answer_decoder = msgspec.msgpack.Decoder(Answer)
+_answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answer)
 
 
 def frame(payload: bytes) -> bytes:

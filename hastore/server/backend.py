@@ -38,6 +38,7 @@ class NodeBackend:
         self._watchers: list[Callable[[], None]] = []
         self._stopping = threading.Event()
         store.on_readable = self._readable_moved
+        store.on_dispatched = lambda _offset: self._readable_moved()
 
     def begin_stop(self) -> None:
         """Refuse puts from now on."""
@@ -58,8 +59,8 @@ class NodeBackend:
         """Say why puts are refused, None while they are not."""
         if self._stopping.is_set():
             return "the node is shutting down"
-        if self.store.failure is not None:
-            return f"the store is closed: {self.store.failure}"
+        if self.store.broken_reason is not None:
+            return f"the store is closed: {self.store.broken_reason}"
         if not self._member.open_epoch:
             return self._not_master_reason()
         return None

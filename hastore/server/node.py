@@ -164,7 +164,7 @@ class Node:
         self.ha.stop()
         if self._http is not None:
             self._http.stop()
-        failed = self.store.failure is not None
+        failed = self.store.broken_reason is not None
         self.store.close()
         if not failed:
             self.state.end_cleanly()
@@ -269,8 +269,8 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
                 node.roles.hurry()
     finally:
         node.stop()
-    if node.store.failure is not None:
-        raise StoreBrokenError(str(node.store.failure))
+    if node.store.broken_reason is not None:
+        raise StoreBrokenError(str(node.store.broken_reason))
     return 1 if node.roles.failure is not None else 0
 
 

@@ -36,7 +36,8 @@ class MessageStore:
     """The store of this process; all methods are thread-safe.
 
     `on_append(start, end)` is called in the appending thread right after a put (not under a lock),
-    and `on_flushed(offset)` in whichever thread synced, after `flushed_offset` moved.
+    `on_flushed(offset)` in whichever thread synced, after `flushed_offset` moved, and
+    `on_readable()` in whichever thread moved the limits.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class MessageStore:
         self.store_host = store_host
         self.file_size = config.commitlog_file_size
         self.on_append: Callable[[int, int], None] | None = None
+        self.on_readable: Callable[[], None] | None = None
         self._life = StoreLife(config, fs, clock, on_failure)
         self._parts = parts = self._life.parts
         self._log = parts.log
@@ -73,8 +75,6 @@ class MessageStore:
         self._sync_each_put = config.flush is Flush.SYNC
         self._changed = threading.Condition()
         self._waiters = 0
-
-    # -- life -------------------------------------------------------------------------------------
 
     def open(self, *, intent_offset: int | None = None) -> None:
         """Lock and recover the store, then start its threads.
@@ -99,8 +99,6 @@ class MessageStore:
     def problems(self) -> list[str]:
         """What does not work at present: a full disk, replay that stands still; for the status."""
         return self._life.problems
-
-    # -- where the log stands ---------------------------------------------------------------------
 
     @property
     def min_offset(self) -> int:
@@ -146,8 +144,8 @@ class MessageStore:
         except OSError as failure:
             raise self._parts.health.fail("the limits page cannot be written", failure) from failure
         self._wake()
-
-    # -- reading bytes ----------------------------------------------------------------------------
+        if self.on_readable is not None:
+            self.on_readable()
 
     def view(self, offset: int, max_bytes: int) -> AbstractContextManager[memoryview]:
         """Lend bytes from `offset`, of one file; empty at the log's end. UsageError."""
@@ -182,8 +180,6 @@ class MessageStore:
             with self._changed:
                 self._changed.notify_all()
 
-    # -- a slave's appends ------------------------------------------------------------------------
-
     def append_replica(self, offset: int, data: bytes | memoryview) -> int:
         """Append at `offset`, which must be the end; returns the new end.
 
@@ -216,8 +212,6 @@ class MessageStore:
             self._flush.request()
         self._wake()
 
-    # -- a master's appends -----------------------------------------------------------------------
-
     def put_encoded(self, payloads: Sequence[bytes]) -> list[list[PutResult]]:
         """Append all valid records of all payloads by one write; a payload is records in a row.
 
@@ -231,8 +225,6 @@ class MessageStore:
             if self.on_append is not None:
                 self.on_append(start, end)
         return results
-
-    # -- the disk ---------------------------------------------------------------------------------
 
     @property
     def on_flushed(self) -> Callable[[int], None] | None:
@@ -255,8 +247,6 @@ class MessageStore:
         """Wait until all below `offset` is synced; False: it took too long. StoreBrokenError."""
         return self._flush.wait_flushed(offset, timeout_s)
 
-    # -- cuts -------------------------------------------------------------------------------------
-
     def truncate(self, offset: int) -> None:
         """Clear what is beyond `offset`, durably, queues and index with it.
 
@@ -276,11 +266,13 @@ class MessageStore:
         """Start an empty log at `offset`."""
         self._cuts.begin_at(offset)
 
+    def free_bytes(self) -> int:
+        """Return the room left on the store's disk."""
+        return self._life.free_bytes()
+
     def delete_expired(self, hold_offset: int | None) -> int:
         """Remove whole files by age and size, none from `hold_offset` on; returns how many."""
         return self._cuts.delete_expired(hold_offset)
-
-    # -- replay and reads -------------------------------------------------------------------------
 
     @property
     def dispatched_offset(self) -> int:
@@ -290,6 +282,15 @@ class MessageStore:
     def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
         """Wait until replay has reached `offset`; False when it took too long."""
         return self._build.wait_dispatched(offset, timeout_s)
+
+    @property
+    def on_dispatched(self) -> Callable[[int], None] | None:
+        """Called in replay's thread with `dispatched_offset` after it moved."""
+        return self._build.on_dispatched
+
+    @on_dispatched.setter
+    def on_dispatched(self, hook: Callable[[int], None] | None) -> None:
+        self._build.on_dispatched = hook
 
     def pull(
         self,

@@ -177,6 +177,10 @@ class StoreLife:
 
     # -- while it runs ----------------------------------------------------------------------------
 
+    def free_bytes(self) -> int:
+        """Return the room left on the store's disk."""
+        return self._fs.free_bytes(self._root)
+
     @property
     def problems(self) -> list[str]:
         """What does not work at present."""
