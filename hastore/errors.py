@@ -123,7 +123,15 @@ class OutcomeUnknown(ClientError):
 
 
 class PositionLostError(ClientError):
-    """The position is below the minimum, beyond the end, or was cut away by a failover."""
+    """The position is below the minimum, beyond the end, or was cut away by a failover.
+
+    `queue_id` says whose; `common` is the last position that still holds, where that is known.
+    """
+
+    def __init__(self, message: str, queue_id: int | None = None, common: object = None) -> None:
+        super().__init__(message)
+        self.queue_id = queue_id
+        self.common = common
 
 
 class UnreachableError(ClientError):

@@ -1,1 +1,18 @@
-"""Talk to a group of nodes: Producer, Consumer, Admin."""
+"""Clients of a group of nodes: Producer, Consumer, Admin."""
+
+from hastore.client.admin import Admin
+from hastore.client.consumer import Consumer
+from hastore.client.producer import OutgoingMessage, Producer
+from hastore.client.results import Message, NodeInfo, Position, SendResult, Status
+
+__all__ = [
+    "Admin",
+    "Consumer",
+    "Message",
+    "NodeInfo",
+    "OutgoingMessage",
+    "Position",
+    "Producer",
+    "SendResult",
+    "Status",
+]

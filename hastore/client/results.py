@@ -76,7 +76,7 @@ class Message:
 
     __slots__ = ("record", "epoch")
 
-    def __init__(self, record: Record, epoch: int) -> None:
+    def __init__(self, record: Record, epoch: int | None) -> None:
         self.record = record
         self.epoch = epoch
 
@@ -144,7 +144,9 @@ class Message:
 
     @property
     def next_position(self) -> Position:
-        """The position behind this message."""
+        """The position behind this message; without its epoch when the node told none."""
+        if self.epoch is None:
+            return Position(self.queue_offset + 1)
         return Position(self.queue_offset + 1, self.epoch, self.offset)
 
 

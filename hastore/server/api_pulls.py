@@ -149,8 +149,6 @@ class PullDesk:
 
     def _epochs(self, records: bytes) -> list[tuple[int, int]]:
         history = self._backend.history()
-        if not history:
-            return []
         first = int.from_bytes(records[28:36], "big")  # physicalOffset of the first record
         return epochs_of(history, first, self._backend.store.max_offset)
 

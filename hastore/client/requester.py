@@ -1,0 +1,175 @@
+"""Ask nodes and wait for answers: what Consumer and Admin share; used by one thread at a time."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+from hastore.client.cluster import ClusterView
+from hastore.client.links import Arrival, LinkSet
+from hastore.clock import Clock
+from hastore.errors import ClientError, NotStoredError, UnreachableError
+from hastore.protocol import api
+
+CONNECT_MS = 200.0
+_PAUSE_S = 0.05
+Wanted = TypeVar("Wanted")
+
+
+class Requester:
+    """Requests to named addresses, answers by number."""
+
+    def __init__(self, addresses: tuple[str, ...], clock: Clock) -> None:
+        self._clock = clock
+        self._rids = itertools.count(1)
+        self.links = LinkSet()
+        self.on_arrival: Callable[[Arrival], None] | None = None  # sees all that comes
+        self.cluster = ClusterView(addresses)
+        self.links.open(addresses)
+
+    def close(self) -> None:
+        """Close the links."""
+        self.links.close()
+
+    def next_rid(self) -> int:
+        """Return a number for a request."""
+        return next(self._rids)
+
+    def deadline(self, timeout_s: float) -> float:
+        """Return the monotonic ms at which `timeout_s` is over."""
+        return self._clock.monotonic_ms() + timeout_s * 1000.0
+
+    def left_s(self, deadline_ms: float) -> float:
+        """Return the seconds left until a deadline, not negative."""
+        return max(0.0, deadline_ms - self._clock.monotonic_ms()) / 1000.0
+
+    def wait(self, timeout_s: float) -> list[Arrival]:
+        """Return what arrives within `timeout_s`; maps are taken note of here."""
+        arrivals = self.links.wait(timeout_s)
+        for arrival in arrivals:
+            if isinstance(arrival.reply, api.Map):
+                self.cluster.learn(arrival.address, arrival.reply.map)
+                self.links.open(self.cluster.addresses)
+            elif arrival.reply is None and not arrival.up:
+                self.cluster.maps.pop(arrival.address, None)
+                if self.cluster.master == arrival.address:
+                    self.cluster.lose()
+            if self.on_arrival is not None:
+                self.on_arrival(arrival)
+        return arrivals
+
+    def ask(
+        self, address: str, make: Callable[[int], api.Request], timeout_s: float
+    ) -> tuple[api.Reply, bytes]:
+        """Ask one node; UnreachableError when it does not answer in time."""
+        deadline = self.deadline(timeout_s)
+        rid = self.next_rid()
+        message = make(rid)
+        self.links.open([address])
+        sent = self.links.send(address, message)
+        while True:
+            left = self.left_s(deadline)
+            for arrival in self.wait(left):
+                if arrival.address != address:
+                    continue
+                if arrival.reply is None:
+                    sent = arrival.up and self.links.send(address, message)
+                elif arrival.reply.rid == rid:
+                    return arrival.reply, arrival.payload
+            if left <= 0.0:
+                state = "did not answer" if sent else "is not reachable"
+                raise UnreachableError(f"{address} {state} within {timeout_s:g} s")
+
+    def ask_all(
+        self, make: Callable[[int], api.Request], timeout_s: float
+    ) -> dict[str, api.Reply]:
+        """Ask every known address; return who answered. Ends early once all have."""
+        deadline = self.deadline(timeout_s)
+        asked: dict[str, int] = {}
+        replies: dict[str, api.Reply] = {}
+        grace = self.deadline(min(timeout_s, CONNECT_MS / 1000.0))
+        while True:
+            for address in self.cluster.addresses:
+                if address not in asked and self.links.is_up(address):
+                    rid = self.next_rid()
+                    if self.links.send(address, make(rid)):
+                        asked[address] = rid
+            left = self.left_s(deadline)
+            waiting = [address for address in asked if address not in replies]
+            missing = len(asked) < len(self.cluster.addresses)
+            if left <= 0.0 or (not waiting and not (missing and self.left_s(grace))):
+                if replies or left <= 0.0:
+                    return replies
+            pause = self.left_s(grace) if replies and not waiting else left
+            for arrival in self.wait(min(left, pause) if pause else left):
+                reply = arrival.reply
+                if reply is not None and asked.get(arrival.address) == reply.rid:
+                    replies[arrival.address] = reply
+                elif reply is None and not arrival.up:
+                    asked.pop(arrival.address, None)
+
+    def survey(self, timeout_s: float) -> None:
+        """Learn the maps of all nodes that answer; UnreachableError when none does."""
+        if not self.ask_all(api.AskMap, timeout_s):
+            raise UnreachableError(
+                f"no answer from {', '.join(self.cluster.addresses)} within {timeout_s:g} s"
+            )
+
+    def ask_master(
+        self, make: Callable[[int], api.Request], timeout_s: float
+    ) -> tuple[api.Reply, bytes]:
+        """Ask the master, looking for it as long as `timeout_s` lasts.
+
+        UnreachableError when there is none. Only for requests that may be repeated.
+        """
+        deadline = self.deadline(timeout_s)
+        while True:
+            left = self.left_s(deadline)
+            master = self.cluster.master
+            if master is not None:
+                reply, payload = self.ask(master, make, left)
+                refused = isinstance(reply, api.PutDone) and reply.status.is_refusal
+                if not refused or left <= _PAUSE_S:
+                    return reply, payload
+                self.cluster.lose()
+                self.links.wait(_PAUSE_S)
+            elif left <= 0.0:
+                raise UnreachableError(f"no writable master: {self.cluster.reason()}")
+            else:
+                self.survey(left)
+                if self.cluster.master is None:
+                    self.links.wait(min(left, _PAUSE_S))
+
+    def ask_any(
+        self, addresses: Iterable[str], make: Callable[[int], api.Request], timeout_s: float
+    ) -> tuple[api.Reply, bytes]:
+        """Ask one node after the other until one answers the question itself."""
+        failure: ClientError | None = None
+        for address in addresses:
+            try:
+                reply, payload = self.ask(address, make, timeout_s)
+            except UnreachableError as unreachable:
+                failure = unreachable
+                continue
+            if not isinstance(reply, api.Failed):
+                return reply, payload
+            failure = failed(reply)
+        raise failure or UnreachableError("no node to ask")
+
+
+def failed(reply: api.Failed) -> ClientError:
+    """Return the exception for a refused request."""
+    text = f"{reply.status}: {reply.reason}"
+    if reply.status in ("BUSY", "SERVICE_NOT_AVAILABLE"):
+        return NotStoredError(text, reply.status)
+    return ClientError(text)
+
+
+def expect(kind: type[Wanted], reply: api.Reply) -> Wanted:
+    """Return a reply of the kind that was asked for; ClientError for any other."""
+    if isinstance(reply, kind):
+        return reply
+    if isinstance(reply, api.Failed):
+        raise failed(reply)
+    raise ClientError(f"the node answered {type(reply).__name__}, not {kind.__name__}")
