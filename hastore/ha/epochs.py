@@ -30,9 +30,8 @@ def epoch_node(epoch: int) -> int:
 
 
 def next_epoch(seen: int, node: int) -> int:
-    """Return the smallest epoch of `node` that is above `seen`."""
-    epoch = (seen >> 16) << 16 | node
-    return epoch if epoch > seen else epoch + (1 << 16)
+    """Return a new epoch of `node`, above `seen`: the counter always goes up, 0 is RocketMQ's."""
+    return ((seen >> 16) + 1) << 16 | node
 
 
 def last_epoch(history: History) -> int:
