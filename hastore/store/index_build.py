@@ -108,6 +108,8 @@ class IndexBuildService(Service):
                     self._changed.notify_all()
             if not moved:
                 self._sleep()
+            elif self.on_dispatched is not None:  # not busy: it may wait for who pauses replay
+                self.on_dispatched(self._dispatched)
 
     def replay(self) -> int:
         """Replay all there is in the calling thread (before `start`); returns `dispatched_offset`.
@@ -171,8 +173,6 @@ class IndexBuildService(Service):
             self._dispatched = offset
             if self._waiters:
                 self._changed.notify_all()
-        if self.on_dispatched is not None:
-            self.on_dispatched(offset)
 
     def _sleep(self) -> None:
         """Wait for new bytes, a retry or the stop; then let small appends gather."""
