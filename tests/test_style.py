@@ -42,7 +42,7 @@ MAY_IMPORT = {
     "aio": ("client",),
     "server": (*COMMON, "config_file", "protocol", "store", "ha", "server"),
     "spark": (
-        *("errors", "client", "spark"),
+        *("errors", "clock", "client", "spark"),
         *("store.reader", "store.record", "store.properties", "store.host"),
     ),
     "cli": (*COMMON, "config_file", "protocol", "store", "server", "client", "spark", "cli"),
