@@ -1,0 +1,154 @@
+"""Read ranges of queues from running nodes: slaves first, another replica when one stalls.
+
+The records arrive as they lie in the log, many to a reply, and go into Arrow as such. The next
+reply is on its way while a batch is built. Sockets are made inside of `with`, never inherited by a
+forked worker.
+"""
+
+import struct
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from hastore.client import Admin, Consumer, Position
+from hastore.client.addresses import parse_bootstrap
+from hastore.client.fetcher import Fetcher, QueueReader
+from hastore.client.requester import Requester
+from hastore.clock import SYSTEM_CLOCK
+from hastore.errors import PositionLostError, UnreachableError, UsageError
+from hastore.spark.arrow_batch import BatchBuilder, QueueRows, cut_batches
+from hastore.spark.offsets import OffsetRange, TopicPartition
+from hastore.spark.partitions import LogRange, QueueRange
+from hastore.spark.record_fields import Ints, RecordFields
+
+PULL_BYTES = 4 * 1024 * 1024  # of a reply
+STALL_S = 60.0  # without a message, before a task gives up
+STEP_S = 1.0
+_SIZE = struct.Struct(">i")
+_MIN_RECORD = 91
+
+
+class ServerBackend:
+    """The nodes of a group, read through the client API."""
+
+    def __init__(self, bootstrap: tuple[str, ...], fail_on_data_loss: bool) -> None:
+        self._bootstrap = parse_bootstrap(bootstrap)
+        self.where = ",".join(self._bootstrap)
+        self._fail_on_data_loss = fail_on_data_loss
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Do nothing: each call closes its own sockets, a range when it is read to its end."""
+
+    def limit_offset(self) -> int | None:
+        """Return None: each node knows how far it may be read."""
+        return None
+
+    def available(self) -> dict[TopicPartition, OffsetRange]:
+        """Return every queue, as on the master if there is one."""
+        with Admin(self._bootstrap) as admin:
+            topics = admin.topics()
+        return {
+            TopicPartition(topic, queue_id): OffsetRange(*bounds)
+            for topic, queues in topics.items()
+            for queue_id, bounds in queues.items()
+        }
+
+    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
+        """Return the first offset stored at or after the instant; None when all are older."""
+        topic, queue_id = partition
+        with Consumer(topic, self._bootstrap, queues=[queue_id]) as consumer:
+            consumer.seek_to_latest()
+            end = consumer.position(queue_id).queue_offset
+            consumer.seek_to_time(timestamp_ms)
+            found = consumer.position(queue_id).queue_offset
+        return found if found < end else None
+
+    def log_range(self) -> tuple[int, int]:
+        """Refuse: nodes give messages by queue only."""
+        raise UsageError("mode=log reads a store's directory; set the option 'path'")
+
+    def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
+        """Refuse: nodes give messages by queue only."""
+        raise UsageError("mode=log reads a store's directory; set the option 'path'")
+
+    def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
+        """Yield the messages of a range from whichever replica has them.
+
+        Raises UnreachableError when none gives a message for STALL_S.
+        """
+        requester = Requester(self._bootstrap, SYSTEM_CLOCK)
+        try:
+            for payload in self._payloads(requester, span):
+                yield from _build(payload, span, builder)
+        finally:
+            requester.close()
+
+    def _payloads(self, requester: Requester, span: QueueRange) -> Iterator[bytes]:
+        """Yield replies until the range is covered; the pull behind each is under way already."""
+        fetcher = Fetcher(requester, span.topic, SYSTEM_CLOCK, PULL_BYTES, prefer_master=False)
+        # At "common" a lost position moves to where the replica still has something.
+        fetcher.policy = "raise" if self._fail_on_data_loss else "common"
+        start = Position(span.start)
+        queue = QueueReader(span.partition, start, start)
+        fetcher.queues[span.partition] = queue
+        reached = span.start
+        deadline = requester.deadline(STALL_S)
+        while reached < span.end:
+            fetcher.step(STEP_S)
+            if queue.lost is not None:
+                raise PositionLostError(
+                    f"{queue.lost}; set failOnDataLoss to false to read what there is",
+                    queue.lost.queue_id,
+                )
+            if queue.next.queue_offset < reached or queue.next.queue_offset >= span.end:
+                return  # the rest was lost, and may be
+            reached = queue.next.queue_offset
+            if queue.chunk:
+                payload, queue.chunk = queue.chunk, b""
+                queue.next = queue.fetch
+                reached = queue.next.queue_offset
+                if reached < span.end:
+                    fetcher.step(0.0)
+                yield payload
+                deadline = requester.deadline(STALL_S)
+            elif not requester.left_s(deadline):
+                raise UnreachableError(
+                    f"no node of {self.where} gave {span.name} from offset {reached} on within "
+                    f"{STALL_S:g} s"
+                )
+
+
+def _build(payload: bytes, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
+    data = memoryview(payload)
+    positions = _positions(payload)
+    fields = RecordFields(data, positions, None)
+    wanted = (fields.queue_offsets >= span.start) & (fields.queue_offsets < span.end)
+    positions, sizes = positions[wanted], fields.sizes[wanted]
+    offsets = fields.queue_offsets[wanted]
+    for part in cut_batches(positions, sizes):
+        rows = QueueRows(span.topic, span.partition, offsets[part])
+        yield builder.build(data, positions[part], None, rows)
+
+
+def _positions(payload: bytes) -> Ints:
+    """Return where records begin, by their sizes; RecordFields checks what stands there."""
+    found = []
+    at, end = 0, len(payload)
+    while at < end:
+        found.append(at)
+        size = _SIZE.unpack_from(payload, at)[0] if at + 4 <= end else 0
+        if size < _MIN_RECORD:
+            break  # refused by RecordFields, which names the place
+        at += size
+    return np.array(found, np.int64)
