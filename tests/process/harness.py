@@ -247,6 +247,10 @@ class Node:
         """Return the end of stderr."""
         return " | ".join(self.log.strip().splitlines()[-lines:])
 
+    def last_lines(self, lines: int) -> str:
+        """Return the end of stderr as it is."""
+        return "\n".join(self.log.strip().splitlines()[-lines:])
+
     def wait_log(self, text: str, timeout_s: float = 5.0, *, since: int = 0) -> str:
         """Wait until stderr holds `text` (from character `since` on); return that line."""
         wait_until(

@@ -1,0 +1,174 @@
+"""Three nodes as processes: one lagging, two confirmations, all at once, and one alone."""
+
+import signal
+import threading
+import time
+
+from hastore.client.producer import Producer
+from tests.process.harness import wait_until
+from tests.process.history import Recorder, check
+from tests.process.stores import assert_equal_stores, read_log, rescued_records
+
+
+def epochs_of(group, status):
+    """Return (epoch, start offset, api port of its node) of a status' history."""
+    return [
+        (e["epoch"], e["start_offset"], int(group[e["node"]].api.rpartition(":")[2]))
+        for e in status["history"]
+    ]
+
+
+def verify(group, recorder):
+    """Stop all, compare all stores, check the history; return the log."""
+    status = next(s for node in group if (s := node.status()) and s["writable"])
+    rescued = [found for node in group for found in rescued_records(node.store)]
+    for node in group:
+        assert node.stop() == 0
+    nodes = list(group)
+    for other in nodes[1:]:
+        log = assert_equal_stores(nodes[0].store, other.store)
+    epochs = epochs_of(group, status)
+    assert check(recorder.puts, log.records, rescued=rescued, epochs=epochs) == []
+    return log
+
+
+def send_some(recorder, producer, name, count=100):
+    futures = [recorder.send(producer, "T", b"%s %d" % (name, n), f"k{n}") for n in range(count)]
+    return [future.result(20) for future in futures]
+
+
+def test_the_lagging_one_catches_up_when_it_is_promoted(make_group):
+    group, recorder = make_group(3).start(), Recorder()
+    with Producer(group.bootstrap) as producer:
+        send_some(recorder, producer, b"all")
+        end = group.wait_equal()
+        group[3].pause()
+        send_some(recorder, producer, b"two")
+        ahead = group[1].status()["max_offset"]
+        group[1].kill()
+        # What was on its way to node 3 when it stopped is gone with its process: it lags for sure.
+        group[3].kill()
+        group[3].edit_role("SYNC_MASTER")
+        group[3].start("master", wait=False)
+        status = group[3].wait_writable()
+        assert end < ahead <= status["max_offset"]
+        assert status["history"][-1]["start_offset"] == ahead
+        send_some(recorder, producer, b"after")
+        group[1].edit_role("SLAVE")
+        group[1].start("slave")
+        group[3].wait_in_sync(1, 2)
+        send_some(recorder, producer, b"end")
+        group.wait_equal()
+    assert "catching up" in group[3].log or status["history"][-1]["start_offset"] == ahead
+    assert len(verify(group, recorder).records) == 400
+
+
+def test_two_must_confirm(make_group):
+    group, recorder = make_group(3, acks=2).start(), Recorder()
+    with Producer(group.bootstrap, delivery_timeout_s=20) as producer:
+        assert {r.level for r in send_some(recorder, producer, b"a")} == {"SYNC_MEM(2)"}
+        group[3].kill()
+        waiting = recorder.send(producer, "T", b"waits for the third", "k")
+        time.sleep(0.5)
+        assert not waiting.done()
+        group[3].start("slave")
+        assert waiting.result(20).level == "SYNC_MEM(2)"
+        # R = 3 - 2 = 1: any node by itself has all that was acknowledged.
+        group.wait_equal()
+        group[1].kill()
+        group[2].kill()
+        group[3].edit_role("SYNC_MASTER")
+        group[3].wait_writable()
+        for number in (1, 2):
+            group[number].edit_role("SLAVE")
+            group[number].start("slave")
+        group[3].wait_in_sync(1, 2)
+        send_some(recorder, producer, b"b")
+        group.wait_equal()
+    assert len(verify(group, recorder).records) == 201
+
+
+def test_three_start_at_once_from_empty(make_group):
+    group, recorder = make_group(3), Recorder()
+    sender = Producer(group.bootstrap)
+    results = []
+    thread = threading.Thread(target=lambda: results.extend(send_some(recorder, sender, b"early")))
+    thread.start()
+    for node in reversed(list(group)):
+        node.start(wait=False)
+    for node in group:
+        node.wait_ready()
+    group[1].wait_in_sync(2, 3)
+    thread.join(30)
+    sender.close()
+    assert len(results) == 100
+    assert group.wait_equal() > 0
+    # One master of one epoch, the first.
+    assert {node.status()["epoch"] for node in group} == {1 << 16 | 1}
+    assert [node.number for node in group if node.status()["writable"]] == [1]
+    verify(group, recorder)
+
+
+def test_one_of_three_waits_and_says_for_whom(make_group):
+    group = make_group(3)
+    node = group[1].start("master")
+    status = node.status()
+    assert not status["writable"] and status["epoch"] == 0
+    assert "needs 2" in status["reason"] and "node 2, 3" in status["reason"]
+    assert "waiting for node 2, 3" in node.log
+    began = time.monotonic()
+    node.send(signal.SIGTERM)
+    assert node.exit_code(5) == 0
+    assert time.monotonic() - began < 5
+    # The second makes it two of three: enough, without the third.
+    node.start("master")
+    group[2].start("slave")
+    node.wait_writable()
+    node.wait_in_sync(2)
+    with Producer(group.bootstrap) as producer:
+        assert producer.send_sync("T", b"two are enough").level == "SYNC_MEM(1)"
+
+
+def test_the_slave_that_confirms_may_change(make_group):
+    """With acks 1 of three, either slave may be away; the promotion asks both that are left."""
+    group, recorder = make_group(3).start(), Recorder()
+    with Producer(group.bootstrap) as producer:
+        for number in (2, 3, 2):
+            group[number].kill()
+            send_some(recorder, producer, b"without %d, %d" % (number, len(recorder.puts)))
+            group[number].start("slave")
+            group[1].wait_in_sync(2, 3)
+        # Without node 1, one answer of three is not enough.
+        group[1].kill()
+        group[3].kill()
+        group[2].edit_role("SYNC_MASTER")
+        group[2].wait_log("waiting for node 1, 3")
+        assert not group[2].status()["writable"]
+        group[3].start("slave")
+        group[2].wait_writable()
+        send_some(recorder, producer, b"new")
+        group[1].edit_role("SLAVE")
+        group[1].start()
+        group[2].wait_in_sync(1, 3)
+        group.wait_equal()
+    assert len(verify(group, recorder).records) == 400
+
+
+def test_a_slave_that_sleeps_holds_nobody_up(make_group):
+    group, recorder = make_group(3, ha={"slave_timeout": "2s"}).start(), Recorder()
+    with Producer(group.bootstrap) as producer:
+        group[2].pause()
+        began = time.monotonic()
+        assert {r.level for r in send_some(recorder, producer, b"a")} == {"SYNC_MEM(1)"}
+        assert time.monotonic() - began < 2
+        group[3].pause()
+        late = recorder.send(producer, "T", b"nobody confirms", "k")
+        time.sleep(0.5)
+        assert not late.done()
+        group[2].resume()
+        assert late.result(10).level == "SYNC_MEM(1)"
+        group[3].resume()
+        wait_until(lambda: group[1].status()["waiting_puts"] == 0, 5, "puts still wait")
+        group.wait_equal()
+    assert len(read_log(group[1].store).records) == 101
+    verify(group, recorder)
