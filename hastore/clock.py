@@ -1,4 +1,6 @@
-"""The two clocks of a node, as an argument: timers run on the monotonic one, stamps come from the wall."""
+"""The two clocks of a node, as an argument: timers run on the monotonic one, stamps come from
+the wall.
+"""
 
 import time
 from typing import Protocol

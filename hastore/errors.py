@@ -1,8 +1,10 @@
-"""The one exception tree of hastore. The type says whose fault it is, the text names the thing and the remedy.
+"""The one exception tree of hastore.
+
+The type says whose fault it is, the text names the thing and the remedy.
 
     HastoreError
     |-- UsageError                 the caller's arguments are wrong
-    |   `-- MessageIllegalError    a message that no master would take (status MESSAGE_ILLEGAL, PROPERTIES_SIZE_EXCEEDED)
+    |   `-- MessageIllegalError    MESSAGE_ILLEGAL, PROPERTIES_SIZE_EXCEEDED: no master takes it
     |-- ConfigError                a configuration file or key is wrong (exit code 2)
     |-- StoreError                 the disk's side (exit code 3)
     |   |-- StoreInUseError        another process holds the store's lock
@@ -14,14 +16,14 @@
     |   `-- ClassicPeerError       the peer speaks the classic protocol, not HELLO
     |-- ReplicationError           the HA side of a node cannot go on
     |   |-- PromotionRefused       too few answers, a node ahead, or superseded
-    |   `-- GroupDisagrees         a cut below the own confirmed offset, or confirmed data that a master lacks
+    |   `-- GroupDisagrees         confirmed data would be cut, or are lacking at the master
     `-- ClientError                a request to a node failed
-        |-- NotStoredError         certainly not stored (SLAVE_NOT_AVAILABLE, SERVICE_NOT_AVAILABLE, BUSY)
+        |-- NotStoredError         certainly not stored: no slave, not writable, BUSY
         |-- DurabilityError        stored, but not confirmed at the asked level; carries the result
         |   |-- FlushDiskTimeout
         |   `-- FlushSlaveTimeout
         |-- OutcomeUnknown         TIMEOUT: nobody answered, it may or may not be stored
-        |-- PositionLostError      a position below the minimum, beyond the end, or cut away by a failover
+        |-- PositionLostError      a position that is gone, beyond the end, or cut away
         `-- UnreachableError       no node answered
 """
 
@@ -79,7 +81,10 @@ class ReplicationError(HastoreError):
 
 
 class PromotionRefused(ReplicationError):
-    """A promotion found too few answers, a node ahead, or a higher epoch; `final`: trying again is no use."""
+    """A promotion found too few answers, a node ahead, or a higher epoch.
+
+    `final`: trying again is no use.
+    """
 
     def __init__(self, message: str, *, final: bool = False) -> None:
         super().__init__(message)

@@ -10,12 +10,14 @@ log = logging.getLogger(__name__)
 class Service:
     """Run `run()` in one daemon thread named after the service.
 
-    A subclass implements `run()`, which returns soon after `stopping` is set, and `wake()` when its thread
-    may sleep on something else than `stopping`. An exception that escapes `run()` is logged and handed
-    to `on_failure`: a service never dies in silence.
+    A subclass implements `run()`, which returns soon after `stopping` is set, and `wake()` when
+    its thread may sleep on something else than `stopping`. An exception that escapes `run()` is
+    logged and handed to `on_failure`: a service never dies in silence.
     """
 
-    def __init__(self, name: str, on_failure: Callable[[str, BaseException], None] | None = None) -> None:
+    def __init__(
+        self, name: str, on_failure: Callable[[str, BaseException], None] | None = None
+    ) -> None:
         self.name = name
         self.stopping = threading.Event()
         self.failure: BaseException | None = None
@@ -42,7 +44,9 @@ class Service:
         """Wake the thread out of whatever it sleeps on, so that it sees `stopping`."""
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """Ask the thread to end and wait for it; False when it still runs after `timeout_s` seconds."""
+        """Ask the thread to end and wait for it; False when it still runs after `timeout_s`
+        seconds.
+        """
         self.stopping.set()
         self.wake()
         thread = self._thread

@@ -19,7 +19,9 @@ class SlaveStatus:
 
 
 def slave_status(connection: HAConnection, end: int, gap_max: int) -> SlaveStatus:
-    """Describe a slave whose master's log ends at `end`; beyond `gap_max` bytes it is not in sync."""
+    """Describe a slave whose master's log ends at `end`; beyond `gap_max` bytes it is not in
+    sync.
+    """
     ack = connection.ack_offset
     lag = None if ack is None else max(0, end - ack)
     return SlaveStatus(
