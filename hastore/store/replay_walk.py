@@ -116,7 +116,7 @@ class RecordWalker:
             if after > end:
                 break
             tail = bytes(view[tail_at:after])
-            if magic == V1_MAGIC and tail:
+            if magic == V1_MAGIC and tail and tail[0] <= 127:  # a signed byte
                 topic_at, topic_end = 1, 1 + tail[0]
             elif magic == V2_MAGIC and len(tail) > 1:
                 topic_at, topic_end = 2, 2 + (tail[0] << 8 | tail[1])
