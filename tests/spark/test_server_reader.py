@@ -1,0 +1,154 @@
+"""Ranges of queues from nodes on loopback: the API's own server over a store in memory."""
+
+import contextlib
+
+import pytest
+
+from hastore.errors import PositionLostError, UnreachableError, UsageError
+from hastore.server.api_server import ApiServer
+from hastore.spark import server_reader
+from hastore.spark.arrow_batch import BatchBuilder
+from hastore.spark.offsets import TopicPartition
+from hastore.spark.partitions import QueueRange
+from hastore.spark.schema import project, source_schema
+from hastore.spark.server_reader import ServerBackend
+from hastore.store.record import Host, build_record
+from tests.api_fakes import SMALL, FakeBackend, FakeStore
+
+HOST = Host(b"\x7f\0\0\1", 4242)
+ALL = project(source_schema(include_headers=True, include_metadata=False))
+
+
+def fill(store, count, *, body_bytes=10):
+    for n in range(count):
+        record = build_record(
+            "t",
+            str(n).encode().rjust(body_bytes, b"."),
+            queue_id=n % 2,
+            properties=[("KEYS", f"k{n}")],
+            born_timestamp_ms=n,
+            born_host=HOST,
+        )
+        store.put_encoded([record])
+
+
+@contextlib.contextmanager
+def serving(*backends):
+    with contextlib.ExitStack() as stack:
+        for backend in backends:
+            server = ApiServer("tcp://127.0.0.1:0", backend, SMALL)
+            server.start()
+            stack.callback(server.stop)
+            backend.endpoint = server.endpoint
+        nodes = {backend.node: backend.endpoint for backend in backends}
+        for backend in backends:
+            backend.nodes = nodes
+        yield tuple(nodes.values())
+
+
+def read(bootstrap, span, *, fail=True):
+    with ServerBackend(bootstrap, fail) as backend:
+        batches = list(backend.read_queue(span, BatchBuilder(ALL)))
+    return [row for batch in batches for row in batch.to_pylist()]
+
+
+def test_a_range_is_read_exactly(monkeypatch):
+    monkeypatch.setattr(server_reader, "PULL_BYTES", 4_000)
+    node = FakeBackend()
+    fill(node.store, 500)
+    with serving(node) as bootstrap:
+        rows = read(bootstrap, QueueRange("t", 1, 17, 230))
+    assert [row["offset"] for row in rows] == list(range(17, 230))
+    assert [int(row["value"].strip(b".")) for row in rows] == [2 * n + 1 for n in range(17, 230)]
+    assert rows[0]["key"] == b"k35"
+    assert rows[0]["headers"] == [{"key": "KEYS", "value": b"k35"}]
+
+
+def test_planning_asks_the_master_for_ranges_and_times():
+    node = FakeBackend()
+    fill(node.store, 10)
+    with serving(node) as bootstrap, ServerBackend(bootstrap, True) as backend:
+        available = backend.available()
+        times = [backend.offset_by_time(TopicPartition("t", 0), ms) for ms in (0, 2**40 * 2)]
+    assert available == {TopicPartition("t", 0): (0, 5), TopicPartition("t", 1): (0, 5)}
+    assert times == [0, None]
+
+
+def test_a_slave_is_read_first_and_the_master_where_it_lags(monkeypatch):
+    master, slave = FakeBackend(1), FakeBackend(2, writable=False)
+    slave.master = 1
+    fill(master.store, 40)
+    fill(slave.store, 20)
+    asked = []
+    for backend in (master, slave):
+        pull = backend.store.pull
+
+        def spy(*args, node=backend.node, pull=pull, **more):
+            asked.append(node)
+            return pull(*args, **more)
+
+        monkeypatch.setattr(backend.store, "pull", spy)
+    with serving(master, slave) as bootstrap:
+        rows = read(bootstrap, QueueRange("t", 0, 0, 20))
+    assert [row["offset"] for row in rows] == list(range(20))
+    assert asked[0] == 2
+    assert asked[-1] == 1
+
+
+def test_an_offset_beyond_the_end_is_a_loss():
+    node = FakeBackend()
+    fill(node.store, 10)
+    with serving(node) as bootstrap:
+        with pytest.raises(PositionLostError, match="failOnDataLoss"):
+            read(bootstrap, QueueRange("t", 0, 7, 9))
+        assert read(bootstrap, QueueRange("t", 0, 7, 9), fail=False) == []
+
+
+class TrimmedStore(FakeStore):
+    """A store whose retention took the first messages of each queue."""
+
+    def pull(self, topic, queue_id, queue_offset, **more):
+        found = super().pull(topic, queue_id, queue_offset, **more)
+        if queue_offset < 3:
+            found.status.name = "OFFSET_TOO_SMALL"
+            found.records, found.count = b"", 0
+        found.min_queue_offset = 3
+        return found
+
+
+def test_messages_that_retention_took_are_a_loss():
+    node = FakeBackend()
+    node.store = TrimmedStore()
+    fill(node.store, 10)
+    with serving(node) as bootstrap:
+        with pytest.raises(PositionLostError, match="before the first one kept, 3"):
+            read(bootstrap, QueueRange("t", 0, 0, 5))
+        rows = read(bootstrap, QueueRange("t", 0, 0, 5), fail=False)
+        assert [row["offset"] for row in rows] == [3, 4]
+        assert read(bootstrap, QueueRange("t", 0, 0, 2), fail=False) == []
+
+
+def test_a_range_that_no_node_gives_ends_with_an_error(monkeypatch):
+    monkeypatch.setattr(server_reader, "STALL_S", 1.0)
+    with pytest.raises(UnreachableError, match="gave t-0 from offset 0"):
+        read(("tcp://127.0.0.1:9",), QueueRange("t", 0, 0, 2))
+
+
+def test_an_address_that_is_none_is_refused():
+    with pytest.raises(UsageError, match="no address"):
+        ServerBackend(("http://a:1",), True)
+
+
+def test_spark_reads_from_a_node(spark):
+    node = FakeBackend()
+    fill(node.store, 300)
+    with serving(node) as bootstrap:
+        frame = (
+            spark.read.format("hastore")
+            .option("hastore.bootstrap.servers", ",".join(bootstrap))
+            .option("subscribe", "t")
+            .option("minPartitions", "4")
+            .load()
+        )
+        rows = frame.selectExpr("CAST(value AS STRING) v", "offset").collect()
+    assert sorted(int(row.v.strip(".")) for row in rows) == list(range(300))
