@@ -1,0 +1,397 @@
+"""What the benchmarks share: nodes as real processes, what they cost, and how figures are told.
+
+    with Group(folder) as group:
+        group.start(1)
+        group.start(2)
+        group.wait_in_sync()
+
+A Group leaves nothing running and no store behind, however its block ends.
+"""
+
+import contextlib
+import dataclasses
+import datetime
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import signal
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.request
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import yaml
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+RESULTS = pathlib.Path(__file__).resolve().parent / "results"
+BODY_BYTES = 1024
+MIB = 1024 * 1024
+START_S = 30.0
+Status = dict[str, Any]
+
+
+# ---- figures
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Spread:
+    """A figure over its repeats."""
+
+    minimum: float
+    median: float
+    maximum: float
+
+    @classmethod
+    def of(cls, samples: Sequence[float]) -> "Spread":
+        """Summarise samples."""
+        return cls(min(samples), statistics.median(samples), max(samples))
+
+    def as_dict(self) -> dict[str, float]:
+        """Return the JSON form."""
+        return {"min": self.minimum, "median": self.median, "max": self.maximum}
+
+
+def percentile(samples: Sequence[float], share: float) -> float:
+    """Return the sample below which `share` of all lie."""
+    ordered = sorted(samples)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def figure(
+    name: str,
+    unit: str,
+    samples: Sequence[float],
+    peer: str | None = None,
+    peer_samples: Sequence[float] = (),
+    **more: Any,
+) -> dict[str, Any]:
+    """Return one figure; the ratio is ours over the peer's, repeat by repeat."""
+    out: dict[str, Any] = {"name": name, "unit": unit, "ours": Spread.of(samples).as_dict()}
+    if peer is not None:
+        ratios = [ours / theirs for ours, theirs in zip(samples, peer_samples, strict=True)]
+        out |= {"peer": peer, "theirs": Spread.of(peer_samples).as_dict()}
+        out["ratio"] = Spread.of(ratios).as_dict()
+    return out | {"repeats": len(samples)} | more
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures depend on, without naming the machine."""
+    model = "unknown"
+    for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
+        if line.startswith("model name"):
+            model = line.partition(":")[2].strip()
+            break
+    memory = int(re.findall(r"\d+", pathlib.Path("/proc/meminfo").read_text())[0])
+    return {
+        "processor": model,
+        "cores": len(os.sched_getaffinity(0)),
+        "memory_gib": round(memory / MIB, 1),
+        "linux": platform.release().split("-")[0],
+        "python": platform.python_version(),
+        "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
+        "load_before": round(os.getloadavg()[0], 2),
+    }
+
+
+def save(name: str, figures: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> None:
+    """Write `results/NAME.json`, and the figures to stdout, one JSON object a line."""
+    RESULTS.mkdir(exist_ok=True)
+    document = {"benchmark": name, "machine": machine(), "settings": settings, "figures": figures}
+    path = RESULTS / f"{name}.json"
+    path.write_text(json.dumps(document, indent=1) + "\n")
+    for one in figures:
+        print(json.dumps(one), flush=True)
+
+
+def say(text: str) -> None:
+    """Tell the person at the terminal, on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+# ---- processes
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Cost:
+    """What a process has used so far: CPU seconds (all threads), resident MiB, and how many of
+    those are its own rather than mapped files.
+    """
+
+    cpu_s: float
+    resident_mib: float
+    anonymous_mib: float
+
+    @classmethod
+    def of(cls, pid: int) -> "Cost":
+        """Read /proc."""
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks = int(fields[11]) + int(fields[12])
+        text = pathlib.Path(f"/proc/{pid}/status").read_text()
+        sizes = {name: int(kib) / 1024 for name, kib in re.findall(r"(\w+):\s+(\d+) kB", text)}
+        return cls(ticks / os.sysconf("SC_CLK_TCK"), sizes["VmRSS"], sizes["RssAnon"])
+
+
+def wait_until(what: Callable[[], Any], timeout_s: float, text: str, poll_s: float = 0.01) -> Any:
+    """Return the first true value of `what()`; TimeoutError with `text` when none comes."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        value = what()
+        if value:
+            return value
+        if time.monotonic() > deadline:
+            raise TimeoutError(text)
+        time.sleep(poll_s)
+
+
+class Node:
+    """One node: its file, its store, and its process while it runs."""
+
+    def __init__(self, number: int, folder: pathlib.Path, settings: dict[str, Any]) -> None:
+        self.number = number
+        self.settings = settings
+        self.store = pathlib.Path(settings["store"]["root"])
+        self.http: str = settings["nodes"][number]["http"]
+        self.api: str = settings["nodes"][number]["api"]
+        self._config = folder / f"node{number}.yaml"
+        self._config.write_text(yaml.safe_dump(settings, sort_keys=False))
+        self._errors = folder / f"node{number}.err"
+        self.process: subprocess.Popen[str] | None = None
+
+    @property
+    def pid(self) -> int:
+        """The process id."""
+        if self.process is None:
+            raise RuntimeError(f"node {self.number} does not run")
+        return self.process.pid
+
+    def start(self) -> float:
+        """Start it by its command and wait for the ready line; returns the seconds that took."""
+        kind = "slave" if self.settings["role"] == "SLAVE" else "master"
+        command = [sys.executable, str(ROOT / "bin" / f"hastore-{kind}"), "-c", str(self._config)]
+        began = time.perf_counter()
+        with open(self._errors, "a") as errors:
+            self.process = subprocess.Popen(
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        seconds = time.perf_counter() - began
+        if not line.startswith("ready "):
+            raise RuntimeError(f"node {self.number} did not start: {self.last_words()}")
+        return seconds
+
+    def last_words(self) -> str:
+        """Return the end of what it said on stderr."""
+        return " | ".join(self._errors.read_text().strip().splitlines()[-4:])
+
+    def said(self, text: str) -> float | None:
+        """Return when it last said `text` on stderr, in seconds since the epoch."""
+        for line in reversed(self._errors.read_text().splitlines()):
+            if text in line:
+                when = datetime.datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f")
+                return when.timestamp()
+        return None
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """End the process, and reap it."""
+        process, self.process = self.process, None
+        if process is None:
+            return
+        process.send_signal(number)
+        try:
+            process.wait(15.0)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        if process.stdout is not None:
+            process.stdout.close()
+
+    def status(self) -> Status:
+        """Return its status object."""
+        with urllib.request.urlopen(f"http://{self.http}/status", timeout=5) as answer:
+            status: Status = json.loads(answer.read())
+        return status
+
+    def cost(self) -> Cost:
+        """Return what the process has used."""
+        return Cost.of(self.pid)
+
+
+class Group:
+    """Nodes of one group on loopback: node 1 is the master, the others are slaves."""
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        count: int = 2,
+        *,
+        role: str = "SYNC_MASTER",
+        store: Mapping[str, Any] | None = None,
+        ha: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.folder = folder
+        ports = free_ports(3 * count)
+        nodes = {}
+        for number in range(1, count + 1):
+            api, link, http = (f"127.0.0.1:{ports.pop()}" for _ in range(3))
+            nodes[number] = {"api": f"tcp://{api}", "ha": link, "http": http}
+        self._nodes = {}
+        for number in nodes:
+            settings: dict[str, Any] = {
+                "cluster": "bench",
+                "group": "g0",
+                "node": number,
+                "role": role if number == 1 else "SLAVE",
+                "nodes": {key: dict(value) for key, value in nodes.items()},
+                "store": {"root": str(folder / f"store{number}"), **(store or {})},
+                "ha": dict(ha or {}),
+            }
+            self._nodes[number] = Node(number, folder, settings)
+
+    def __enter__(self) -> "Group":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def __getitem__(self, number: int) -> Node:
+        return self._nodes[number]
+
+    @property
+    def bootstrap(self) -> list[str]:
+        """The addresses for clients."""
+        return [node.api for node in self._nodes.values()]
+
+    def start(self) -> None:
+        """Start all nodes and wait until every slave is in sync."""
+        for node in self._nodes.values():
+            node.start()
+        self.wait_in_sync()
+
+    def wait_in_sync(self) -> None:
+        """Wait until the master has all slaves in sync."""
+        master, due = self[1], len(self._nodes) - 1
+
+        def right() -> bool:
+            status = master.status()
+            return bool(status["writable"]) and due == sum(s["in_sync"] for s in status["slaves"])
+
+        wait_until(right, START_S, f"the slaves did not get in sync: {master.last_words()}")
+
+    def costs(self) -> dict[str, Cost]:
+        """Return what each running node has used."""
+        return {
+            "master" if number == 1 else f"slave {number}": node.cost()
+            for number, node in self._nodes.items()
+            if node.process is not None
+        }
+
+    def close(self) -> None:
+        """End all nodes at once; what is in the stores no longer matters."""
+        for node in self._nodes.values():
+            node.stop(signal.SIGKILL)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return free ports of loopback, outside the range that outgoing connections take theirs of."""
+    text = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    top = min(int(text.split()[0]), 60_000)
+    found: list[int] = []
+    candidates = range(top - 1, 1_024, -1) if top > 12_000 else range(65_535, 61_000, -1)
+    skip = os.getpid() % 1_000  # two runs at once look in different places
+    for port in candidates[skip:]:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+        found.append(port)
+        if len(found) == count:
+            return found
+    raise RuntimeError("no free ports on loopback")
+
+
+@contextlib.contextmanager
+def scratch(parent: str | None, need_bytes: int) -> Iterator[pathlib.Path]:
+    """Lend a temporary folder with room for `need_bytes`; it is removed with all in it."""
+    folder = pathlib.Path(tempfile.mkdtemp(prefix="hastore-bench-", dir=parent))
+    try:
+        free = shutil.disk_usage(folder).free
+        if free < need_bytes:
+            raise SystemExit(
+                f"{folder}: {free / 2**30:.1f} GiB free, {need_bytes / 2**30:.1f} needed; "
+                "give another folder with --dir"
+            )
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def touch_memory(folder: pathlib.Path, size: int) -> None:
+    """Write and remove a file, so that the machine's memory behind the page cache was used before.
+
+    A virtual machine may get its memory from the host at the first touch, which costs about 2 s of
+    CPU a GiB: whoever writes first would pay for all who follow.
+    """
+    piece = os.urandom(MIB)
+    with open(folder / "touch", "wb", buffering=0) as file:
+        for _ in range(size // MIB):
+            file.write(piece)
+    (folder / "touch").unlink()
+
+
+@contextlib.contextmanager
+def ended(*processes: Any) -> Iterator[None]:
+    """End and reap helper processes (multiprocessing's) when the block ends."""
+    try:
+        yield
+    finally:
+        for process in processes:
+            process.join(5.0)
+            if process.is_alive():
+                process.kill()
+                process.join()
+
+
+def fill_store(root: pathlib.Path, size: int, file_size: int) -> int:
+    """Write a closed store whose log holds about `size` bytes of 1 KiB messages; return its end.
+
+    By the store's own append, in this process: the log is what a node would have written.
+    """
+    from hastore.config import StoreConfig
+    from hastore.store.host import Host
+    from hastore.store.message_store import MessageStore
+    from hastore.store.record import build_record
+
+    host = Host.parse("127.0.0.1:10911")
+    body = os.urandom(BODY_BYTES)
+    payload = b"".join(
+        build_record("bench", body, queue_id=n % 4, born_timestamp_ms=1, born_host=host)
+        for n in range(500)
+    )
+    config = StoreConfig(root=str(root), commitlog_file_size=file_size)
+    store = MessageStore(config, store_host=host)
+    store.open()
+    try:
+        while store.max_offset + len(payload) <= size:
+            store.put_encoded([payload])
+        if not store.wait_dispatched(store.max_offset, 60.0):
+            raise TimeoutError("replay did not reach the log's end within 60 s")
+        store.set_limits(confirmed=store.max_offset, readable=store.max_offset)
+        return store.max_offset
+    finally:
+        store.close()
