@@ -40,8 +40,9 @@ def test_live_by_editing_both_files(pair):
     # And back again, the other way round: the new master takes over from the one that runs.
     pair[1].edit_role("SYNC_MASTER")
     pair[1].wait_writable(5)
-    pair[2].wait_log("superseded by node 1")
-    assert pair[2].status()["role"] == "SLAVE", "whatever its file says"
+    assert pair[2].wait_log("epoch 196609 of node 1 supersedes it")
+    status = pair[2].wait_status(lambda s: s["role"] == "SLAVE", "whatever its file says", 3)
+    assert "superseded by node 1" in status["reason"]
     pair[1].wait_in_sync(2)
     put(pair, b"again")
     finish(pair, 3)

@@ -1,0 +1,5 @@
+"""The groups of tests/process, for the long runs too."""
+
+from tests.process.conftest import make_group, pytest_runtest_makereport
+
+__all__ = ["make_group", "pytest_runtest_makereport"]
