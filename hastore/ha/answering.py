@@ -56,6 +56,7 @@ def answer_call(connection: "HAConnection", deadline: Deadline) -> bool:
     proof = answerer_proof(member.secret, theirs, mine, payload)
     sock.sendall(frame(proof) + frame(payload))
     if isinstance(answer, StreamFrom):
+        sock.settimeout(None)  # before two threads use it: sendfile must block
         service.start_stream(connection)
         return True
     if isinstance(answer, CopyFrom):

@@ -157,6 +157,7 @@ class ReadSocketService(Service):
         writer = connection.open_stream(offset, frame_bytes_max=CLASSIC_BODY_BYTES, classic=True)
         connection.service.join_classic(connection, offset)
         log.info("RocketMQ slave %s follows from %d", connection.address, offset)
+        connection.sock.settimeout(None)  # before two threads use it: sendfile must block
         writer.start()
 
     def _read_reports(self) -> str:

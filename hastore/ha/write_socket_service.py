@@ -59,7 +59,9 @@ class WriteSocketService(Service):
         self._limits_sent: Limits | None = None
         self._on_broken = on_broken
         self._lock = threading.Lock()
-        self._eventfd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._eventfd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._eventfd_lock = threading.Lock()  # a late wake-up must not write to another's number
+        self._flowing = False  # no push before the answer to HELLO has gone out
         self._watching = False  # the thread looks again within LIMITS_DELAY_MS by itself
         self._last_send_ms = clock.monotonic_ms()
         self._rest = b""
@@ -76,6 +78,7 @@ class WriteSocketService(Service):
             if (
                 self._rest
                 or self._broken
+                or not self._flowing
                 or self.sent_offset != start
                 or end - start > min(PUSH_BYTES_MAX, self._frame_bytes_max)
                 or (self._starts and self._starts[0] < end)
@@ -92,31 +95,40 @@ class WriteSocketService(Service):
             self.wake()
 
     def wake(self) -> None:
-        """Wake the thread."""
-        try:
-            os.eventfd_write(self._eventfd, 1)
-        except BlockingIOError:
-            return  # the counter is full: the thread is awake already
+        """Wake the thread; does nothing once the link is torn down."""
+        with self._eventfd_lock:
+            if self._eventfd is None:
+                return
+            try:
+                os.eventfd_write(self._eventfd, 1)
+            except BlockingIOError:
+                return  # the counter is full: the thread is awake already
 
     def run(self) -> None:
         """Send until the link breaks or is closed."""
+        eventfd = self._eventfd
+        if eventfd is None:  # torn down before it began
+            return
         poller = select.poll()
-        poller.register(self._eventfd, select.POLLIN)
+        poller.register(eventfd, select.POLLIN)
         try:
             while not self.stopping.is_set():
                 with self._lock:
+                    self._flowing = True
                     self._send_all()
                 if poller.poll(self._pause_ms()):
-                    os.eventfd_read(self._eventfd)
+                    os.eventfd_read(eventfd)
         except OSError as error:
             self._broken = True
             self._on_broken(f"sending failed: {error}")
 
     def release(self) -> None:
         """Close the wake-up descriptor; after the thread has ended and nobody pushes any more."""
-        with self._lock:
+        with self._lock, self._eventfd_lock:
             self._broken = True
-            os.close(self._eventfd)
+            if self._eventfd is not None:
+                os.close(self._eventfd)
+                self._eventfd = None
 
     def _pause_ms(self) -> float:
         now = self._clock.monotonic_ms()
