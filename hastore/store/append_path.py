@@ -223,7 +223,8 @@ class Appender:
         stored = False
         for place, part in _parts(examined, log.file_size - BLANK_SIZE):
             try:
-                if log.room(len(part[0])):
+                takes = any(isinstance(entry, Entry) for entry in part[1])
+                if takes and log.room(len(part[0])):
                     log.roll()
                     self._adopt_blank()
                 results[place] += self._append([part], now_ms)[0]

@@ -84,7 +84,7 @@ class _Producer:
             keep -= 1
         del self.sequences[keep:]
         del self.offsets[keep:]
-        self.top = max(self.sequences, default=self.floor)
+        self.top = max(self.floor, max(self.sequences, default=-1))
 
     def find(self, sequence: int) -> int | None:
         """Return the offset of a sequence number in the window."""
@@ -292,7 +292,7 @@ class IdempotenceWindow:
                 at += 8 * entries
             known.sequences = _big_endian(known.sequences)
             known.offsets = _big_endian(known.offsets)
-            known.top = max(known.sequences, default=known.floor)
+            known.top = max(known.floor, max(known.sequences, default=-1))
             self._producers[producer] = known
         self._end = end
         return True

@@ -1,0 +1,126 @@
+"""Stores for tests: small files, quick threads, and copies taken as a crash would leave them."""
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from hastore.config import Flush, StoreConfig
+from hastore.store.message_store import MessageStore, PutResult, PutStatus
+from hastore.store.record import Host, build_record
+
+HOST = Host.parse("127.0.0.1:10911")
+BORN = Host.parse("10.0.0.7:4242")
+FILE_SIZE = 64 * 1024
+
+
+def config(root: object, **changes: Any) -> StoreConfig:
+    """A configuration of small files; nothing is synced on its own within a test."""
+    settings: dict[str, Any] = {
+        "commitlog_file_size": FILE_SIZE,
+        "flush": Flush.ASYNC,
+        "flush_interval_ms": 3_600_000,
+        "consume_queue_units": 300,
+        "index_slots": 100,
+        "index_entries": 400,
+    }
+    return StoreConfig(root=str(root), **(settings | changes))
+
+
+def message(
+    number: int,
+    *,
+    topic: str = "TopicA",
+    queue_id: int = 0,
+    size: int = 100,
+    producer: str | None = None,
+    **more: Any,
+) -> bytes:
+    """The record of message `number`, as a producer encodes it."""
+    properties = [("KEYS", f"key{number}")]
+    if producer is not None:
+        properties += [("HS_PID", producer), ("HS_SEQ", str(number))]
+    body = (b"%08d" % number) * (size // 8 + 1)
+    return build_record(
+        topic,
+        body[:size],
+        queue_id=queue_id,
+        properties=more.pop("properties", properties),
+        born_timestamp_ms=1_700_000_000_000 + number,
+        born_host=more.pop("born_host", BORN),
+        **more,
+    )
+
+
+def put(store: MessageStore, *records: bytes) -> list[PutResult]:
+    """Put each record as its own payload; all must be taken."""
+    results = [result for payload in store.put_encoded(records) for result in payload]
+    assert all(result.status is PutStatus.PUT_OK for result in results), results
+    return results
+
+
+@contextmanager
+def opened(root: object, **changes: Any) -> Iterator[MessageStore]:
+    """An open store, closed cleanly unless it was closed before."""
+    store = MessageStore(config(root, **changes), store_host=HOST)
+    store.open()
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+def crash_copy(store: MessageStore, target: object) -> str:
+    """Copy a running store as kill -9 would leave it: every written byte, `abort` still there."""
+    shutil.copytree(store.config.root, str(target))
+    return str(target)
+
+
+def log_file(root: object, start: int = 0) -> str:
+    return os.path.join(str(root), "commitlog", f"{start:020d}")
+
+
+def read_log(root: object) -> bytes:
+    """All commit log bytes, in order."""
+    directory = os.path.join(str(root), "commitlog")
+    data = b""
+    for name in sorted(os.listdir(directory)):
+        with open(os.path.join(directory, name), "rb") as file:
+            data += file.read()
+    return data
+
+
+def scribble(path: str, position: int, data: bytes) -> None:
+    with open(path, "r+b") as file:
+        file.seek(position)
+        file.write(data)
+
+
+def bodies(store: MessageStore, topic: str = "TopicA", queue_id: int = 0) -> list[bytes]:
+    """The bodies in a queue, read through replay."""
+    from hastore.store.record import decode_record
+
+    assert store.wait_dispatched(store.whole_offset, 10), store.problems
+    known = store.queue_range(topic, queue_id)
+    if known is None:
+        return []
+    found, position = [], known[0]
+    while position < known[1]:
+        result = store.pull(
+            topic,
+            queue_id,
+            position,
+            max_messages=1000,
+            max_bytes=1 << 20,
+            limit_offset=store.max_offset,
+        )
+        at = 0
+        while at < len(result.records):
+            record = decode_record(result.records, at)
+            found.append(record.body)
+            at += record.size
+        if not result.count:
+            break
+        position = result.next_queue_offset
+    return found

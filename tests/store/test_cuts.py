@@ -1,0 +1,275 @@
+"""Cut, archive, set aside, begin elsewhere, retention."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from hastore.config import RetentionConfig
+from hastore.errors import StoreFullError, UsageError
+from hastore.store.filesystem import REAL, RealFile
+from hastore.store.limits import read_limits
+from hastore.store.message_store import MessageStore, PullStatus
+from hastore.store.record import check_record, decode_record
+from tests.store.kit import (
+    FILE_SIZE,
+    HOST,
+    bodies,
+    config,
+    crash_copy,
+    message,
+    opened,
+    put,
+    read_log,
+)
+
+
+def fill(store: MessageStore, count: int, first: int = 0) -> list[int]:
+    """Put messages of 1 000 bytes by one producer; returns their offsets."""
+    return [
+        put(store, message(n, size=1000, producer="p"))[0].offset or 0
+        for n in range(first, first + count)
+    ]
+
+
+def body(number: int) -> bytes:
+    return decode_record(message(number, size=1000)).body
+
+
+@pytest.mark.parametrize("keep", [0, 1, 30, 57, 58, 60, 120, 150])
+def test_a_cut_clears_bytes_files_queues_and_window(tmp_path: Path, keep: int) -> None:
+    with opened(tmp_path / "a") as store:
+        offsets = fill(store, 150)
+        store.set_limits(confirmed=store.max_offset, readable=store.max_offset)
+        assert store.wait_dispatched(store.max_offset, 10)
+        store.flush()
+        end = offsets[keep] if keep < 150 else store.max_offset
+        store.truncate(end)
+        assert (store.max_offset, store.whole_offset, store.flushed_offset) == (end, end, end)
+        assert (store.confirmed_offset, store.readable_offset) == (end, end)
+        assert not any(read_log(tmp_path / "a")[end:])
+        assert len(bodies(store)) == keep
+        copy = crash_copy(store, tmp_path / "b")
+        again = put(store, message(keep, size=1000, producer="p"))[0]
+        assert (again.offset, again.queue_offset, again.duplicate) == (end, keep, False)
+        if keep:
+            old = put(store, message(keep - 1, size=1000, producer="p"))[0]
+            assert (old.offset, old.duplicate) == (offsets[keep - 1], True)
+    with opened(copy) as store:
+        assert store.max_offset == end
+        assert bodies(store) == [body(number) for number in range(keep)]
+
+
+def test_a_cut_at_a_blank_and_at_a_file_boundary(tmp_path: Path) -> None:
+    for number, place in enumerate(("blank", "boundary")):
+        with opened(tmp_path / str(number)) as store:
+            offsets = fill(store, 80)
+            last = max(offset for offset in offsets if offset < FILE_SIZE)
+            size = len(message(59, size=1000, producer="p"))
+            end = last + size if place == "blank" else FILE_SIZE
+            store.truncate(end)
+            assert store.max_offset == end
+            fill(store, 40, first=200)
+            copy = crash_copy(store, tmp_path / f"{number}c")
+            whole = store.max_offset
+        with opened(copy) as store:
+            assert store.max_offset == whole
+
+
+def test_a_cut_inside_a_record_takes_the_record(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        offsets = fill(store, 70)
+        store.truncate(offsets[65] + 100)
+        assert store.max_offset == offsets[65]
+        store.truncate(offsets[20] + 1)
+        assert store.max_offset == offsets[20]
+        assert len(bodies(store)) == 20
+        with pytest.raises(UsageError):
+            store.truncate(offsets[21])
+
+
+def test_a_cut_while_others_read_and_sync(tmp_path: Path) -> None:
+    with opened(tmp_path, flush_interval_ms=1) as store:
+        offsets = fill(store, 50)
+        with store.view(offsets[10], 2000) as view:
+            taken = store.file_range(offsets[10], 100)
+            store.truncate(offsets[10])
+            assert not any(view)
+            assert os.pread(taken.fd, taken.size, taken.position) == bytes(100)
+        fill(store, 50, first=100)
+        store.truncate(offsets[0])
+        assert store.max_offset == 0
+
+
+def test_archive_keeps_places_and_names(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        offsets = fill(store, 100)
+        start, end = offsets[40], store.max_offset
+        assert store.archive(start, "65537-40") == end - start
+        assert store.archive(start, "65537-40") == end - start  # a repeat overwrites nothing
+        assert store.archive(end, "empty") == 0
+        log = read_log(tmp_path)
+    rescued = tmp_path / "rescued"
+    assert sorted(os.listdir(rescued)) == ["65537-40", "65537-40.2", "empty"]
+    names = sorted(os.listdir(rescued / "65537-40"))
+    assert names == [f"{0:020d}", f"{FILE_SIZE:020d}"]
+    data = b"".join((rescued / "65537-40" / name).read_bytes() for name in names)
+    assert data == bytes(start) + log[start:end]
+    assert check_record(data, start, FILE_SIZE, start)
+    with opened(tmp_path) as store, pytest.raises(UsageError):
+        store.archive(0, "../out")
+
+
+def test_set_aside_and_begin_elsewhere(tmp_path: Path) -> None:
+    with opened(tmp_path / "m") as master:
+        fill(master, 150)
+        start = 2 * FILE_SIZE
+        with master.view(start, FILE_SIZE) as view:
+            data = bytes(view)
+    with opened(tmp_path / "s") as store:
+        fill(store, 100)
+        bodies(store)
+        store.set_limits(confirmed=5000, readable=6000)
+        place = store.set_aside("resync-1")
+        assert sorted(os.listdir(place)) == [
+            "checkpoint",
+            "commitlog",
+            "consumequeue",
+            "index",
+        ] or (sorted(os.listdir(place)) == ["commitlog", "consumequeue", "index"])
+        assert (store.min_offset, store.max_offset, store.confirmed_offset) == (0, 0, 0)
+        assert store.topics() == {}
+        store.begin_at(start)
+        with pytest.raises(UsageError):
+            store.append_replica(0, data)
+        store.append_replica(start, data)
+        found = bodies(store)
+        assert found and found[-1] == body(149)
+        copy = crash_copy(store, tmp_path / "c")
+        with pytest.raises(UsageError):
+            store.begin_at(0)
+        known = store.queue_range("TopicA", 0)
+    with opened(copy) as store:
+        assert (store.min_offset, store.max_offset) == (start, start + len(data))
+        assert bodies(store) == found
+        assert store.queue_range("TopicA", 0) == known
+        again = put(store, message(149, size=1000, producer="p"))[0]
+        assert again.duplicate
+
+
+def test_a_log_may_begin_inside_its_first_file(tmp_path: Path) -> None:
+    with opened(tmp_path / "m") as master:
+        offsets = fill(master, 100)
+        start = offsets[20]
+        with master.view(start, FILE_SIZE) as view:
+            data = bytes(view)
+    with opened(tmp_path / "s") as store:
+        store.begin_at(start)
+        copy_empty = crash_copy(store, tmp_path / "e")
+        store.append_replica(start, data)
+        with pytest.raises(UsageError):
+            store.view(0, 10)
+        found = bodies(store)
+        assert found[0] == body(20)
+        store.flush()
+        copy = crash_copy(store, tmp_path / "c")
+    for root in (str(tmp_path / "s"), copy):
+        with opened(root) as store:
+            assert (store.min_offset, store.max_offset) == (start, start + len(data))
+            assert bodies(store) == found
+    assert not any(read_log(copy)[:start])
+    with opened(copy_empty) as store:
+        assert (store.min_offset, store.max_offset) == (start, start)
+
+
+def test_set_aside_needs_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 10)
+        monkeypatch.setattr(type(REAL), "free_bytes", lambda self, path: FILE_SIZE)
+        with pytest.raises(StoreFullError):
+            store.set_aside("x")
+        with pytest.raises(StoreFullError):
+            monkeypatch.setattr(type(REAL), "free_bytes", lambda self, path: 1)
+            store.archive(0, "y")
+        assert len(bodies(store)) == 10
+
+
+class Clock:
+    """A wall clock that a test moves."""
+
+    now = 1_000_000
+
+    def monotonic_ms(self) -> float:
+        return float(self.now)
+
+    def wall_ms(self) -> int:
+        return self.now
+
+
+def test_retention_by_age_takes_whole_files_never_the_last(tmp_path: Path) -> None:
+    clock = Clock()
+    settings = config(tmp_path, retention=RetentionConfig(max_age_ms=1000))
+    store = MessageStore(settings, store_host=HOST, clock=clock)
+    store.open()
+    fill(store, 100)
+    clock.now += 600
+    fill(store, 100, first=100)
+    store.flush()
+    assert store.wait_dispatched(store.max_offset, 10)
+    assert store.delete_expired(None) == 0
+    clock.now += 600
+    assert store.delete_expired(FILE_SIZE - 1) == 0  # someone is still being sent the first file
+    assert store.delete_expired(None) == 1
+    assert store.min_offset == FILE_SIZE
+    clock.now += 10_000
+    assert store.delete_expired(None) == 2
+    files = sorted(os.listdir(tmp_path / "commitlog"))
+    assert files == [f"{3 * FILE_SIZE:020d}"]
+    with pytest.raises(UsageError):
+        store.view(0, 1)
+    low = store.queue_range("TopicA", 0)
+    assert low is not None and low[0] > 100
+    small = store.pull("TopicA", 0, 0, max_messages=1, max_bytes=1, limit_offset=store.max_offset)
+    assert (small.status, small.next_queue_offset) == (PullStatus.OFFSET_TOO_SMALL, low[0])
+    found = bodies(store)
+    store.close()
+    with opened(tmp_path) as again:
+        assert again.min_offset == 3 * FILE_SIZE
+        assert bodies(again) == found
+
+
+def test_retention_by_size(tmp_path: Path) -> None:
+    settings = RetentionConfig(max_size_bytes=2 * FILE_SIZE)
+    with opened(tmp_path, retention=settings) as store:
+        fill(store, 300)
+        assert store.wait_dispatched(store.max_offset, 10)
+        assert store.delete_expired(None) == 0  # nothing is synced yet
+        store.flush()
+        files = len(os.listdir(tmp_path / "commitlog"))
+        assert store.delete_expired(None) == files - 2
+        assert len(os.listdir(tmp_path / "commitlog")) == 2
+
+
+def test_the_page_is_lowered_before_the_bytes_go(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with opened(tmp_path / "a") as store:
+        offsets = fill(store, 100)
+        store.flush()
+        copies: list[str] = []
+        zero = RealFile.zero
+
+        def copy_first(file: RealFile, position: int, size: int) -> None:
+            if not copies:
+                copies.append(crash_copy(store, tmp_path / "b"))
+            zero(file, position, size)
+
+        monkeypatch.setattr(RealFile, "zero", copy_first)
+        store.truncate(offsets[30])
+    page = read_limits(REAL, copies[0])
+    assert page is not None and page.flushed_offset == offsets[30]
+    store = MessageStore(config(copies[0]), store_host=HOST)
+    store.open(intent_offset=offsets[30])  # the cut is repeated, as the owner of the intent does
+    store.truncate(offsets[30])
+    assert len(bodies(store)) == 30
+    store.close()

@@ -1,0 +1,125 @@
+"""The machine's file system behind its door."""
+
+import errno
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hastore.errors import StoreInUseError
+from hastore.store.filesystem import REAL
+
+LOCKER = """
+import fcntl, sys, os
+fd = os.open(sys.argv[1], os.O_RDWR | os.O_CREAT)
+if sys.argv[2] == "flock":
+    fcntl.flock(fd, fcntl.LOCK_EX)
+else:
+    fcntl.lockf(fd, fcntl.LOCK_EX, 1, 0)  # what Java's FileLock takes
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_file_is_written_zeroed_mapped_and_cut(tmp_path: Path) -> None:
+    file = REAL.open(f"{tmp_path}/f", create=True)
+    file.allocate(100_000)
+    file.pwrite(b"x" * 50_000, 10_000)
+    view = file.map()
+    assert view[9_999:10_001] == b"\0x"
+    file.zero(20_000, 80_000)
+    assert bytes(view[19_999:20_002]) == b"x\0\0"
+    assert file.pread(70_000, 30_000) == bytes(70_000)
+    assert file.pread(10, 99_995) == bytes(5)
+    file.truncate(10)
+    assert file.size == os.path.getsize(file.path) == 10
+    file.close()
+    file.close()
+
+
+def test_zeroing_leaves_holes_alone(tmp_path: Path) -> None:
+    file = REAL.open(f"{tmp_path}/f", create=True)
+    file.truncate(64 << 20)
+    file.pwrite(b"data", 32 << 20)
+    file.zero(0, 64 << 20)
+    assert os.stat(file.path).st_blocks * 512 < 1 << 20
+    assert not any(file.map()[:])
+    file.close()
+
+
+@pytest.mark.skipif(not os.path.isdir("/dev/shm"), reason="no /dev/shm, a tmpfs, here")
+def test_zeroing_where_the_file_system_cannot() -> None:
+    path = f"/dev/shm/hastore-test-{os.getpid()}"
+    file = REAL.open(path, create=True)
+    try:
+        file.allocate(1 << 20)
+        file.pwrite(b"y" * 5000, 3000)
+        file.zero(4000, 1 << 20)
+        assert file.pread(5, 3998) == b"yy\0\0\0"
+        assert not any(file.pread(1 << 20, 4000))
+    finally:
+        os.unlink(path)
+        file.close()
+
+
+def test_errors_name_the_file(tmp_path: Path) -> None:
+    file = REAL.open(f"{tmp_path}/f", create=True)
+    file.close()
+    read_only = REAL.open(f"{tmp_path}/f", writable=False)
+    with pytest.raises(OSError, match=f"{tmp_path}/f") as failure:
+        read_only.pwrite(b"x", 0)
+    assert failure.value.errno == errno.EBADF
+    with pytest.raises(NotADirectoryError, match=f"{tmp_path}/f"):
+        REAL.make_dirs(f"{tmp_path}/f/below")
+    with pytest.raises(FileNotFoundError):
+        REAL.open(f"{tmp_path}/none")
+    assert REAL.list_dir(f"{tmp_path}/none") == []
+
+
+def test_replace_and_copy(tmp_path: Path) -> None:
+    path = f"{tmp_path}/f"
+    REAL.replace_bytes(path, b"one, long")
+    REAL.replace_bytes(path, b"two")
+    assert REAL.read_bytes(path) == b"two"
+    assert REAL.list_dir(str(tmp_path)) == ["f"]
+    REAL.copy(path, f"{tmp_path}/g")
+    assert REAL.read_bytes(f"{tmp_path}/g", 2) == b"tw"
+    REAL.make_dirs(f"{tmp_path}/a/b/c")
+    assert REAL.is_dir(f"{tmp_path}/a/b/c")
+    REAL.remove_tree(f"{tmp_path}/a")
+    assert not REAL.exists(f"{tmp_path}/a")
+    assert REAL.free_bytes(str(tmp_path)) > 0
+
+
+@pytest.mark.parametrize("kind", ["flock", "lockf"])
+def test_a_lock_held_by_another_process_is_refused(tmp_path: Path, kind: str) -> None:
+    path = f"{tmp_path}/lock"
+    holder = subprocess.Popen(
+        [sys.executable, "-c", LOCKER, path, kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    assert holder.stdin is not None and holder.stdout is not None
+    try:
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(StoreInUseError, match="another process"):
+            REAL.lock(path)
+    finally:
+        holder.communicate()
+    REAL.lock(path).close()
+
+
+def test_a_second_lock_of_this_process_is_refused_and_the_first_stays(tmp_path: Path) -> None:
+    path = f"{tmp_path}/lock"
+    held = REAL.lock(path)
+    with pytest.raises(StoreInUseError):
+        REAL.lock(path)
+    probe = (
+        "import fcntl, os, sys\n"
+        "fd = os.open(sys.argv[1], os.O_RDWR)\n"
+        "fcntl.lockf(fd, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)\n"
+    )
+    refused = subprocess.run([sys.executable, "-c", probe, path], capture_output=True, check=False)
+    assert refused.returncode != 0  # the record lock survived the refused attempt
+    held.close()
+    REAL.lock(path).close()

@@ -1,0 +1,205 @@
+"""What is synced, who is told, and what a failed sync does."""
+
+import errno
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from hastore.config import Flush
+from hastore.errors import StoreBrokenError, StoreFullError
+from hastore.store.filesystem import File, RealFile, RealFileSystem
+from hastore.store.message_store import MessageStore
+from tests.store.kit import FILE_SIZE, HOST, bodies, config, crash_copy, message, opened, put
+
+
+class FaultyFile(RealFile):
+    """Fails to sync or write on demand."""
+
+    fail_sync = False
+    write_errno: int | None = None
+    syncs = 0
+
+    def sync(self) -> None:
+        if "/commitlog/" in self.path:
+            FaultyFile.syncs += 1
+            if FaultyFile.fail_sync:
+                raise OSError(errno.EIO, os.strerror(errno.EIO), self.path)
+        super().sync()
+
+    def pwrite(self, data: object, position: int) -> None:
+        if FaultyFile.write_errno is not None and "/commitlog/" in self.path:
+            raise OSError(FaultyFile.write_errno, "told to", self.path)
+        super().pwrite(data, position)  # type: ignore[arg-type]
+
+
+class FaultyFileSystem(RealFileSystem):
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        return FaultyFile(path, os.open(path, flags, 0o644))
+
+
+@pytest.fixture(autouse=True)
+def _sound() -> None:
+    FaultyFile.fail_sync = False
+    FaultyFile.write_errno = None
+    FaultyFile.syncs = 0
+
+
+def faulty(root: Path, failures: list[str] | None = None, **changes: object) -> MessageStore:
+    store = MessageStore(
+        config(root, **changes),
+        store_host=HOST,
+        fs=FaultyFileSystem(),
+        on_failure=lambda name, failure: (failures if failures is not None else []).append(name),
+    )
+    store.open()
+    return store
+
+
+def test_flushed_moves_with_the_sync_and_is_told(tmp_path: Path) -> None:
+    told: list[int] = []
+    with opened(tmp_path) as store:
+        store.on_flushed = told.append
+        end = put(store, message(0))[0].end_offset
+        assert (store.flushed_offset, told) == (0, [])
+        assert store.flush() == end == store.flushed_offset
+        assert store.flush() == end
+        assert told == [end]
+        assert store.wait_flushed(end or 0, 0)
+        put(store, message(1))
+        assert store.wait_flushed(store.max_offset, 5)
+        assert told == [end, store.max_offset]
+
+
+def test_synchronous_puts_share_syncs(tmp_path: Path) -> None:
+    store = faulty(tmp_path, flush=Flush.SYNC)
+    before = FaultyFile.syncs
+
+    def work() -> None:
+        for number in range(20):
+            end = put(store, message(number))[0].end_offset
+            assert end is not None and store.wait_flushed(end, 10)
+
+    threads = [threading.Thread(target=work) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert store.flushed_offset == store.max_offset
+    assert 1 <= FaultyFile.syncs - before <= 160
+    store.close()
+
+
+def test_asynchronous_flush_by_interval(tmp_path: Path) -> None:
+    with opened(tmp_path, flush_interval_ms=20) as store:
+        moved = threading.Event()
+        store.on_flushed = lambda offset: moved.set()
+        put(store, message(0))
+        assert moved.wait(5)
+        assert store.flushed_offset == store.max_offset
+
+
+def test_a_failed_sync_closes_the_store_for_ever(tmp_path: Path) -> None:
+    failures: list[str] = []
+    store = faulty(tmp_path / "a", failures)
+    put(store, message(0))
+    store.flush()
+    put(store, message(1))
+    FaultyFile.fail_sync = True
+    with pytest.raises(StoreBrokenError, match="restart"):
+        store.flush()
+    FaultyFile.fail_sync = False
+    syncs = FaultyFile.syncs
+    for action in (
+        store.flush,
+        lambda: put(store, message(2)),
+        lambda: store.append_replica(store.max_offset, b"x"),
+        lambda: store.wait_flushed(store.max_offset, 5),
+        lambda: store.truncate(0),
+    ):
+        with pytest.raises(StoreBrokenError):
+            action()
+    assert FaultyFile.syncs == syncs  # never tried again
+    assert failures == ["store"]
+    assert store.broken_reason is not None and store.problems
+    assert store.flushed_offset < store.max_offset
+    assert len(bodies(store)) == 2  # what is there is still read
+    with pytest.raises(StoreBrokenError):
+        store.close()
+    assert os.path.exists(tmp_path / "a" / "abort")
+    with opened(tmp_path / "a") as again:
+        assert len(bodies(again)) == 2
+
+
+def test_a_failed_background_sync_is_told_to_who_waits(tmp_path: Path) -> None:
+    failures: list[str] = []
+    store = faulty(tmp_path, failures, flush=Flush.SYNC)
+    FaultyFile.fail_sync = True
+    end = store.put_encoded([message(0)])[0][0].end_offset
+    assert end is not None
+    with pytest.raises(StoreBrokenError):
+        store.wait_flushed(end, 5)
+    assert failures == ["store"]
+    with pytest.raises(StoreBrokenError):
+        store.close()
+
+
+def test_a_write_error_closes_the_store_a_full_disk_does_not(tmp_path: Path) -> None:
+    store = faulty(tmp_path)
+    end = put(store, message(0))[0].end_offset
+    FaultyFile.write_errno = errno.ENOSPC
+    with pytest.raises(StoreFullError):
+        store.put_encoded([message(1)])
+    FaultyFile.write_errno = None
+    assert put(store, message(1))[0].offset == end
+    FaultyFile.write_errno = errno.EIO
+    with pytest.raises(StoreBrokenError):
+        store.put_encoded([message(2)])
+    FaultyFile.write_errno = None
+    with pytest.raises(StoreBrokenError):
+        store.put_encoded([message(2)])
+    with pytest.raises(StoreBrokenError):
+        store.close()
+
+
+def test_limits_survive_kill_9_and_wake_readers(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as store:
+        put(store, message(0), message(1))
+        woken: list[int] = []
+        waiter = threading.Thread(target=lambda: woken.append(store.wait_readable(0, 10)))
+        waiter.start()
+        store.set_limits(confirmed=100, readable=150)
+        waiter.join()
+        assert woken == [150]
+        assert store.wait_readable(150, 0) == 150
+        copy = crash_copy(store, tmp_path / "b")
+    with opened(copy) as store:
+        assert (store.confirmed_offset, store.readable_offset) == (100, 150)
+
+
+def test_replica_bytes_by_append_and_by_splice(tmp_path: Path) -> None:
+    with opened(tmp_path / "m") as master:
+        for number in range(100):
+            put(master, message(number, size=1000))
+        with opened(tmp_path / "s") as slave:
+            while slave.max_offset < master.max_offset:
+                offset = slave.max_offset
+                source = master.file_range(offset, 7001)
+                if offset % 3:
+                    room = slave.replica_range(offset, source.size)
+                    assert room.size == min(source.size, FILE_SIZE - offset % FILE_SIZE)
+                    data = os.pread(source.fd, source.size, source.position)
+                    os.pwrite(room.fd, data, room.position)
+                    assert slave.commit_replica(offset, len(data)) == offset + len(data)
+                else:
+                    with master.view(offset, 7001) as view:
+                        assert slave.append_replica(offset, view) == offset + source.size
+                assert slave.whole_offset <= slave.max_offset
+                assert slave.wait_beyond(offset, 0) == slave.max_offset
+            assert slave.whole_offset == master.max_offset
+            assert bodies(slave) == bodies(master)
+            with slave.view(0, 1 << 20) as left, master.view(0, 1 << 20) as right:
+                assert left == right
+            assert slave.file_range(slave.max_offset, 10).size == 0

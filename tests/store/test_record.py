@@ -1,0 +1,288 @@
+"""The record codec: golden bytes, one byte at a time, and everything hypothesis thinks of."""
+
+import glob
+import os
+import zlib
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hastore.errors import CorruptRecordError, MessageIllegalError, UsageError
+from hastore.store.record import (
+    V1_MAGIC,
+    V2_MAGIC,
+    Host,
+    Record,
+    build_record,
+    check_blank,
+    check_record,
+    check_topic,
+    decode_properties,
+    decode_record,
+    encode_properties,
+    encode_record,
+    find_property,
+    java_hash_code,
+    layout_of,
+    message_id,
+    pack_blank,
+    parse_message_id,
+    patch_for_store,
+)
+
+GOLDEN = os.path.join(os.path.dirname(__file__), "..", "golden")
+IPV4 = Host.parse("127.0.0.1:10911")
+IPV6 = Host.parse("[::1]:10911")
+
+texts = st.text(
+    st.characters(exclude_characters="\x01\x02", exclude_categories=["Cs"]), max_size=20
+)
+hosts = st.builds(
+    Host, st.one_of(st.binary(min_size=4, max_size=4), st.binary(min_size=16, max_size=16)),
+    st.integers(-(2**31), 2**31 - 1),
+)  # fmt: skip
+longs = st.integers(-(2**63), 2**63 - 1)
+ints = st.integers(-(2**31), 2**31 - 1)
+
+
+@st.composite
+def records(draw: st.DrawFn) -> Record:
+    body = draw(st.binary(max_size=300))
+    name = st.text(st.characters(exclude_categories=["Cs", "Cc"]), min_size=1, max_size=80)
+    topic = draw(name)
+    wide = len(topic.encode()) > 127 or draw(st.booleans())
+    born, stored = draw(hosts), draw(hosts)
+    flags = draw(ints) & ~0x30
+    flags |= 0x10 * born.is_ipv6 | 0x20 * stored.is_ipv6
+    return Record(
+        body=body,
+        topic=topic,
+        queue_id=draw(ints),
+        properties=encode_properties(draw(st.lists(st.tuples(texts, texts), max_size=4))),
+        flag=draw(ints),
+        sys_flag=flags,
+        queue_offset=draw(longs),
+        physical_offset=draw(st.integers(0, 2**63 - 1)),
+        body_crc=zlib.crc32(body) & 0x7FFFFFFF,
+        born_timestamp_ms=draw(longs),
+        born_host=born,
+        store_timestamp_ms=draw(longs),
+        store_host=stored,
+        reconsume_times=draw(ints),
+        prepared_transaction_offset=draw(longs),
+        magic=V2_MAGIC if wide else V1_MAGIC,
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "blanks", "end"),
+    [("three-files", 400, 2, 167944), ("variants", 15, 0, 18770)],
+)
+def test_golden_records_encode_to_the_same_bytes(
+    name: str, count: int, blanks: int, end: int
+) -> None:
+    seen = [0, 0, 0]
+    for path in sorted(glob.glob(f"{GOLDEN}/{name}/commitlog/*")):
+        with open(path, "rb") as file:
+            data = file.read()
+        base, at = int(os.path.basename(path)), 0
+        while size := check_record(data, at, len(data), base + at):
+            record = decode_record(data, at)
+            assert encode_record(record) == data[at : at + size]
+            assert record.size == size
+            assert record.physical_offset == base + at
+            seen[0] += 1
+            at += size
+        seen[2] = base + at
+        if check_blank(data, at, len(data)):
+            assert pack_blank(len(data) - at) == data[at : at + 8]
+            seen[1] += 1
+    assert seen == [count, blanks, end]
+
+
+@given(records())
+@settings(deadline=None, print_blob=True)
+def test_what_is_encoded_is_decoded(record: Record) -> None:
+    raw = encode_record(record)
+    assert len(raw) == record.size
+    assert decode_record(raw) == record
+    assert check_record(raw, 0, len(raw), record.physical_offset) == len(raw)
+    behind = b"x" * 7 + raw + b"rest"
+    assert decode_record(behind, 7) == record
+    assert check_record(memoryview(behind), 7, len(behind), record.physical_offset) == len(raw)
+
+
+@given(records())
+@settings(deadline=None, print_blob=True, max_examples=25)
+def test_no_prefix_of_a_record_is_one(record: Record) -> None:
+    raw = encode_record(record)
+    for size in range(len(raw)):
+        assert check_record(raw, 0, size, record.physical_offset) == 0
+        with pytest.raises(CorruptRecordError):
+            decode_record(raw[:size])
+
+
+@given(st.binary(max_size=400), st.integers(0, 400), ints)
+@settings(deadline=None, print_blob=True)
+def test_any_bytes_are_checked_without_an_exception(data: bytes, at: int, offset: int) -> None:
+    assert check_record(data, at, len(data), offset) in range(len(data) + 1)
+    assert check_blank(data, at, len(data)) in range(len(data) + 1)
+
+
+@given(records(), st.data())
+@settings(deadline=None, print_blob=True)
+def test_lengths_that_lie_are_refused(record: Record, data: st.DataObject) -> None:
+    raw = bytearray(encode_record(record))
+    layout = layout_of(raw, 0, len(raw))
+    assert layout is not None
+    where = data.draw(st.sampled_from([0, layout[4] - 4]))
+    lie = data.draw(
+        st.sampled_from([-1, -(2**31), 0, 1, 90, 2**31 - 1, len(raw) + 1, len(raw) - 1])
+    )
+    if raw[where : where + 4] == lie.to_bytes(4, signed=True):
+        return
+    raw[where : where + 4] = lie.to_bytes(4, signed=True)
+    assert check_record(raw, 0, len(raw), record.physical_offset) == 0
+
+
+def test_a_record_must_know_its_place_and_its_body() -> None:
+    raw = bytearray(_stored(b"body", offset=4096))
+    assert check_record(raw, 0, len(raw), 4096)
+    assert not check_record(raw, 0, len(raw), 0)
+    raw[88] ^= 1
+    assert not check_record(raw, 0, len(raw), 4096)
+
+
+@pytest.mark.parametrize("part", ["topic", "properties"])
+def test_a_torn_end_of_zeros_is_no_record(part: str) -> None:
+    raw = bytearray(_stored(b"body"))
+    layout = layout_of(raw, 0, len(raw))
+    assert layout is not None
+    if part == "properties":
+        raw[-4:] = bytes(4)
+    else:
+        raw[layout[6] : layout[6] + layout[7]] = bytes(layout[7])
+    assert not check_record(raw, 0, len(raw), 0)
+
+
+def test_a_v1_topic_length_is_a_signed_byte() -> None:
+    record = decode_record(_stored(b"body"))
+    raw = bytearray(encode_record(replace(record, topic="T" * 127)))
+    assert check_record(raw, 0, len(raw), 0)
+    longer = replace(record, topic="T" * 128)
+    with pytest.raises(MessageIllegalError):
+        encode_record(longer)
+    wide = encode_record(replace(longer, magic=V2_MAGIC))
+    assert check_record(wide, 0, len(wide), 0) == len(wide)
+
+
+def test_the_form_follows_bytes_not_characters() -> None:
+    topic = "中" * 43  # 43 characters, 129 bytes: RocketMQ writes a broken record here
+    raw = build_record(topic, b"x", queue_id=0, born_timestamp_ms=1, born_host=IPV4)
+    record = decode_record(raw)
+    assert (record.magic, record.topic) == (V2_MAGIC, topic)
+
+
+@pytest.mark.parametrize("born", [IPV4, IPV6])
+def test_patching_changes_what_only_the_master_knows(born: Host) -> None:
+    raw = build_record(
+        "TopicA",
+        b"hello",
+        queue_id=3,
+        properties=[("TAGS", "t"), ("EMPTY", "")],
+        born_timestamp_ms=5,
+        born_host=born,
+    )
+    before = decode_record(raw)
+    buffer = bytearray(b"##" + raw)
+    patch_for_store(
+        buffer, 2, queue_offset=7, physical_offset=9, store_timestamp_ms=11, store_host=IPV4
+    )
+    assert decode_record(buffer, 2) == replace(
+        before, queue_offset=7, physical_offset=9, store_timestamp_ms=11, store_host=IPV4
+    )
+    assert before.property_pairs == [("TAGS", "t"), ("EMPTY", "")]
+    with pytest.raises(MessageIllegalError):
+        patch_for_store(
+            buffer, 2, queue_offset=7, physical_offset=9, store_timestamp_ms=1, store_host=IPV6
+        )
+
+
+@given(st.lists(st.tuples(texts, texts), max_size=6))
+@settings(deadline=None, print_blob=True)
+def test_properties_keep_order_and_empty_values(pairs: list[tuple[str, str]]) -> None:
+    raw = encode_properties(pairs)
+    assert decode_properties(raw) == pairs
+    assert decode_properties(raw[:-1]) == pairs  # 4.9 leaves out the last separator
+    for name, value in dict(reversed(pairs)).items():
+        assert find_property(raw, name.encode()) == value.encode()
+
+
+def test_a_name_that_ends_alike_is_another_property() -> None:
+    raw = encode_properties([("MYKEYS", "a"), ("KEYS", "b")])
+    assert find_property(raw, b"KEYS") == b"b"
+    assert find_property(raw, b"EYS") is None
+
+
+@pytest.mark.parametrize("pair", [("a\x01", "b"), ("a", "b\x02"), ("x" * 40_000, "y")])
+def test_properties_that_do_not_fit_are_refused(pair: tuple[str, str]) -> None:
+    with pytest.raises(MessageIllegalError):
+        encode_properties([pair])
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("", 0), ("a", 97), ("TagA", 2598919), ("polygenelubricants", -(2**31)), ("😀", 1772899)],
+)
+def test_java_hash_code(text: str, code: int) -> None:
+    assert java_hash_code(text) == code
+
+
+@pytest.mark.parametrize("host", [IPV4, IPV6])
+def test_message_ids_go_both_ways(host: Host) -> None:
+    text = message_id(host, 2**40)
+    assert len(text) == (56 if host.is_ipv6 else 32)
+    assert text == text.upper()
+    assert parse_message_id(text) == (host, 2**40)
+
+
+@pytest.mark.parametrize("text", ["", "xx", "7F", "Z" * 32, "0" * 33, "00 " * 11 + "0"])
+def test_a_broken_message_id_is_a_usage_error(text: str) -> None:
+    with pytest.raises(UsageError):
+        parse_message_id(text)
+
+
+@pytest.mark.parametrize("topic", ["A", "a_b%c|d-9", "T" * 127])
+def test_topics_that_may_be_created(topic: str) -> None:
+    check_topic(topic)
+
+
+@pytest.mark.parametrize("topic", ["", "T" * 128, "a/b", "..", "a\0b", "中", "a b", "a\n"])
+def test_topics_that_may_not(topic: str) -> None:
+    with pytest.raises(MessageIllegalError):
+        check_topic(topic)
+
+
+@pytest.mark.parametrize("text", ["", "1.2.3.4", "1.2.3:1", "1.2.3.4:70000", "::1:1", "h:1"])
+def test_hosts_are_addresses_with_a_port(text: str) -> None:
+    with pytest.raises(UsageError):
+        Host.parse(text)
+    assert Host.parse("[::1]:80").text == "[::1]:80"
+
+
+def _stored(body: bytes, offset: int = 0) -> bytes:
+    raw = build_record(
+        "TopicA",
+        body,
+        queue_id=0,
+        properties=[("KEYS", "k")],
+        born_timestamp_ms=1,
+        born_host=IPV4,
+    )
+    buffer = bytearray(raw)
+    patch_for_store(
+        buffer, 0, queue_offset=0, physical_offset=offset, store_timestamp_ms=2, store_host=IPV4
+    )
+    return bytes(buffer)
