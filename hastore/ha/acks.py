@@ -32,6 +32,7 @@ class AckTable:
 
     acks: int
     epoch_start: int
+    nodes: frozenset[int]  # the epoch's own list: a promotion asks these, so only they may confirm
     count_classic: bool = False
     confirmed_offset: int = 0
     reporters: dict[int, Reporter] = field(default_factory=dict)  # by node number
@@ -39,9 +40,10 @@ class AckTable:
 
     def join(self, node: int, link: int, flushed: bool) -> None:
         """Take a new connection of a node: its earlier one, and what it reported there, no
-        longer counts.
+        longer counts. A node outside the epoch's list is served, and never counted.
         """
-        self.reporters[node] = Reporter(link, flushed)
+        if node in self.nodes:
+            self.reporters[node] = Reporter(link, flushed)
 
     def leave(self, node: int, link: int) -> None:
         """Forget a node whose connection has ended, unless a later one has replaced it."""

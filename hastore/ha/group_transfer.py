@@ -44,9 +44,10 @@ class _Waiter:
 @dataclass(frozen=True, slots=True)
 class Progress:
     """Up to where each need is met, in bytes; `level(need, end)` names what was seen for a put
-    ending there.
+    ending there. Of two, the one with the greater `serial` was worked out later.
     """
 
+    serial: int
     limits: dict[Need, int]
     level: Callable[[Need, int], str]
     by_classics: Callable[[int], bool] | None = None
@@ -66,7 +67,8 @@ class GroupTransferService(Service):
         self._clock = clock
         self._wakeup = threading.Condition()
         self._queues: dict[Need, deque[_Waiter]] = {need: deque() for need in Need}
-        self._progress: Progress | None = None
+        self._progress: Progress | None = None  # None: no epoch is open
+        self._serial = 0
         self._next_deadline_ms = float("inf")
 
     @property
@@ -77,12 +79,13 @@ class GroupTransferService(Service):
     def add(self, end_offset: int, deadline_ms: float, need: Need, done: Done) -> None:
         """Wait until `need` is met up to `end_offset` or the monotonic clock passes `deadline_ms`.
 
-        `done(outcome, level)` may be called before this returns.
+        `done(outcome, level)` may be called before this returns. A put whose epoch has ended
+        meanwhile waits no longer: nothing of a later one may confirm it.
         """
         waiter = _Waiter(end_offset, deadline_ms, done)
         with self._wakeup:
             progress = self._progress
-            if progress is None or progress.limits[need] < end_offset:
+            if progress is not None and progress.limits[need] < end_offset:
                 _insert(self._queues[need], waiter)
                 if self._always_flush or need is not Need.SLAVES:
                     self._request_flush()
@@ -90,12 +93,22 @@ class GroupTransferService(Service):
                     self._next_deadline_ms = deadline_ms
                     self._wakeup.notify()
                 return
-        done(Outcome.CONFIRMED, progress.level(need, end_offset))
+        if progress is None:
+            done(_timeout(need), "MASTER_MEM")
+        else:
+            done(Outcome.CONFIRMED, progress.level(need, end_offset))
 
     def advance(self, progress: Progress) -> int:
-        """Complete what the progress covers; return how many puts still wait."""
+        """Complete what the progress covers; return how many puts still wait.
+
+        Threads race to here: one that was overtaken, by another's or by the end of its epoch, does
+        nothing.
+        """
         ready: list[tuple[Need, _Waiter]] = []
         with self._wakeup:
+            if progress.serial < self._serial:
+                return self.waiting
+            self._serial = progress.serial
             self._progress = progress
             for need, queue in self._queues.items():
                 limit = progress.limits[need]
@@ -109,9 +122,13 @@ class GroupTransferService(Service):
             waiter.done(Outcome.CONFIRMED, progress.level(need, waiter.end_offset))
         return left
 
-    def abandon(self) -> int:
-        """End every wait: the master is one no longer. What was stored stays, its fate open."""
+    def abandon(self, serial: int) -> int:
+        """End every wait: the master is one no longer. What was stored stays, its fate open.
+
+        Progress of an earlier `serial` counts no more.
+        """
         with self._wakeup:
+            self._serial = max(serial, self._serial)
             ended = [(need, waiter) for need, queue in self._queues.items() for waiter in queue]
             for queue in self._queues.values():
                 queue.clear()

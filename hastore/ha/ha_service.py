@@ -10,10 +10,11 @@ import logging
 import socket
 import threading
 
-from hastore.config import Flush, SyncFrom
+from hastore.config import SyncFrom
 from hastore.errors import ProtocolError, ReplicationError
 from hastore.ha.accept_socket_service import AcceptSocketService
 from hastore.ha.acks import AckTable, ClassicReporter
+from hastore.ha.epochs import EpochEntry
 from hastore.ha.group_transfer import GroupTransferService, Need, Progress
 from hastore.ha.ha_connection import HAConnection
 from hastore.ha.member import Member
@@ -40,7 +41,7 @@ class HAService:
         ] = ()  # replaced whole: the appending thread reads it bare
         self._table: AckTable | None = None
         self._sync = False  # a SYNC_MASTER: readers stop at the confirmed offset
-        self._level_flushed = member.config.store.flush is Flush.SYNC
+        self._serial = 0  # counts the progress worked out under `_lock`: an older one never counts
         self._links = itertools.count(1)
         self.push2_slave_max_offset = 0
 
@@ -60,19 +61,21 @@ class HAService:
         for connection in connections:
             connection.reader.stop()
 
-    def open_epoch(self, epoch: int, start: int, acks: int, *, sync: bool) -> None:
-        """Take slaves of this epoch from now on; the caller holds the gate and has opened it."""
-        member = self.member
+    def open_epoch(self, entry: EpochEntry, *, sync: bool) -> None:
+        """Take slaves of this epoch from now on; the caller holds the gate and opens it next."""
+        store = self.member.store
         with self._lock:
             self._sync = sync
             self._table = AckTable(
-                acks=acks,
-                epoch_start=start,
-                count_classic=member.config.ha.count_classic_peers,
-                confirmed_offset=member.store.confirmed_offset,
+                acks=entry.acks,
+                epoch_start=entry.start,
+                nodes=frozenset(entry.nodes),
+                count_classic=self.member.config.ha.count_classic_peers,
+                confirmed_offset=store.confirmed_offset,
             )
             self.push2_slave_max_offset = 0
-        log.info("epoch %d is open from %d on, acks %d", epoch, start, acks)
+            store.set_limits(readable=store.confirmed_offset if sync else store.max_offset)
+        log.info("epoch %d is open from %d on, acks %d", entry.epoch, entry.start, entry.acks)
         self.advance()
 
     def close_epoch(self, reason: str) -> None:
@@ -81,10 +84,12 @@ class HAService:
         """
         with self._lock:
             was, self._table = self._table, None
+            self._serial += 1
+            serial = self._serial
             connections = list(self._streams)
         for connection in connections:
             connection.close(reason)
-        ended = self.transfer.abandon()
+        ended = self.transfer.abandon(serial)
         if was is not None:
             self.member.store.set_limits(readable=self.member.store.confirmed_offset)
             log.warning(
@@ -95,7 +100,7 @@ class HAService:
         """Follow a live flip between ASYNC_MASTER and SYNC_MASTER: the epoch and the waiting
         puts stay.
         """
-        with self._lock:
+        with self.member.gate.lock, self._lock:  # no append moves the readers' limit meanwhile
             self._sync = sync
             store = self.member.store
             if self._table is not None:
@@ -259,7 +264,7 @@ class HAService:
             if table is None:
                 return
             flushed = store.flushed_offset
-            own = flushed if self._level_flushed else store.max_offset
+            own = flushed if self.member.counts_flushed else store.max_offset
             before = table.confirmed_offset
             confirmed = table.confirm(own)
             moved = confirmed > before
@@ -270,10 +275,16 @@ class HAService:
             }
             if moved:
                 store.set_limits(confirmed=confirmed, readable=confirmed if self._sync else None)
-            by_classics = table.confirmed_with_classics if table.count_classic else None
-        self.transfer.advance(Progress(limits, self._level, by_classics))
+            by_classics = self._confirmed_by_classics if table.count_classic else None
+            self._serial += 1
+            progress = Progress(self._serial, limits, self._level, by_classics)
+        self.transfer.advance(progress)
         if moved:
             self._note_limits()
+
+    def _confirmed_by_classics(self, end_offset: int) -> bool:
+        with self._lock:
+            return self._table is not None and self._table.confirmed_with_classics(end_offset)
 
     def limits(self) -> tuple[int, int]:
         """Return the confirmed and the readable offset as slaves are told them."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from hastore.clock import Clock
-from hastore.config import Config
+from hastore.config import AckPoint, Config, Flush
 from hastore.ha.gate import WriteGate
 from hastore.ha.node_state import NodeState
 from hastore.ha.replica_log import ReplicaLog
@@ -53,8 +53,20 @@ class Member:
         """The other nodes' numbers and HA addresses."""
         return [(n, a.ha) for n, a in sorted(self.config.nodes.items()) if n != self.config.node]
 
+    @property
+    def counts_flushed(self) -> bool:
+        """Whether this node, as master, counts only what its own disk holds.
+
+        With ack point `flushed` as well: such a node passes for clean after a power loss.
+        """
+        return (
+            self.config.store.flush is Flush.SYNC or self.config.ha.ack_point is AckPoint.FLUSHED
+        )
+
     def hello(self, purpose: Purpose, **extra: Any) -> Hello:
         """Say what this node is and has at this moment."""
+        # In this order: an epoch that is open has its entry in the history read after it.
+        open_epoch = self.open_epoch
         data, store = self.state.data, self.store
         max_offset = store.max_offset
         return Hello(
@@ -64,7 +76,7 @@ class Member:
             node=self.config.node,
             store_id=data.store_id,
             role=self.role,
-            open_epoch=self.open_epoch,
+            open_epoch=open_epoch,
             promised_epoch=data.promised_epoch,
             history=data.history,
             min_offset=min(store.min_offset, max_offset),

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config import Config, Flush
+from hastore.config import Config
 from hastore.config_file import config_error, parse_config
 from hastore.errors import ConfigError, StoreBrokenError
 from hastore.ha.classic_client import CLASSIC_EPOCH
@@ -66,7 +66,7 @@ class Node:
         self.transfer = GroupTransferService(
             clock,
             self.store.request_flush,
-            always_flush=config.store.flush is Flush.SYNC,
+            always_flush=self.member.counts_flushed,
         )
         self.ha = HAService(self.member, self.transfer)
         once = Once(fs, root, clock)

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from hastore.config import Config, Role
 from hastore.errors import ConfigError, HastoreError, PromotionRefused
 from hastore.ha.classic_client import ClassicHAClient
-from hastore.ha.epochs import EpochEntry, epoch_node, last_epoch, start_of
+from hastore.ha.epochs import EpochEntry, epoch_node, last_epoch
 from hastore.ha.ha_client import HAClient
 from hastore.ha.ha_service import HAService
 from hastore.ha.member import Member
@@ -324,11 +324,7 @@ class RoleService(Service):
         self._become_master(entry)
 
     def _open_ha(self, entry: EpochEntry) -> None:
-        start = start_of(self._member.state.history, entry.epoch)
-        sync = self._config.role is Role.SYNC_MASTER
-        self._ha.open_epoch(
-            entry.epoch, entry.start if start is None else start, entry.acks, sync=sync
-        )
+        self._ha.open_epoch(entry, sync=self._config.role is Role.SYNC_MASTER)
 
     def _become_master(self, entry: EpochEntry) -> None:
         self._stop_client()
