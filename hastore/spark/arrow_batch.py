@@ -36,11 +36,17 @@ class QueueRows:
 
 
 class BatchBuilder:
-    """Turn records into RecordBatches of one projection."""
+    """Turn records into RecordBatches of one projection.
 
-    def __init__(self, projection: Projection) -> None:
+    With `check_crcs` a body that is handed out is one whose CRC is right; else damage within bodies
+    goes unseen. What a batch does not hand out is not checked.
+    """
+
+    def __init__(self, projection: Projection, *, check_crcs: bool = True) -> None:
         self._columns = projection.columns
         self._schema = projection.arrow_schema()
+        bodies = (Column.VALUE, Column.RECORD)
+        self._check_crcs = check_crcs and any(column in self._columns for column in bodies)
 
     def build(
         self, data: memoryview, positions: Ints, base: int | None, queue: QueueRows | None
@@ -50,7 +56,10 @@ class BatchBuilder:
         `base` is the physical offset of `data[0]` or None; `queue` says where the records stand,
         without it they say so themselves. Raises CorruptRecordError.
         """
-        batch = _Batch(data, RecordFields(data, positions, base), queue)
+        fields = RecordFields(data, positions, base)
+        if self._check_crcs:
+            fields.check_bodies()
+        batch = _Batch(data, fields, queue)
         arrays = [
             batch.column(column, field.type)
             for column, field in zip(self._columns, self._schema, strict=True)

@@ -50,6 +50,7 @@ _KNOWN = (
     "includeMetadata",
     "minPartitions",
     "maxRecordsPerPartition",
+    "checkCrcs",
     *_STREAM_ONLY,
 )
 _BY_LOWER_NAME = {name.lower(): name for name in _KNOWN}
@@ -113,6 +114,7 @@ class SourceOptions:
     include_metadata: bool
     min_partitions: int | None
     max_records_per_partition: int | None
+    check_crcs: bool
 
 
 def parse_options(raw: Mapping[str, str]) -> SourceOptions:
@@ -139,6 +141,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         include_metadata=_parse_bool(options, "includeMetadata", default=False),
         min_partitions=_parse_positive(options, "minPartitions"),
         max_records_per_partition=_parse_positive(options, "maxRecordsPerPartition"),
+        check_crcs=_parse_bool(options, "checkCrcs", default=True),
     )
 
 

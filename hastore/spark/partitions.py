@@ -34,10 +34,14 @@ class QueueRange(InputPartition):
 
 @dataclass(frozen=True)
 class LogRange(InputPartition):
-    """The records that begin in the bytes `[start, end)` of the commit log: what one task reads."""
+    """The records that begin in the bytes `[start, end)` of the commit log: what one task reads.
+
+    `limit` is where reading ended when the query was planned; a record that crosses it is left out.
+    """
 
     start: int
     end: int
+    limit: int
 
 
 @dataclass(frozen=True)
@@ -106,4 +110,4 @@ def split_log(start: int, end: int, *, min_partitions: int | None) -> list[LogRa
     """Cut `[start, end)` into ranges of LOG_RANGE_BYTES, or into `min_partitions` if more."""
     parts = max(math.ceil((end - start) / LOG_RANGE_BYTES), min_partitions or 1)
     bounds = [start + (end - start) * part // parts for part in range(parts + 1)]
-    return [LogRange(a, b) for a, b in zip(bounds, bounds[1:], strict=False) if a < b]
+    return [LogRange(a, b, end) for a, b in zip(bounds, bounds[1:], strict=False) if a < b]

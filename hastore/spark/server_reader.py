@@ -85,7 +85,7 @@ class ServerBackend:
     def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a range from whichever replica has them.
 
-        Raises UnreachableError when none gives a message for STALL_S.
+        Raises UnreachableError when none answers, or gives a message, for STALL_S.
         """
         requester = Requester(self._bootstrap, SYSTEM_CLOCK)
         try:
@@ -96,6 +96,7 @@ class ServerBackend:
 
     def _payloads(self, requester: Requester, span: QueueRange) -> Iterator[bytes]:
         """Yield replies until the range is covered; the pull behind each is under way already."""
+        requester.survey(STALL_S)  # so that a slave that answers late is still asked first
         fetcher = Fetcher(requester, span.topic, SYSTEM_CLOCK, PULL_BYTES, prefer_master=False)
         # At "common" a lost position moves to where the replica still has something.
         fetcher.policy = "raise" if self._fail_on_data_loss else "common"

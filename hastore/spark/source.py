@@ -73,7 +73,7 @@ class HastoreReader(DataSourceReader):
         from hastore.spark.arrow_batch import BatchBuilder
         from hastore.spark.partitions import LogRange, QueueRange
 
-        builder = BatchBuilder(self._projection)
+        builder = BatchBuilder(self._projection, check_crcs=self._options.check_crcs)
         match partition:
             case QueueRange():
                 with self._open() as backend:

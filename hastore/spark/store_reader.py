@@ -6,6 +6,7 @@ and hands it to the tasks. Retention may take files away meanwhile, and a failov
 both are a loss of positions, told apart from damage.
 """
 
+import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -20,7 +21,9 @@ from hastore.spark.offsets import OffsetRange, TopicPartition
 from hastore.spark.partitions import LogRange, QueueRange
 from hastore.spark.record_fields import Ints
 from hastore.store.reader import LogFile, StoreReader
+from hastore.store.record import BLANK_MAGIC, MIN_RECORD_SIZE
 
+_FRONT = struct.Struct(">iI")  # totalSize, magic
 UNITS_AT_ONCE = 65_536  # of a queue held as arrays: 2 MB
 RECORDS_AT_ONCE = 16_384  # of the log, likewise
 
@@ -90,17 +93,22 @@ class PathBackend:
             yield from self._build(builder, offsets, sizes, (span, numbers))
 
     def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
-        """Yield the records that begin in a range, each checked by its CRC."""
-        offsets: list[int] = []
-        sizes: list[int] = []
-        for offset, raw in self._reader.raw_records(span.start, span.end):
-            offsets.append(offset)
-            sizes.append(len(raw))
-            if len(offsets) == RECORDS_AT_ONCE:
-                yield from self._build(builder, np.array(offsets), np.array(sizes), None)
-                offsets.clear()
-                sizes.clear()
-        yield from self._build(builder, np.array(offsets), np.array(sizes), None)
+        """Yield the records that begin in a range, along the chain of their sizes."""
+        first = next(self._reader.raw_records(span.start, span.end), None)
+        at = span.end if first is None else first[0]
+        for file in self._reader.files():
+            if not file.start <= at < min(file.end, span.end):
+                continue
+            try:
+                data = self._reader.file_view(file)
+            except FileNotFoundError:
+                self._lose(f"the records in {file.path}, which is gone")
+                at = file.end
+                continue
+            while at < min(file.end, span.end):
+                found, at = _walk(data, file, at, span)
+                offsets = np.array(found, np.int64)
+                yield from self._build(builder, offsets, np.diff(offsets, append=at), None)
 
     def _build(
         self,
@@ -165,3 +173,25 @@ class PathBackend:
                 f"{self.where} lost {what}: removed by retention or cut by a failover while it was "
                 "read; set failOnDataLoss to false to read what there is"
             )
+
+
+def _walk(data: memoryview, file: LogFile, at: int, span: LogRange) -> tuple[list[int], int]:
+    """Follow the sizes of records from `at`; return where they begin, and where to go on.
+
+    What looks like no record ends the walk and is returned as one: RecordFields names it.
+    """
+    found: list[int] = []
+    stop = min(file.end, span.end)
+    while at < stop and len(found) < RECORDS_AT_ONCE:
+        left = file.end - at
+        size, magic = _FRONT.unpack_from(data, at - file.start) if left >= _FRONT.size else (0, 0)
+        if magic == BLANK_MAGIC and size == left:
+            return found, file.end
+        plausible = MIN_RECORD_SIZE <= size <= left
+        if at + size > span.limit and (plausible or span.limit - at < _FRONT.size):
+            return found, span.end  # the limit is within this record
+        found.append(at)
+        if not plausible:
+            return found, span.end
+        at += size
+    return found, at

@@ -70,7 +70,8 @@ def lay(items, base=BASE):
 
 
 def build(data, positions, base=BASE, queue=None, projection=ALL):
-    return BatchBuilder(projection).build(memoryview(data), positions, base, queue)
+    builder = BatchBuilder(projection, check_crcs=False)
+    return builder.build(memoryview(data), positions, base, queue)
 
 
 def expected_row(record):
@@ -165,6 +166,15 @@ def test_a_record_that_is_none_is_named(at, value, text):
     with pytest.raises(CorruptRecordError, match=text) as caught:
         build(bytes(damaged), positions)
     assert str(BASE + place) in str(caught.value)
+
+
+def test_a_body_of_another_crc_is_refused_where_it_is_handed_out():
+    data, positions, placed = lay([Record(body=b"rotten", topic="t", body_crc=1)])
+    with pytest.raises(CorruptRecordError, match=f"offset {BASE} has a body of another CRC"):
+        BatchBuilder(ALL).build(memoryview(data), positions, BASE, None)
+    fields = [StructField("offset", COLUMN_TYPES[Column.OFFSET])]
+    builder = BatchBuilder(project(StructType(fields)))
+    assert builder.build(memoryview(data), positions, BASE, None).num_rows == len(placed)
 
 
 def test_positions_out_of_order_are_refused():

@@ -57,5 +57,5 @@ def test_a_split_of_the_log_covers_it_once(start, size, min_partitions):
 
 
 def test_tasks_survive_pickle():
-    for piece in (QueueRange("t", 1, 2, 3), LogRange(4, 5)):
+    for piece in (QueueRange("t", 1, 2, 3), LogRange(4, 5, 6)):
         assert pickle.loads(pickle.dumps(piece)) == piece  # noqa: S301 - as Spark hands them out

@@ -130,8 +130,16 @@ def test_messages_that_retention_took_are_a_loss():
 
 def test_a_range_that_no_node_gives_ends_with_an_error(monkeypatch):
     monkeypatch.setattr(server_reader, "STALL_S", 1.0)
-    with pytest.raises(UnreachableError, match="gave t-0 from offset 0"):
-        read(("tcp://127.0.0.1:9",), QueueRange("t", 0, 0, 2))
+    slave = FakeBackend(writable=False)
+    fill(slave.store, 10)
+    span = QueueRange("t", 0, 0, 7)
+    with (
+        serving(slave) as bootstrap,
+        pytest.raises(UnreachableError, match="gave t-0 from offset 5 on within 1 s"),
+    ):
+        read(bootstrap, span)
+    with pytest.raises(UnreachableError, match="no answer from tcp://127.0.0.1:9"):
+        read(("tcp://127.0.0.1:9",), span)
 
 
 def test_an_address_that_is_none_is_refused():

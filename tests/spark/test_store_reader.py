@@ -26,9 +26,9 @@ def read(path, span, *, fail=True):
     return [row for batch in batches for row in batch.to_pylist()]
 
 
-def read_log(path, start, end):
+def read_log(path, start, end, limit):
     with PathBackend(str(path), True) as backend:
-        batches = list(backend.read_log(LogRange(start, end), BatchBuilder(LOG)))
+        batches = list(backend.read_log(LogRange(start, end, limit), BatchBuilder(LOG)))
     return [row for batch in batches for row in batch.to_pylist()]
 
 
@@ -85,9 +85,28 @@ def test_the_log_is_read_once_however_it_is_cut(tmp_path):
     with PathBackend(str(tmp_path), True) as backend:
         start, end = backend.log_range()
     pieces = split_log(start, end, min_partitions=7)
-    rows = [row for p in pieces for row in read_log(tmp_path, p.start, p.end)]
+    rows = [row for p in pieces for row in read_log(tmp_path, p.start, p.end, p.limit)]
     assert [row["physicalOffset"] for row in rows] == [r.physical_offset for r in placed]
     assert len(pieces) == 7
+
+
+def test_the_log_is_read_up_to_a_limit_within_a_record(tmp_path):
+    placed = write_store(tmp_path, numbered(20))
+    cut = placed[12].physical_offset + 50
+    rows = read_log(tmp_path, 0, cut, cut)
+    assert [row["physicalOffset"] for row in rows] == [r.physical_offset for r in placed[:12]]
+
+
+@pytest.mark.parametrize(("at", "value"), [(0, bytes(4)), (0, b"\x7f\0\0\0"), (4, bytes(4))])
+def test_damage_in_the_log_is_named(tmp_path, at, value):
+    placed = write_store(tmp_path, numbered(20))
+    bad = placed[7].physical_offset
+    with open(next((tmp_path / "commitlog").iterdir()), "r+b") as file:
+        file.seek(bad + at)
+        file.write(value)
+    end = placed[-1].physical_offset + placed[-1].size
+    with pytest.raises(CorruptRecordError, match=f"offset {bad} "):
+        read_log(tmp_path, 0, end, end)
 
 
 def test_offsets_by_time(tmp_path):
