@@ -109,6 +109,11 @@ class ClassicStream(SlaveStream):
                     "RocketMQ any more; "
                     "use an empty store"
                 )
+            if member.state.data.promised_epoch > CLASSIC_EPOCH:
+                raise ProtocolError(
+                    f"epoch {member.state.data.promised_epoch} of this node's own group is "
+                    "promised, no lower master is followed; drop ha.classic_master"
+                )
             if not member.state.history and member.store.max_offset > member.store.min_offset:
                 self._begin_history(member.store.min_offset)  # a RocketMQ wrote this store
             member.gate.open(CLASSIC_EPOCH)

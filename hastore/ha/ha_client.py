@@ -131,7 +131,7 @@ class HAClient(Service):
             self._stream_from(opened, answer.offset)
             return True
         if isinstance(answer, RewindTo):
-            self._rewind(answer)
+            self._rewind(opened.hello, answer)
             return True
         if isinstance(answer, Resync):
             self._resync(opened.hello, answer)
@@ -165,9 +165,16 @@ class HAClient(Service):
                 self._stream = None
             self.master = None
 
-    def _rewind(self, answer: RewindTo) -> None:
+    def _check_promise(self, master: Hello) -> None:
+        """Do nothing for a master that was superseded meanwhile; the caller holds the gate."""
+        promised = self._member.state.data.promised_epoch
+        if self.stopping.is_set() or promised != master.open_epoch:
+            raise ProtocolError(f"epoch {master.open_epoch} is not the promised {promised}")
+
+    def _rewind(self, master: Hello, answer: RewindTo) -> None:
         member = self._member
         with member.gate.lock:
+            self._check_promise(master)
             self.archived_bytes += cut_back(
                 member.store,
                 member.state,
@@ -186,6 +193,7 @@ class HAClient(Service):
         store, state = member.store, member.state
         needed = master.max_offset - answer.offset
         with member.gate.lock:
+            self._check_promise(master)
             if store.free_bytes() < needed:
                 raise StoreFullError(
                     f"a resync needs {needed} bytes beside the old store and the disk has "
@@ -194,6 +202,6 @@ class HAClient(Service):
             state.save(unclean=True, aside=state.data.aside + 1)
             kept = store.set_aside(f"{state.last_epoch}-{store.min_offset}-{state.data.aside}")
             store.begin_at(answer.offset)
-            state.save(history=answer.entries)
+            state.replace_history(answer.entries)
             store.set_limits(confirmed=answer.offset, readable=answer.offset)
         log.warning("resync from %d: the old store lies in %s", answer.offset, kept)

@@ -168,8 +168,6 @@ class HAService:
                 return answer
             member.state.learn_store(hello.node, hello.store_id)
             if isinstance(answer, StreamFrom):
-                if hello.promised_epoch != epoch:
-                    return Refused("promise this master's epoch before following it", epoch)
                 self._register(connection, hello, answer.offset)
             return answer
 

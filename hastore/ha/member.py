@@ -59,9 +59,7 @@ class Member:
 
         With ack point `flushed` as well: such a node passes for clean after a power loss.
         """
-        return (
-            self.config.store.flush is Flush.SYNC or self.config.ha.ack_point is AckPoint.FLUSHED
-        )
+        return self.config.store.flush is Flush.SYNC or self.config.ha.ack_point is AckPoint.FLUSHED
 
     def hello(self, purpose: Purpose, **extra: Any) -> Hello:
         """Say what this node is and has at this moment."""

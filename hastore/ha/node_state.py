@@ -174,6 +174,14 @@ class NodeState:
                     changes.update(self._widened(entry.acks, entry.nodes))
             self.save(**changes)
 
+    def replace_history(self, entries: Sequence[EpochEntry]) -> None:
+        """Take a whole history (RESYNC), durably; what its last entry allowed is in force too."""
+        with self._lock:
+            changes: dict[str, object] = {"history": tuple(entries)}
+            if entries:
+                changes.update(self._widened(entries[-1].acks, entries[-1].nodes))
+            self.save(**changes)
+
     def open_epoch(self, entry: EpochEntry) -> None:
         """Append this node's own entry and drop its marks, in one durable step; then it may
         open.

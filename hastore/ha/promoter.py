@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hastore.config import Config
-from hastore.errors import HastoreError, PromotionRefused
+from hastore.errors import GroupDisagrees, HastoreError, PromotionRefused
 from hastore.ha.catch_up import catch_up
 from hastore.ha.epochs import EpochEntry, History, last_epoch, next_epoch
 from hastore.ha.member import Member
@@ -169,6 +169,8 @@ class Promoter:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
         except PromotionRefused:
             raise
+        except GroupDisagrees as error:  # asking again would only supersede everybody again
+            raise PromotionRefused(str(error), final=True) from error
         except HastoreError as error:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
 
@@ -176,6 +178,7 @@ class Promoter:
         member = self._member
         store, state = member.store, member.state
         with member.gate.lock:
+            self._check_promise(epoch)
             if store.whole_offset < store.max_offset:  # every epoch starts at a record
                 cut_back(
                     store,
@@ -189,16 +192,18 @@ class Promoter:
         store.flush()
         self.wait_replayed()
         with member.gate.lock:
-            if state.data.promised_epoch != epoch:
-                raise PromotionRefused(
-                    f"epoch {state.data.promised_epoch} was promised to another node meanwhile"
-                )
+            self._check_promise(epoch)
             entry = new_entry(epoch, store.max_offset, terms.acks, terms.nodes)
             state.open_epoch(entry)
             self._on_open(entry)
             member.open_epoch = epoch
             member.gate.open(epoch)
         return entry
+
+    def _check_promise(self, epoch: int) -> None:
+        promised = self._member.state.data.promised_epoch
+        if promised != epoch:
+            raise PromotionRefused(f"epoch {promised} was promised to another node meanwhile")
 
     def wait_replayed(self) -> None:
         """Wait until queues, index and the idempotence window have reached the log's end."""

@@ -60,16 +60,25 @@ class Receiver:
             data = data[len(piece) :]
 
     def drain(
-        self, move: Callable[[int, int, int], int], size: int, while_full: Callable[[], None]
+        self,
+        offset: int,
+        move: Callable[[int, int, int], int],
+        size: int,
+        while_full: Callable[[], None],
     ) -> None:
-        """Let `move(fd, position, size)` put `size` bytes, which it holds, at the log's end."""
+        """Let `move(fd, position, size)` put `size` bytes, which it holds and which belong at
+        `offset`, at the log's end.
+        """
         store = self._member.store
         while size:
             try:
                 with self._member.gate.entered(self._epoch) as mine:
                     self._check(mine)
+                    if offset != store.max_offset:
+                        raise ProtocolError(
+                            f"bytes for {offset} where this log ends at {store.max_offset}"
+                        )
                     room = self.room()
-                    offset = store.max_offset
                     place = store.replica_range(offset, size if room is None else min(size, room))
                     moved = move(place.fd, place.position, place.size)
                     store.commit_replica(offset, moved)
@@ -79,6 +88,7 @@ class Receiver:
                 log.error("the disk is full, taking no bytes until there is room: %s", error)
                 while_full()
                 continue
+            offset += moved
             size -= moved
 
     def _check(self, mine: bool) -> None:

@@ -10,7 +10,7 @@ repeats the rest before any HELLO; a crash before 2 leaves an archive too many a
 
 import logging
 
-from hastore.errors import GroupDisagrees
+from hastore.errors import GroupDisagrees, ReplicationError
 from hastore.ha.node_state import CutIntent, NodeState
 from hastore.ha.replica_log import ReplicaLog
 from hastore.ha.rules import cut_loses_confirmed
@@ -24,10 +24,16 @@ def cut_back(
     """Archive and cut what is beyond `offset`, keep so many entries; return the bytes archived.
 
     The caller holds the write gate. GroupDisagrees when a whole confirmed record would go, unless
-    `accept_loss`.
+    `accept_loss`; ReplicationError for a place that this log does not have.
     """
     end = store.max_offset
-    if cut_loses_confirmed(offset, store.confirmed_offset, store.record_size(offset)):
+    if not store.min_offset <= offset <= end or not 0 <= entries <= len(state.history):
+        raise ReplicationError(
+            f"{why}: no cut at {offset} with {entries} entries; this log is "
+            f"[{store.min_offset}, {end}) with {len(state.history)}"
+        )
+    first_record_bytes = store.record_size(offset) if offset < end else None
+    if cut_loses_confirmed(offset, store.confirmed_offset, first_record_bytes, store.whole_offset):
         if not accept_loss:
             raise GroupDisagrees(
                 f"{why}: cutting at {offset} would lose confirmed records up to "

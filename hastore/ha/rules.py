@@ -62,13 +62,16 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
     """Decide what an open master answers to a slave. The caller has raised nothing for it yet.
 
     A caller that has promised a higher epoch is refused with that epoch: the master must then turn
-    read-only.
+    read-only. One that has not promised this master's epoch is told nothing to do yet: whoever it
+    promised may count on its log.
     """
     if hello.promised_epoch > master.promised_epoch:
         return Refused(
             f"node {hello.node} has promised epoch {hello.promised_epoch}, above {master.epoch}",
             hello.promised_epoch,
         )
+    if hello.promised_epoch != master.epoch:
+        return Refused("promise this master's epoch before following it", master.epoch)
     if hello.file_size != master.file_size:
         return Refused(
             f"commit log files of {hello.file_size} bytes, the master's have {master.file_size}; "
@@ -211,15 +214,20 @@ def may_resume(history: History, promised_epoch: int, node: int, epoch_over: boo
     return None
 
 
-def cut_loses_confirmed(cut: int, confirmed_offset: int, first_record_bytes: int | None) -> bool:
+def cut_loses_confirmed(
+    cut: int, confirmed_offset: int, first_record_bytes: int | None, whole_offset: int
+) -> bool:
     """Whether a cut would lose a whole confirmed record.
 
-    `first_record_bytes` is the size of the record at the cut (None: no whole record starts there).
-    A record counts only when its end is at or below the limit: a limit inside the first record
-    protects nothing.
+    `first_record_bytes` is the size of the record at the cut (None: no whole record starts there),
+    `whole_offset` the end of the last whole record. A record counts only when its end is at or
+    below the limit: a limit inside the first record protects nothing. A cut inside a record or a
+    blank, with whole records behind, loses what is confirmed beyond it.
     """
-    if cut >= confirmed_offset or first_record_bytes is None:
+    if cut >= confirmed_offset:
         return False
+    if first_record_bytes is None:
+        return cut < whole_offset
     return cut + first_record_bytes <= confirmed_offset
 
 

@@ -100,7 +100,11 @@ class SlaveStream:
     def report(self) -> None:
         """Report the log's end at the ack point, when it grew or a heartbeat is due."""
         store = self._member.store
-        offset = store.flushed_offset if self._flushed else store.max_offset
+        # Under the gate: bytes up to an epoch's start are not reported before its entry is taken.
+        with self._member.gate.entered(self.epoch) as mine:
+            if not mine:
+                raise ProtocolError(f"epoch {self.epoch} is superseded; nothing is reported to it")
+            offset = store.flushed_offset if self._flushed else store.max_offset
         now = self._member.clock.monotonic_ms()
         with self._send_lock:
             due = now - self._reported_ms >= self._member.config.ha.heartbeat_interval_ms
@@ -165,7 +169,7 @@ class SlaveStream:
         """Move a part of the body by splice; False when the socket has ended."""
         got = pipe.fill(self._sock.fileno(), self._decoder.body_left)
         if got:
-            self._receiver.drain(pipe.drain, got, self._while_full)
+            self._receiver.drain(self._decoder.offset, pipe.drain, got, self._while_full)
             self._decoder.skip(got)
         return got > 0
 
@@ -190,12 +194,14 @@ class SlaveStream:
         """
         member = self._member
         store = member.store
-        end = store.flushed_offset if self._flushed else store.max_offset
         if self._master_end is None or not member.state.data.unclean:
             return
-        if end >= self._master_end:
+        with member.gate.entered(self.epoch) as mine:
+            end = store.flushed_offset if self._flushed else store.max_offset
+            if not mine or end < self._master_end:
+                return
             member.state.save(unclean=False)
-            log.warning("this node is clean again: it holds all up to %d", end)
+        log.warning("this node is clean again: it holds all up to %d", end)
 
     def _while_full(self) -> None:
         """Keep the link alive while the disk is full."""
