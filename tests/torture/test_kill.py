@@ -165,7 +165,10 @@ class Torture:
         self.slave.wait_ready()
         if stubborn:
             self.slave.wait_status(lambda s: s["role"] == "SLAVE", "superseded")
+            # A flip is a difference: two edits between two looks at the file are none.
+            said = len(self.slave.log)
             self.slave.edit_role("SLAVE")
+            self.slave.wait_log("changes the role from SYNC_MASTER to SLAVE", since=said)
 
     def put_alone(self):
         """Let the master acknowledge what nobody else has."""
