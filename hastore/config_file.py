@@ -231,6 +231,11 @@ class _Reader:
                 mapping.value.append((_key(parent), below))
             if not isinstance(below, yaml.MappingNode):
                 raise self.places.error(dotted, f"{parent} is no section", "see conf/master.yaml")
+            # A copy: an alias elsewhere in the file shares the node.
+            below = yaml.MappingNode(below.tag, list(below.value), below.start_mark)
+            mapping.value = [
+                (name, below if name.value == parent else one) for name, one in mapping.value
+            ]
             mapping = below
         mapping.value = [pair for pair in mapping.value if pair[0].value != last]
         mapping.value.append((_key(last), yaml.ScalarNode(tag, text)))

@@ -156,6 +156,14 @@ def test_overrides_set_keys_that_the_file_has_and_has_not():
     assert config.ha.classic_master is None
 
 
+def test_an_override_does_not_reach_an_alias():
+    text = changed(PAIR, "  1: {", "  1: &one {")
+    text = text.replace(text.splitlines()[7], "  2: *one")
+    overrides = {f"nodes.2.{name}": f"127.0.0.1:{port}" for name, port in (("ha", 2), ("http", 3))}
+    config = parse_config(text, "x.yaml", overrides | {"nodes.2.api": "tcp://127.0.0.1:1"})
+    assert config.nodes[1].ha == "127.0.0.1:10912" and config.nodes[2].ha == "127.0.0.1:2"
+
+
 def test_an_override_names_itself_in_its_error():
     assert refusal(PAIR, role="SLAVE").startswith("-o role: ")
     assert refusal(PAIR, ha__hartbeat="1s") == (

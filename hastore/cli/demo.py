@@ -17,6 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 import click
+from rich.table import Table
 
 from hastore.cli.asking import ask_status
 from hastore.cli.common import progress_bar, put_json, stderr, stdout, with_json
@@ -49,7 +50,7 @@ class Story:
     quiet: bool
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def tell(self, text: str) -> None:
+    def tell(self, text: str | Table) -> None:
         """Say a line before or after a step."""
         (stderr if self.quiet else stdout).print(text, highlight=False, soft_wrap=True)
 
@@ -78,7 +79,7 @@ def run_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: bool) 
             story.step(5, "Read the topic from the slave with Spark and check it against the CSV")
             plot = folder / "delays.png"
             # Node 1 is the slave now. Over its API, as a job on another machine would read.
-            messages = compare_with_spark(master.api, TOPIC, read_delays(rows), plot)
+            messages = compare_with_spark(master.api, TOPIC, read_delays(rows), plot, story.tell)
             story.facts |= {"spark_messages": messages, "plot": str(plot)}
             story.tell(f"    {messages:,} flights and all sums equal the CSV's; the plot is {plot}")
         else:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import random
 import select
 import signal
 import socket
@@ -146,9 +147,23 @@ def make_pair(folder: pathlib.Path, file_size: str) -> tuple[Node, Node]:
 
 
 def free_ports(count: int) -> Sequence[int]:
-    """Return ports of loopback that nobody listens on now."""
+    """Return ports of loopback that nobody listens on now.
+
+    They lie below the kernel's own range where there is room: an outgoing connection must not take
+    the port of a node that is down for a moment.
+    """
+    text = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
+    candidates = list(range(10_000, int(text.split()[0])))
+    random.shuffle(candidates)
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        return [one.getsockname()[1] for one in sockets]
+        ports: list[int] = []
+        for port in [*candidates, *([0] * count)]:
+            one = stack.enter_context(socket.socket())
+            try:
+                one.bind(("127.0.0.1", port))
+            except OSError:
+                continue
+            ports.append(one.getsockname()[1])
+            if len(ports) == count:
+                return ports
+    raise HastoreError(f"there are no {count} free ports on 127.0.0.1")

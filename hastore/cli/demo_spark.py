@@ -1,19 +1,23 @@
 """The demo's Spark step: delays per carrier, read from the slave, beside what the CSV says."""
 
 import pathlib
+from collections.abc import Callable
 
 from rich.table import Table
 
-from hastore.cli.common import stdout
 from hastore.cli.demo_data import Delays
 from hastore.cli.demo_proof import ProofError
 from hastore.errors import UsageError
 
 
 def compare_with_spark(
-    source: str, topic: str, expected: dict[str, Delays], plot: pathlib.Path
+    source: str,
+    topic: str,
+    expected: dict[str, Delays],
+    plot: pathlib.Path,
+    show: Callable[[Table], None],
 ) -> int:
-    """Ask Spark, print its answer, check it against `expected`, draw `plot`; return the messages.
+    """Ask Spark, show its answer, check it against `expected`, draw `plot`; return the messages.
 
     `source` is a node's address or a store's folder. Raises UsageError without Spark or Java,
     ProofError when a number differs.
@@ -40,7 +44,7 @@ def compare_with_spark(
             "-" if departure is None else f"{departure:.1f}",
             "-" if arrival is None else f"{arrival:.1f}",
         )
-    stdout.print(table)
+    show(table)
     answered = {
         row.carrier: Delays(
             row.flights, row.departed, row.departure_delay_sum, row.arrived, row.arrival_delay_sum

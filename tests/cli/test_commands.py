@@ -1,0 +1,213 @@
+"""The client commands against a running pair: what they print, where, and with which exit code."""
+
+import base64
+import json
+
+import pytest
+
+from tests.process.harness import Group, hastore
+
+STATUS_KEYS = [
+    *("node", "role", "epoch", "min_offset", "max_offset", "flushed_offset", "confirmed_offset"),
+    *("readable_offset", "writable", "slaves", "waiting_puts", "topics", "unclean", "reason"),
+]
+SLAVE_KEYS = ["node", "address", "state", "ack_offset", "lag_bytes", "in_sync", "classic"]
+PERF_KEYS = [
+    *("messages", "bytes", "seconds", "msgs_per_s", "mb_per_s", "p50_ms", "p99_ms", "p999_ms"),
+    *("max_ms", "acked", "unknown", "failed"),
+]
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    store = {"commitlog_file_size": "16MiB"}
+    with Group(tmp_path_factory.mktemp("commands"), store=store) as group:
+        yield group.start()
+
+
+@pytest.fixture
+def command(group, monkeypatch):
+    """Run a command with the pair as HASTORE_BOOTSTRAP; return code, stdout lines, stderr."""
+    monkeypatch.setenv("HASTORE_BOOTSTRAP", ",".join(group.bootstrap))
+
+    def run(*arguments, stdin=b""):
+        done = hastore(*arguments, stdin=stdin)
+        return done.returncode, done.stdout.splitlines(), done.stderr
+
+    return run
+
+
+def objects(lines):
+    return [json.loads(line) for line in lines]
+
+
+def test_status_is_an_object_for_each_node(command):
+    code, lines, problems = command("status", "--json")
+    assert (code, problems) == (0, "")
+    master, slave = objects(lines)
+    assert [key for key in master if key in STATUS_KEYS] == STATUS_KEYS
+    assert (master["node"], master["role"], master["writable"]) == (1, "SYNC_MASTER", True)
+    assert (slave["node"], slave["role"], slave["writable"]) == (2, "SLAVE", False)
+    assert list(master["slaves"][0]) == SLAVE_KEYS
+    assert master["slaves"][0]["in_sync"] is True
+
+
+def test_status_is_a_table_for_people(command):
+    code, lines, _ = command("status")
+    assert code == 0
+    assert any(line.split()[:2] == ["1", "SYNC_MASTER"] for line in lines)
+    assert any("slave 2" in line and "in sync" in line for line in lines)
+
+
+def test_a_line_is_a_message_and_comes_back_unchanged(command):
+    text = ["one", "", "drei größer", '{"a": 1}']
+    code, lines, problems = command(
+        "produce", "lines", "--json", "--key", "k 1", stdin="\n".join(text).encode()
+    )
+    assert code == 0, problems
+    results = objects(lines)
+    assert [list(result) for result in results] == [
+        ["status", "msg_id", "offset", "queue_id", "queue_offset", "level"]
+    ] * len(text)
+    assert {result["status"] for result in results} == {"PUT_OK"}
+    assert {result["level"] for result in results} == {"SYNC_MEM(1)"}
+    assert [result["queue_offset"] for result in results] == [0, 1, 2, 3]
+    assert command("consume", "lines") == (0, text, "")
+    code, lines, _ = command("query", "--msg-id", results[2]["msg_id"])
+    assert (code, lines) == (0, ["drei größer"])
+    code, lines, _ = command("query", "--topic", "lines", "--key", "k", "--json")
+    assert code == 0 and [one["offset"] for one in objects(lines)] == [
+        result["offset"] for result in reversed(results)
+    ]
+
+
+def test_bytes_that_are_no_text_come_as_base64(command):
+    body = b"\x80\x04\x95pickle\xff"
+    assert command("produce", "bytes", "--queue", "1", stdin=body + b"\n")[0] == 0
+    code, lines, _ = command("consume", "bytes", "--json")
+    (message,) = objects(lines)
+    assert code == 0 and base64.b64decode(message["body_base64"]) == body
+    assert (message["queue_id"], message["queue_offset"]) == (1, 0)
+
+
+def test_a_file_is_sent(command, tmp_path):
+    path = tmp_path / "lines"
+    path.write_bytes(b"a\nb\n")
+    assert command("produce", "filed", "--file", str(path)) == (0, [], "2 messages sent\n")
+    code, lines, _ = command("consume", "filed")
+    assert code == 0 and sorted(lines) == ["a", "b"]
+    code, lines, problems = command("produce", "filed", "--file", str(tmp_path / "none"))
+    assert code == 1 and "No such file" in problems and problems.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("acks", "level"), [("0", ""), ("1", "MASTER_MEM"), ("all", "SYNC_MEM(1)")]
+)
+def test_acks_set_the_level(command, acks, level):
+    code, lines, problems = command("produce", "levels", "--json", "--acks", acks, stdin=b"x\n")
+    assert code == 0, problems
+    assert objects(lines)[0]["level"] == level
+
+
+def test_a_flushed_put_that_no_slave_can_confirm_is_refused_and_names_the_key(command):
+    code, lines, problems = command("produce", "levels", "--json", "--sync-flush", stdin=b"x\n")
+    assert code == 1 and "ack_point" in problems
+    assert objects(lines)[0]["status"] == "SLAVE_NOT_AVAILABLE"
+
+
+def test_consume_starts_where_it_is_told(command):
+    command("produce", "starts", "--queue", "2", stdin=b"0\n1\n2\n3\n")
+    assert command("consume", "starts", "--queue", "2", "--from", "2")[1] == ["2", "3"]
+    assert command("consume", "starts", "--from", "2020-01-01T00:00:00Z")[1] == list("0123")
+    assert command("consume", "starts", "--from", "2999-01-01")[1] == []
+    assert command("consume", "starts", "--from", "latest")[1] == []
+    assert command("consume", "starts", "--max", "3")[1] == ["0", "1", "2"]
+    assert command("consume", "starts", "--queue", "0")[1] == []
+
+
+def test_consume_follows_until_it_has_enough(command):
+    command("produce", "followed", "--queue", "0", stdin=b"x\n")
+    code, lines, _ = command("consume", "followed", "--follow", "--max", "1")
+    assert (code, lines) == (0, ["x"])
+
+
+def test_an_empty_topic_is_no_error(command):
+    assert command("consume", "nosuch") == (0, [], "nothing is in topic nosuch yet\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "stdin", "expected"),
+    [
+        (("produce", "a/b"), b"x", "topic 'a/b'"),
+        (("produce", ".."), b"x", "topic '..'"),
+        (("produce", ""), b"x", "topic ''"),
+        (("produce", "x" * 128), b"x", "1 to 127"),
+        (("produce", "t", "--queue", "99"), b"x", "store.default_queues"),
+        (("produce", "t", "--acks", "2"), b"x", "--acks"),
+        (("produce", "t"), b"x" * (4 * 2**20 + 1), "4194304"),
+        (("consume", "t", "--from", "yesterday"), b"", "nothing is in topic"),
+        (("consume", "lines", "--from", "yesterday"), b"", "--from yesterday"),
+        (("query", "--key", "k"), b"", "--topic and --key"),
+        (("query", "--msg-id", "zz"), b"", "zz"),
+        (("status", "--bootstrap", "nowhere"), b"", "'nowhere' is no address"),
+        (("nosuch",), b"", "No such command 'nosuch'"),
+        (("produce",), b"", "Missing argument 'TOPIC'"),
+    ],
+    ids=lambda value: None if isinstance(value, bytes) else str(value)[:40],
+)
+def test_wrong_usage_is_one_line_and_2(command, arguments, stdin, expected):
+    command("produce", "lines", stdin=b"there is something\n")
+    code, lines, problems = command(*arguments, stdin=stdin)
+    assert expected in problems and lines == []
+    if "nothing is in topic" not in expected:
+        assert code == 2
+        errors = [line for line in problems.splitlines() if line.startswith("error: ")]
+        assert len(errors) == 1
+
+
+def test_what_is_not_there_is_1(command):
+    code, lines, problems = command("query", "--topic", "lines", "--key", "never")
+    assert (code, lines, problems) == (1, [], "no such message\n")
+
+
+def test_nobody_answers_is_1():
+    done = hastore("status", "--bootstrap", "127.0.0.1:1", "--timeout", "1")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr == "error: no answer from tcp://127.0.0.1:1 within 1 s\n"
+
+
+def test_perf_measures_produce_and_consume(command):
+    code, lines, problems = command(
+        *("perf", "produce", "--topic", "perf", "--count", "500", "--size", "100"),
+        *("--in-flight", "16", "--json"),
+    )
+    assert code == 0, problems
+    (fields,) = objects(lines)
+    assert list(fields) == PERF_KEYS
+    assert (fields["messages"], fields["bytes"], fields["acked"]) == (500, 50_000, 500)
+    assert fields["p50_ms"] <= fields["p99_ms"] <= fields["max_ms"]
+    for more in (("--in-flight", "1"), ("--in-flight", "2", "--batch", "30")):
+        code, lines, _ = command(
+            "perf", "produce", "--topic", "perf", "--count", "100", "--json", *more
+        )
+        assert code == 0 and objects(lines)[0]["acked"] == 100
+    code, lines, _ = command("perf", "consume", "--topic", "perf", "--count", "700", "--json")
+    assert code == 0 and objects(lines)[0]["messages"] == 700
+
+
+def test_doctor_is_content_with_a_running_node(command, group):
+    code, lines, problems = command("doctor", "-c", str(group[1].path), "--json")
+    assert code == 0, problems
+    assert {one["verdict"] for one in objects(lines)} <= {"good", "note"}
+    code, lines, _ = command("doctor", "-c", str(group[1].path))
+    assert code == 0 and any("runs as SYNC_MASTER" in line for line in lines)
+
+
+def test_a_store_in_use_is_3_and_can_be_looked_into(command, group):
+    done = hastore("serve", "-c", str(group[1].path), "-o", "nodes.1.http=127.0.0.1:0")
+    assert done.returncode == 3 and done.stdout == ""
+    assert "another process" in done.stderr.splitlines()[-1]
+    command("produce", "lines", stdin=b"x\n")
+    code, lines, problems = command("log", "verify", "--json", "--store", str(group[2].store))
+    assert code == 0, problems
+    assert objects(lines)[0]["ok"] is True

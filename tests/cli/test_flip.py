@@ -1,0 +1,84 @@
+"""`hastore promote` and `hastore demote`: the file, the note for once, the wait, the refusal."""
+
+import json
+
+import pytest
+
+from tests.process.harness import Group, hastore
+
+
+@pytest.fixture
+def group(tmp_path):
+    with Group(tmp_path) as group:
+        yield group
+
+
+def flip(command, node, *arguments):
+    done = hastore(command, "-c", str(node.path), "--json", *arguments)
+    return done.returncode, json.loads(done.stdout) if done.stdout else None, done.stderr
+
+
+def test_the_pair_flips_and_flips_back(group):
+    group.start()
+    group[1].path.write_text("# mine\n" + group[1].path.read_text())
+    code, answer, problems = flip("promote", group[2])
+    assert code == 0, problems
+    assert list(answer) == ["node", "role", "epoch", "max_offset", "writable", "seconds"]
+    assert (answer["node"], answer["role"], answer["writable"]) == (2, "SYNC_MASTER", True)
+    assert answer["epoch"] % 65536 == 2
+    assert group[2].file_role == "SYNC_MASTER"
+    code, answer, problems = flip("demote", group[1])
+    assert (code, answer["role"], group[1].file_role) == (0, "SLAVE", "SLAVE"), problems
+    assert group[1].path.read_text().startswith("# mine\n")
+    group[2].wait_in_sync(1)
+    code, answer, problems = flip("promote", group[1], "--async")
+    assert (code, answer["role"]) == (0, "ASYNC_MASTER"), problems
+    assert "alone" in problems
+
+
+def test_the_present_master_begins_a_new_epoch(group):
+    group.start()
+    before = group[1].status()["epoch"]
+    code, answer, problems = flip("promote", group[1])
+    assert code == 0, problems
+    assert answer["epoch"] > before and answer["epoch"] % 65536 == 1
+    assert not (group[1].store / "hastore" / "once.json").exists()
+
+
+def test_between_the_kinds_of_master_the_epoch_stays(group):
+    group.start()
+    before = group[1].status()["epoch"]
+    code, answer, problems = flip("promote", group[1], "--async")
+    assert (code, answer["epoch"], answer["role"]) == (0, before, "ASYNC_MASTER"), problems
+
+
+def test_for_want_of_answers_it_is_late_and_the_file_stays(tmp_path):
+    with Group(tmp_path, 3) as three:
+        three.start()
+        three[1].kill()
+        three[3].kill()
+        code, answer, problems = flip("promote", three[2], "--patience", "2")
+        assert (code, answer) == (1, None)
+        assert "node 1" in problems and "node 3" in problems and problems.count("\n") == 1
+        assert three[2].file_role == "SYNC_MASTER"
+        three[3].start("slave")  # the node goes on trying by itself
+        three[2].wait_writable()
+
+
+def test_a_dead_node_is_1_and_the_file_stays(group):
+    code, answer, problems = flip("promote", group[2], "--patience", "1")
+    assert (code, answer) == (1, None)
+    assert "does not answer" in problems and group[2].file_role == "SYNC_MASTER"
+
+
+def test_a_flag_does_not_reach_a_dead_node(group):
+    before = group[2].path.read_text()
+    code, _, problems = flip("promote", group[2], "--force-unclean", "--patience", "1")
+    assert code == 1 and "start it first" in problems
+    assert group[2].path.read_text() == before
+
+
+def test_a_file_that_is_wrong_is_2(group):
+    group[1].path.write_text("cluster: x\n")
+    code, answer, problems = flip("promote", group[1])
+    assert (code, answer) == (2, None) and "is missing" in problems

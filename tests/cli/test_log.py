@@ -1,0 +1,77 @@
+"""`hastore log` over RocketMQ's own stores."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from tests.process.harness import hastore
+
+GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "three-files"
+FIELDS = [
+    *("offset", "size", "magic", "topic", "queue_id", "queue_offset", "body_crc", "body_size"),
+    *("sys_flag", "flag", "born_ms", "born_host", "store_ms", "store_host", "reconsume_times"),
+    *("prepared_offset", "properties", "sha256"),
+]
+
+
+def dump(*arguments):
+    done = hastore("log", "dump", "--store", str(GOLDEN), "--json", *arguments)
+    assert (done.returncode, done.stderr) == (0, "")
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_dump_lists_every_record_and_blank_without_a_gap():
+    entries = dump()
+    records = [entry for entry in entries if not entry.get("blank")]
+    blanks = [entry for entry in entries if entry.get("blank")]
+    assert all(list(entry) == FIELDS for entry in records)
+    assert blanks and all(list(entry) == ["offset", "size", "blank"] for entry in blanks)
+    assert entries[0]["offset"] == 0
+    for entry, following in zip(entries, entries[1:], strict=False):
+        assert entry["offset"] + entry["size"] == following["offset"]
+    assert len(records[0]["sha256"]) == 64
+    assert all(len(pair) == 2 for entry in records for pair in entry["properties"])
+
+
+def test_dump_takes_a_range_by_where_entries_begin():
+    entries = dump()
+    start, end = entries[3]["offset"], entries[7]["offset"]
+    assert dump("--from", str(start), "--to", str(end)) == entries[3:7]
+    assert dump("--from", str(start - 1), "--to", str(end)) == entries[3:7]
+
+
+def test_stat_and_verify_agree_with_the_dump():
+    records = sum(not entry.get("blank") for entry in dump())
+    stat = json.loads(hastore("log", "stat", "--store", str(GOLDEN), "--json").stdout)
+    done = hastore("log", "verify", "--store", str(GOLDEN), "--json")
+    verified = json.loads(done.stdout)
+    assert done.returncode == 0 and verified["ok"] is True
+    assert stat["records"] == verified["records"] == records
+
+
+def test_people_get_text():
+    done = hastore("log", "stat", "--store", str(GOLDEN))
+    assert done.returncode == 0 and "TopicA" in done.stdout
+    done = hastore("log", "dump", "--store", str(GOLDEN))
+    assert done.returncode == 0 and "TopicA[" in done.stdout
+
+
+def test_damage_is_3_with_its_place(tmp_path):
+    store = tmp_path / "store"
+    shutil.copytree(GOLDEN, store)
+    victim = dump()[5]
+    with open(store / "commitlog" / f"{0:020}", "r+b") as file:
+        file.seek(victim["offset"] + 88)  # where the body begins, which the CRC covers
+        file.write(b"\xff" * 4)
+    done = hastore("log", "verify", "--store", str(store))
+    assert done.returncode == 3
+    assert f"[{victim['offset']}, {victim['offset'] + victim['size']})" in done.stderr
+
+
+@pytest.mark.parametrize("part", ["dump", "stat", "verify"])
+def test_no_store_is_3(tmp_path, part):
+    done = hastore("log", part, "--store", str(tmp_path))
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == f"error: {tmp_path} is no store: it has no directory commitlog\n"

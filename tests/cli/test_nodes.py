@@ -1,0 +1,122 @@
+"""Starting nodes: the check of the file, the ready line, the exit codes."""
+
+import os
+import re
+import signal
+
+import pytest
+
+from tests.process.harness import ROOT, Group, hastore
+
+
+def program(name, *arguments):
+    """Run `bin/NAME` to its end."""
+    import subprocess
+    import sys
+
+    return subprocess.run(
+        [sys.executable, str(ROOT / "bin" / name), *arguments],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+
+
+@pytest.fixture
+def group(tmp_path):
+    with Group(tmp_path) as group:
+        yield group
+
+
+def test_check_validates_and_ends(group):
+    done = program("hastore-master", "-c", str(group[1].path), "--check")
+    assert (done.returncode, done.stdout) == (0, "")
+    assert not group[1].store.exists()
+
+
+@pytest.mark.parametrize(("name", "number"), [("hastore-master", 2), ("hastore-slave", 1)])
+def test_the_other_role_is_refused(group, name, number):
+    path = group[number].path
+    done = program(name, "-c", str(path))
+    assert (done.returncode, done.stdout) == (2, "")
+    assert re.match(rf"error: {re.escape(str(path))}:\d+: role: is ", done.stderr)
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("-o", "role=SLAVE"), "-o role: "),
+        (("-o", "ha.hartbeat=1s"), "-o ha.hartbeat: is unknown"),
+        (("-o", "nodes.1.ha=10.0.0.1:1"), "beyond loopback"),
+        (("-o", "x"), "no assignment"),
+        (("--nosuch",), "No such option"),
+    ],
+)
+def test_wrong_arguments_are_2(group, arguments, expected):
+    done = program("hastore-master", "-c", str(group[1].path), *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert expected in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_missing_file_is_2(tmp_path):
+    done = program("hastore-slave", "-c", str(tmp_path / "none.yaml"))
+    assert done.returncode == 2 and "none.yaml: cannot be read" in done.stderr
+
+
+def test_the_ready_line_and_a_clean_stop(group):
+    one = group[1].start("master", "-o", "nodes.1.http=127.0.0.1:0", wait=False)
+    two = group[2].start("slave")
+    ready = one.wait_ready()
+    keys = ["node", "role", "epoch", "api", "ha", "http", "min_offset", "max_offset"]
+    assert list(ready) == keys
+    assert (ready["node"], ready["role"]) == ("1", "SYNC_MASTER")
+    assert ready["api"] == one.api and not ready["http"].endswith(":0")
+    assert two.ready["role"] == "SLAVE"
+    assert one.stop() == 0 and two.stop() == 0
+
+
+def test_a_port_in_use_is_2_and_named(group):
+    group[2].start("slave")
+    group[1].write(nodes={2: group[2].settings["nodes"][2], 1: group[2].settings["nodes"][2]})
+    done = program(
+        "hastore-master",
+        *("-c", str(group[1].path), "-o", "nodes.2.api=tcp://127.0.0.1:1"),
+        *("-o", "nodes.2.ha=127.0.0.1:2", "-o", "nodes.2.http=127.0.0.1:3"),
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ") and "in use" in last
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write anywhere")
+def test_a_store_that_cannot_be_written_is_named(group, tmp_path):
+    folder = tmp_path / "locked"
+    folder.mkdir(mode=0o500)
+    group[1].write(store={"root": str(folder / "store")})
+    done = program("hastore-master", "-c", str(group[1].path))
+    assert done.returncode in (1, 3) and str(folder) in done.stderr
+
+
+def test_a_store_below_a_file_is_named(group, tmp_path):
+    (tmp_path / "file").touch()
+    group[1].write(store={"root": str(tmp_path / "file" / "store")})
+    done = program("hastore-master", "-c", str(group[1].path))
+    assert done.returncode in (1, 3)
+    last = done.stderr.strip().splitlines()[-1]
+    assert last.startswith("error: ") and str(tmp_path / "file") in last
+
+
+def test_help_and_version_are_quick_and_right():
+    done = hastore("--help")
+    for name in ("status", "produce", "consume", "promote", "demote", "log", "perf", "demo"):
+        assert f"\n  {name} " in done.stdout
+    assert "0.1.0" in hastore("--version").stdout
+    assert program("hastore-master", "--help").returncode == 0
+
+
+def test_signals_end_a_node(group):
+    group[2].start("slave")
+    group[2].send(signal.SIGINT)
+    assert group[2].exit_code(5) == 0
