@@ -94,11 +94,19 @@ class Connections:
         """Return the connection that has spoken under this id."""
         return self._by_routing_id.get(routing_id)
 
-    def first_words(self, routing_id: bytes, descriptor: int) -> Connection:
-        """Note that a connection speaks for the first time."""
+    def first_words(self, routing_id: bytes, descriptor: int | None) -> Connection | None:
+        """Note that a connection speaks for the first time; None: it is not one of ours.
+
+        A message without a descriptor comes from a peer that speaks ZMTP 1 or 2, as random bytes
+        may seem to do: it stays silent for us, and goes first when room is needed.
+        """
+        if descriptor is None:
+            return None
         connection = self._by_descriptor.get(descriptor)
         if connection is None or connection.routing_id is not None:
             connection = self._accepted(descriptor)  # its event is still to come, or was overtaken
+        if connection is None:
+            return None
         connection.routing_id = routing_id
         if len(self._by_routing_id) >= self._limit:
             self.refused += 1
@@ -167,19 +175,21 @@ class Connections:
             if connection.warnings > 1:
                 self.end(connection, f"a message of more than {UNFINISHED_LIMIT_BYTES} bytes")
 
-    def _accepted(self, descriptor: int) -> Connection:
+    def _accepted(self, descriptor: int) -> Connection | None:
+        """Take up a connection; None when it is gone already."""
         known = self._by_descriptor.get(descriptor)
         peer = _peer(descriptor)
         address = None
         if peer is not None:
             with peer:
                 address = _address(peer)
+        if address is None:
+            return None
         if known is not None and known.address == address and not known.ended:
             return known
         connection = Connection(descriptor, address)
         self._by_descriptor[descriptor] = connection
-        if address is not None:
-            self._watch(descriptor)
+        self._watch(descriptor)
         if len(self._by_descriptor) > self._limit:
             self._make_room()
         return connection
@@ -214,6 +224,14 @@ class Connections:
         del self._by_descriptor[descriptor]
         if connection.routing_id is not None:
             self._by_routing_id.pop(connection.routing_id, None)
+
+
+def descriptor_of(frame: zmq.Frame) -> int | None:
+    """Return the descriptor a message came by; None when libzmq does not tell."""
+    try:
+        return int(frame.get("__fd"))
+    except zmq.ZMQError:
+        return None
 
 
 def has_message(waiting: zmq.Socket[bytes]) -> bool:

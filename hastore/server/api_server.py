@@ -25,7 +25,7 @@ from hastore.config import ApiConfig
 from hastore.errors import ConfigError, ProtocolError, StoreError, UsageError
 from hastore.protocol import api
 from hastore.server.api_backend import ApiBackend
-from hastore.server.api_connections import Connection, Connections, has_message
+from hastore.server.api_connections import Connection, Connections, descriptor_of, has_message
 from hastore.server.api_positions import PositionTable
 from hastore.server.api_pulls import PullDesk
 from hastore.server.api_puts import PutDesk
@@ -200,7 +200,7 @@ class ApiServer(Service):
         connection = self._connections.find(routing_id)
         if connection is None:
             first = router.recv(zmq.NOBLOCK, copy=False)
-            connection = self._connections.first_words(routing_id, int(first.get("__fd")))
+            connection = self._connections.first_words(routing_id, descriptor_of(first))
             header = first.bytes
         else:
             header = router.recv(zmq.NOBLOCK)
@@ -210,6 +210,9 @@ class ApiServer(Service):
             frame = router.recv(zmq.NOBLOCK)
             frames += 1
             payload = frame if frames == 2 else b""
+        if connection is None:
+            self.malformed += 1
+            return
         connection.messages += 1
         if connection.ended:
             return

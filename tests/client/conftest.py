@@ -1,0 +1,59 @@
+"""Nodes in this process for the clients to talk to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from hastore.config import ApiConfig
+from hastore.server.api_server import ApiServer
+from tests.api_fakes import FakeBackend
+
+
+class Node:
+    """A fake backend behind a real ApiServer; can be killed and started again on its port."""
+
+    def __init__(self, backend: FakeBackend) -> None:
+        self.backend = backend
+        self.server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig())
+        self.server.start()
+        self.address = self.server.endpoint
+
+    def stop(self) -> None:
+        self.server.stop()
+        assert self.server.failure is None
+
+    def restart(self) -> None:
+        self.server = ApiServer(self.address, self.backend, ApiConfig())
+        self.server.start()
+
+
+@pytest.fixture
+def make_node() -> Iterator[Callable[..., Node]]:
+    nodes: list[Node] = []
+
+    def make(number: int = 1, *, writable: bool = True, epoch: int = 65537) -> Node:
+        nodes.append(Node(FakeBackend(number, writable=writable, epoch=epoch)))
+        return nodes[-1]
+
+    yield make
+    for node in nodes:
+        node.stop()
+
+
+@pytest.fixture
+def node(make_node: Callable[..., Node]) -> Node:
+    return make_node()
+
+
+@pytest.fixture
+def pair(make_node: Callable[..., Node]) -> tuple[Node, Node]:
+    """A master and a slave that know of each other and share one log."""
+    master, slave = make_node(1), make_node(2, writable=False)
+    slave.backend.store = master.backend.store
+    addresses = {1: master.address, 2: slave.address}
+    for each in (master, slave):
+        each.backend.nodes = addresses
+        each.backend.master = 1
+    return master, slave

@@ -1,0 +1,74 @@
+"""Who is followed: the greatest epoch, never back."""
+
+import pytest
+
+from hastore.client.addresses import is_connectable, parse_bootstrap
+from hastore.client.cluster import MAX_ADDRESSES, ClusterView
+from hastore.errors import UsageError
+from hastore.protocol.api import MapInfo
+
+A, B, C = "tcp://h:1", "tcp://h:2", "tcp://h:3"
+
+
+def info(node: int, epoch: int, writable: bool, **more: object) -> MapInfo:
+    role = "SYNC_MASTER" if writable else "SLAVE"
+    return MapInfo(node=node, role=role, epoch=epoch, writable=writable, **more)  # type: ignore[arg-type]
+
+
+def test_the_greatest_epoch_is_followed_never_back() -> None:
+    view = ClusterView([A, B])
+    assert view.learn(A, info(1, 10, True))
+    assert not view.learn(A, info(1, 10, True))
+    assert view.learn(B, info(2, 20, True))
+    assert view.master == B
+    assert not view.learn(A, info(1, 10, True))
+    assert view.master == B and view.epoch == 20
+    view.lose()
+    assert not view.learn(A, info(1, 10, True))
+    assert view.master is None
+    assert view.learn(B, info(2, 20, True))
+
+
+def test_a_new_epoch_of_the_same_master_is_a_move() -> None:
+    view = ClusterView([A])
+    view.learn(A, info(1, 10, True))
+    assert view.learn(A, info(1, 20, True))
+
+
+def test_a_master_that_says_it_is_none_is_lost() -> None:
+    view = ClusterView([A, B])
+    view.learn(A, info(1, 10, True))
+    assert not view.learn(A, info(1, 10, False, reason="fenced"))
+    assert view.master is None
+    assert "fenced" in view.reason()
+
+
+def test_addresses_that_nodes_name_are_remembered_within_bounds() -> None:
+    view = ClusterView([A])
+    view.learn(A, info(1, 10, True, nodes={1: A, 2: B, 3: "tcp://h:0", 4: "nonsense"}))
+    assert view.addresses == [A, B]
+    view.learn(B, info(2, 10, False, nodes={n: f"tcp://x:{n}" for n in range(1, 200)}))
+    assert len(view.addresses) == MAX_ADDRESSES
+
+
+def test_slaves_are_read_first() -> None:
+    view = ClusterView([A, B, C])
+    view.learn(A, info(1, 10, True))
+    view.learn(B, info(2, 10, False))
+    assert view.replicas() == [B, A, C]
+
+
+def test_bootstrap_forms(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert parse_bootstrap("h:1, tcp://h:2") == (A, B)
+    assert parse_bootstrap([A, A, B]) == (A, B)
+    monkeypatch.setenv("HASTORE_BOOTSTRAP", "h:3")
+    assert parse_bootstrap(None) == (C,)
+    monkeypatch.delenv("HASTORE_BOOTSTRAP")
+    assert len(parse_bootstrap(None)) == 2
+    assert is_connectable(A) and not is_connectable("tcp://h:0") and not is_connectable("h:1")
+
+
+@pytest.mark.parametrize("bad", ["", [], ",", "h", "h:port", "http://h:1", "tcp://:5", "h:70000"])
+def test_addresses_that_are_none(bad: str) -> None:
+    with pytest.raises(UsageError):
+        parse_bootstrap(bad)

@@ -1,0 +1,69 @@
+"""Positions against histories, case by case and beside a byte-wise model."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hastore.server.api_history import Standing, check_position, epoch_at, epochs_of
+
+HISTORY = [(5, 100), (7, 300)]
+
+
+@pytest.mark.parametrize(
+    ("epoch", "offset", "standing", "at"),
+    [
+        (0, 0, Standing.AGREED, 0),
+        (0, 99, Standing.AGREED, 99),
+        (0, 100, Standing.LOST, 100),  # epoch 0's tail was cut at 100
+        (5, 100, Standing.AGREED, 100),
+        (5, 299, Standing.AGREED, 299),
+        (5, 300, Standing.LOST, 300),
+        (5, 5000, Standing.LOST, 300),
+        (7, 300, Standing.AGREED, 300),
+        (7, 399, Standing.AGREED, 399),
+        (7, 400, Standing.BEHIND, 400),  # the log ends at 400
+        (6, 350, Standing.LOST, 300),  # an epoch that never joined this history
+        (6, 250, Standing.LOST, 250),
+        (3, 90, Standing.LOST, 90),
+        (9, 200, Standing.BEHIND, 400),  # newer than all this node knows
+        (5, 50, Standing.LOST, 50),  # no such record ever was
+    ],
+)
+def test_standing(epoch: int, offset: int, standing: Standing, at: int) -> None:
+    assert check_position(HISTORY, 400, epoch, offset) == (standing, at)
+
+
+def test_without_history_all_is_epoch_0() -> None:
+    assert check_position([], 10, 0, 9) == (Standing.AGREED, 9)
+    assert check_position([], 10, 0, 10) == (Standing.BEHIND, 10)
+    assert check_position([], 10, 65537, 3) == (Standing.BEHIND, 10)
+
+
+def test_epochs_of_a_range() -> None:
+    assert epoch_at(HISTORY, 99) == 0
+    assert epoch_at(HISTORY, 100) == 5
+    assert epoch_at(HISTORY, 10_000) == 7
+    assert epochs_of(HISTORY, 50, 100) == [(0, 50)]
+    assert epochs_of(HISTORY, 150, 301) == [(5, 150), (7, 300)]
+
+
+@settings(max_examples=300, deadline=None, print_blob=True)
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6)), max_size=4),
+    st.integers(0, 10),
+    st.integers(0, 14),
+    st.integers(0, 30),
+)
+def test_agreed_exactly_where_the_node_gives_the_offset_to_the_epoch(
+    steps: list[tuple[int, int]], tail: int, epoch: int, offset: int
+) -> None:
+    history, last, start = [], 0, 0
+    for more, further in steps:
+        last, start = last + more, start + further
+        history.append((last, start))
+    end = start + tail
+    standing, at = check_position(history, end, epoch, offset)
+    holds = offset < end and epoch_at(history, offset) == epoch
+    assert (standing is Standing.AGREED) == holds
+    if standing is Standing.LOST:
+        assert at <= offset
