@@ -1,6 +1,6 @@
 """Addresses as a record holds them, and the message ids made of them."""
 
-import socket
+import ipaddress
 import struct
 from dataclasses import dataclass
 
@@ -25,17 +25,17 @@ class Host:
             if not separator or not 0 <= int(port) <= 65535:
                 raise ValueError("a port from 0 to 65535 is missing")
             if address.startswith("[") and address.endswith("]"):
-                return cls(socket.inet_pton(socket.AF_INET6, address[1:-1]), int(port))
-            return cls(socket.inet_pton(socket.AF_INET, address), int(port))
-        except (ValueError, OSError) as failure:
+                return cls(ipaddress.IPv6Address(address[1:-1]).packed, int(port))
+            return cls(ipaddress.IPv4Address(address).packed, int(port))
+        except ValueError as failure:
             raise UsageError(f"{text!r} is not ADDRESS:PORT ({failure})") from failure
 
     @property
     def text(self) -> str:
         """Return "1.2.3.4:10911", an IPv6 address in brackets."""
         if len(self.address) == 4:
-            return f"{socket.inet_ntop(socket.AF_INET, self.address)}:{self.port}"
-        return f"[{socket.inet_ntop(socket.AF_INET6, self.address)}]:{self.port}"
+            return f"{ipaddress.IPv4Address(self.address)}:{self.port}"
+        return f"[{ipaddress.IPv6Address(self.address)}]:{self.port}"
 
     @property
     def is_ipv6(self) -> bool:

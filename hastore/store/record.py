@@ -52,12 +52,7 @@ IPV6_EXTRA = 12
 MAX_TOPIC_BYTES = 32767
 V1_MAX_TOPIC_BYTES = 127  # its length is a signed byte
 
-FLAG_COMPRESSED = 0x1
-FLAG_MULTI_TAGS = 0x2
-FLAG_TRANSACTION = 0xC
-FLAG_PREPARED = 0x4
-FLAG_COMMIT = 0x8
-FLAG_ROLLBACK = 0xC
+FLAG_PREPARED = 0x4  # of 0xC: 0x4 prepared, 0x8 commit, 0xC rollback
 FLAG_BORN_IPV6 = 0x10
 FLAG_STORE_IPV6 = 0x20
 FLAG_IPV6 = 0x30
@@ -77,8 +72,7 @@ _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
 _SHORT = struct.Struct(">h")
 _TAIL = struct.Struct(">iqi")  # reconsumeTimes, preparedTransactionOffset, bodyLength
-_CRC_MASK = 0x7FFFFFFF
-_INT_MAX = 0x7FFFFFFF
+_CRC_MASK = 0x7FFFFFFF  # also the greatest int32
 
 Buffer = bytes | bytearray | memoryview
 
@@ -193,19 +187,15 @@ def layout_of(buffer: Buffer, at: int, end: int) -> Layout | None:
     if body_length < 0 or topic_at > stop - 3:
         return None
     if magic == V1_MAGIC:
-        topic_length = buffer[topic_at]
-        if topic_length > V1_MAX_TOPIC_BYTES:
-            return None
+        topic_length, limit = buffer[topic_at], V1_MAX_TOPIC_BYTES
         topic_at += 1
     elif magic == V2_MAGIC:
-        topic_length = buffer[topic_at] << 8 | buffer[topic_at + 1]
-        if topic_length > MAX_TOPIC_BYTES:
-            return None
+        topic_length, limit = buffer[topic_at] << 8 | buffer[topic_at + 1], MAX_TOPIC_BYTES
         topic_at += 2
     else:
         return None
     properties_at = topic_at + topic_length + 2
-    if properties_at > stop:
+    if topic_length > limit or properties_at > stop:
         return None
     properties_length = buffer[properties_at - 2] << 8 | buffer[properties_at - 1]
     if properties_length > MAX_PROPERTIES_BYTES or properties_at + properties_length != stop:
@@ -319,7 +309,7 @@ def build_record(
     if len(born_host.address) == 16:
         sys_flag |= FLAG_BORN_IPV6
         size += IPV6_EXTRA
-    if size > _INT_MAX:
+    if size > _CRC_MASK:
         raise MessageIllegalError(f"a record of {size} bytes does not fit any log")
     crc = zlib.crc32(body) & _CRC_MASK
     if sys_flag & FLAG_BORN_IPV6:

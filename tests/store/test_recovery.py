@@ -232,11 +232,9 @@ def test_a_begun_cut_may_lack_synced_bytes(tmp_path: Path) -> None:
     store.close()
 
 
-@pytest.mark.parametrize(("name", "count", "end"), [("three-files", 400, 167944), ("variants", 15, 18770)])  # fmt: skip
+@pytest.mark.parametrize(("name", "end"), [("three-files", 167944), ("variants", 18770)])
 @pytest.mark.parametrize("killed", [False, True])
-def test_rocketmq_stores_open_and_go_on(
-    tmp_path: Path, name: str, count: int, end: int, killed: bool
-) -> None:
+def test_rocketmq_stores_open_and_go_on(tmp_path: Path, name: str, end: int, killed: bool) -> None:
     root = tmp_path / "s"
     shutil.copytree(os.path.join(GOLDEN, name), root)
     before = read_log(root)
@@ -251,7 +249,6 @@ def test_rocketmq_stores_open_and_go_on(
         again = put(store, message(2, topic="TopicA", queue_id=1))[0]
         known = store.queue_range("TopicA", 1)
         assert known is not None and again.queue_offset in (known[1], known[1] - 1)
-    assert count
 
 
 def test_a_foreign_log_without_its_head_is_not_wiped(tmp_path: Path) -> None:
