@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import Config
 from hastore.config_file import config_error, parse_config
-from hastore.errors import ConfigError, StoreBrokenError
+from hastore.errors import ConfigError, StoreBrokenError, StoreError
 from hastore.ha.classic_client import CLASSIC_EPOCH
 from hastore.ha.group_transfer import GroupTransferService
 from hastore.ha.ha_service import HAService
@@ -92,11 +92,7 @@ class Node:
 
         StoreInUseError, StoreBrokenError: the store. ConfigError: a port that cannot be bound.
         """
-        config, state = self.config, self.state
-        self._fs.make_dirs(config.store.root)
-        state.load(config.node, config.cluster, config.group)
-        intent = state.data.intent
-        self.store.open(intent_offset=None if intent is None else intent.offset)
+        self._open_store()
         try:
             self._open_state()
             self._bind()
@@ -111,6 +107,19 @@ class Node:
             self._http.start()
         self._retention.start()
         self.roles.start()
+
+    def _open_store(self) -> None:
+        config, state = self.config, self.state
+        try:
+            self._fs.make_dirs(config.store.root)
+            state.load(config.node, config.cluster, config.group)
+            intent = state.data.intent
+            self.store.open(intent_offset=None if intent is None else intent.offset)
+        except OSError as error:
+            raise StoreError(
+                f"{config.store.root}: the store cannot be opened: {error}; `store.root` must be a "
+                "directory that this user may read and write"
+            ) from error
 
     def _open_state(self) -> None:
         """Finish a cut that a crash interrupted, mark what a power loss may have taken; before
