@@ -100,6 +100,20 @@ class AckTable:
             and (reporter.flushed or not flushed_only)
         )
 
+    def level(self, end_offset: int, *, flushed: bool) -> str:
+        """Name what was seen of the slaves for a put that ends there, never more."""
+        name = "SYNC_DISK" if flushed else "SYNC_MEM"
+        holders = self.holders(end_offset, flushed_only=flushed)
+        if holders >= max(self.acks, 1):
+            return f"{name}({holders})"
+        if not flushed and self.confirmed_with_classics(end_offset):
+            return "CLASSIC"
+        # A slave that left right after its report: what it said was seen, and `acks` of them were
+        # needed.
+        if self.acks and end_offset <= self.confirmed_offset:
+            return f"{name}({self.acks})"
+        return "MASTER_MEM"
+
     def in_sync(self, own_offset: int, gap_max: int, *, flushed_only: bool = False) -> list[int]:
         """Return the nodes that have reported in this epoch and lag at most `gap_max` bytes."""
         return [

@@ -12,7 +12,7 @@ from hastore.ha.member import Member
 from hastore.ha.peer import Call, call
 from hastore.ha.receiving import Receiver
 from hastore.ha.rewind import cut_back
-from hastore.ha.survey import check_node
+from hastore.ha.survey import check_peer
 from hastore.protocol.ha_link import Data, FrameStart, StreamDecoder
 from hastore.protocol.hello import CopyFrom, Purpose, Refused
 
@@ -29,14 +29,15 @@ def catch_up(
     history: History,
     end: int,
     *,
+    source_min: int,
     accept_loss: bool,
     on_progress: Callable[[int, int], None],
 ) -> None:
     """Bring the own log to the answered state of `node`: cut to the common point, copy bytes
     and entries.
 
-    PromotionRefused (not final) when the source is no longer as it answered; `on_progress(done,
-    due)` in bytes.
+    PromotionRefused when the source is no longer as it answered, finally when it has not all that
+    this log lacks (`source_min`: its first byte); `on_progress(done, due)` in bytes.
     """
     store, state = member.store, member.state
     with member.gate.lock:
@@ -47,6 +48,12 @@ def catch_up(
             raise PromotionRefused(
                 f"node {node} is ahead and shares no history with this node's log; promote "
                 f"node {node}",
+                final=True,
+            )
+        if common < min(source_min, end):
+            raise PromotionRefused(
+                f"node {node} is ahead and its log begins at {source_min}, beyond this node's "
+                f"common point {common}; promote node {node}",
                 final=True,
             )
         if common < store.max_offset or kept < len(state.history):
@@ -85,7 +92,7 @@ def _copy(
     timeout_ms = member.config.ha.hello_timeout_ms
     opened = call(address, hello, member.secret, member.clock, timeout_ms)
     try:
-        check_node(opened.hello, node, address)
+        check_peer(member, opened.hello, node, address)
         if isinstance(opened.answer, Refused):
             raise PromotionRefused(f"node {node} refuses the copy: {opened.answer.reason}")
         if not isinstance(opened.answer, CopyFrom):

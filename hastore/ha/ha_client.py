@@ -15,7 +15,7 @@ from hastore.ha.member import Member
 from hastore.ha.peer import Call, call
 from hastore.ha.rewind import cut_back
 from hastore.ha.slave_stream import SlaveStream
-from hastore.ha.survey import ask_all, check_node
+from hastore.ha.survey import ask_all, check_peer
 from hastore.protocol.hello import Hello, Purpose, Refused, Resync, RewindTo, StreamFrom
 from hastore.service import Service
 
@@ -109,7 +109,8 @@ class HAClient(Service):
             member.config.ha.hello_timeout_ms,
         )
         try:
-            check_node(opened.hello, best.node, best.address)
+            check_peer(member, opened.hello, best.node, best.address)
+            member.state.learn_store(opened.hello.node, opened.hello.store_id)
             return self._obey(opened)
         finally:
             opened.close()

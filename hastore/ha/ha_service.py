@@ -299,19 +299,9 @@ class HAService:
         if need is Need.MASTER_DISK:
             return "MASTER_DISK"
         with self._lock:
-            table = self._table
-            if table is None:
+            if self._table is None:
                 return "MASTER_MEM"
-            holders = table.holders(end_offset, flushed_only=need is Need.SLAVE_DISKS)
-            if holders >= max(table.acks, 1):
-                return f"{'SYNC_DISK' if need is Need.SLAVE_DISKS else 'SYNC_MEM'}({holders})"
-            if need is Need.SLAVES and table.confirmed_with_classics(end_offset):
-                return "CLASSIC"
-            # A slave that left right after its report: what it said was seen, and `acks` of them
-            # were needed.
-            if table.acks and end_offset <= table.confirmed_offset:
-                return f"{'SYNC_DISK' if need is Need.SLAVE_DISKS else 'SYNC_MEM'}({table.acks})"
-        return "MASTER_MEM"
+            return self._table.level(end_offset, flushed=need is Need.SLAVE_DISKS)
 
     # ---- what others ask
     # --------------------------------------------------------------------------------------

@@ -5,11 +5,11 @@ being master.
 import logging
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from hastore.clock import Clock
-from hastore.config import AckPoint, Config, Flush
+from hastore.config import AckPoint, Config, Flush, NodeAddress
 from hastore.ha.gate import WriteGate
 from hastore.ha.node_state import NodeState
 from hastore.ha.replica_log import ReplicaLog
@@ -37,6 +37,7 @@ class Member:
         self.clock = clock
         self.secret = secret
         self.gate = WriteGate()
+        self._addresses = dict(config.nodes)
         self.open_epoch = 0  # the epoch in which this node takes writes; 0: it does not
         self.role = "SLAVE"  # what it is now, for HELLO and status
         self.on_superseded: Callable[[int, str], None] = _ignore
@@ -46,12 +47,19 @@ class Member:
     @property
     def nodes(self) -> tuple[int, ...]:
         """The group's node numbers as configured, this node's too."""
-        return tuple(sorted(self.config.nodes))
+        return tuple(sorted(self._addresses))
 
     @property
     def peers(self) -> list[tuple[int, str]]:
         """The other nodes' numbers and HA addresses."""
-        return [(n, a.ha) for n, a in sorted(self.config.nodes.items()) if n != self.config.node]
+        known = sorted(self._addresses.items())
+        return [(n, a.ha) for n, a in known if n != self.config.node]
+
+    def learn_nodes(self, nodes: Mapping[int, NodeAddress]) -> None:
+        """Take nodes that a changed file adds: the next promotion asks them. One that it drops
+        stays until a restart, and one that it moves stays where it was.
+        """
+        self._addresses = {**nodes, **self._addresses}
 
     @property
     def counts_flushed(self) -> bool:

@@ -34,11 +34,16 @@ class Promoter:
     """
 
     def __init__(
-        self, member: Member, on_open: Callable[[EpochEntry], None], say: Callable[[str], None]
+        self,
+        member: Member,
+        on_open: Callable[[EpochEntry], None],
+        say: Callable[[str], None],
+        stopping: Callable[[], bool],
     ) -> None:
         self._member = member
         self._on_open = on_open  # called under the gate's lock, right before the gate opens
         self._say = say  # the progress, for status
+        self._stopping = stopping
         self._tried_epoch = 0  # of the last attempt in this promotion that raised its promise
 
     def attempt(
@@ -143,7 +148,11 @@ class Promoter:
             member.gate.close()
             member.open_epoch = 0
             member.state.promise(epoch, terms.acks, terms.nodes)
-        return ask_all(member, Purpose.PROMISE, acks=terms.acks, nodes=terms.nodes)
+        heard = ask_all(member, Purpose.PROMISE, acks=terms.acks, nodes=terms.nodes)
+        for h in heard:
+            if _promised(h) and h.hello is not None:
+                member.state.learn_store(h.node, h.hello.store_id)
+        return heard
 
     def _catch_up(
         self, epoch: int, voices: list[Voice], answers: list[Heard], flags: Flags
@@ -160,8 +169,9 @@ class Promoter:
                 source.address,
                 _history(source),
                 best.log_end,
+                source_min=source.hello.min_offset if source.hello is not None else 0,
                 accept_loss=flags.accept_loss,
-                on_progress=lambda done, due: self._say(
+                on_progress=lambda done, due: self._go_on(
                     f"catching up from node {best.node}: {done} of {due} bytes"
                 ),
             )
@@ -209,7 +219,13 @@ class Promoter:
         """Wait until queues, index and the idempotence window have reached the log's end."""
         store = self._member.store
         while not store.wait_dispatched(store.max_offset, 0.5):
-            self._say(f"replaying the log: {store.dispatched_offset} of {store.max_offset}")
+            self._go_on(f"replaying the log: {store.dispatched_offset} of {store.max_offset}")
+
+    def _go_on(self, progress: str) -> None:
+        """Say how far it is; what may take long ends here when the node stops."""
+        if self._stopping():
+            raise PromotionRefused("the node stops")
+        self._say(progress)
 
 
 def _promised(heard: Heard) -> bool:

@@ -54,16 +54,21 @@ def ask_one(
             address, member.hello(purpose, **extra), member.secret, member.clock, timeout_ms
         )
         opened.close()
-        check_node(opened.hello, node, address)
+        check_peer(member, opened.hello, node, address)
     except (HastoreError, OSError) as error:
         return Heard(node, address, problem=str(error) or type(error).__name__)
     return Heard(node, address, opened.hello, opened.answer)
 
 
-def check_node(hello: Hello, node: int, address: str) -> None:
-    """Refuse a node that answers at another's address."""
+def check_peer(member: Member, hello: Hello, node: int, address: str) -> None:
+    """Refuse a node that answers at another's address, or whose disk was lost: its promises were
+    lost with it. ProtocolError.
+    """
     if hello.node != node:
         raise ProtocolError(
             f"node {hello.node} answers at {address}, which `nodes` gives to node {node}; "
             "correct `nodes`"
         )
+    problem = member.identity_problem(hello)
+    if problem is not None:
+        raise ProtocolError(f"{address}: {problem}")

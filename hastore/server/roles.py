@@ -61,7 +61,7 @@ class RoleService(Service):
         self._once = once
         self._read_config = read_config
         self._config = member.config  # the latest valid file; `member.config` is that of the start
-        self._promoter = Promoter(member, self._open_ha, self._say)
+        self._promoter = Promoter(member, self._open_ha, self._say, self.stopping.is_set)
         self._flags = Flags()
         self._self_promotion = False
         self._wakeup = threading.Event()
@@ -72,7 +72,6 @@ class RoleService(Service):
         member.on_promise = self._note_promise
 
     # ---- what other threads say
-    # -------------------------------------------------------------------------------
 
     def hurry(self) -> None:
         """Look at the file and at everything else now (SIGHUP)."""
@@ -110,7 +109,6 @@ class RoleService(Service):
         self.reason = text
 
     # ---- the thread
-    # -------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """Take up the role in which the node went down, then follow file and group until
@@ -150,7 +148,7 @@ class RoleService(Service):
             self._lose_role()
         if changed is not None:
             self._flip(changed)
-        if self._config.role.is_master and (self.mode is not Mode.PROMOTING):
+        if self._config.role.is_master:
             flags = self._once.take("promote", self._member.state.last_epoch)
             if flags is not None:
                 self._promote(flags)
@@ -178,12 +176,14 @@ class RoleService(Service):
     def _flip(self, config: Config) -> None:
         before, self._config = self._config.role, config
         role = config.role
+        self._member.learn_nodes(config.nodes)
         if role is before:
             return
         log.warning("the operator changes the role from %s to %s", before.value, role.value)
         if role.is_master and before.is_master:
             if self.mode is Mode.MASTER:
                 self._ha.set_sync(role is Role.SYNC_MASTER)
+                self._member.role = role.value
                 if role is Role.ASYNC_MASTER:
                     log.warning("ASYNC_MASTER: puts without acks are on this node alone")
             self._member.state.save(role_followed=role)
@@ -200,7 +200,6 @@ class RoleService(Service):
         self._follow(None)
 
     # ---- following
-    # --------------------------------------------------------------------------------------------
 
     def _follow(self, reason: str | None) -> None:
         """Be a follower; `reason` says why, when the file wants a master."""
@@ -230,7 +229,7 @@ class RoleService(Service):
     def _lose_role(self) -> None:
         superseded, self._superseded = self._superseded, None
         assert superseded is not None
-        if self.mode is Mode.MASTER:
+        if self.mode is Mode.MASTER and not self._member.open_epoch:
             self._follow(superseded_text(superseded[0]))
 
     def _promote(self, flags: Flags) -> None:
@@ -290,7 +289,7 @@ class RoleService(Service):
         own = self._member.state.last_epoch
         heard = ask_all(self._member, Purpose.SURVEY)
         seen = max(greatest_epoch(heard), self._member.state.data.promised_epoch)
-        if seen > own:
+        if seen > own and epoch_node(seen) != self._member.config.node:  # not an attempt of its own
             self._follow(superseded_text(seen))
             return False
         silent = [str(h.node) for h in heard if h.hello is None]
@@ -313,7 +312,11 @@ class RoleService(Service):
             member.state.save(superseded_by=seen)
             self._follow(superseded_text(max(seen, member.state.data.promised_epoch)))
             return
-        self._promoter.wait_replayed()
+        try:
+            self._promoter.wait_replayed()
+        except PromotionRefused as error:  # the node stops
+            self.reason = str(error)
+            return
         entry = member.state.history[-1]
         with member.gate.lock:
             if member.state.data.promised_epoch != epoch:
