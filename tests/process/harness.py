@@ -220,9 +220,18 @@ class Node:
         os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """SIGSTOP."""
+        """SIGSTOP, and wait until every thread has stopped: a busy machine takes a while."""
         self.send(signal.SIGSTOP)
         self._paused = True
+        tasks = pathlib.Path(f"/proc/{self.pid}/task")
+        wait_until(
+            lambda: all(
+                (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
+                for task in tasks.iterdir()
+            ),
+            10,
+            f"node {self.number} does not stop",
+        )
 
     def resume(self) -> None:
         """SIGCONT."""
