@@ -13,7 +13,13 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from hastore.errors import DurabilityError, MessageIllegalError, NotStoredError, OutcomeUnknown
+from hastore.errors import (
+    DurabilityError,
+    MessageIllegalError,
+    NotStoredError,
+    OutcomeUnknown,
+    UnreachableError,
+)
 from tests.process.stores import Found
 
 ACKED, UNKNOWN, REFUSED = "acked", "unknown", "refused"
@@ -91,7 +97,8 @@ def _ended(put: Put, done: Future[Any]) -> None:
 
 def _settle(put: Put, error: BaseException) -> None:
     put.error = f"{type(error).__name__}: {error}"
-    certain = isinstance(error, NotStoredError | MessageIllegalError)
+    # UnreachableError: `send` itself found no master to ask for the number of queues.
+    certain = isinstance(error, NotStoredError | MessageIllegalError | UnreachableError)
     assert certain or isinstance(error, OutcomeUnknown | DurabilityError), put.error
     put.outcome, put.ended_ns = REFUSED if certain else UNKNOWN, time.monotonic_ns()
 
