@@ -99,7 +99,7 @@ def progress_bar(*, visible: bool = True) -> Progress:
         TextColumn("{task.fields[note]}"),
         console=stderr,
         disable=not visible or not stderr.is_terminal,
-        transient=False,
+        redirect_stdout=sys.stdout.isatty(),  # data that is piped stays on stdout
     )
 
 

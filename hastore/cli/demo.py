@@ -79,7 +79,10 @@ def run_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: bool) 
             story.step(5, "Read the topic from the slave with Spark and check it against the CSV")
             plot = folder / "delays.png"
             # Node 1 is the slave now. Over its API, as a job on another machine would read.
-            messages = compare_with_spark(master.api, TOPIC, read_delays(rows), plot, story.tell)
+            with stderr.status("    Spark starts, reads and counts ..."):
+                messages = compare_with_spark(
+                    master.api, TOPIC, read_delays(rows), plot, story.tell
+                )
             story.facts |= {"spark_messages": messages, "plot": str(plot)}
             story.tell(f"    {messages:,} flights and all sums equal the CSV's; the plot is {plot}")
         else:
