@@ -1,0 +1,164 @@
+"""A full disk, on a file system of a few MiB: puts are refused, links stay, and all goes on."""
+
+import contextlib
+import os
+import pathlib
+import subprocess
+import time
+
+import pytest
+
+from hastore.client.producer import Producer
+from hastore.errors import DurabilityError, NotStoredError, OutcomeUnknown
+from tests.process.history import ACKED, REFUSED, UNKNOWN, Recorder, check
+from tests.process.stores import assert_equal_stores, assert_queues_fit
+
+DISK_BYTES = 6 * 1024 * 1024
+LEFT_BYTES = 700 * 1024
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Mount a tmpfs of 6 MiB; needs the right to mount."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "hastore-test", str(folder)],
+        capture_output=True,
+        check=False,
+    )
+    if done.returncode:
+        pytest.skip(f"no right to mount a tmpfs here: {done.stderr.decode().strip()}")
+    yield Disk(folder)
+    # Lazily: a node that outlived its test must not keep the mount alive.
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+class Disk:
+    """A small disk and the ballast that fills it."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self.folder = folder
+        self._ballast = folder / "ballast"
+
+    @property
+    def free_bytes(self) -> int:
+        """Return what is left."""
+        stat = os.statvfs(self.folder)
+        return stat.f_bavail * stat.f_bsize
+
+    def fill(self, left_bytes: int) -> None:
+        """Leave this much."""
+        size = self.free_bytes - left_bytes
+        with open(self._ballast, "wb") as file:
+            os.posix_fallocate(file.fileno(), 0, size)
+
+    def make_room(self) -> None:
+        """Take the ballast away."""
+        self._ballast.unlink()
+
+
+def fill_with_puts(group, recorder, seconds=15.0):
+    """Put until puts fail for a while; return the errors met."""
+    errors = []
+    deadline = time.monotonic() + seconds
+    number = len(recorder.puts)
+    with Producer(group.bootstrap, delivery_timeout_s=1.0) as producer:
+        while time.monotonic() < deadline and len(errors) < 3:
+            bodies = [b"%d:" % (number + n) + bytes(3000) for n in range(20)]
+            number += len(bodies)
+            futures = [recorder.send(producer, "T", body, f"k{number}") for body in bodies]
+            for future in futures:
+                error = future.exception(20)
+                if error is not None:
+                    errors.append(error)
+    assert errors, "the disk was never full"
+    for error in errors:
+        assert isinstance(error, NotStoredError | OutcomeUnknown | DurabilityError), repr(error)
+    return errors
+
+
+def finish(group, recorder):
+    """Go on with room; stop, compare and check that nothing acknowledged was lost."""
+    with Producer(group.bootstrap, delivery_timeout_s=20) as producer:
+        futures = [recorder.send(producer, "T", b"room %d" % n, "r") for n in range(50)]
+        assert {future.result(20).level for future in futures} == {"SYNC_MEM(1)"}
+    group.wait_equal()
+    for node in group:
+        assert "Traceback" not in node.log and "died" not in node.log, node.last_lines(30)
+        assert node.stop() == 0
+    log = assert_equal_stores(group[1].store, group[2].store)
+    assert_queues_fit(group[1].store, log)
+    assert check(recorder.puts, log.records) == []
+    assert recorder.count(ACKED) > 100
+
+
+def test_the_masters_disk_is_full(make_group, small_disk):
+    group, recorder = make_group(), Recorder()
+    group[1].write(store={"root": str(small_disk.folder / "store")})
+    group[1].store = small_disk.folder / "store"
+    group.start()
+    small_disk.fill(LEFT_BYTES)
+    errors = fill_with_puts(group, recorder)
+    assert any("SERVICE_NOT_AVAILABLE" in str(error) for error in errors), errors
+    assert recorder.count(REFUSED) + recorder.count(UNKNOWN) > 0
+    # It still serves: status, reads, its slave.
+    status = group[1].status()
+    assert group[1].running and status["slaves"][0]["in_sync"]
+    assert "no room" in group[1].log
+    small_disk.make_room()
+    finish(group, recorder)
+
+
+def test_the_slaves_disk_is_full(make_group, small_disk):
+    group, recorder = make_group(ha={"slave_timeout": "1s"}), Recorder()
+    group[2].write(store={"root": str(small_disk.folder / "store")})
+    group[2].store = small_disk.folder / "store"
+    group.start()
+    small_disk.fill(LEFT_BYTES)
+    errors = fill_with_puts(group, recorder)
+    # The master has them, the slave cannot take them: nobody may say that they are not stored.
+    assert all(isinstance(error, OutcomeUnknown | DurabilityError) for error in errors), errors
+    assert group[2].running and group[1].running
+    assert len(group[1].status()["slaves"]) == 1, "the link stays"
+    assert group[1].status()["writable"]
+    group[2].wait_log("disk is full")
+    # Asynchronous puts go on without it.
+    with Producer(group.bootstrap, acks=1) as producer:
+        future = recorder.send(producer, "T", b"the master alone", "a")
+        assert future.result(5).level == "MASTER_MEM"
+    small_disk.make_room()
+    finish(group, recorder)
+
+
+def test_no_room_at_all_at_the_start(make_group, small_disk):
+    """A node that finds not a byte says so and ends, or serves without taking writes."""
+    group = make_group()
+    group[1].write(store={"root": str(small_disk.folder / "store")})
+    small_disk.fill(0)
+    group[1].start("master", wait=False)
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        code = group[1].exit_code(5)
+        assert code in (1, 3), code
+        assert group[1].log.count("error: ") == 1 and "Traceback" not in group[1].log
+        assert "No space" in group[1].log
+    small_disk.make_room()
+    if group[1].process is None:
+        group[1].start("master", wait=False)
+    group[2].start("slave")
+    group[1].wait_writable()
+
+
+def test_a_kill_while_the_disk_is_full(make_group, small_disk):
+    group, recorder = make_group(), Recorder()
+    group[1].write(store={"root": str(small_disk.folder / "store")})
+    group[1].store = small_disk.folder / "store"
+    group.start()
+    small_disk.fill(LEFT_BYTES)
+    fill_with_puts(group, recorder)
+    end = group[1].status()["max_offset"]
+    group[1].kill()
+    small_disk.make_room()
+    group[1].start("master")
+    assert int(group[1].ready["max_offset"]) == end
+    finish(group, recorder)
