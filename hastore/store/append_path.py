@@ -176,7 +176,7 @@ class Appender:
         self._wait_for_replay()
         with log.lock:
             start = log.max_offset
-            if self._table.end_offset != start:
+            if self._known_end != start:
                 self._adopt(start)
             self.last_store_timestamp_ms = now_ms = max(
                 self._clock.wall_ms(),
@@ -190,10 +190,15 @@ class Appender:
                 results = self._append_rolling(examined, now_ms)
             return results, start, log.max_offset
 
+    @property
+    def _known_end(self) -> int:
+        """How far both queue offsets and window know the log."""
+        return min(self._table.end_offset, self._window.end_offset)
+
     def _wait_for_replay(self) -> None:
         """Wait until queue offsets and window know the whole log; at once on a settled master."""
         end = self._log.max_offset
-        if self._table.end_offset < end and not self._build.wait_dispatched(end, _REPLAY_TIMEOUT_S):
+        if self._known_end < end and not self._build.wait_dispatched(end, _REPLAY_TIMEOUT_S):
             reason = self._build.blocked_reason or "replay has not reached the log's end yet"
             raise StoreError(f"queue offsets are not known: {reason}")
 

@@ -1,7 +1,7 @@
-"""What a file system must offer the store; `filesystem.py` has the machine's, tests bring their own.
+"""What a file system must offer the store; `filesystem.py` has the machine's, tests their own.
 
-Durability: `File.sync` covers the bytes of a file, `FileSystem.sync_dir` covers names (creation, rename and
-removal). Whoever needs both calls both; `replace_bytes` is the one call that does all of it.
+Durability: `File.sync` covers the bytes of a file, `FileSystem.sync_dir` covers names (creation,
+rename and removal). Whoever needs both calls both; `replace_bytes` alone does all of it.
 """
 
 import mmap
@@ -48,7 +48,7 @@ class FileSystem(Protocol):
     """Names and directories; all paths are strings."""
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
-        """Open a file; `create` makes it when it is absent (its name is durable after `sync_dir`)."""
+        """Open a file; `create` makes an absent one (its name is durable after `sync_dir`)."""
 
     def exists(self, path: str) -> bool:
         """Tell whether the path names anything."""
@@ -84,7 +84,7 @@ class FileSystem(Protocol):
         """Replace a file by `data`, atomically and durably: afterwards it holds all of it."""
 
     def lock(self, path: str) -> File:
-        """Lock a file for this process, until it is closed; StoreInUseError when another holds it."""
+        """Lock a file for this process until it is closed; StoreInUseError when it is held."""
 
     def free_bytes(self, path: str) -> int:
         """Return the bytes that an ordinary user may still allocate there."""

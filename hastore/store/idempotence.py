@@ -259,6 +259,11 @@ class IdempotenceWindow:
         self._snapshot_end = end
         self._snapshot_step = max(_SNAPSHOT_STEP_BYTES, 4 * len(raw))
 
+    def save_before(self, min_offset: int) -> None:
+        """Write the snapshot if a start would need the log below `min_offset`, which goes now."""
+        if self._snapshot_end < min_offset:
+            self.save()
+
     def _dump(self) -> bytes:
         parts = [_HEAD.pack(_MAGIC, _VERSION, self._end, len(self._producers))]
         for producer, known in self._producers.items():

@@ -10,7 +10,7 @@ from hastore.store.mapped_file import NAME_DIGITS, MappedFile, file_name
 
 log = logging.getLogger(__name__)
 
-_MAX_OPEN = 256  # maps and descriptors held at a time; older files are opened again on use
+_MAX_OPEN = 64  # maps and descriptors held at a time; older files are opened again on use
 
 
 class MappedFileQueue:
@@ -97,19 +97,18 @@ class MappedFileQueue:
         return added
 
     def remove_first(self, count: int) -> None:
-        """Remove the oldest files, oldest first, so that a crash leaves no gap; names synced."""
-        gone, self.files = self.files[:count], self.files[count:]
-        for file in gone:
-            file.remove()
-        self.sync_names()
+        """Remove the oldest files, each durably before the next, so that no crash leaves a gap."""
+        for _ in range(count):
+            gone, self.files = self.files[0], self.files[1:]
+            gone.remove()
+            self.sync_names()
 
     def remove_from(self, start: int) -> None:
-        """Remove the files that begin at or beyond `start`, newest first; names synced."""
-        gone = [file for file in self.files if file.start >= start]
-        self.files = tuple(file for file in self.files if file.start < start)
-        for file in reversed(gone):
-            file.remove()
-        self.sync_names()
+        """Remove the files from `start` on, newest first, each durably before the next."""
+        while self.files and self.files[-1].start >= start:
+            gone, self.files = self.files[-1], self.files[:-1]
+            gone.remove()
+            self.sync_names()
 
     def sync_names(self) -> None:
         """Make the files' names durable."""

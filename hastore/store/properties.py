@@ -72,5 +72,5 @@ def check_topic(topic: str) -> None:
     if not _TOPIC.fullmatch(topic):
         shown = topic if len(topic) <= 40 else topic[:40] + "..."
         raise MessageIllegalError(
-            f"topic {shown!r}: 1 to {MAX_CREATED_TOPIC} characters of A-Z a-z 0-9 _ % | - are allowed"
+            f"topic {shown!r}: 1 to {MAX_CREATED_TOPIC} characters of A-Za-z0-9_%|- are allowed"
         )

@@ -54,7 +54,9 @@ class StoreCuts:
             parts.page.cut(offset, anchor=start)
             parts.log.truncate(offset)
             parts.flush.reset(min(parts.flush.flushed_offset, offset))
-            parts.build.truncate(offset)
+            # What replay has not reached is in no queue: it comes again from there, and feeds
+            # queue offsets and window, which a put had fed before, anew.
+            parts.build.truncate(min(offset, parts.build.dispatched_offset))
 
     def _is_boundary(self, offset: int) -> bool:
         log = self._parts.log
@@ -107,7 +109,10 @@ class StoreCuts:
             if parts.fs.free_bytes(self._root) < 2 * parts.log.file_size:
                 raise StoreFullError(f"{self._root}: no room for another log beside the old one")
             parts.fs.make_dirs(directory)
+            # Limits and replay's state go first: whatever of the moves a crash leaves undone, the
+            # next start reads the log that it finds from the beginning.
             parts.page.restart(0)
+            parts.build.reset(0)
             parts.log.queue.release()
             for moved in _MOVED:
                 if parts.fs.exists(f"{self._root}/{moved}"):
@@ -128,8 +133,8 @@ class StoreCuts:
                     f"the log holds [{parts.log.min_offset}, {parts.log.max_offset}):"
                     " only an empty one can begin elsewhere"
                 )
-            parts.page.restart(offset)
             parts.log.queue.remove_from(0)
+            parts.page.restart(offset)
             self._go_on(offset)
 
     def delete_expired(self, hold_offset: int | None) -> int:
@@ -143,6 +148,7 @@ class StoreCuts:
             if not count:
                 return 0
             min_offset = parts.log.queue.files[count - 1].end
+            parts.window.save_before(min_offset)
             parts.log.min_offset = min_offset  # readers are refused before the bytes go
             try:
                 parts.log.queue.remove_first(count)

@@ -243,7 +243,10 @@ class StoreLife:
         parts.health.check()
         parts.flush.flush()
         self._keep_house()
-        parts.window.save()
+        try:
+            parts.window.save()
+        except OSError as failure:  # a full disk: the next start reads more of the log
+            log.warning("the idempotence snapshot was not written: %s", failure)
         boundary = max(parts.log.boundary, parts.build.dispatched_offset)
         parts.page.update(sync=True, boundary=boundary, flushed=boundary)
         parts.log.allocator.discard()

@@ -1,0 +1,201 @@
+"""Files of the log: allocated ahead, contiguous, read without a lock, few of them open."""
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from hastore.errors import StoreBrokenError, StoreFullError, UsageError
+from hastore.store import mapped_file_queue
+from hastore.store.allocate import AllocateService
+from hastore.store.commit_log import CommitLog
+from hastore.store.filesystem import REAL, File, RealFileSystem
+from hastore.store.health import StoreHealth
+from hastore.store.mapped_file import MappedFile
+from hastore.store.mapped_file_queue import MappedFileQueue
+from tests.store.kit import log_file, message, opened, put
+
+SIZE = 4096
+
+
+def commit_log(root: Path) -> CommitLog:
+    for name in ("commitlog", "hastore"):
+        REAL.make_dirs(f"{root}/{name}")
+    log = CommitLog(REAL, str(root), SIZE, StoreHealth())
+    log.allocator.start()
+    return log
+
+
+def wait_for(reached: object, timeout_s: float = 5.0) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not reached():  # type: ignore[operator]
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_bytes_go_in_and_come_out_within_their_bounds(tmp_path: Path) -> None:
+    log = commit_log(tmp_path)
+    with log.lock:
+        assert log.append(b"a" * 1000) == 1000
+        assert log.append(b"b" * 3096) == SIZE
+        assert log.append(b"c" * 10) == SIZE + 10
+        with pytest.raises(UsageError, match="boundary"):
+            log.append(b"x" * SIZE)
+    with log.view(990, 20) as view:
+        assert bytes(view) == b"a" * 10 + b"b" * 10
+        assert view.readonly
+    with log.view(SIZE - 5, 100) as view:
+        assert bytes(view) == b"b" * 5  # never across a file's end
+    with log.view(SIZE, 100) as view:
+        assert bytes(view) == b"c" * 10
+    with log.view(SIZE + 10, 100) as view:
+        assert len(view) == 0
+    with pytest.raises(ValueError, match="released"):
+        len(view)
+    for outside in (-1, SIZE + 11):
+        with pytest.raises(UsageError):
+            log.view(outside, 1)
+    found = log.file_range(1000, 5000)
+    assert (found.position, found.size) == (1000, 3096)
+    assert os.pread(found.fd, 5, found.position) == b"bbbbb"
+    log.allocator.stop()
+
+
+def test_the_next_file_is_ready_before_it_is_needed(tmp_path: Path) -> None:
+    log = commit_log(tmp_path)
+    spare = tmp_path / "hastore" / "spare"
+    with log.lock:
+        log.append(b"a")
+    wait_for(spare.exists)
+    wait_for(lambda: log.allocator._ready)
+    assert os.path.getsize(spare) == SIZE
+    assert os.listdir(tmp_path / "commitlog") == [f"{0:020d}"]  # nothing a RocketMQ would refuse
+    inode = os.stat(spare).st_ino
+    with log.lock:
+        log.roll()
+        assert log.max_offset == SIZE
+        log.append(b"b")
+    assert os.stat(log_file(tmp_path, SIZE)).st_ino == inode
+    log.allocator.stop()
+    log.allocator.discard()
+    assert not spare.exists()
+
+
+def test_room_counts_the_blank(tmp_path: Path) -> None:
+    log = commit_log(tmp_path)
+    assert log.room(SIZE) == 0  # at a file's start there is nothing to fill
+    with log.lock:
+        log.append(bytes(100))
+    assert log.room(SIZE - 108) == 0
+    assert log.room(SIZE - 107) == SIZE - 100
+    log.allocator.stop()
+
+
+def test_a_view_outlives_its_file(tmp_path: Path) -> None:
+    log = commit_log(tmp_path)
+    with log.lock:
+        log.append(b"a" * SIZE)
+        log.append(b"b")
+    view = log.view(10, 5)
+    taken = log.file_range(10, 5)
+    log.queue.remove_first(1)
+    with view as data:
+        assert bytes(data) == b"aaaaa"
+    assert os.pread(taken.fd, 5, taken.position) == b"aaaaa"
+    fd = taken.fd
+    del taken, view
+    with pytest.raises(OSError):
+        os.fstat(fd)
+    log.allocator.stop()
+
+
+def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(mapped_file_queue, "_MAX_OPEN", 3)
+    log = commit_log(tmp_path)
+    for number in range(12):
+        with log.lock:
+            log.append(bytes([number]) * SIZE)
+    for _ in range(2):
+        for number in range(12):
+            with log.view(number * SIZE, 1) as view:
+                assert bytes(view) == bytes([number])
+    assert sum(file.is_open for file in log.queue.files) <= 3
+    log.allocator.stop()
+
+
+def test_only_log_files_count_and_gaps_are_refused(tmp_path: Path) -> None:
+    directory = tmp_path / "commitlog"
+    directory.mkdir()
+    for start in (SIZE, 2 * SIZE, 4 * SIZE):
+        (directory / f"{start:020d}").write_bytes(bytes(SIZE))
+    (directory / "note.txt").write_bytes(b"x")
+    queue = MappedFileQueue(REAL, str(directory), SIZE)
+    with pytest.raises(StoreBrokenError, match=r"\[12288, 16384\)"):
+        queue.load()
+    (directory / f"{4 * SIZE:020d}").unlink()
+    queue.load()
+    assert (queue.start, queue.end) == (SIZE, 3 * SIZE)
+    assert queue.find(SIZE - 1) is None
+    assert queue.find(3 * SIZE) is None
+    found = queue.find(2 * SIZE)
+    assert isinstance(found, MappedFile) and found.start == 2 * SIZE
+    with pytest.raises(StoreBrokenError, match="gap"):
+        queue.add(5 * SIZE, lambda path: None)
+
+
+def test_no_room_is_refused_at_once_and_tried_again(tmp_path: Path) -> None:
+    class Full(RealFileSystem):
+        full = True
+        tries = 0
+
+        def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+            Full.tries += 1
+            if Full.full:
+                raise StoreFullError("no room at all")
+            return super().open(path, create=create, writable=writable)
+
+    service = AllocateService(Full(), f"{tmp_path}/spare", SIZE)
+    service.start()
+    with pytest.raises(StoreFullError, match="no room at all"):
+        service.wait_ready()
+    started = time.monotonic()
+    for _ in range(100):
+        with pytest.raises(StoreFullError):
+            service.wait_ready()
+    assert time.monotonic() - started < 0.5
+    assert Full.tries < 5
+    Full.full = False
+    wait_for(lambda: service.failure_reason is None)
+    service.take(f"{tmp_path}/taken")
+    assert os.path.getsize(tmp_path / "taken") == SIZE
+    service.stop()
+
+
+def test_readers_run_beside_a_writer(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        stop = threading.Event()
+        wrong: list[str] = []
+
+        def read() -> None:
+            while not stop.is_set():
+                offset, end = 0, store.whole_offset
+                while offset < end:
+                    record = store.record_at(offset)
+                    if record is None:
+                        offset += 65536 - offset % 65536
+                    else:
+                        offset += record.size
+                if offset != end and offset % 65536:
+                    wrong.append(f"{offset} is not {end}")
+
+        readers = [threading.Thread(target=read) for _ in range(2)]
+        for reader in readers:
+            reader.start()
+        for number in range(300):
+            put(store, message(number, size=700))
+        stop.set()
+        for reader in readers:
+            reader.join()
+        assert not wrong
