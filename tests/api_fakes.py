@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hastore.config import ApiConfig
 from hastore.errors import NotStoredError
 from hastore.ha.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
@@ -54,6 +53,7 @@ class FakeStore:
         self.store_host = Host.parse(host)
         self.default_queues = default_queues
         self.log = bytearray()
+        self.starts: set[int] = set()
         self.queues: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self.seen: dict[tuple[bytes, bytes], tuple[int, int, int, int]] = {}
         self.min_offset = 0
@@ -111,6 +111,7 @@ class FakeStore:
         )  # fmt: skip
         self.log += record
         queue_units.append((offset, size))
+        self.starts.add(offset)
         result = FakePut(OK, offset, offset + size, queue_id, len(queue_units) - 1, now)
         if pid is not None:
             self.seen[key] = (offset, offset + size, queue_id, len(queue_units) - 1)
@@ -164,7 +165,7 @@ class FakeStore:
         return [r.physical_offset for r in reversed(found)][:max_messages]
 
     def record_at(self, offset: int) -> Record | None:
-        return next((r for r in self._records() if r.physical_offset == offset), None)
+        return decode_record(self.log, offset) if offset in self.starts else None
 
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         for r in self._records():
@@ -263,6 +264,3 @@ class FakeBackend:
 
     def watch_readable(self, callback: Callable[[], None]) -> None:
         self.watchers.append(callback)
-
-
-SMALL = ApiConfig()

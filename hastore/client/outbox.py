@@ -11,10 +11,19 @@ from collections import deque
 from collections.abc import Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from hastore.client.results import SendResult, Status
 from hastore.errors import ClientError
+
+Value = TypeVar("Value")
+
+class SendFuture(Future[Value]):
+    """The caller's Future: `cancel` is always refused, what is sent cannot be called back."""
+
+    def cancel(self) -> bool:
+        """Return False."""
+        return False
 
 
 @dataclass(slots=True, eq=False)
@@ -31,7 +40,7 @@ class Entry:
     expires_ms: float
     settled: bool = False
     unknown: bool = False
-    status: Status = Status.SERVICE_NOT_AVAILABLE
+    status: Status = Status.TIMEOUT  # what was heard last; TIMEOUT: nothing yet
     reason: str = ""
     result: SendResult | None = None  # of an attempt that was stored, not confirmed
 
@@ -63,14 +72,18 @@ class Window:
         """The oldest sequence number that is not settled; the next one when all are."""
         return self._order[0].first_seq if self._order else self.next_seq
 
-    def wait_room(self, count: int) -> None:
-        """Wait, the lock held, until `count` more numbers fit; ClientError once closed."""
+    def wait_room(self, count: int) -> int:
+        """Wait, the lock held, until `count` more numbers fit; return the first of them.
+
+        ClientError once closed.
+        """
         while self.next_seq + count - self.base_seq > self.limit and not self.closed:
             self._waiting += 1
             self._room.wait()
             self._waiting -= 1
         if self.closed:
             raise ClientError("the producer is closed")
+        return self.next_seq
 
     def admit(self, entry: Entry) -> None:
         """Take up an entry, the lock held; its numbers are used from now on."""

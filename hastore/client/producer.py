@@ -10,14 +10,14 @@ from __future__ import annotations
 import secrets
 import socket
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Literal
 
 from hastore.client.addresses import parse_bootstrap
-from hastore.client.outbox import Entry, Window
+from hastore.client.outbox import Entry, SendFuture, Window
 from hastore.client.results import SendResult
 from hastore.client.sender import MAX_FRAME_RECORDS, Sender, SendOptions
 from hastore.clock import SYSTEM_CLOCK, Clock
@@ -136,13 +136,11 @@ class Producer:
         body = self._checked(topic, body)
         queue_id = self._choose_queue(topic, key) if queue is None else queue
         pairs = _pairs(key, tags, properties)
-        future: Future[SendResult] = Future()
-        future.set_running_or_notify_cancel()  # what is sent cannot be called back
-
-        def build(seq: int) -> bytes:
-            return self._build(topic, body, queue_id, pairs, seq)
-
-        self._submit(topic, 1, build, future, is_batch=False)
+        future: SendFuture[SendResult] = SendFuture()
+        with self._window.lock:
+            seq = self._window.wait_room(1)
+            payload = self._build(topic, body, queue_id, pairs, seq)
+            self._submit(topic, seq, 1, payload, future, is_batch=False)
         return future
 
     def send_sync(
@@ -243,24 +241,18 @@ class Producer:
     def _submit(
         self,
         topic: str,
+        seq: int,
         count: int,
-        build: Callable[[int], bytes],
+        payload: bytes,
         future: Future[SendResult] | Future[list[SendResult]],
         *,
         is_batch: bool,
     ) -> None:
-        """Number, build and hand over under one lock: the numbers' order is that of sending."""
-        window = self._window
-        with window.lock:
-            window.wait_room(count)
-            seq = window.next_seq
-            payload = build(seq)
-            now = self._clock.monotonic_ms()
-            entry = Entry(
-                seq, count, topic, payload, future, is_batch, now, now + self._timeout_ms
-            )
-            window.admit(entry)
-            self._sender.submit(entry)
+        """Hand over, the window's lock still held: the numbers' order is that of sending."""
+        now = self._clock.monotonic_ms()
+        entry = Entry(seq, count, topic, payload, future, is_batch, now, now + self._timeout_ms)
+        self._window.admit(entry)
+        self._sender.submit(entry)
 
     def _fitting(self, checked: list[tuple[bytes, OutgoingMessage]]) -> int:
         """Return how many of the messages go into one frame; at least one."""
@@ -279,18 +271,15 @@ class Producer:
             named = queue if each.queue is None else each.queue
             queue_id = self._choose_queue(topic, each.key) if named is None else named
             prepared.append((body, queue_id, _pairs(each.key, each.tags, each.properties)))
-        future: Future[list[SendResult]] = Future()
-        future.set_running_or_notify_cancel()
-
-        def build(seq: int) -> bytes:
-            return b"".join(
-                [
-                    self._build(topic, body, queue_id, pairs, seq + place)
-                    for place, (body, queue_id, pairs) in enumerate(prepared)
-                ]
-            )
-
-        self._submit(topic, len(prepared), build, future, is_batch=True)
+        future: SendFuture[list[SendResult]] = SendFuture()
+        with self._window.lock:
+            seq = self._window.wait_room(len(prepared))
+            records = [
+                self._build(topic, body, queue_id, pairs, seq + place)
+                for place, (body, queue_id, pairs) in enumerate(prepared)
+            ]
+            payload = b"".join(records)
+            self._submit(topic, seq, len(records), payload, future, is_batch=True)
         return future
 
 
@@ -311,8 +300,7 @@ def _joined(parts: list[Future[list[SendResult]]]) -> Future[list[SendResult]]:
     """Return a Future of all parts' results in order, or of the first part's failure."""
     if len(parts) == 1:
         return parts[0]
-    whole: Future[list[SendResult]] = Future()
-    whole.set_running_or_notify_cancel()
+    whole: SendFuture[list[SendResult]] = SendFuture()
     left = [len(parts)]  # changed by the sending thread alone
 
     def settled(_: Future[list[SendResult]]) -> None:

@@ -63,7 +63,7 @@ def failure_of(
     if status is Status.FLUSH_SLAVE_TIMEOUT:
         return FlushSlaveTimeout(text, result)
     if status is Status.TIMEOUT or unknown:
-        return OutcomeUnknown(f"an attempt went unanswered; last heard: {text}")
+        return OutcomeUnknown(f"an attempt went unanswered, it may be stored; last heard: {text}")
     if status in (Status.MESSAGE_ILLEGAL, Status.PROPERTIES_SIZE_EXCEEDED):
         return MessageIllegalError(text)
     if status.is_refusal:

@@ -110,8 +110,7 @@ class Sender(Service):
             for entry in frame.entries:
                 entry.unknown = True
         for entry in left:
-            entry.reason = entry.reason or "the producer was closed"
-            settle_failure(entry)
+            self._give_up(entry, "the producer was closed")
         self._window.release()
         self._links.close()
 
@@ -159,7 +158,9 @@ class Sender(Service):
     def _link_changed(self, arrival: Arrival, now: float) -> None:
         if arrival.up:
             self._links.send(arrival.address, api.AskMap(next(self._rids)))
-        elif arrival.address == self.cluster.master:
+            return
+        self.cluster.maps.pop(arrival.address, None)
+        if arrival.address == self.cluster.master:
             self.cluster.lose()
             self._roll_back(list(self._frames.values()), unknown=True)
             self._search(now)
@@ -229,11 +230,22 @@ class Sender(Service):
         flying = {id(entry) for frame in self._frames.values() for entry in frame.entries}
         for entry in expired:
             entry.unknown |= id(entry) in flying
-            if self.cluster.master is None and not entry.reason:
-                entry.reason = f"no writable master: {self.cluster.reason()}"
-            settle_failure(entry)
+            self._give_up(entry, self._why_late())
         self._unsent = in_order(self._unsent)
         self._window.release()
+
+    def _why_late(self) -> str:
+        if self.cluster.master is None:
+            return f"no writable master: {self.cluster.reason()}"
+        return f"{self.cluster.master} did not answer in time"
+
+    @staticmethod
+    def _give_up(entry: Entry, reason: str) -> None:
+        """End an entry; what never left this process is certainly not stored."""
+        if entry.status is Status.TIMEOUT and not entry.unknown:
+            entry.status = Status.SERVICE_NOT_AVAILABLE
+        entry.reason = entry.reason or reason
+        settle_failure(entry)
 
     def _look_after(self, now: float) -> None:
         """Ask who is master when nobody is, or when the first frame in flight is late."""

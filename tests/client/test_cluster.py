@@ -12,7 +12,7 @@ A, B, C = "tcp://h:1", "tcp://h:2", "tcp://h:3"
 
 def info(node: int, epoch: int, writable: bool, **more: object) -> MapInfo:
     role = "SYNC_MASTER" if writable else "SLAVE"
-    return MapInfo(node=node, role=role, epoch=epoch, writable=writable, **more)  # type: ignore[arg-type]
+    return MapInfo(node, role, epoch, writable, **more)  # type: ignore[arg-type]
 
 
 def test_the_greatest_epoch_is_followed_never_back() -> None:
