@@ -4,6 +4,7 @@ import os
 import sys
 import sysconfig
 import tempfile
+import warnings
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -36,6 +37,8 @@ def local_session(
     returned as it is. Raises UsageError without a usable Java, HastoreError when Spark does not
     start. Stop it by `stop()`; the JVM ends with this process.
     """
+    # A pandas newer than this pyspark's is none of ours: nothing here uses pandas.
+    warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     active = SparkSession.getActiveSession()
     if active is not None:
         return active
