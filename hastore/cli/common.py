@@ -29,7 +29,8 @@ STORE = 3  # in use or broken
 DIFFER = 4  # "they differ" or "not confirmed"
 _INTERRUPTED = 130
 
-stdout = Console()
+_WIDE = 160  # where no terminal sets the width
+stdout = Console(width=None if sys.stdout.isatty() else _WIDE)
 stderr = Console(stderr=True)
 
 

@@ -41,10 +41,10 @@ def status_command(timeout_s: float, bootstrap: str | None, as_json: bool) -> in
 
 def _show(statuses: list[dict[str, Any]]) -> None:
     table = Table("node", "role", "epoch", "writable", box=None, pad_edge=False)
-    for name in (*_OFFSETS, "waiting_puts", "topics"):
-        table.add_column(name.removesuffix("_offset").replace("_", " "), justify="right")
+    for name in _OFFSETS:
+        table.add_column(name.removesuffix("_offset"), justify="right", no_wrap=True)
     for status in statuses:
-        numbers = [f"{status[name]:,}" for name in (*_OFFSETS, "waiting_puts", "topics")]
+        numbers = [f"{status[name]:,}" for name in _OFFSETS]
         writable = "[green]yes[/green]" if status["writable"] else "no"
         epoch = str(status["epoch"])
         table.add_row(str(status["node"]), status["role"], epoch, writable, *numbers)

@@ -1,0 +1,53 @@
+"""What the README says exists: commands, options, files, code that compiles."""
+
+import pathlib
+import re
+
+import click
+import pytest
+
+from hastore.cli.main import cli
+from hastore.cli.nodes import master_command, slave_command
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+TEXT = (ROOT / "README.md").read_text()
+LINES = sorted(set(re.findall(r"^(?:.*\| )?bin/(hastore\S*[^\n]*)", TEXT, re.M)))
+
+
+def find(words):
+    """Return the command that a line calls, and what is left of the line."""
+    program, *rest = words
+    if program != "hastore":
+        return {"hastore-master": master_command, "hastore-slave": slave_command}[program], rest
+    command = cli
+    while isinstance(command, click.Group) and rest:
+        command = command.get_command(click.Context(command), rest.pop(0))
+        assert command is not None, words
+    return command, rest
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_commands_and_options_exist(line):
+    words = re.split(r"\s+(?:2?>|&|\|)", line)[0].split()
+    command, rest = find(words)
+    known = {name for parameter in command.params for name in parameter.opts}
+    for word in rest:
+        assert not word.startswith("-") or word in known, f"{line}: {word}"
+
+
+def test_every_command_is_listed():
+    for name in cli.list_commands(click.Context(cli)):
+        assert f"hastore {name}" in TEXT, name
+
+
+def test_links_lead_somewhere():
+    for target in re.findall(r"\]\(([^)#:]+)\)", TEXT):
+        assert (ROOT / target).exists(), target
+
+
+def test_python_compiles():
+    blocks = re.findall(r"```python\n(.*?)```", TEXT, re.S)
+    blocks += re.findall(r"<<'END'\n(.*?)END\n", TEXT, re.S)
+    assert len(blocks) == 2
+    for block in blocks:
+        compile(block, "README.md", "exec")
