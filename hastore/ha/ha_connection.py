@@ -133,10 +133,19 @@ class ReadSocketService(Service):
     def _serve(self) -> str:
         connection = self._connection
         member = connection.service.member
-        deadline = Deadline(member.clock, member.config.ha.hello_timeout_ms)
-        first = receive_exactly(connection.sock, REPORT_BYTES, deadline)
+        config = member.config.ha
+        hello = Deadline(member.clock, config.hello_timeout_ms)
+        # A RocketMQ slave's first report may be as late as its next heartbeat, 5 s and more.
+        late = config.allow_classic_peers
+        first = receive_exactly(
+            connection.sock,
+            REPORT_BYTES,
+            Deadline(member.clock, config.housekeeping_interval_ms) if late else hello,
+        )
         if first == CALL_MAGIC:
-            if not answer_call(connection, deadline):
+            if late:
+                hello = Deadline(member.clock, config.hello_timeout_ms)
+            if not answer_call(connection, hello):
                 return "answered"
         else:
             self._accept_classic(first)
