@@ -153,6 +153,11 @@ def test_a_new_slave_gets_the_whole_history(make_group):
     group[1].start("master")
     group[2].start("slave")
     group[1].wait_in_sync(3)
+    # The list of nodes counts from the next promotion on; then node 3 confirms.
+    done = hastore("promote", "-c", str(group[1].path))
+    assert done.returncode == 0, done.stderr
+    group[1].wait_in_sync(3)
+    assert {result.level for _, _, result in put_some(group, 5, seed=2)} == {"SYNC_MEM(1)"}
     group.wait_equal()
     assert group[2].stop() == 0
     assert group[1].stop() == 0
