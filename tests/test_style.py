@@ -64,8 +64,8 @@ FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 # Only these import the big libraries, so that the core works without the extras.
 ONLY_SPARK = {"pyspark", "pyarrow", "numpy"}
 # Where a file may be opened besides the shim: the configuration is the operator's file, not the
-# store's, and the command line reads and writes what the operator names.
-FILE_ACCESS = ("store.filesystem", "config_file", "cli", "spark", "server.secret")
+# store's; the command line and the Spark side read and write what the operator names.
+FILE_ACCESS = ("store.filesystem", "config_file", "cli", "spark")
 FILE_CALLS = {
     *("open", "unlink", "remove", "rename", "replace", "mkdir", "makedirs", "rmdir", "truncate"),
     *("ftruncate", "fsync", "fdatasync", "pread", "pwrite", "listdir", "scandir", "rmtree"),

@@ -229,7 +229,8 @@ def _stop_by_exception(number: int, _frame: FrameType | None) -> NoReturn:
 def demo_command(scale: float, no_spark: bool, folder: str | None, as_json: bool) -> None:
     """Play the whole story: a pair on real data, a kill, a flip, the proof, and Spark."""
     find_flights()  # before anything is started
-    signal.signal(signal.SIGTERM, _stop_by_exception)
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _stop_by_exception)
     place = pathlib.Path(folder or tempfile.mkdtemp(prefix="hastore-demo-")).absolute()
     place.mkdir(parents=True, exist_ok=True)
     if (place / "node1").exists():

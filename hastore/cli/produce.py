@@ -24,6 +24,7 @@ from hastore.cli.common import (
 from hastore.client.producer import Acks, Producer
 from hastore.client.results import SendResult
 from hastore.errors import DurabilityError, HastoreError, NotStoredError, OutcomeUnknown, UsageError
+from hastore.store.record import check_topic
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 
@@ -56,7 +57,9 @@ def describe(future: Future[SendResult]) -> tuple[int, dict[str, Any], str | Non
     except NotStoredError as refused:
         return FAILED, _refusal(refused.status), str(refused)
     except UsageError as wrong:
-        return WRONG, _refusal(str(wrong).partition(":")[0]), str(wrong)
+        too_large = str(wrong).startswith("PROPERTIES_SIZE_EXCEEDED")
+        status = "PROPERTIES_SIZE_EXCEEDED" if too_large else "MESSAGE_ILLEGAL"
+        return WRONG, _refusal(status), str(wrong)
     except HastoreError as failed:
         return FAILED, _refusal("FAILED"), str(failed)
 
@@ -105,8 +108,24 @@ class _Printer(threading.Thread):
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
+    """Yield the lines; of one beyond the limit just enough to be refused."""
     while line := file.readline(MAX_LINE_BYTES + 2):
+        rest = line
+        while len(rest) == MAX_LINE_BYTES + 2 and not rest.endswith(b"\n"):
+            rest = file.readline(MAX_LINE_BYTES + 2)
         yield line.removesuffix(b"\n")
+
+
+def _send(
+    producer: Producer, topic: str, body: bytes, key: str | None, queue_id: int | None
+) -> Future[SendResult]:
+    """Send a line; one that no master would take fails by itself, the others go on."""
+    try:
+        return producer.send(topic, body, key=key, queue=queue_id)
+    except UsageError as wrong:
+        refused: Future[SendResult] = Future()
+        refused.set_exception(wrong)
+        return refused
 
 
 @click.command("produce")
@@ -133,14 +152,14 @@ def produce_command(
     Exit code 1: some were not stored; 4: some are stored but not confirmed, or nobody knows.
     """
     addresses = bootstrap_addresses(bootstrap)
+    check_topic(topic)
     printer = _Printer(as_json)
     file = sys.stdin.buffer if path in (None, "-") else open(str(path), "rb")
     with file, Producer(addresses, acks=parse_acks(acks), sync_flush=sync_flush) as producer:
         printer.start()
         try:
             for body in _lines(file):
-                future = producer.send(topic, body, key=key, queue=queue_id)
-                printer.futures.put(future)
+                printer.futures.put(_send(producer, topic, body, key, queue_id))
         finally:
             producer.flush()
             printer.futures.put(None)

@@ -115,6 +115,15 @@ def test_a_flushed_put_that_no_slave_can_confirm_is_refused_and_names_the_key(co
     assert objects(lines)[0]["status"] == "SLAVE_NOT_AVAILABLE"
 
 
+def test_a_line_that_is_too_long_is_refused_alone(command):
+    lines = b"before\n" + b"x" * (9 * 2**20) + b"\nafter\n"
+    code, results, problems = command("produce", "long", "--json", "--queue", "0", stdin=lines)
+    assert code == 2 and "4194304" in problems
+    statuses = [result["status"] for result in objects(results)]
+    assert statuses == ["PUT_OK", "MESSAGE_ILLEGAL", "PUT_OK"]
+    assert command("consume", "long")[1] == ["before", "after"]
+
+
 def test_consume_starts_where_it_is_told(command):
     command("produce", "starts", "--queue", "2", stdin=b"0\n1\n2\n3\n")
     assert command("consume", "starts", "--queue", "2", "--from", "2")[1] == ["2", "3"]
