@@ -179,8 +179,10 @@ class Node:
             self.state.end_cleanly()
 
     def _on_failure(self, name: str, failure: BaseException) -> None:
+        """Note a failure. A closed store stays and says why; a dead service ends the node."""
         log.critical("%s failed: %s", name, failure)
-        self.failed.set()
+        if name != "store":
+            self.failed.set()
 
 
 class _RetentionService(Service):
@@ -241,6 +243,16 @@ class ConfigWatch:
         self._seen = content
         return self._parse(content)
 
+    def follow(self) -> Config | None:
+        """Return the new configuration, once; a file that does not validate is logged, not
+        followed.
+        """
+        try:
+            return self.changed()
+        except ConfigError as error:
+            log.error("the changed configuration is not followed: %s", error)
+            return None
+
     def _parse(self, content: bytes) -> Config:
         try:
             text = content.decode()
@@ -263,7 +275,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     )
     log.debug("starting as %s", kind or "whatever the file says")
     watch = ConfigWatch(path, overrides)
-    node = Node(watch.first(), watch.changed)
+    node = Node(watch.first(), watch.follow)
     ending = threading.Event()
     hurry = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
@@ -272,7 +284,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     node.start()
     try:
         _announce(node, ending)
-        while not ending.wait(0.1):
+        while not ending.wait(0.1) and not node.failed.is_set():
             if hurry.is_set():
                 hurry.clear()
                 node.roles.hurry()
@@ -280,7 +292,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
         node.stop()
     if node.store.broken_reason is not None:
         raise StoreBrokenError(str(node.store.broken_reason))
-    return 1 if node.roles.failure is not None else 0
+    return 1 if node.failed.is_set() else 0
 
 
 def _announce(node: Node, ending: threading.Event) -> None:

@@ -18,7 +18,7 @@ import threading
 from collections.abc import Callable
 
 from hastore.config import Config, Role
-from hastore.errors import ConfigError, HastoreError, PromotionRefused
+from hastore.errors import HastoreError, PromotionRefused
 from hastore.ha.classic_client import ClassicHAClient
 from hastore.ha.epochs import EpochEntry, epoch_node, last_epoch
 from hastore.ha.ha_client import HAClient
@@ -71,8 +71,6 @@ class RoleService(Service):
         member.on_superseded = self._note_superseded
         member.on_promise = self._note_promise
 
-    # ---- what other threads say
-
     def hurry(self) -> None:
         """Look at the file and at everything else now (SIGHUP)."""
         self._wakeup.set()
@@ -88,9 +86,7 @@ class RoleService(Service):
 
     @property
     def role(self) -> str:
-        """What the node is now: the file's role while it is master or on the way there, else
-        SLAVE.
-        """
+        """The file's role while the node is master or on the way there, else SLAVE."""
         return Role.SLAVE.value if self.mode is Mode.FOLLOWING else self._config.role.value
 
     def _note_superseded(self, epoch: int, who: str) -> None:
@@ -108,18 +104,26 @@ class RoleService(Service):
     def _say(self, text: str) -> None:
         self.reason = text
 
-    # ---- the thread
-
     def run(self) -> None:
-        """Take up the role in which the node went down, then follow file and group until
-        stopped.
-        """
+        """Take up the role in which the node went down, then follow file and group."""
         self._begin()
         while not self.stopping.is_set():
-            self._tick()
+            try:
+                self._tick()
+            except OSError as error:  # node.json cannot be written, say on a full disk
+                self._stumble(f"the node's state cannot be kept: {error}")
             self._wakeup.wait(TICK_S)
             self._wakeup.clear()
         self._stop_client()
+
+    def _stumble(self, problem: str) -> None:
+        """Go on after a failed step: as a master only while the gate is open."""
+        if problem != self.reason:
+            log.error("%s; trying again", problem)
+        if self.mode is Mode.MASTER and not self._member.open_epoch:
+            self._ha.close_epoch(problem)
+            self._follow(problem)
+        self.reason = problem
 
     def _begin(self) -> None:
         data, role = self._member.state.data, self._config.role
@@ -143,7 +147,7 @@ class RoleService(Service):
         self._follow(superseded_text(data.promised_epoch))
 
     def _tick(self) -> None:
-        changed = self._changed_config()
+        changed = self._read_config()
         if self._superseded is not None:
             self._lose_role()
         if changed is not None:
@@ -152,7 +156,9 @@ class RoleService(Service):
             flags = self._once.take("promote", self._member.state.last_epoch)
             if flags is not None:
                 self._promote(flags)
-        elif not self._config.role.is_master:
+        else:
+            if self._member.state.data.role_followed.is_master:  # a save that failed before
+                self._member.state.save(role_followed=self._config.role)
             flags = self._once.take("demote", self._member.state.last_epoch)
             if flags is not None and self.client is not None:
                 self.client.accept_loss = flags.accept_loss
@@ -160,18 +166,12 @@ class RoleService(Service):
         now = self._member.clock.monotonic_ms()
         if self.mode is not Mode.FOLLOWING and now >= self._next_try_ms:
             self._next_try_ms = now + RETRY_MS
-            {
-                Mode.RESUMING: self._try_resume,
-                Mode.PROMOTING: self._try_promotion,
-                Mode.MASTER: self._watch_group,
-            }[self.mode]()
-
-    def _changed_config(self) -> Config | None:
-        try:
-            return self._read_config()
-        except ConfigError as error:
-            log.error("the changed configuration is not followed: %s", error)
-            return None
+            if self.mode is Mode.RESUMING:
+                self._try_resume()
+            elif self.mode is Mode.PROMOTING:
+                self._try_promotion()
+            else:
+                self._watch_group()
 
     def _flip(self, config: Config) -> None:
         before, self._config = self._config.role, config
@@ -198,8 +198,6 @@ class RoleService(Service):
             self._ha.close_epoch("the operator made this node a slave")
         self._member.state.save(role_followed=Role.SLAVE)
         self._follow(None)
-
-    # ---- following
 
     def _follow(self, reason: str | None) -> None:
         """Be a follower; `reason` says why, when the file wants a master."""
