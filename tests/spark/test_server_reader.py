@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 
+from hastore.config import ApiConfig
 from hastore.errors import PositionLostError, UnreachableError, UsageError
 from hastore.server.api_server import ApiServer
 from hastore.spark import server_reader
@@ -13,7 +14,7 @@ from hastore.spark.partitions import QueueRange
 from hastore.spark.schema import project, source_schema
 from hastore.spark.server_reader import ServerBackend
 from hastore.store.record import Host, build_record
-from tests.api_fakes import SMALL, FakeBackend, FakeStore
+from tests.api_fakes import FakeBackend, FakeStore
 
 HOST = Host(b"\x7f\0\0\1", 4242)
 ALL = project(source_schema(include_headers=True, include_metadata=False))
@@ -36,7 +37,7 @@ def fill(store, count, *, body_bytes=10):
 def serving(*backends):
     with contextlib.ExitStack() as stack:
         for backend in backends:
-            server = ApiServer("tcp://127.0.0.1:0", backend, SMALL)
+            server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig())
             server.start()
             stack.callback(server.stop)
             backend.endpoint = server.endpoint
