@@ -236,6 +236,9 @@ class FakeBackend:
     def default_acks_all(self) -> bool:
         return self.sync
 
+    def wait_limit_ms(self, need: Need) -> float:
+        return 60_000.0
+
     def flush_each_put(self) -> bool:
         return self.flush_sync
 

@@ -125,6 +125,10 @@ class ApiBackend(Protocol):
         """Whether every put waits for this node's disk (`store.flush: sync`)."""
         ...
 
+    def wait_limit_ms(self, need: Need) -> float:
+        """Return the longest that a put may wait for `need`; the client may ask for less."""
+        ...
+
     def epoch(self) -> int:
         """Return the last epoch of the node's history."""
         ...

@@ -188,7 +188,9 @@ class PutDesk:
             self._done.append((put, outcome, level))
             self._wake()
 
-        self._backend.transfer.add(end_offset, put.deadline_ms, need, done)
+        limit_ms = self._clock.monotonic_ms() + self._backend.wait_limit_ms(need)
+        deadline_ms = min(put.deadline_ms, limit_ms)
+        self._backend.transfer.add(end_offset, deadline_ms, need, done)
 
     def _need(self, put: PendingPut) -> Need | None:
         if put.acks == ALL:

@@ -8,7 +8,7 @@ from typing import Any
 from hastore.config import Flush, Role
 from hastore.errors import NotStoredError
 from hastore.ha.epochs import epoch_node, last_epoch
-from hastore.ha.group_transfer import GroupTransferService
+from hastore.ha.group_transfer import GroupTransferService, Need
 from hastore.ha.ha_service import HAService
 from hastore.ha.member import Member
 from hastore.protocol.api import MapInfo
@@ -90,6 +90,13 @@ class NodeBackend:
 
     # ---- what the node is
     # -------------------------------------------------------------------------------------
+
+    def wait_limit_ms(self, need: Need) -> float:
+        """Return `store.flush_timeout` for the own disk, else `ha.slave_timeout`."""
+        config = self._member.config
+        if need is Need.MASTER_DISK:
+            return config.store.flush_timeout_ms
+        return config.ha.slave_timeout_ms
 
     def epoch(self) -> int:
         """Return the last epoch."""

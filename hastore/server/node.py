@@ -4,6 +4,7 @@ clean stop.
 
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -281,6 +282,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: ending.set())
     signal.signal(signal.SIGINT, lambda *_: ending.set())
     signal.signal(signal.SIGHUP, lambda *_: hurry.set())
+    _raise_descriptor_limit()
     node.start()
     try:
         _announce(node, ending)
@@ -293,6 +295,13 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     if node.store.broken_reason is not None:
         raise StoreBrokenError(str(node.store.broken_reason))
     return 1 if node.failed.is_set() else 0
+
+
+def _raise_descriptor_limit() -> None:
+    """Take all descriptors that the system grants: a thousand clients need more than the usual."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _announce(node: Node, ending: threading.Event) -> None:
