@@ -34,6 +34,7 @@ class AckTable:
     epoch_start: int
     nodes: frozenset[int]  # the epoch's own list: a promotion asks these, so only they may confirm
     count_classic: bool = False
+    classics_alone: int = 0  # counted RocketMQ slaves that the puts of a group of one wait for
     confirmed_offset: int = 0
     reporters: dict[int, Reporter] = field(default_factory=dict)  # by node number
     classics: dict[int, ClassicReporter] = field(default_factory=dict)  # by link
@@ -77,18 +78,30 @@ class AckTable:
 
     def confirmed_flushed(self, own_flushed: int) -> int:
         """Return up to where the disks of the master and of `acks` slaves hold everything."""
-        reached = own_flushed if self.acks == 0 else self._greatest(flushed_only=True)
+        alone = self.acks == 0 and not self.needed
+        reached = own_flushed if alone else self._greatest(flushed_only=True)
         return min(reached, own_flushed, self.confirmed_offset) if reached is not None else 0
 
+    @property
+    def needed(self) -> int:
+        """The slaves that a synchronous put waits for: `acks`, in a group of one counted RocketMQ
+        slaves.
+        """
+        return self.acks or (self.classics_alone if self.count_classic else 0)
+
+    def confirmed_for_puts(self) -> int:
+        """Return up to where synchronous puts are confirmed without RocketMQ slaves."""
+        return self.confirmed_offset if self.acks or not self.needed else 0
+
     def confirmed_with_classics(self, end_offset: int) -> bool:
-        """Whether `acks` slaves, counted RocketMQ slaves among them, hold a put that ends there."""
-        if not self.count_classic or self.acks == 0:
+        """Whether enough slaves, counted RocketMQ slaves among them, hold a put that ends there."""
+        if not self.count_classic or self.needed == 0:
             return False
         holders = self.holders(end_offset)
         for classic in self.classics.values():
             began = classic.began
             holders += began is not None and began < end_offset <= classic.offset
-        return holders >= self.acks
+        return holders >= self.needed
 
     def holders(self, end_offset: int, *, flushed_only: bool = False) -> int:
         """Return how many slaves have reported `end_offset` or more."""
@@ -123,6 +136,27 @@ class AckTable:
             and own_offset - reporter.offset <= gap_max
             and (reporter.flushed or not flushed_only)
         ]
+
+    def missing(self, own_offset: int, gap_max: int, *, flushed: bool) -> str | None:
+        """Return why a synchronous put could not be confirmed now; None when enough slaves are
+        in sync.
+        """
+        if self.needed == 0:
+            return None
+        written = len(self.in_sync(own_offset, gap_max))
+        count = len(self.in_sync(own_offset, gap_max, flushed_only=True)) if flushed else written
+        if self.count_classic and not flushed:
+            for classic in self.classics.values():
+                began = classic.began
+                count += began is not None and own_offset - max(began, classic.offset) <= gap_max
+        if count >= self.needed:
+            return None
+        if flushed and (written >= self.needed or not self.acks):
+            return (
+                f"a put with sync_flush needs {self.needed} slaves with ha.ack_point: flushed, "
+                f"{count} are in sync; set ha.ack_point: flushed on the slaves"
+            )
+        return f"{count} of {self.needed} slaves in sync; start the slaves, or see `hastore status`"
 
     def _greatest(self, *, flushed_only: bool) -> int | None:
         """Return the `acks`-th greatest report, None when there are fewer."""

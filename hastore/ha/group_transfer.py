@@ -85,7 +85,7 @@ class GroupTransferService(Service):
         waiter = _Waiter(end_offset, deadline_ms, done)
         with self._wakeup:
             progress = self._progress
-            if progress is not None and progress.limits[need] < end_offset:
+            if progress is not None and not _met(progress, need, end_offset):
                 _insert(self._queues[need], waiter)
                 if self._always_flush or need is not Need.SLAVES:
                     self._request_flush()
@@ -111,12 +111,8 @@ class GroupTransferService(Service):
             self._serial = progress.serial
             self._progress = progress
             for need, queue in self._queues.items():
-                limit = progress.limits[need]
-                while queue and queue[0].end_offset <= limit:
+                while queue and _met(progress, need, queue[0].end_offset):
                     ready.append((need, queue.popleft()))
-                if need is Need.SLAVES and progress.by_classics is not None:
-                    while queue and progress.by_classics(queue[0].end_offset):
-                        ready.append((need, queue.popleft()))
             left = self.waiting
         for need, waiter in ready:
             waiter.done(Outcome.CONFIRMED, progress.level(need, waiter.end_offset))
@@ -170,6 +166,13 @@ class GroupTransferService(Service):
             self._queues[need] = kept
         self._next_deadline_ms = next_ms
         return expired
+
+
+def _met(progress: Progress, need: Need, end_offset: int) -> bool:
+    if end_offset <= progress.limits[need]:
+        return True
+    by_classics = progress.by_classics
+    return need is Need.SLAVES and by_classics is not None and by_classics(end_offset)
 
 
 def _timeout(need: Need) -> Outcome:

@@ -71,6 +71,7 @@ class HAService:
                 epoch_start=entry.start,
                 nodes=frozenset(entry.nodes),
                 count_classic=self.member.config.ha.count_classic_peers,
+                classics_alone=0 if entry.acks else max(1, self.member.config.acks),
                 confirmed_offset=store.confirmed_offset,
             )
             self.push2_slave_max_offset = 0
@@ -268,7 +269,7 @@ class HAService:
             moved = confirmed > before
             limits = {
                 Need.MASTER_DISK: flushed,
-                Need.SLAVES: confirmed,
+                Need.SLAVES: table.confirmed_for_puts(),
                 Need.SLAVE_DISKS: table.confirmed_flushed(flushed),
             }
             if moved:
@@ -282,7 +283,14 @@ class HAService:
 
     def _confirmed_by_classics(self, end_offset: int) -> bool:
         with self._lock:
-            return self._table is not None and self._table.confirmed_with_classics(end_offset)
+            if self._table is None or end_offset > self._own_offset():
+                return False
+            return self._table.confirmed_with_classics(end_offset)
+
+    def _own_offset(self) -> int:
+        """Return the end of the own log at its own ack point."""
+        store = self.member.store
+        return store.flushed_offset if self.member.counts_flushed else store.max_offset
 
     def limits(self) -> tuple[int, int]:
         """Return the confirmed and the readable offset as slaves are told them."""
@@ -315,22 +323,8 @@ class HAService:
             table = self._table
             if table is None:
                 return "this node is no master"
-            if table.acks == 0:
-                return None
-            own = self.member.store.max_offset
-            nodes = table.in_sync(own, config.max_gap_not_in_sync, flushed_only=flushed)
-            count = len(nodes)
-            if table.count_classic and not flushed:
-                count += len(table.classics)
-            if count >= table.acks:
-                return None
-            if flushed and len(table.in_sync(own, config.max_gap_not_in_sync)) >= table.acks:
-                return (
-                    f"a put with sync_flush needs {table.acks} slaves with ha.ack_point: flushed, "
-                    f"{len(nodes)} are in sync; set ha.ack_point: flushed on the slaves"
-                )
-            return (
-                f"{count} of {table.acks} slaves in sync; start the slaves, or see `hastore status`"
+            return table.missing(
+                self.member.store.max_offset, config.max_gap_not_in_sync, flushed=flushed
             )
 
     def slaves(self) -> list[SlaveStatus]:
