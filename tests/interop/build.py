@@ -1,0 +1,63 @@
+"""Compile the Java program and work out its class path: once, by Maven, into java/target."""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import os
+import pathlib
+import shutil
+import subprocess
+
+import pytest
+
+JAVA = pathlib.Path(__file__).parent / "java"
+TARGET = JAVA / "target"
+BUILD_S = 600.0
+
+
+def missing(what: str) -> None:
+    """Skip, with one line; in CI fail: there RocketMQ is compulsory."""
+    if os.environ.get("CI") == "true":
+        pytest.fail(f"interop tests: {what}, and CI must run them", pytrace=False)
+    pytest.skip(f"interop tests need Java 17 and Maven: {what}")
+
+
+def class_path() -> str:
+    """Return the class path; builds when the sources or the version of RocketMQ changed."""
+    for program in ("java", "javac", "mvn"):
+        if shutil.which(program) is None:
+            missing(f"{program} is not there")
+    version = os.environ.get("HASTORE_ROCKETMQ_VERSION", "")
+    TARGET.mkdir(exist_ok=True)
+    with open(TARGET / ".lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        stamp, wanted = TARGET / "built", _digest(version)
+        if not stamp.exists() or stamp.read_text() != wanted:
+            _build(version)
+            stamp.write_text(wanted)
+    return f"{TARGET / 'classes'}:{(TARGET / 'classpath.txt').read_text().strip()}"
+
+
+def _digest(version: str) -> str:
+    digest = hashlib.sha256(version.encode())
+    for path in [JAVA / "pom.xml", *sorted((JAVA / "src").rglob("*"))]:
+        if path.is_file():
+            digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+def _build(version: str) -> None:
+    command = ["mvn", "-q", "-B", "-f", str(JAVA / "pom.xml"), "compile"]
+    command += ["dependency:build-classpath", f"-Dmdep.outputFile={TARGET / 'classpath.txt'}"]
+    if version:
+        command.append(f"-Drocketmq.version={version}")
+    said = ""
+    for offline in (["-o"], []):  # everything is there already, more often than not
+        done = subprocess.run(
+            [*command, *offline], capture_output=True, text=True, timeout=BUILD_S, check=False
+        )
+        if done.returncode == 0:
+            return
+        said = done.stdout + done.stderr
+    missing(f"Maven could not build tests/interop/java: {said[-2000:]}")

@@ -1,0 +1,94 @@
+package interop;
+
+import com.alibaba.fastjson2.JSONObject;
+import java.util.List;
+import org.apache.rocketmq.broker.BrokerController;
+import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.namesrv.NamesrvConfig;
+import org.apache.rocketmq.namesrv.NamesrvController;
+import org.apache.rocketmq.remoting.netty.NettyClientConfig;
+import org.apache.rocketmq.remoting.netty.NettyServerConfig;
+import org.apache.rocketmq.remoting.protocol.route.QueueData;
+import org.apache.rocketmq.store.config.BrokerRole;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
+
+/** A name server and a whole broker. */
+final class BrokerOperations {
+    private NamesrvController nameServer;
+    private BrokerController broker;
+
+    void addTo(Peer peer) {
+        peer.add("namesrv.start", this::startNameServer);
+        peer.add("broker.start", this::startBroker);
+        peer.add("broker.stop", this::stopBroker);
+        peer.add("broker.topic", this::addTopic);
+        peer.add("namesrv.topic", this::addRoute);
+    }
+
+    private static NettyServerConfig loopback(int port) {
+        NettyServerConfig config = new NettyServerConfig();
+        config.setBindAddress("127.0.0.1");
+        config.setListenPort(port);
+        config.setServerSelectorThreads(1);
+        config.setServerWorkerThreads(2);
+        return config;
+    }
+
+    private Object startNameServer(JSONObject request) throws Exception {
+        NamesrvConfig config = new NamesrvConfig();
+        config.setRocketmqHome(System.getProperty("user.home"));
+        config.setKvConfigPath(System.getProperty("user.home") + "/kvConfig.json");
+        nameServer = new NamesrvController(config, loopback(request.getIntValue("port")));
+        if (!nameServer.initialize()) {
+            throw new IllegalStateException("the name server does not initialize");
+        }
+        nameServer.start();
+        return true;
+    }
+
+    private Object startBroker(JSONObject request) throws Exception {
+        MessageStoreConfig store = Settings.store(request);
+        BrokerConfig config = Settings.broker(request);
+        if (store.getBrokerRole() != BrokerRole.SLAVE) {
+            config.setBrokerId(0);
+        }
+        broker = new BrokerController(config, loopback(config.getListenPort()),
+            new NettyClientConfig(), store);
+        if (!broker.initialize()) {
+            throw new IllegalStateException("RocketMQ's broker does not initialize");
+        }
+        broker.start();
+        if (store.getHaMasterAddress() != null) { // given earlier, 5.3.3 loses it: no client yet
+            broker.getMessageStore().updateHaMasterAddress(store.getHaMasterAddress());
+        }
+        StoreOperations.current = broker.getMessageStore();
+        return true;
+    }
+
+    private Object stopBroker(JSONObject request) {
+        broker.shutdown();
+        broker = null;
+        StoreOperations.current = null;
+        return true;
+    }
+
+    private Object addTopic(JSONObject request) {
+        int queues = request.getIntValue("queues");
+        TopicConfig topic = new TopicConfig(request.getString("topic"), queues, queues, 6);
+        broker.getTopicConfigManager().updateTopicConfig(topic);
+        broker.registerBrokerAll(false, false, true);
+        return true;
+    }
+
+    /** Give a topic a route by hand: a slave alone registers none. */
+    private Object addRoute(JSONObject request) {
+        QueueData data = new QueueData();
+        data.setBrokerName(request.getString("broker"));
+        data.setReadQueueNums(request.getIntValue("queues"));
+        data.setWriteQueueNums(request.getIntValue("queues"));
+        data.setPerm(6);
+        nameServer.getRouteInfoManager().registerTopic(request.getString("topic"), List.of(data));
+        return true;
+    }
+}

@@ -1,0 +1,70 @@
+package interop;
+
+import com.alibaba.fastjson2.JSONObject;
+import java.io.BufferedReader;
+import java.io.InputStreamReader;
+import java.io.PrintStream;
+import java.nio.charset.StandardCharsets;
+import java.util.HashMap;
+import java.util.Map;
+import java.util.concurrent.ExecutorService;
+import java.util.concurrent.Executors;
+import org.apache.rocketmq.remoting.protocol.RemotingCommand;
+
+/**
+ * RocketMQ's own classes behind lines of JSON: a request {"id", "op", ...} on stdin, its answer
+ * {"id", "result" | "error"} on stdout. Each request has a thread of its own. Ends with its stdin.
+ */
+public final class Peer {
+    interface Operation {
+        Object run(JSONObject request) throws Exception;
+    }
+
+    private final Map<String, Operation> operations = new HashMap<>();
+    private final PrintStream out;
+
+    private Peer(PrintStream out) {
+        this.out = out;
+    }
+
+    void add(String name, Operation operation) {
+        operations.put(name, operation);
+    }
+
+    private void answer(JSONObject request) {
+        JSONObject answer = new JSONObject();
+        answer.put("id", request.get("id"));
+        try {
+            Operation operation = operations.get(request.getString("op"));
+            if (operation == null) {
+                throw new IllegalArgumentException("no such op: " + request.getString("op"));
+            }
+            answer.put("result", operation.run(request));
+        } catch (Throwable failure) {
+            failure.printStackTrace();
+            answer.put("error", failure.toString());
+        }
+        synchronized (out) {
+            out.println(answer.toJSONString());
+            out.flush();
+        }
+    }
+
+    public static void main(String[] arguments) throws Exception {
+        PrintStream answers = System.out;
+        System.setOut(System.err); // whatever RocketMQ prints is no answer
+        System.setProperty(RemotingCommand.REMOTING_VERSION_KEY, "500");
+        Peer peer = new Peer(answers);
+        new StoreOperations().addTo(peer);
+        new BrokerOperations().addTo(peer);
+        new ClientOperations().addTo(peer);
+        ExecutorService threads = Executors.newCachedThreadPool();
+        BufferedReader in =
+            new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
+        for (String line = in.readLine(); line != null; line = in.readLine()) {
+            JSONObject request = JSONObject.parseObject(line);
+            threads.execute(() -> peer.answer(request));
+        }
+        Runtime.getRuntime().halt(0);
+    }
+}

@@ -1,0 +1,205 @@
+package interop;
+
+import com.alibaba.fastjson2.JSONArray;
+import com.alibaba.fastjson2.JSONObject;
+import java.io.Writer;
+import java.net.InetAddress;
+import java.net.InetSocketAddress;
+import java.nio.ByteBuffer;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
+import java.util.ArrayList;
+import java.util.HexFormat;
+import java.util.List;
+import java.util.Map;
+import java.util.Random;
+import java.util.concurrent.ConcurrentHashMap;
+import java.util.concurrent.ConcurrentMap;
+import org.apache.rocketmq.common.BrokerConfig;
+import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.message.MessageAccessor;
+import org.apache.rocketmq.common.message.MessageDecoder;
+import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageExtBrokerInner;
+import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.GetMessageResult;
+import org.apache.rocketmq.store.GetMessageStatus;
+import org.apache.rocketmq.store.MessageStore;
+import org.apache.rocketmq.store.PutMessageResult;
+import org.apache.rocketmq.store.QueryMessageResult;
+import org.apache.rocketmq.store.config.MessageStoreConfig;
+import org.apache.rocketmq.store.queue.ConsumeQueueInterface;
+import org.apache.rocketmq.store.stats.BrokerStatsManager;
+
+/** A bare DefaultMessageStore; what asks (`status`, `dump`, `query`) also serves a broker's. */
+final class StoreOperations {
+    /** The store that is open in this process: its own, or its broker's. */
+    static volatile MessageStore current;
+
+    private DefaultMessageStore store;
+
+    void addTo(Peer peer) {
+        peer.add("store.open", this::open);
+        peer.add("store.close", this::close);
+        peer.add("store.put", this::put);
+        peer.add("store.status", this::status);
+        peer.add("store.dump", this::dump);
+        peer.add("store.query", this::query);
+        peer.add("store.look", this::look);
+    }
+
+    private Object open(JSONObject request) throws Exception {
+        MessageStoreConfig config = Settings.store(request);
+        BrokerConfig broker = Settings.broker(request);
+        store = new DefaultMessageStore(config, new BrokerStatsManager(broker),
+            (topic, queueId, offset, tags, time, bits, properties) -> { }, broker,
+            new ConcurrentHashMap<String, TopicConfig>());
+        if (!store.load()) {
+            throw new IllegalStateException("RocketMQ refuses to load this store");
+        }
+        store.start();
+        String master = request.getString("master");
+        if (master != null) {
+            store.updateHaMasterAddress(master);
+        }
+        current = store;
+        return status(request);
+    }
+
+    private Object close(JSONObject request) {
+        store.shutdown();
+        current = store = null;
+        return true;
+    }
+
+    private Object put(JSONObject request) throws Exception {
+        JSONArray results = new JSONArray();
+        JSONArray messages = request.getJSONArray("messages");
+        for (int i = 0; i < messages.size(); i++) {
+            PutMessageResult done = store.putMessage(message(messages.getJSONObject(i)));
+            JSONArray one = new JSONArray();
+            one.add(done.getPutMessageStatus().name());
+            boolean stored = done.getAppendMessageResult() != null;
+            one.add(stored ? done.getAppendMessageResult().getWroteOffset() : null);
+            one.add(stored ? done.getAppendMessageResult().getMsgId() : null);
+            one.add(stored ? done.getAppendMessageResult().getLogicsOffset() : null);
+            results.add(one);
+        }
+        return results;
+    }
+
+    private static MessageExtBrokerInner message(JSONObject from) throws Exception {
+        MessageExtBrokerInner message = new MessageExtBrokerInner();
+        message.setTopic(from.getString("topic"));
+        message.setQueueId(from.getIntValue("queue"));
+        if (from.containsKey("size")) { // a body that is the same each time
+            byte[] body = new byte[from.getIntValue("size")];
+            new Random(from.getLongValue("seed")).nextBytes(body);
+            message.setBody(body);
+        } else {
+            message.setBody(HexFormat.of().parseHex(from.getString("body")));
+        }
+        message.setFlag(from.getIntValue("flag"));
+        message.setSysFlag(from.getIntValue("sysFlag"));
+        message.setBornTimestamp(System.currentTimeMillis());
+        message.setBornHost(host(from.getString("bornHost")));
+        message.setStoreHost(host(from.getString("storeHost")));
+        message.setReconsumeTimes(from.getIntValue("reconsumeTimes"));
+        JSONObject properties = from.getJSONObject("properties");
+        if (properties != null) {
+            for (Map.Entry<String, Object> one : properties.entrySet()) {
+                MessageAccessor.putProperty(message, one.getKey(), String.valueOf(one.getValue()));
+            }
+        }
+        String tags = message.getTags();
+        message.setTagsCode(tags == null ? 0 : tags.hashCode());
+        message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));
+        if (((InetSocketAddress) message.getBornHost()).getAddress().getAddress().length == 16) {
+            message.setBornHostV6Flag();
+        }
+        if (((InetSocketAddress) message.getStoreHost()).getAddress().getAddress().length == 16) {
+            message.setStoreHostAddressV6Flag();
+        }
+        return message;
+    }
+
+    private static InetSocketAddress host(String text) throws Exception {
+        String address = text == null ? "127.0.0.1" : text;
+        return new InetSocketAddress(InetAddress.getByName(address), 10911);
+    }
+
+    private Object status(JSONObject request) {
+        MessageStore store = current;
+        JSONObject status = new JSONObject();
+        status.put("min", store.getMinPhyOffset());
+        status.put("max", store.getMaxPhyOffset());
+        status.put("flushed", store.getFlushedWhere());
+        status.put("behind", store.dispatchBehindBytes());
+        status.put("dispatched", store.dispatchBehindBytes() == 0);
+        if (store.getHaService() != null) {
+            status.put("push2slave", store.getHaService().getPush2SlaveMaxOffset().get());
+            status.put("slaves", store.getHaService().getConnectionCount().get());
+        }
+        return status;
+    }
+
+    /** Read all queues with getMessage, as a pull would, into a file: a line for each message. */
+    private Object dump(JSONObject request) throws Exception {
+        MessageStore store = current;
+        long count = 0;
+        try (Writer out = Files.newBufferedWriter(Path.of(request.getString("file")))) {
+            ConcurrentMap<String, ConcurrentMap<Integer, ConsumeQueueInterface>> topics =
+                store.getQueueStore().getConsumeQueueTable();
+            for (String topic : topics.keySet()) {
+                for (Integer queue : topics.get(topic).keySet()) {
+                    count += dumpQueue(store, topic, queue, out);
+                }
+            }
+        }
+        return count;
+    }
+
+    private static long dumpQueue(MessageStore store, String topic, int queue, Writer out)
+        throws Exception {
+        long next = store.getMinOffsetInQueue(topic, queue);
+        long count = 0;
+        while (next < store.getMaxOffsetInQueue(topic, queue)) {
+            GetMessageResult got = store.getMessage("dump", topic, queue, next, 64, null);
+            try {
+                if (got.getStatus() != GetMessageStatus.FOUND) {
+                    throw new IllegalStateException(
+                        topic + " " + queue + " at " + next + ": " + got.getStatus());
+                }
+                for (ByteBuffer buffer : got.getMessageBufferList()) {
+                    out.write(Lines.of(MessageDecoder.decode(buffer, true, false)));
+                    count++;
+                }
+                next = got.getNextBeginOffset();
+            } finally {
+                got.release();
+            }
+        }
+        return count;
+    }
+
+    private Object query(JSONObject request) {
+        QueryMessageResult found = current.queryMessage(request.getString("topic"),
+            request.getString("key"), 64, 0, Long.MAX_VALUE);
+        try {
+            List<Long> offsets = new ArrayList<>();
+            for (ByteBuffer buffer : found.getMessageBufferList()) {
+                MessageExt message = MessageDecoder.decode(buffer, false, false);
+                offsets.add(message.getCommitLogOffset());
+            }
+            return offsets;
+        } finally {
+            found.release();
+        }
+    }
+
+    private Object look(JSONObject request) {
+        MessageExt message = current.lookMessageByOffset(request.getLongValue("offset"));
+        return message == null ? null : Lines.of(message).strip();
+    }
+}

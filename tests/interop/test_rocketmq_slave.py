@@ -1,0 +1,224 @@
+"""hastore is the master, RocketMQ the slave: the classic link as RocketMQ itself reads it."""
+
+import os
+import random
+import socket
+import time
+
+import pytest
+
+from hastore.client.producer import Producer
+from hastore.client.results import Status
+from hastore.errors import NotStoredError
+from hastore.ha.peer import split_address
+from tests.interop.compare import (
+    assert_same_derived,
+    assert_same_log,
+    lines_of,
+    read_lines,
+    rocketmq_sizes,
+    sizes,
+)
+from tests.process.harness import wait_until
+from tests.process.stores import read_log
+
+COUNT = int(os.environ.get("HASTORE_INTEROP_MESSAGES", "100000"))
+FILE_BYTES = 4 * 1024 * 1024
+TOPICS = ("flights", "T", "%RETRY%group", "a-topic_of|many-" + "x" * 100)
+
+
+def produce(bootstrap, count, seed, **options):
+    """Send mixed messages; return the results."""
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    with Producer(bootstrap, **options) as producer:
+        futures = []
+        for number in range(count):
+            size = rng.choice((0, 1, 100, 300, 300, 900))
+            if not number % 500:
+                size = rng.randrange(60_000)
+            pairs = [("number", str(number)), ("ümläut", "日本 🚀"), ("empty", "")]
+            futures.append(
+                producer.send(
+                    TOPICS[number % len(TOPICS)],
+                    rng.randbytes(size),
+                    key=f"key{number % 1000}" if number % 3 else None,
+                    tags=f"tag{number % 7}" if number % 2 else None,
+                    properties=pairs[: number % 4],
+                )
+            )
+        return [future.result(60) for future in futures]
+
+
+def slave_store(peer, master, root, file_bytes=FILE_BYTES, **more):
+    return peer.call(
+        "store.open",
+        store={
+            **rocketmq_sizes(root, file_bytes),
+            "brokerRole": "SLAVE",
+            **more,
+        },
+        broker={"brokerId": 1},
+        master=master.ha,
+    )
+
+
+def wait_caught_up(peer, end, timeout_s=60):
+    return wait_until(
+        lambda: (s := peer.call("store.status"))["max"] == end and s["dispatched"] and s,
+        timeout_s,
+        lambda: f"the RocketMQ slave is not at {end}: {peer.call('store.status')}",
+    )
+
+
+@pytest.fixture
+def master(make_group):
+    group = make_group(
+        1,
+        master_role="ASYNC_MASTER",
+        store=sizes(FILE_BYTES),
+        ha={"allow_classic_peers": True},
+    )
+    group[1].start("master").wait_writable()
+    return group
+
+
+def test_a_bare_store_follows(master, make_peer, tmp_path):
+    peer, node, root = make_peer(), master[1], tmp_path / "rocketmq"
+    half = COUNT // 2
+    sent = produce(master.bootstrap, half, seed=random.randrange(2**32))
+    slave_store(peer, node, root)
+    sent += produce(master.bootstrap, COUNT - half, seed=random.randrange(2**32))
+    assert all(result.status is Status.PUT_OK for result in sent)
+    end = node.status()["max_offset"]
+    wait_caught_up(peer, end)
+    assert end > 10 * FILE_BYTES or COUNT < 100_000
+    slaves = node.status()["slaves"]
+    assert [slave["classic"] for slave in slaves] == [True]
+    assert_same_log(node.store, root, end)
+    log = read_log(node.store)
+    assert len(log.records) == COUNT
+    assert peer.call("store.dump", file=str(tmp_path / "dump")) == COUNT
+    assert read_lines(tmp_path / "dump") == lines_of(log)
+    for key in ("key1", "key500", "key998"):
+        for topic in TOPICS:
+            wanted = [
+                found.offset
+                for found in log.records
+                if found.topic == topic and found.properties.get("KEYS") == key
+            ]
+            found = peer.call("store.query", topic=topic, key=key)
+            assert sorted(found) == wanted[-64:], (topic, key)
+    peer.call("store.close")
+    assert node.stop() == 0
+    assert_same_log(node.store, root, end)
+    assert_same_derived(node.store, root)
+
+
+def test_the_first_report_may_be_as_late_as_rocketmq_s_heartbeat(make_group):
+    """A RocketMQ slave that connects right after its start reports first when 5 s are over."""
+    group = make_group(
+        1, master_role="ASYNC_MASTER", ha={"allow_classic_peers": True, "hello_timeout": "1s"}
+    )
+    node = group[1].start("master")
+    produce(group.bootstrap, 10, seed=1)
+    with socket.create_connection(split_address(node.ha), timeout=5) as sock:
+        time.sleep(1.5)
+        sock.sendall(bytes(8))
+        assert sock.recv(12, socket.MSG_WAITALL)[:8] == bytes(8)
+
+
+def test_a_whole_broker_follows(master, make_peer, ports, tmp_path):
+    peer, node, root = make_peer(), master[1], tmp_path / "rocketmq"
+    name_server, listen = ports.take(), ports.take()
+    topics = TOPICS[:2]
+    sent = [r for r in produce(master.bootstrap, 4_000, seed=2) if r.topic in topics]
+    peer.call("namesrv.start", port=name_server)
+    peer.call(
+        "broker.start",
+        store={
+            **rocketmq_sizes(root, FILE_BYTES),
+            "brokerRole": "SLAVE",
+            "haMasterAddress": node.ha,
+        },
+        broker={
+            "brokerId": 1,
+            "namesrvAddr": f"127.0.0.1:{name_server}",
+            "listenPort": listen,
+        },
+    )
+    for topic in topics:
+        peer.call("broker.topic", topic=topic, queues=4)
+        peer.call("namesrv.topic", topic=topic, queues=4, broker="rocketmq")
+    got = peer.call(
+        "consume",
+        namesrv=f"127.0.0.1:{name_server}",
+        topics=topics,
+        count=len(sent),
+        timeout=40,
+        file=str(tmp_path / "consumed"),
+    )
+    assert got == len(sent)
+    log = read_log(node.store)
+    wanted = [line for line in lines_of(log) if line.split("\t")[0] in topics]
+    assert read_lines(tmp_path / "consumed") == wanted
+    assert_same_log(node.store, root, node.status()["max_offset"])
+
+
+def test_its_reports_release_synchronous_puts(make_group, make_peer, tmp_path):
+    """A group of two whose hastore slave is down: RocketMQ's reports stand in, and only they."""
+    group = make_group(
+        2,
+        store=sizes(),
+        ha={
+            "allow_classic_peers": True,
+            "count_classic_peers": True,
+            "heartbeat_interval": "1s",
+            "slave_timeout": "1s",
+        },
+    ).start()
+    check_released_by_classic(group, make_peer(), tmp_path / "rocketmq", stop=group[2])
+
+
+def test_they_release_puts_of_a_group_of_one(make_group, make_peer, tmp_path):
+    group = make_group(
+        1,
+        store=sizes(),
+        ha={
+            "allow_classic_peers": True,
+            "count_classic_peers": True,
+            "heartbeat_interval": "1s",
+            "slave_timeout": "1s",
+        },
+    )
+    group[1].start("master")
+    check_released_by_classic(group, make_peer(), tmp_path / "rocketmq")
+
+
+def check_released_by_classic(group, peer, root, stop=None):
+    node = group[1]
+    if stop is not None:
+        with Producer([node.api]) as producer:
+            assert producer.send_sync("T", b"by the slave").level == "SYNC_MEM(1)"
+        stop.kill()
+        node.wait_status(lambda s: not s["slaves"], "the slave is gone")
+    before = node.status()["max_offset"]
+    with (
+        Producer([node.api], delivery_timeout_s=1) as producer,
+        pytest.raises(NotStoredError) as no,
+    ):
+        producer.send_sync("T", b"nobody there")
+    assert no.value.status == "SLAVE_NOT_AVAILABLE"
+    assert node.status()["max_offset"] == before, "refused, so nothing was appended"
+    slave_store(peer, node, root, file_bytes=sizes()["commitlog_file_size"])
+    node.wait_status(lambda s: [x["classic"] for x in s["slaves"]] == [True], "a RocketMQ slave")
+    wait_caught_up(peer, before)
+    with Producer([node.api], delivery_timeout_s=20) as producer:
+        results = [producer.send_sync("T", b"counted" * n) for n in range(300)]
+    assert {result.level for result in results} == {"CLASSIC"}
+    # Released means: already in RocketMQ's store.
+    assert peer.call("store.status")["max"] == node.status()["max_offset"]
+    peer.kill()
+    wait_until(lambda: not node.status()["slaves"], 5, "the RocketMQ slave is gone")
+    with Producer([node.api], delivery_timeout_s=1) as producer, pytest.raises(NotStoredError):
+        producer.send_sync("T", b"nobody there again")
