@@ -44,7 +44,8 @@ def catch_up(
         if state.data.promised_epoch != epoch:
             raise PromotionRefused(f"epoch {state.data.promised_epoch} was promised meanwhile")
         common, kept = common_point(state.history, store.max_offset, history, end)
-        if common < store.min_offset or (kept == 0 and store.max_offset > 0):
+        foreign = not state.history and store.max_offset > 0
+        if common < store.min_offset or foreign:  # else a common point at 0: all of the tail goes
             raise PromotionRefused(
                 f"node {node} is ahead and shares no history with this node's log; promote "
                 f"node {node}",

@@ -227,6 +227,7 @@ class _FlushReporter(Service):
                 if store.wait_beyond(store.flushed_offset, 0.2) > store.flushed_offset:
                     store.flush()
                     stream.report()
+                    stream._note_clean()
         except (HastoreError, OSError) as error:
             log.error("no report any more on this link: %s", error)
             stream.close()
