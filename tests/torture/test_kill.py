@@ -310,9 +310,12 @@ class ThreeTorture(Torture):
     def cycle_rivals(self):
         old, rivals = self.master, self.rng.sample([self.slave, self.third], 2)
         old.kill()
+        said = [len(rival.log) for rival in rivals]
         for rival in rivals:
             rival.edit_role("SYNC_MASTER")
             self.nap(0.1)
+        for rival, since in zip(rivals, said, strict=True):
+            rival.wait_log("changes the role from SLAVE to SYNC_MASTER", since=since)
 
         def decided():
             seen = [rival.status() for rival in rivals]
@@ -323,9 +326,9 @@ class ThreeTorture(Torture):
         self.master = wait_until(decided, RESUME_S, lambda: [rival.status() for rival in rivals])
         self.slave, self.third = (node for node in self.group if node is not self.master)
         loser = rivals[0] if self.master is rivals[1] else rivals[1]
-        said = len(loser.log)
+        since = len(loser.log)
         loser.edit_role("SLAVE")
-        loser.wait_log("changes the role from SYNC_MASTER to SLAVE", since=said)
+        loser.wait_log("changes the role from SYNC_MASTER to SLAVE", since=since)
         old.edit_role("SLAVE")
         old.start("slave")
 
