@@ -83,7 +83,8 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
         _, kept = common_point(hello.history, 0, master.history, master.max_offset)
         return RewindTo(0, kept) if kept < len(hello.history) else StreamFrom(0)
     common, kept = common_point(hello.history, hello.max_offset, master.history, master.max_offset)
-    if kept == 0 or common < master.min_offset:
+    if kept == 0 or common < max(master.min_offset, hello.min_offset):
+        # Also when the slave's own retention has passed the point: it cannot be cut to there.
         if hello.confirmed_offset > max(common, hello.min_offset):
             return Refused(
                 f"node {hello.node} holds confirmed data up to {hello.confirmed_offset}, "
