@@ -1,0 +1,406 @@
+"""Mistakes to plant into the product, each for one walk at a time; the simulation must catch them."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from hastore.ha import acks, answering, catch_up, ha_service, node_state, promoter, receiving, rules
+from hastore.ha.acks import AckTable, Reporter
+from hastore.ha.epochs import last_epoch
+from hastore.ha.gate import WriteGate
+from hastore.ha.group_transfer import GroupTransferService
+from hastore.ha.member import Member
+from hastore.ha.node_state import NodeState
+from hastore.ha.rules import Verdict
+from hastore.ha.slave_stream import SlaveStream
+from hastore.protocol.ha_link import data_header
+from tests.ha import simulation
+
+Patch = tuple[Any, str, Any]
+
+
+def count_short() -> list[Patch]:
+    """R is one less than N - acks."""
+    judge = rules.judge
+
+    def short(terms: Any, voices: Any) -> Verdict:
+        return judge(replace(terms, acks_min=terms.acks_min + 1, acks=terms.acks + 1,
+                             acks_max=terms.acks_max + 1), voices)  # fmt: skip
+
+    return [(promoter, "judge", short)]
+
+
+def unclean_counted() -> list[Patch]:
+    """A node that may have lost what it acknowledged counts in a promotion."""
+    judge = rules.judge
+    return [
+        (promoter, "judge", lambda t, vs: judge(t, [replace(v, unclean=False) for v in vs]))
+    ]
+
+
+def acks_at_once() -> list[Patch]:
+    """A change of `acks` opens with the usual number of answers."""
+    judge = rules.judge
+
+    def careless(terms: Any, voices: Any) -> Verdict:
+        return judge(replace(terms, acks_min=terms.acks, acks_max=terms.acks), voices)
+
+    return [(promoter, "judge", careless)]
+
+
+def below_start() -> list[Patch]:
+    """An older epoch's tail is confirmed by counting."""
+    confirm = AckTable.confirm
+
+    def early(self: AckTable, own_offset: int) -> int:
+        start, self.epoch_start = self.epoch_start, 0
+        try:
+            return confirm(self, own_offset)
+        finally:
+            self.epoch_start = start
+
+    return [(AckTable, "confirm", early)]
+
+
+def hello_counts() -> list[Patch]:
+    """The log's end in HELLO counts as a report."""
+    register = ha_service.HAService._register
+
+    def eager(self: Any, connection: Any, hello: Any, offset: int) -> None:
+        register(self, connection, hello, offset)
+        self._table.report(hello.node, connection.link, offset)
+        self.advance()
+
+    return [(ha_service.HAService, "_register", eager)]
+
+
+def counted_twice() -> list[Patch]:
+    """One slave on two connections counts twice."""
+
+    def join(self: AckTable, node: int, link: int, flushed: bool) -> None:
+        self.reporters[link] = Reporter(link, flushed)
+
+    def report(self: AckTable, node: int, link: int, offset: int) -> bool:
+        del node
+        self.reporters[link].offset = offset
+        return True
+
+    def leave(self: AckTable, node: int, link: int) -> None:
+        del self, node, link
+
+    return [(AckTable, "join", join), (AckTable, "report", report), (AckTable, "leave", leave)]
+
+
+def offset_only() -> list[Patch]:
+    """Logs are compared by their ends alone."""
+
+    def longest(voices: Any, own: int) -> Any:
+        mine = next(v for v in voices if v.node == own)
+        return max([mine, *voices], key=lambda v: v.log_end)
+
+    return [(promoter, "greatest", longest)]
+
+
+def own_is_best() -> list[Patch]:
+    """A promotion never catches up."""
+    return [
+        (promoter, "greatest", lambda voices, own: next(v for v in voices if v.node == own))
+    ]
+
+
+def length_only() -> list[Patch]:
+    """The last common point is the smaller end, epochs ignored."""
+
+    def shorter(mine: Any, my_end: int, theirs: Any, their_end: int) -> tuple[int, int]:
+        del theirs
+        return min(my_end, their_end), len(mine)
+
+    return [(rules, "common_point", shorter), (catch_up, "common_point", shorter)]
+
+
+def promise_in_memory() -> list[Patch]:
+    """A promise is not written to the disk."""
+    promise = NodeState.promise
+
+    def forgetful(self: NodeState, *args: Any, **more: Any) -> None:
+        files = self._fs
+        self._fs = _Nowhere(files)  # type: ignore[assignment]
+        try:
+            promise(self, *args, **more)
+        finally:
+            self._fs = files
+
+    return [(NodeState, "promise", forgetful)]
+
+
+class _Nowhere:
+    def __init__(self, files: Any) -> None:
+        self._files = files
+
+    def make_dirs(self, path: str) -> None:
+        del path
+
+    def replace_bytes(self, path: str, data: bytes) -> None:
+        del path, data
+
+
+def writes_after_promise() -> list[Patch]:
+    """The gate stays open when a higher epoch is promised."""
+    promise, close = Member.promise, WriteGate.close
+
+    def lax(self: Member, hello: Any) -> Any:
+        WriteGate.close = lambda _gate: None  # type: ignore[method-assign]
+        try:
+            return promise(self, hello)
+        finally:
+            WriteGate.close = close  # type: ignore[method-assign]
+
+    return [(Member, "promise", lax)]
+
+
+def equal_epoch() -> list[Patch]:
+    """Epochs carry no node number, and an equal one is promised to anybody."""
+
+    def above(seen: int, node: int) -> int:
+        del node
+        return seen + (1 << 16)
+
+    def may(promised: int, candidate: int, epoch: int) -> str | None:
+        del candidate
+        return None if epoch >= promised else "lower"
+
+    from hastore.ha import member
+
+    return [(promoter, "next_epoch", above), (member, "may_promise", may)]
+
+
+def lower_promised() -> list[Patch]:
+    """A lower epoch than the promised one is promised too."""
+    from hastore.ha import member
+
+    return [(member, "may_promise", lambda promised, candidate, epoch: None)]
+
+
+def entry_after_bytes() -> list[Patch]:
+    """A slave takes an entry over only once bytes beyond its start are there."""
+
+    def late(mine: Any, my_end: int, theirs: Any) -> Any:
+        known = {entry.epoch for entry in mine}
+        return tuple(e for e in theirs if e.epoch not in known and e.start < my_end)
+
+    return [(receiving, "due_entries", late), (receiving, "next_start", lambda mine, theirs: None)]
+
+
+def entries_at_once() -> list[Patch]:
+    """A slave takes over the whole history at once, entries beyond its log too."""
+
+    def all_of_it(mine: Any, my_end: int, theirs: Any) -> Any:
+        del my_end
+        known = {entry.epoch for entry in mine}
+        return tuple(entry for entry in theirs if entry.epoch not in known)
+
+    return [(receiving, "due_entries", all_of_it)]
+
+
+def history_kept() -> list[Patch]:
+    """Entries beyond the log's end survive a power loss."""
+    return [(node_state, "keep_until", lambda history, end: history)]
+
+
+def cut_without_intent() -> list[Patch]:
+    """The log is cut before the intent is written."""
+    from hastore.ha import rewind
+
+    finish = rewind.finish_cut
+
+    def cut_back(store: Any, state: Any, offset: int, entries: int, **more: Any) -> int:
+        del more
+        store.truncate(offset)
+        state.save(intent=node_state.CutIntent(offset, entries))
+        finish(store, state)
+        return 0
+
+    from hastore.ha import ha_client
+
+    return [(ha_client, "cut_back", cut_back), (catch_up, "cut_back", cut_back)]
+
+
+def history_not_cut() -> list[Patch]:
+    """A rewind cuts bytes and leaves the history."""
+    from hastore.ha import ha_client, rewind
+
+    real = rewind.cut_back
+
+    def cut_back(store: Any, state: Any, offset: int, entries: int, **more: Any) -> int:
+        del entries
+        return real(store, state, offset, len(state.history), **more)
+
+    return [(ha_client, "cut_back", cut_back), (catch_up, "cut_back", cut_back)]
+
+
+def resume_promised() -> list[Patch]:
+    """A restarted master goes on although it has promised a higher epoch."""
+
+    def may_resume(history: Any, promised: int, node: int, over: bool) -> int | None:
+        del promised, over
+        epoch = last_epoch(history)
+        return epoch if epoch and epoch & 0xFFFF == node else None
+
+    def _resume(self: Any, node: Any) -> None:
+        epoch = may_resume(node.state.data.history, 0, node.number, False)
+        if epoch is not None:
+            node.ha.open_epoch(node.state.history[-1], sync=True)
+            node.member.open_epoch = epoch
+            node.member.gate.open(epoch)
+
+    return [(simulation.World, "_resume", _resume)]
+
+
+def epoch_not_over() -> list[Patch]:
+    """A master goes on in its epoch after a power loss."""
+    begin_boot = NodeState.begin_boot
+
+    def begin(self: NodeState, *args: Any, **more: Any) -> None:
+        begin_boot(self, *args, **more)
+        self.save(epoch_over=False)
+
+    return [(NodeState, "begin_boot", begin)]
+
+
+def own_unflushed() -> list[Patch]:
+    """Ack point flushed, but the master counts its own unflushed copy."""
+    return [(Member, "counts_flushed", False)]
+
+
+def unclean_forgotten() -> list[Patch]:
+    """A second restart in the same boot makes an unclean node look clean."""
+    begin_boot = NodeState.begin_boot
+
+    def begin(self: NodeState, *args: Any, **more: Any) -> None:
+        self.data.unclean = False
+        begin_boot(self, *args, **more)
+
+    return [(NodeState, "begin_boot", begin)]
+
+
+def clean_at_hello() -> list[Patch]:
+    """An unclean node is clean as soon as it has a master."""
+    run = simulation.SimStream.run
+
+    def start(self: Any) -> None:
+        run(self)
+        self._member.state.save(unclean=False)
+
+    return [(simulation.SimStream, "run", start)]
+
+
+def source_moved() -> list[Patch]:
+    """A catch-up goes on although its source is no longer as it answered."""
+
+    def copy(connection: Any, hello: Any) -> None:
+        store, offset = connection.service.member.store, hello.copy_from
+        while offset < hello.copy_to:
+            with store.view(offset, 2) as view:
+                piece = bytes(view)
+            if not piece:
+                return
+            connection.sock.sendall(data_header(offset, len(piece)) + piece)
+            offset += len(piece)
+
+    return [(answering, "_copy", copy)]
+
+
+def flip_acks() -> list[Patch]:
+    """Waiting puts are told success when their epoch ends."""
+    from hastore.ha import group_transfer
+
+    return [
+        (group_transfer, "_timeout", lambda need: group_transfer.Outcome.CONFIRMED),
+    ]
+
+
+def stale_progress() -> list[Patch]:
+    """Progress of an ended epoch still confirms."""
+
+    def abandon(self: GroupTransferService, serial: int) -> int:
+        del self, serial
+        return 0
+
+    return [(GroupTransferService, "abandon", abandon)]
+
+
+def told_beyond() -> list[Patch]:
+    """A slave takes CONFIRMED beyond its own log."""
+
+    def follow(self: SlaveStream) -> None:
+        if self._told is not None:
+            self._member.store.set_limits(
+                confirmed=self._told.confirmed_offset, readable=self._told.readable_offset
+            )
+
+    return [(SlaveStream, "_follow_limits", follow)]
+
+
+def open_below() -> list[Patch]:
+    """A promotion opens before its catch-up has reached the answered end."""
+    return [(promoter.Promoter, "_catch_up", lambda self, *args, **more: None)]
+
+
+def survey_counts() -> list[Patch]:
+    """The greatest log is chosen from the survey before the promises."""
+    ask = simulation.World.ask_all
+
+    def ask_all(self: Any, member: Any, purpose: Any, **more: Any) -> Any:
+        from hastore.protocol.hello import Promised, Purpose
+
+        heard = ask(self, member, purpose, **more)
+        source = member.sim_node
+        if purpose is Purpose.SURVEY:
+            source.heard = {h.node: h.hello for h in heard if h.hello is not None}
+        if purpose is not Purpose.PROMISE:
+            return heard
+        old = source.heard
+        return [
+            replace(
+                h,
+                answer=Promised(old[h.node].history, old[h.node].max_offset, old[h.node].unclean),
+            )
+            if isinstance(h.answer, Promised) and h.node in old
+            else h
+            for h in heard
+        ]
+
+    return [(simulation.World, "ask_all", ask_all)]
+
+
+BUGS: dict[str, Callable[[], list[Patch]]] = {
+    bug.__name__: bug
+    for bug in (
+        count_short, unclean_counted, acks_at_once, below_start, hello_counts, counted_twice,
+        offset_only, own_is_best, length_only, promise_in_memory, writes_after_promise,
+        equal_epoch, lower_promised, entry_after_bytes, entries_at_once, history_kept,
+        cut_without_intent, history_not_cut, resume_promised, epoch_not_over, own_unflushed,
+        unclean_forgotten, clean_at_hello, source_moved, flip_acks, stale_progress, told_beyond,
+        open_below, survey_counts,
+    )
+}  # fmt: skip
+
+
+@contextlib.contextmanager
+def planted(name: str) -> Iterator[None]:
+    """Plant one mistake."""
+    patches = BUGS[name]()
+    before = [(place, attribute, place.__dict__[attribute]) for place, attribute, _ in patches]
+    for place, attribute, value in patches:
+        setattr(place, attribute, value)
+    try:
+        yield
+    finally:
+        for place, attribute, value in before:
+            setattr(place, attribute, value)
+
+
+__all__ = ["BUGS", "acks", "planted"]

@@ -1,0 +1,1032 @@
+"""A group of nodes in one thread: the product's own replication over a log in memory.
+
+What decides is the real code: NodeState, Member, HAService with its AckTable and
+GroupTransferService, HAClient, SlaveStream and Receiver, Promoter, catch-up, rewind. What is
+simulated is what surrounds it: the disk (a log of tiny records, a file that is replaced), the
+network (calls that get lost, frames and reports in flight), time, crashes (at each durable effect)
+and power losses. A walk is a number of random steps from one seed; `World.check` holds FAILOVER.md's
+list of what must hold against every state.
+
+A record is one value of 1 to 255, repeated 1 to 3 times: a stream may stop inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from hastore.config import AckPoint, Config, HAConfig, NodeAddress, Role, StoreConfig
+from hastore.errors import (
+    GroupDisagrees,
+    HastoreError,
+    PromotionRefused,
+    ProtocolError,
+    UsageError,
+)
+from hastore.ha import answering, catch_up, ha_client, promoter, rewind
+from hastore.ha.epochs import epoch_at, epoch_node, last_epoch
+from hastore.ha.group_transfer import GroupTransferService, Need, Outcome
+from hastore.ha.ha_connection import ReadSocketService
+from hastore.ha.ha_service import HAService
+from hastore.ha.member import Member
+from hastore.ha.node_state import BOOT_ID_PATH, NodeState
+from hastore.ha.peer import Call
+from hastore.ha.promoter import Flags, Promoter
+from hastore.ha.rules import may_resume
+from hastore.ha.slave_stream import SlaveStream
+from hastore.ha.survey import Heard, check_peer
+from hastore.protocol.ha_link import ReportDecoder, StreamDecoder, confirmed_frame, data_header
+from hastore.protocol.ha_link import Data as DataEvent
+from hastore.protocol.hello import Hello, Purpose, Refused, StreamFrom
+
+FILE_SIZE = 1 << 30
+VALUES_MAX = 255
+NESTED_MAX = 2
+
+
+class Violation(AssertionError):
+    """A state that must never be reached."""
+
+
+class Crash(BaseException):
+    """A node's process dies here. Not an Exception: nothing of the node's may catch it."""
+
+    def __init__(self, node: int) -> None:
+        super().__init__(f"node {node} dies")
+        self.node = node
+
+
+def size_of(value: int) -> int:
+    return 1 + value % 3
+
+
+class MemoryFiles:
+    """The node's state file and its boot id; what is replaced is durable."""
+
+    def __init__(self, effect: Callable[[], None]) -> None:
+        self.files: dict[str, bytes] = {}
+        self.boot = 1
+        self._effect = effect
+
+    def exists(self, path: str) -> bool:
+        return path in self.files
+
+    def make_dirs(self, path: str) -> None:
+        del path
+
+    def read_bytes(self, path: str, max_bytes: int = 1 << 26) -> bytes:
+        return b"boot-%d\n" % self.boot if path == BOOT_ID_PATH else self.files[path][:max_bytes]
+
+    def replace_bytes(self, path: str, data: bytes) -> None:
+        self._effect()
+        self.files[path] = data
+        self._effect()
+
+
+class MemoryLog:
+    """A ReplicaLog of tiny records. `data` survives a kill, what is below `flushed_offset` a power
+    loss too.
+    """
+
+    def __init__(self, effect: Callable[[], None], rng: random.Random) -> None:
+        self.file_size = FILE_SIZE
+        self.data = bytearray()
+        self.min_offset = 0
+        self.flushed_offset = 0
+        self.confirmed_offset = 0
+        self.readable_offset = 0
+        self.on_flushed: Callable[[int], None] | None = None
+        self.on_confirmed: Callable[[int], None] = lambda _offset: None
+        self._effect = effect
+        self._rng = rng
+
+    @property
+    def max_offset(self) -> int:
+        return len(self.data)
+
+    @property
+    def dispatched_offset(self) -> int:
+        return len(self.data)
+
+    @property
+    def whole_offset(self) -> int:
+        end = len(self.data)
+        if end == self.min_offset:
+            return end
+        value, start = self.data[-1], end
+        while start > self.min_offset and self.data[start - 1] == value:
+            start -= 1
+        return end if end - start == size_of(value) else start
+
+    def records(self) -> Iterator[tuple[int, int]]:
+        """Yield (offset, value) of each whole record."""
+        at, whole = self.min_offset, self.whole_offset
+        while at < whole:
+            yield at, self.data[at]
+            at += size_of(self.data[at])
+
+    def record_size(self, offset: int) -> int | None:
+        if not self.min_offset <= offset < len(self.data):
+            return None
+        value = self.data[offset]
+        if offset > self.min_offset and self.data[offset - 1] == value:
+            return None
+        return size_of(value) if offset + size_of(value) <= self.whole_offset else None
+
+    def set_limits(self, *, confirmed: int | None = None, readable: int | None = None) -> None:
+        if confirmed is not None:
+            self.confirmed_offset = confirmed
+            self.on_confirmed(confirmed)
+        if readable is not None:
+            self.readable_offset = readable
+
+    @contextlib.contextmanager
+    def view(self, offset: int, max_bytes: int) -> Iterator[memoryview]:
+        if not self.min_offset <= offset <= len(self.data):
+            raise UsageError(f"{offset} is outside the log")
+        yield memoryview(bytes(self.data[offset : offset + max_bytes]))
+
+    def append_replica(self, offset: int, data: bytes | memoryview) -> int:
+        if offset != len(self.data):
+            raise UsageError(f"{offset} is not the end")
+        self._effect()
+        self.data += data
+        self._effect()
+        return len(self.data)
+
+    def flush(self) -> int:
+        self._effect()
+        self.flushed_offset = len(self.data)
+        self._effect()
+        if self.on_flushed is not None:
+            self.on_flushed(self.flushed_offset)
+        return self.flushed_offset
+
+    def archive(self, offset: int, name: str) -> int:
+        del name
+        self._effect()
+        return len(self.data) - offset
+
+    def truncate(self, offset: int) -> None:
+        if not self.min_offset <= offset <= len(self.data):
+            raise UsageError(f"no cut at {offset}")
+        self._effect()
+        self._cut(self._rng.randint(offset, len(self.data)))  # in the middle of it
+        self._effect()
+        self._cut(min(offset, len(self.data)))
+        if offset != self.whole_offset:
+            self._cut(self.whole_offset)
+        self._effect()
+
+    def _cut(self, end: int) -> None:
+        del self.data[end:]
+        self.flushed_offset = min(self.flushed_offset, end)
+        self.confirmed_offset = min(self.confirmed_offset, end)
+        self.readable_offset = min(self.readable_offset, end)
+
+    def set_aside(self, name: str) -> str:
+        self._effect()
+        self.min_offset = 0
+        self._cut(0)
+        self._effect()
+        return name
+
+    def begin_at(self, offset: int) -> None:
+        assert len(self.data) == self.min_offset
+        self._effect()
+        self.data = bytearray(offset)
+        self.min_offset = self.flushed_offset = offset
+        self.confirmed_offset = self.readable_offset = 0
+        self._effect()
+
+    def free_bytes(self) -> int:
+        return 1 << 40
+
+    def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
+        del offset, timeout_s
+        return True
+
+    def lose_power(self) -> None:
+        """Lose any part of what was not synced; the confirmed offset's page too, perhaps."""
+        self._cut(self._rng.randint(self.flushed_offset, len(self.data)))
+        self.confirmed_offset = self._rng.choice((0, self.confirmed_offset))
+
+    def recover(self) -> None:
+        self._cut(self.whole_offset)
+        self.flushed_offset = len(self.data)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        self.now_ms += 1.0
+        return self.now_ms
+
+    def wall_ms(self) -> int:
+        return int(self.now_ms)
+
+
+class SimWriter:
+    """Where a stream stands; the world's steps send."""
+
+    def __init__(self, offset: int) -> None:
+        self.sent_offset = offset
+        self.reach_offset = offset
+
+    def push(self, start: int, end: int) -> None:
+        del start, end
+
+    def note_limits(self) -> None:
+        return
+
+
+class SimConnection:
+    """The master's end of a connection, and what is in flight on it both ways."""
+
+    def __init__(self, owner: SimNode, hello: Hello, link: int) -> None:
+        assert owner.ha is not None
+        self.owner = owner
+        self.service = owner.ha
+        self.life = owner.life
+        self.hello = hello
+        self.node = hello.node
+        self.link = link
+        self.address = "127.0.0.1:1"
+        self.classic = False
+        self.ack_offset: int | None = None
+        self.writer: SimWriter | None = None
+        self.closed = False
+        self.to_slave: deque[bytes] = deque()
+        self.to_master: deque[bytes] = deque()
+        self.reader = ReadSocketService(self)  # type: ignore[arg-type]
+        self.decoder = ReportDecoder()
+        self.sock = self
+
+    @property
+    def streaming(self) -> bool:
+        return self.writer is not None and not self.closed
+
+    def open_stream(self, offset: int, *, frame_bytes_max: int, classic: bool) -> SimWriter:
+        del frame_bytes_max, classic
+        self.writer = SimWriter(offset)
+        return self.writer
+
+    def close(self, reason: str) -> None:
+        del reason
+        if not self.closed:
+            self.closed = True
+            self.service.forget(self)  # type: ignore[arg-type]
+
+
+class SlaveSocket:
+    """The slave's end: what it sends is in flight to the master."""
+
+    def __init__(self, connection: SimConnection) -> None:
+        self.connection = connection
+
+    def sendall(self, data: bytes) -> None:
+        self.connection.to_master.append(bytes(data))
+
+    def shutdown(self, how: int) -> None:
+        del how
+
+    def close(self) -> None:
+        return
+
+
+class SimStream(SlaveStream):
+    """A slave's link whose loop is the world's steps."""
+
+    def run(self) -> None:
+        self._open_gate()
+        world_node: SimNode = self._member.sim_node  # type: ignore[attr-defined]
+        world_node.stream = self
+        self._receiver.begin()
+        if self._flushed:
+            self._member.store.flush()
+        self.report()
+        self._note_clean()
+
+    @property
+    def connection(self) -> SimConnection:
+        return self._sock.connection  # type: ignore[attr-defined, no-any-return]
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    def end(self) -> None:
+        """What `SlaveStream.run` does behind the link."""
+        self._closed = True
+        member = self._member
+        with member.gate.lock:
+            if member.gate.epoch == self.epoch and not member.open_epoch:
+                member.gate.close()
+        self._fall_back()
+
+
+class SimNode:
+    """One node: what survives its process, and the product's objects while it runs."""
+
+    def __init__(self, world: World, number: int) -> None:
+        self.world = world
+        self.number = number
+        self.files = MemoryFiles(self._effect)
+        self.store = MemoryLog(self._effect, world.rng)
+        self.acks = world.acks
+        self.life = 0
+        self.up = False
+        self.state: NodeState
+        self.member: Member
+        self.transfer: GroupTransferService
+        self.ha: HAService | None = None
+        self.client: ha_client.HAClient
+        self.stream: SimStream | None = None
+        self.promoting = False
+
+    def _effect(self) -> None:
+        world = self.world
+        if self.up and world.crashes and world.rng.random() < world.crash_rate:
+            raise Crash(self.number)
+
+    @property
+    def config(self) -> Config:
+        world = self.world
+        return Config(
+            cluster="c",
+            group="g",
+            node=self.number,
+            role=Role.SYNC_MASTER,
+            acks=self.acks,
+            nodes={n: NodeAddress(api="", ha=f"sim:{n}", http="") for n in world.numbers},
+            store=StoreConfig(root="/n"),
+            ha=HAConfig(ack_point=world.ack_point),
+        )
+
+    @property
+    def open(self) -> bool:
+        return self.up and bool(self.member.open_epoch)
+
+    def start(self) -> None:
+        world = self.world
+        self.life += 1
+        self.stream, self.promoting = None, False
+        self.state = NodeState(self.files, "/n")  # type: ignore[arg-type]
+        self.state.load(self.number, "c", "g")
+        self.store.on_flushed = None
+        self.store.on_confirmed = lambda _offset: None
+        self.store.recover()
+        rewind.finish_cut(self.store, self.state)  # type: ignore[arg-type]
+        self.state.begin_boot(
+            world.ack_point.value, alone=False, log_end=self.store.max_offset
+        )
+        self.store.set_limits(readable=min(self.store.confirmed_offset, self.store.max_offset))
+        self.member = Member(self.config, self.store, self.state, world.clock, None)  # type: ignore[arg-type]
+        self.member.sim_node = self  # type: ignore[attr-defined]
+        self.transfer = GroupTransferService(world.clock, lambda: None)
+        self.ha = ha = HAService(self.member, self.transfer)
+        self.member.on_superseded = lambda epoch, who: ha.close_epoch(f"{epoch} of {who}")
+        self.member.on_promise = self._on_promise
+        self.client = ha_client.HAClient(self.member)
+        self.promoter = Promoter(
+            self.member, lambda entry: ha.open_epoch(entry, sync=True), lambda _text: None,
+            lambda: False,
+        )  # fmt: skip
+        self.store.on_flushed = ha.on_flushed
+        self.store.on_confirmed = self._on_confirmed
+        self.up = True
+
+    def _on_promise(self) -> None:
+        if self.stream is not None:
+            self.stream._closed = True  # the loop ends in a step of its own
+
+    def _on_confirmed(self, confirmed: int) -> None:
+        if self.ha is not None and self.ha._table is not None and self.member.open_epoch:
+            self.world.note_confirmed(self, confirmed)
+
+    def die(self) -> None:
+        self.up = False
+        self.ha = None
+        for node in self.world.nodes.values():
+            if node.stream is not None and node.stream.connection.owner is self:
+                node.stream._closed = True
+        self.stream = None
+        self.store.on_flushed = None
+
+    def end_stream(self) -> None:
+        stream, self.stream = self.stream, None
+        if stream is not None:
+            stream.end()
+
+
+class World:
+    """The group, what is in flight, what was seen; one walk."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        nodes: int = 3,
+        acks: int = 1,
+        flushed: bool = False,
+        power: bool = False,
+        retention: bool = False,
+        reacks: bool = False,
+        crash_rate: float = 0.01,
+    ) -> None:
+        self.rng = random.Random(seed)
+        self.numbers = list(range(1, nodes + 1))
+        self.acks = acks
+        self.ack_point = AckPoint.FLUSHED if flushed else AckPoint.WRITTEN
+        self.power, self.retention, self.reacks = power, retention, reacks
+        self.crash_rate = crash_rate
+        self.crashes = False
+        self.loss_rate = 0.1
+        self.clock = Clock()
+        self.links = 0
+        self.depth = 0
+        self.cut_off: set[int] = set()  # nodes that nobody reaches
+        self.calm = 0  # so many steps in which only work is done
+        self.busy: list[SimNode] = []
+        self.connections: list[SimConnection] = []
+        self.trace: list[str] = []
+        self.counts: dict[str, int] = {}
+        self.powers = self.resyncs = 0
+        # ghosts: of each value its epoch, offset, the epoch that confirmed it; what was acknowledged
+        self.values = 0
+        self.written: dict[int, tuple[int, int]] = {}
+        self.confirmed_in: dict[int, int] = {}
+        self.acked: set[int] = set()
+        self.nodes = {n: SimNode(self, n) for n in self.numbers}
+        for node in self.nodes.values():
+            node.start()
+
+    # ---- the network
+
+    def call(self, source: SimNode, number: int, hello: Hello) -> tuple[Hello, Any, SimConnection]:
+        """Deliver a HELLO and return HELLO and answer; OSError when either way is lost."""
+        target = self.nodes[number]
+        lost = self.rng.random() < self.loss_rate and not self.calm
+        if not target.up or lost or {source.number, number} & self.cut_off:
+            raise ConnectionRefusedError(f"node {number} does not answer")
+        life = source.life
+        try:
+            said = target.member.hello(hello.purpose)
+            connection = SimConnection(target, hello, self._next_link())
+            answer = answering._decide(connection, hello)  # type: ignore[arg-type]
+        except Crash as crash:
+            self._bury(crash)
+            raise ConnectionResetError(f"node {number} died") from None
+        if isinstance(answer, StreamFrom):
+            self.connections.append(connection)
+        if isinstance(answer, Refused) and "the group disagrees" in answer.reason:
+            raise Violation(f"node {source.number}: {answer.reason}")
+        if self.rng.random() < self.loss_rate and not self.calm:
+            raise TimeoutError(f"the answer of node {number} is lost")
+        self._still(source, life)
+        return said, answer, connection
+
+    def _still(self, node: SimNode, life: int) -> None:
+        if not node.up or node.life != life:
+            raise Crash(node.number)
+
+    def _next_link(self) -> int:
+        self.links += 1
+        return self.links
+
+    def ask_all(
+        self, member: Member, purpose: Purpose, *, skip: frozenset[int] = frozenset(),
+        timeout_ms: float = 0.0, **extra: Any,
+    ) -> list[Heard]:  # fmt: skip
+        """Ask the others one after the other; anything may happen between."""
+        del timeout_ms
+        source: SimNode = member.sim_node  # type: ignore[attr-defined]
+        heard = []
+        peers = [(n, a) for n, a in member.peers if n not in skip]
+        self.rng.shuffle(peers)
+        for number, address in peers:
+            self.nested(source)
+            try:
+                said, answer, _ = self.call(source, number, member.hello(purpose, **extra))
+                check_peer(member, said, number, address)
+            except (HastoreError, OSError) as error:
+                heard.append(Heard(number, address, problem=str(error)))
+            else:
+                heard.append(Heard(number, address, said, answer))
+        self.nested(source)
+        return heard
+
+    def follow_call(
+        self, address: str, hello: Hello, secret: bytes | None, clock: Any, timeout_ms: float
+    ) -> Call:
+        del secret, clock, timeout_ms
+        source = self.nodes[hello.node]
+        self.nested(source)
+        said, answer, connection = self.call(source, int(address[4:]), hello)
+        return Call(SlaveSocket(connection), said, answer)  # type: ignore[arg-type]
+
+    def copy(
+        self, member: Member, receiver: Any, node: int, address: str, history: Any, end: int,
+        on_progress: Any,
+    ) -> None:  # fmt: skip
+        """Stand in for the catch-up's socket; both ends are the product's."""
+        del address, on_progress
+        source: SimNode = member.sim_node  # type: ignore[attr-defined]
+        target = self.nodes[node]
+        hello = member.hello(
+            Purpose.COPY, copy_from=member.store.max_offset, copy_to=end,
+            expect_epoch=last_epoch(history), expect_end=end,
+        )  # fmt: skip
+        _, answer, connection = self.call(source, node, hello)
+        if isinstance(answer, Refused):
+            raise PromotionRefused(answer.reason)
+        decoder, life, source_life = StreamDecoder(control_frames=False), target.life, source.life
+
+        def sendall(data: bytes) -> None:
+            for event in decoder.feed(memoryview(data)):
+                if isinstance(event, DataEvent):
+                    receiver.append(event.offset, event.data, lambda: None)
+            self.nested(source)
+            self._still(source, source_life)
+            if target.life != life or not target.up or self.rng.random() < self.loss_rate:
+                raise ConnectionResetError("the copy's link broke")
+
+        connection.sendall = sendall  # type: ignore[attr-defined]
+        try:
+            answering._copy(connection, hello)  # type: ignore[arg-type]
+        except ProtocolError as error:  # the source closes the link
+            raise ConnectionResetError(str(error)) from error
+
+    # ---- what was seen
+
+    def note_confirmed(self, node: SimNode, confirmed: int) -> None:
+        epoch, store = node.member.open_epoch, node.store
+        for value, (of, at) in self.written.items():
+            if at + size_of(value) <= confirmed and epoch_at(node.state.history, at) == of:
+                # what retention has deleted was in this log all the same
+                if at < store.min_offset or store.data[at] == value:
+                    self.confirmed_in.setdefault(value, epoch)
+
+    def count(self, what: str) -> None:
+        self.counts[what] = self.counts.get(what, 0) + 1
+
+    # ---- steps
+
+    def nested(self, busy: SimNode) -> None:
+        """Let other things happen while `busy` waits for an answer."""
+        if self.depth >= NESTED_MAX or self.rng.random() < 0.5:
+            return
+        life = busy.life
+        self.depth += 1
+        self.busy.append(busy)
+        try:
+            for _ in range(self.rng.randint(1, 3)):
+                self.step(busy)
+        finally:
+            self.busy.pop()
+            self.depth -= 1
+        self._still(busy, life)
+
+    def step(self, busy: SimNode | None = None) -> None:
+        """Do one random thing; of a busy node only what its other threads do."""
+        if self.calm:
+            self.calm -= 1
+        elif busy is None and self.rng.random() < 0.05:
+            self.calm = self.rng.randint(5, 40)
+        choices = _STEPS if busy is None else _NESTED_STEPS
+        name = self.rng.choice(_CALM_STEPS if self.calm else choices)
+        node = self._pick(name)
+        if node in self.busy and (name in _OWN_THREAD or (name == "receive" and not node.promoting)):
+            return
+        self.trace.append(f"{'  ' * self.depth}{name} {node.number}")
+        self.crashes = self.crash_rate > 0 and not self.calm
+        try:
+            getattr(self, f"do_{name}")(node)
+        except Crash as crash:
+            self._bury(crash)
+            if busy is not None and crash.node == busy.number:
+                raise
+        except GroupDisagrees as error:
+            raise Violation(f"node {node.number} is told to cut confirmed records: {error}") from error
+        except (HastoreError, OSError) as error:
+            self.trace.append(f"{'  ' * self.depth}  ! {error}")
+        self.check()
+
+    def _pick(self, name: str) -> SimNode:
+        """Choose a node, mostly one that has something to do."""
+        nodes = list(self.nodes.values())
+        if self.rng.random() < 0.9:
+            if name in ("put", "send", "report", "break"):
+                nodes = [node for node in nodes if node.open] or nodes
+            elif name in ("receive", "flush"):
+                nodes = [node for node in nodes if node.stream is not None] or nodes
+            elif name == "follow":
+                nodes = [node for node in nodes if node.up and node.stream is None] or nodes
+            elif name == "restart":
+                nodes = [node for node in nodes if not node.up] or nodes
+        return self.rng.choice(nodes)
+
+    def _bury(self, crash: Crash) -> None:
+        node = self.nodes[crash.node]
+        if node.up:
+            self.count("crash")
+            node.die()
+
+    def do_put(self, node: SimNode) -> None:
+        if not node.open or self.values >= VALUES_MAX:
+            return
+        assert node.ha is not None
+        refused = node.ha.can_confirm(flushed=False)
+        if refused is not None and self.rng.random() < 0.5:
+            return  # SLAVE_NOT_AVAILABLE, before the append; else an asynchronous put
+        member, store = node.member, node.store
+        self.values += 1
+        value, start = self.values, store.max_offset
+        with member.gate.lock:
+            epoch = member.open_epoch
+            if not epoch or member.gate.epoch != epoch:
+                return
+            self.written[value] = (epoch, start)
+            store.append_replica(start, bytes([value]) * size_of(value))
+            end = store.max_offset
+            node.ha.on_append(start, end)
+
+        def done(outcome: Outcome, level: str) -> None:
+            del level
+            if outcome is Outcome.CONFIRMED:
+                if value not in self.confirmed_in:
+                    raise Violation(f"value {value} is acknowledged and was never confirmed")
+                self.acked.add(value)
+
+        if refused is None:
+            self.nested(node)  # the API's thread is slow
+            node.transfer.add(end, float("inf"), Need.SLAVES, done)
+        self.count("put")
+
+    def do_flush(self, node: SimNode) -> None:
+        if node.up:
+            node.store.flush()
+            if node.stream is not None and not node.stream.closed:
+                node.stream.report()
+                node.stream._note_clean()
+
+    def do_follow(self, node: SimNode) -> None:
+        if not node.up or node.open or node.promoting:
+            return
+        if node.stream is not None and not node.stream.closed and self.rng.random() < 0.7:
+            return
+        node.end_stream()
+        aside = node.state.data.aside
+        node.client._follow_somebody()
+        self.resyncs += node.state.data.aside > aside
+        self.count("follow")
+
+    def do_send(self, node: SimNode) -> None:
+        """A master's WriteSocketService sends a little on one link."""
+        links = [c for c in self.connections if c.owner is node and c.life == node.life]
+        links = [c for c in links if not c.closed]
+        if not node.up or not links:
+            return
+        link = self.rng.choice(links)
+        writer, store = link.writer, node.store
+        assert writer is not None and node.ha is not None
+        offset = writer.sent_offset
+        size = min(self.rng.choice((0, 1, 2, 3, 8)), store.max_offset - offset)
+        for entry in node.state.history:
+            if entry.start > offset:
+                size = min(size, entry.start - offset)
+        if size < 0:
+            raise Violation("a master's log is shorter than what it sent")
+        piece = bytes(store.data[offset : offset + size])
+        frame = data_header(offset, size) + piece
+        if self.rng.random() < 0.5:
+            frame = confirmed_frame(*node.ha.limits()) + frame
+        writer.reach_offset = writer.sent_offset = offset + size
+        link.to_slave.append(frame)
+
+    def do_receive(self, node: SimNode) -> None:
+        """A slave's HAClient takes a frame, or ends a link that broke."""
+        stream = node.stream
+        if not node.up or stream is None:
+            return
+        queue = stream.connection.to_slave
+        try:
+            if queue and (not stream.closed or self.rng.random() < 0.3):
+                stream._take(memoryview(queue.popleft()))
+            elif stream.closed or stream.connection.closed:
+                node.end_stream()
+        except ProtocolError:
+            node.end_stream()
+            raise
+
+    def do_report(self, node: SimNode) -> None:
+        """A master's ReadSocketService takes what is in flight on one link, perhaps a closed one."""
+        links = [c for c in self.connections if c.owner is node and c.to_master]
+        links = [c for c in links if c.life == node.life]
+        if not node.up or not links:
+            return
+        link = self.rng.choice(links)
+        data = link.to_master.popleft()
+        if link.closed and self.rng.random() < 0.7:
+            return
+        try:
+            link.reader._take(link.decoder.feed(data))
+        except ProtocolError as error:
+            link.close("it erred")
+            raise Violation(f"a correct slave's report is refused: {error}") from error
+
+    def do_promote(self, node: SimNode) -> None:
+        if not node.up or node.promoting:
+            return
+        if node.member.step_down():
+            assert node.ha is not None
+            node.ha.close_epoch("a new promotion")
+        if self.reacks and self.rng.random() < 0.3:
+            node.acks = self.rng.randint(1, len(self.numbers) - 1)
+        life = node.life
+        node.promoting = True
+        if self.rng.random() < 0.5:
+            node.promoter.begin()
+        try:
+            node.promoter.attempt(node.config, Flags(), before_promise=node.end_stream)
+            self.count("open")
+        except PromotionRefused as refused:
+            if isinstance(refused.__cause__, GroupDisagrees):
+                raise refused.__cause__ from refused
+            raise
+        finally:
+            if node.life == life:
+                node.promoting = False
+
+    def do_demote(self, node: SimNode) -> None:
+        if node.open and self.rng.random() < 0.3:
+            node.member.step_down()
+            assert node.ha is not None
+            node.ha.close_epoch("demoted")
+
+    def do_watch(self, node: SimNode) -> None:
+        """A master surveys those not linked to it."""
+        if not node.open:
+            return
+        for number in self.numbers:
+            if number != node.number and node.open:
+                hello = node.member.hello(Purpose.SURVEY)
+                with contextlib.suppress(OSError):
+                    said, _, _ = self.call(node, number, hello)
+                    node.member.meet(
+                        max(said.promised_epoch, said.open_epoch, last_epoch(said.history)), "x"
+                    )
+
+    def do_break(self, node: SimNode) -> None:
+        links = [c for c in self.connections if c.owner is node and not c.closed]
+        if links:
+            self.rng.choice(links).close("the network breaks")
+
+    def do_part(self, node: SimNode) -> None:
+        """Cut one node off from the others, or join all again."""
+        if self.cut_off or self.rng.random() < 0.2:
+            self.cut_off.clear()
+            return
+        self.cut_off = {node.number}
+        for link in self.connections:
+            if node.number in (link.node, link.owner.number):
+                link.close("the network parts")
+                stream = self.nodes[link.node].stream
+                if stream is not None and stream.connection is link:
+                    stream._closed = True
+
+    def do_kill(self, node: SimNode) -> None:
+        if node.up and self.rng.random() < 0.5:
+            self.count("kill")
+            raise Crash(node.number)
+
+    def do_cut_power(self, node: SimNode) -> None:
+        if self.power and self.rng.random() < 0.5:
+            self.powers += 1
+            self.count("power")
+            node.die()
+            self.crashes = False
+            node.store.lose_power()
+            node.files.boot += 1
+
+    def do_retain(self, node: SimNode) -> None:
+        if not self.retention or not node.up:
+            return
+        starts = [at for at, _ in node.store.records() if at <= node.store.flushed_offset]
+        sent = [c.writer.sent_offset for c in self.connections if c.owner is node and not c.closed]
+        hold = min([node.store.whole_offset, *(s for s in sent if s is not None)])
+        starts = [at for at in starts if at <= hold]
+        if starts:
+            node.store.min_offset = self.rng.choice(starts)
+
+    def do_restart(self, node: SimNode) -> None:
+        """Start a node that is down; a master goes on in its epoch where it may."""
+        if node.up:
+            return
+        self.crashes = False  # before it is up nobody hears of it
+        node.start()
+        self.crashes = self.crash_rate > 0
+        if self.rng.random() < 0.5:
+            self._resume(node)
+
+    def _resume(self, node: SimNode) -> None:
+        data, member = node.state.data, node.member
+        epoch = may_resume(data.history, data.promised_epoch, node.number, data.epoch_over)
+        if epoch is None:
+            return
+        for heard in self.ask_all(member, Purpose.SURVEY):
+            if heard.hello is not None and heard.hello.promised_epoch > epoch:
+                member.state.promise(heard.hello.promised_epoch)
+        with member.gate.lock:
+            if member.state.data.promised_epoch != epoch or member.open_epoch:
+                return
+            assert node.ha is not None
+            node.ha.open_epoch(member.state.history[-1], sync=True)
+            member.open_epoch = epoch
+            member.gate.open(epoch)
+        self.count("resume")
+
+    # ---- what must hold (the numbers are FAILOVER.md's)
+
+    def check(self) -> None:
+        nodes = [node for node in self.nodes.values() if node.up]
+        opened = [node.member.open_epoch for node in nodes if node.member.open_epoch]
+        if len(set(opened)) < len(opened):
+            raise Violation("1: two masters are open in one epoch")
+        seen: dict[tuple[int, int], tuple[int, int]] = {}
+        for node in nodes:
+            self._check_log(node, seen)
+            store = node.store
+            if store.confirmed_offset > store.max_offset:
+                raise Violation(f"4: node {node.number}: confirmed beyond its log's end")
+            last = node.state.last_epoch
+            held = {value: at for at, value in store.records()}
+            for value, epoch in self.confirmed_in.items():
+                at = self.written[value][1]
+                if last > epoch and at >= store.min_offset and held.get(value) != at:
+                    raise Violation(
+                        f"2: value {value}, confirmed in {epoch}, is missing on node "
+                        f"{node.number} of epoch {last}"
+                    )
+
+    def _check_log(self, node: SimNode, seen: dict[tuple[int, int], tuple[int, int]]) -> None:
+        store, history = node.store, node.state.history
+        if history and history[-1].start > store.max_offset:
+            raise Violation(f"node {node.number}: an entry beyond the log's end")
+        limit = max(store.confirmed_offset, store.readable_offset)
+        for at, value in store.records():
+            epoch = epoch_at(history, at)
+            if (epoch, at) != self.written[value]:
+                raise Violation(
+                    f"3: node {node.number} has value {value} of {self.written[value]} at "
+                    f"{at} in epoch {epoch}"
+                )
+            assert epoch is not None
+            other, place = seen.setdefault((epoch, at), (value, node.number))
+            if other != value:
+                raise Violation(f"3: nodes {place} and {node.number} differ at {at} of {epoch}")
+            if at + size_of(value) <= limit and value not in self.confirmed_in:
+                raise Violation(
+                    f"4: node {node.number} shows value {value} as confirmed, which it never was"
+                )
+
+    # ---- the end of a walk
+
+    def heal(self) -> None:
+        """Mend everything, promote any node: logs become equal and nothing acknowledged is lost."""
+        self.crashes, self.crash_rate, self.loss_rate = False, 0.0, 0.0
+        self.cut_off.clear()
+        self.depth = NESTED_MAX  # nothing between
+        for node in self.nodes.values():
+            if not node.up:
+                node.start()
+            node.end_stream()
+        chosen = self.nodes[self.rng.choice(self.numbers)]
+        chosen.acks = chosen.state.data.acks_min or self.acks
+        try:
+            for attempt in range(3):
+                try:
+                    chosen.promoter.begin()
+                    self.do_promote(chosen)
+                    break
+                except PromotionRefused as refused:
+                    if not self.powers and not self.resyncs and not self.retention and attempt:
+                        raise Violation(f"7: refused although all answer: {refused}") from refused
+            else:
+                self.count("refused")
+                return
+            self._stream_all(chosen)
+        except GroupDisagrees as error:
+            raise Violation(f"6: {error}") from error
+        self._check_healed(chosen)
+
+    def _stream_all(self, master: SimNode) -> None:
+        for _ in range(3000):
+            for node in self.nodes.values():
+                if node is not master and (node.stream is None or node.stream.closed):
+                    node.end_stream()
+                    node.client._follow_somebody()
+            self.do_send(master)
+            for node in self.nodes.values():
+                self.do_receive(node)
+                self.do_flush(node)
+            self.do_report(master)
+            self.check()
+            ends = {node.store.max_offset for node in self.nodes.values()}
+            told = {node.store.confirmed_offset for node in self.nodes.values()}
+            linked = [n for n in self.nodes.values() if n.stream is not None and not n.stream.closed]
+            if ends == told == {master.store.max_offset} and len(linked) == len(self.nodes) - 1:
+                return
+        raise Violation("7: the healed group does not come together")
+
+    def _check_healed(self, master: SimNode) -> None:
+        log, history = master.store.data, master.state.history
+        for node in self.nodes.values():
+            low = max(node.store.min_offset, master.store.min_offset)
+            if node.store.data[low:] != log[low:]:
+                raise Violation(f"7: healed, yet the log of node {node.number} differs")
+            mine = [entry for entry in node.state.history if entry.start >= low]
+            if mine != [entry for entry in history if entry.start >= low]:
+                raise Violation(f"7: healed, yet the history of node {node.number} differs")
+            if node.state.data.unclean and node is not master:
+                raise Violation(f"healed, yet node {node.number} is unclean")
+        held = {value: at for at, value in master.store.records()}
+        for value in self.acked:
+            at = self.written[value][1]
+            if at >= master.store.min_offset and held.get(value) != at:
+                raise Violation(f"I1: value {value} was acknowledged and is lost")
+        self.count("healed")
+
+
+_CALM_STEPS = (
+    ["put"] * 4 + ["send"] * 9 + ["receive"] * 10 + ["report"] * 7 + ["flush"] * 2
+    + ["follow"] * 3 + ["restart"]
+)  # fmt: skip
+_STEPS = (
+    ["put"] * 6 + ["send"] * 9 + ["receive"] * 10 + ["report"] * 6 + ["flush"] * 3
+    + ["follow"] * 4 + ["promote"] * 2 + ["restart"] * 3 + ["demote", "watch", "break"]
+    + ["kill", "cut_power", "retain", "part"]
+)  # fmt: skip
+_NESTED_STEPS = [*_STEPS, "restart", "receive", "report", "send", "put"]
+# What a node's RoleService and HAClient do: one thing at a time.
+_OWN_THREAD = {"follow", "promote", "demote", "watch", "restart"}
+
+
+@contextlib.contextmanager
+def installed(world: World) -> Iterator[World]:
+    """Put the world where the product reaches for the network."""
+    places: list[tuple[Any, str, Any]] = [
+        (promoter, "ask_all", world.ask_all),
+        (ha_client, "ask_all", world.ask_all),
+        (ha_client, "call", world.follow_call),
+        (ha_client, "SlaveStream", SimStream),
+        (catch_up, "_copy", world.copy),
+        (answering, "COPY_FRAME_BYTES", 2),
+    ]
+    before = [(place, name, getattr(place, name)) for place, name, _ in places]
+    for place, name, value in places:
+        setattr(place, name, value)
+    try:
+        yield world
+    finally:
+        for place, name, value in before:
+            setattr(place, name, value)
+
+
+def settings_of(seed: int) -> dict[str, Any]:
+    """Return the kind of walk that a seed stands for."""
+    rng = random.Random(seed ^ 0x5EED)
+    nodes = rng.choice((2, 3, 3, 3, 4))
+    return {
+        "nodes": nodes,
+        "acks": rng.randint(1, nodes - 1) if rng.random() < 0.4 else 1,
+        "flushed": rng.random() < 0.3,
+        "power": rng.random() < 0.5,
+        "retention": rng.random() < 0.15,
+        "reacks": rng.random() < 0.25,
+        "crash_rate": rng.choice((0.0, 0.005, 0.02)),
+    }
+
+
+def walk(seed: int, steps: int = 200) -> World:
+    """Take one walk; Violation carries the seed and the last steps."""
+    world = World(seed, **settings_of(seed))
+    with installed(world):
+        try:
+            for _ in range(steps):
+                world.step()
+            world.heal()
+        except Violation as violation:
+            tail = "\n".join(world.trace[-40:])
+            raise Violation(
+                f"seed {seed} ({settings_of(seed)}): {violation}\n{tail}"
+            ) from violation
+    return world
+
+
+__all__ = ["World", "Violation", "epoch_node", "installed", "settings_of", "walk"]
