@@ -59,6 +59,7 @@ class Promoter:
         self._say("surveying the group")
         heard = ask_all(member, Purpose.SURVEY)
         self._check_overtaken(heard)
+        self._check_welcome(heard, flags)
         voices = [self._own_voice(), *(_voice(h) for h in heard if h.hello is not None)]
         self._demand(terms, voices, heard, flags)
         best = greatest(voices, member.config.node)
@@ -76,6 +77,14 @@ class Promoter:
         self._demand(terms, voices, answers, flags)
         self._catch_up(epoch, voices, answers, flags)
         return self._open(epoch, terms)
+
+    def _check_welcome(self, heard: list[Heard], flags: Flags) -> None:
+        """A node that answers a survey by a refusal does not take this one for what it says it is:
+        its number is known with another store, say. An empty disk must not open under an old name.
+        """
+        for h in heard:
+            if isinstance(h.answer, Refused) and not flags.force_unclean:
+                raise PromotionRefused(f"node {h.node} at {h.address} refuses: {h.answer.reason}")
 
     def begin(self) -> None:
         """Forget earlier attempts: the operator asks for a new promotion."""
