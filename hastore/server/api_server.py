@@ -66,6 +66,8 @@ class ApiServer(Service):
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._wakeup)  # a late `done` may still write to it
         self._woken = False
+        self._more = True  # a message may be left to read: look before sleeping
+        self._router_descriptor = -1
         self._readable_moved = False
         self._puts = PutDesk(backend, config, clock, self._answer, self._wake)
         self._pulls = PullDesk(backend, clock, self._answer)
@@ -132,9 +134,11 @@ class ApiServer(Service):
         """Serve until stopped, then answer what is known by then."""
         epoll = select.epoll()
         try:
-            epoll.register(self._router.fileno(), select.EPOLLIN)
+            self._router_descriptor = self._router.fileno()
+            epoll.register(self._router_descriptor, select.EPOLLIN)
             epoll.register(self._connections.monitor_descriptor, select.EPOLLIN)
             epoll.register(self._wakeup, select.EPOLLIN)
+            self._connections.take_events()  # libzmq signals only what comes after a look
             while not self.stopping.is_set():
                 self._turn(epoll)
             self._puts.finish()
@@ -154,32 +158,38 @@ class ApiServer(Service):
             os.eventfd_write(self._wakeup, 1)
 
     def _turn(self, epoll: select.epoll) -> None:
-        self._sleep(epoll)
+        ready = self._sleep(epoll)
         self._puts.finish()
-        self._connections.take_events()
-        self._drain()
-        self._puts.append()
-        self._puts.finish()
+        if self._connections.monitor_descriptor in ready:
+            self._connections.take_events()
+        if self._more or self._router_descriptor in ready:
+            self._drain()
+            self._puts.append()
+            self._puts.finish()
         if self._readable_moved:
             self._readable_moved = False
             self._pulls.advance()
         self._pulls.expire()
         self._answer_fetches()
-        if not has_message(self._router):
+        # Asked once a turn, after the last send: sends too use up the descriptor's edge.
+        self._more = has_message(self._router)
+        if not self._more:
             self._connections.check()
 
-    def _sleep(self, epoll: select.epoll) -> None:
-        if self._reading_positions or has_message(self._router):
+    def _sleep(self, epoll: select.epoll) -> list[int]:
+        """Wait for something to do; returns the descriptors that have it."""
+        if self._reading_positions or self._more:
             timeout_s = 0.0
         else:
             now = self._clock.monotonic_ms()
             waits = [self._pulls.wait_ms(now), self._connections.wait_ms(now)]
             known = [wait for wait in waits if wait is not None]
             timeout_s = min(known) / 1000.0 if known else -1.0
-        for descriptor, _ in epoll.poll(timeout_s):
-            if descriptor == self._wakeup:
-                os.eventfd_read(self._wakeup)
-                self._woken = False
+        ready = [descriptor for descriptor, _ in epoll.poll(timeout_s)]
+        if self._wakeup in ready:
+            os.eventfd_read(self._wakeup)
+            self._woken = False
+        return ready
 
     # -- receiving
 
