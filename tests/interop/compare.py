@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pathlib
+import struct
 from typing import Any
 
 from tests.process.stores import Log, tree
@@ -58,8 +59,13 @@ def assert_same_log(one: pathlib.Path, other: pathlib.Path, end: int) -> None:
         at += len(left[name])
 
 
-def assert_same_derived(one: pathlib.Path, other: pathlib.Path) -> None:
-    """Compare consume queues by name and key index files in order: identical files."""
+def assert_same_derived(
+    one: pathlib.Path, other: pathlib.Path, *, index_by_entries: bool = False
+) -> None:
+    """Compare consume queues by name and key index files in order: identical files.
+
+    `index_by_entries`: the index holds the same (offset, hash of the key) pairs, `other`'s once.
+    """
     for kind in ("consumequeue", "batchconsumequeue"):
         left, right = _used(one / kind), _used(other / kind)
         assert left.keys() == right.keys(), f"{kind}: {sorted(left.keys() ^ right.keys())}"
@@ -70,6 +76,11 @@ def assert_same_derived(one: pathlib.Path, other: pathlib.Path) -> None:
                     f"{kind}/{name} differs at byte {at}: {data[at - at % 20 :][:40].hex()} and "
                     f"{right[name][at - at % 20 :][:40].hex()}"
                 )
+    if index_by_entries:
+        have, wanted = _entries(other), _entries(one)
+        assert len(have) == len(set(have)), "an entry twice"
+        assert set(have) == set(wanted), set(have) ^ set(wanted)
+        return
     mine, theirs = (sorted(tree(root / "index").items()) for root in (one, other))
     mine, theirs = ([data for _, data in files] for files in (mine, theirs))
     assert len(mine) == len(theirs), f"{len(mine)} and {len(theirs)} index files"
@@ -81,6 +92,16 @@ def assert_same_derived(one: pathlib.Path, other: pathlib.Path) -> None:
                 f"{data[:40].hex()} and {their[:40].hex()}, {data[at : at + 40].hex()} and "
                 f"{their[at : at + 40].hex()}"
             )
+
+
+def _entries(root: pathlib.Path) -> list[tuple[int, int]]:
+    found = []
+    for _, data in sorted(tree(root / "index").items()):
+        (count,) = struct.unpack_from(">i", data, 36)
+        for number in range(1, count):
+            key_hash, offset = struct.unpack_from(">iq", data, 40 + 4 * SLOTS + 20 * number)
+            found.append((offset, key_hash))
+    return found
 
 
 def _used(folder: pathlib.Path) -> dict[str, bytes]:

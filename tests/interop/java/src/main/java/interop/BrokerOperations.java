@@ -73,12 +73,24 @@ final class BrokerOperations {
         return true;
     }
 
-    private Object addTopic(JSONObject request) {
+    private Object addTopic(JSONObject request) throws Exception {
         int queues = request.getIntValue("queues");
         TopicConfig topic = new TopicConfig(request.getString("topic"), queues, queues, 6);
         broker.getTopicConfigManager().updateTopicConfig(topic);
         broker.registerBrokerAll(false, false, true);
-        return true;
+        if (nameServer == null || broker.getBrokerConfig().getBrokerId() != 0) {
+            return true;
+        }
+        for (int i = 0; i < 500; i++) { // registering is another thread's work
+            if (nameServer.getRouteInfoManager().pickupTopicRouteData(topic.getTopicName()) != null) {
+                return true;
+            }
+            if (i % 100 == 99) {
+                broker.registerBrokerAll(false, false, true);
+            }
+            Thread.sleep(20);
+        }
+        throw new IllegalStateException("the name server has no route of " + topic.getTopicName());
     }
 
     /** Give a topic a route by hand: a slave alone registers none. */

@@ -1,0 +1,203 @@
+"""RocketMQ is the master, hastore the slave: whatever official producers write."""
+
+import threading
+
+import pytest
+
+from hastore.client.admin import Admin
+from hastore.client.consumer import Consumer
+from tests.interop.compare import (
+    assert_same_derived,
+    assert_same_log,
+    lines_of,
+    read_lines,
+    rocketmq_sizes,
+    sizes,
+)
+from tests.process.harness import wait_until
+from tests.process.stores import read_log
+
+KINDS = ("single", "batch", "compressed", "transactional", "delayed", "ordered")
+
+
+class Broker:
+    """A name server, a broker and a client in one JVM, or in a new one after a kill."""
+
+    def __init__(self, make_peer, ports, root):
+        self._make_peer = make_peer
+        self.root = root
+        self.name_server, self.listen, self.ha = (ports.take() for _ in range(3))
+        self.peer = None
+
+    @property
+    def namesrv(self):
+        return f"127.0.0.1:{self.name_server}"
+
+    def start(self, role="ASYNC_MASTER", topics=KINDS, **store):
+        self.peer = peer = self._make_peer()
+        peer.call("namesrv.start", port=self.name_server)
+        peer.call(
+            "broker.start",
+            store={
+                **rocketmq_sizes(self.root),
+                "brokerRole": role,
+                "haListenPort": self.ha,
+                **store,
+            },
+            broker={"namesrvAddr": self.namesrv, "listenPort": self.listen},
+        )
+        for topic in topics:
+            peer.call("broker.topic", topic=topic, queues=4)
+        return self
+
+    def produce(self, kind, count, **options):
+        return self.begin(kind, count, **options).result(120)
+
+    def begin(self, kind, count, **options):
+        options = {"topic": kind, "seed": 1, **options}
+        return self.peer.begin("produce", namesrv=self.namesrv, kind=kind, count=count, **options)
+
+    @property
+    def max_offset(self):
+        return self.peer.call("store.status")["max"]
+
+    def wait_quiet(self):
+        """Wait until delayed and half messages have had their consequences."""
+        last = [None]
+
+        def still():
+            before, last[0] = last[0], self.max_offset
+            return before == last[0]
+
+        wait_until(lambda: still() and not threading.Event().wait(0.7) and still(), 30, "writes on")
+        return last[0]
+
+
+@pytest.fixture
+def broker(make_peer, ports, tmp_path):
+    return Broker(make_peer, ports, tmp_path / "rocketmq")
+
+
+@pytest.fixture
+def make_slave(make_group):
+    def make(broker, **ha):
+        group = make_group(
+            1,
+            master_role="SLAVE",
+            store=sizes(),
+            ha={"classic_master": f"127.0.0.1:{broker.ha}", **ha},
+        )
+        return group
+
+    return make
+
+
+def wait_at(node, end, timeout_s=30):
+    return node.wait_status(
+        lambda s: s["max_offset"] == end and s["dispatched_offset"] == end, f"at {end}", timeout_s
+    )
+
+
+def follow(node):
+    """Start the slave; RocketMQ sends an empty one its last file only, so before that grows."""
+    since = len(node.log)
+    node.start("slave")
+    node.wait_log("following the RocketMQ master", 10, since=since)
+    return node
+
+
+def test_all_kinds_of_messages(broker, make_slave, tmp_path):
+    group = make_slave(broker)
+    broker.start()
+    node = follow(group[1])
+    for kind in KINDS:
+        count = {"batch": 40, "transactional": 60}.get(kind, 150)
+        results = broker.produce(kind, count)
+        assert {result[0] for result in results} == {"SEND_OK"}, kind
+    for kind in ("LZ4", "ZSTD"):
+        broker.produce("compressed", 50, compression=kind, seed=2)
+    end = broker.wait_quiet()
+    wait_at(node, end)
+    assert_same_log(broker.root, node.store, end)
+    log = read_log(node.store)
+    topics = {found.topic for found in log.records}
+    assert topics >= {*KINDS, "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"}
+    with Admin(group.bootstrap) as admin:
+        ranges = admin.topics()
+    for kind in KINDS:
+        wanted = [found for found in log.records if found.topic == kind]
+        assert wanted, kind
+        with Consumer(kind, group.bootstrap) as consumer:
+            got = []
+            while len(got) < sum(last - first for first, last in ranges[kind].values()):
+                messages = consumer.poll()
+                assert messages, (kind, len(got))
+                got += messages
+        visible = {(found.queue_id, found.queue_offset): found.body for found in wanted}
+        assert {(m.queue_id, m.queue_offset): m.body for m in got} == visible, kind
+    assert broker.peer.call("store.dump", file=str(tmp_path / "dump")) > 0
+    broker.peer.call("broker.stop")
+    assert node.stop() == 0
+    assert_same_log(broker.root, node.store, end)
+    assert_same_derived(broker.root, node.store)
+
+
+SYNC = {"role": "SYNC_MASTER", "inSyncReplicas": 2, "totalReplicas": 2, "slaveTimeout": 1500}
+
+
+@pytest.mark.parametrize("ack_point", ["written", "flushed"])
+def test_its_reports_release_a_synchronous_master(broker, make_slave, ack_point):
+    node = make_slave(broker, ack_point=ack_point)[1]
+    broker.start(topics=["single"], **SYNC)
+    alone = broker.produce("single", 1, keepGoing=True)
+    assert alone[0][0] != "SEND_OK", "a broker that waits, waits for somebody"
+    follow(node)
+    wait_at(node, broker.max_offset)
+    results = broker.produce("single", 300)
+    assert {result[0] for result in results} == {"SEND_OK"}
+    assert node.status()["max_offset"] == broker.max_offset, "released means: it is here"
+    node.pause()
+    results = broker.produce("single", 1, keepGoing=True, timeout=5000)
+    assert results[0][0] == "FLUSH_SLAVE_TIMEOUT"
+    node.resume()
+    wait_at(node, broker.max_offset)
+    results = broker.produce("single", 50)
+    assert {result[0] for result in results} == {"SEND_OK"}
+    end = broker.max_offset
+    wait_at(node, end)
+    assert_same_log(broker.root, node.store, end)
+
+
+def test_both_resume_after_kill_9(broker, make_slave, tmp_path):
+    """Kill the slave, then the broker, then both, while the official producer writes."""
+    node = make_slave(broker)[1]
+    broker.start(topics=["single", "batch"])
+    follow(node)
+    for victims in ("slave", "broker", "both"):
+        broker.begin("single", 1_000_000, keepGoing=True, size=2_000)
+        before = node.status()["max_offset"]
+        node.wait_status(lambda s, b=before: s["max_offset"] > b + 200_000, "it grows", 30)
+        if victims != "broker":
+            node.kill()
+        if victims != "slave":
+            broker.peer.kill()
+        if not node.running:
+            node.start("slave")
+        if victims == "slave":  # it resumes while the broker writes on, then the broker restarts
+            reached = broker.max_offset
+            node.wait_status(lambda s, r=reached: s["max_offset"] > r, "it resumes", 30)
+            broker.peer.call("broker.stop")
+            broker.peer.kill()
+        broker.start(topics=["single", "batch"])
+        results = broker.produce("batch", 20)
+        assert {result[0] for result in results} == {"SEND_OK"}
+        end = broker.wait_quiet()
+        wait_at(node, end, 30)
+        assert_same_log(broker.root, node.store, end)
+    assert broker.peer.call("store.dump", file=str(tmp_path / "dump")) > 0
+    log = read_log(node.store)
+    assert read_lines(tmp_path / "dump") == lines_of(log)
+    broker.peer.call("broker.stop")
+    assert node.stop() == 0
+    # RocketMQ indexes some keys twice when it comes back from a crash.
+    assert_same_derived(broker.root, node.store, index_by_entries=True)
