@@ -124,8 +124,14 @@ class Member:
             self.state.promise(epoch, hello.acks, hello.nodes)
             if was:
                 self.state.save(superseded_by=epoch)
+            data = self.state.data
             answer = Promised(
-                self.state.data.history, self.store.max_offset, self.state.data.unclean
+                data.history,
+                self.store.max_offset,
+                data.unclean,
+                data.acks_min,
+                data.acks_max,
+                data.node_lists,
             )
         log.info("promised epoch %d to node %d", epoch, candidate)
         self._tell(was, epoch, f"node {candidate}")

@@ -4,7 +4,7 @@ catch up, open.
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hastore.config import Config
 from hastore.errors import GroupDisagrees, HastoreError, PromotionRefused
@@ -74,8 +74,12 @@ class Promoter:
         self._tried_epoch = epoch
         answers = self._collect(epoch, terms)
         voices = [self._own_voice(), *(_promised_voice(h) for h in answers if _promised(h))]
+        if terms.fresh:
+            terms = _merged(terms, answers)
         self._demand(terms, voices, answers, flags)
         self._catch_up(epoch, voices, answers, flags)
+        # Entries taken over may bring other `acks` and lists: then more answers are needed.
+        self._demand(_widest(terms, self._terms(config)), voices, answers, flags)
         return self._open(epoch, terms)
 
     def _check_welcome(self, heard: list[Heard], flags: Flags) -> None:
@@ -111,6 +115,7 @@ class Promoter:
             acks_min=acks if data.acks_min is None else min(acks, data.acks_min),
             acks_max=acks if data.acks_max is None else max(acks, data.acks_max),
             old_nodes=tuple(old for old in data.node_lists if old != nodes),
+            fresh=not data.history,
         )
 
     def _own_voice(self) -> Voice:
@@ -235,6 +240,31 @@ class Promoter:
         if self._stopping():
             raise PromotionRefused("the node stops")
         self._say(progress)
+
+
+def _merged(terms: Terms, answers: list[Heard]) -> Terms:
+    """Add what the others know to be in force: a fresh node alone knows nothing."""
+    for h in answers:
+        if isinstance(h.answer, Promised) and h.answer.acks_min is not None:
+            low, high = h.answer.acks_min, h.answer.acks_max
+            known = replace(
+                terms,
+                acks_min=low,
+                acks_max=low if high is None else high,
+                old_nodes=tuple(old for old in h.answer.node_lists if old != terms.nodes),
+            )
+            terms = _widest(terms, known)
+    return terms
+
+
+def _widest(terms: Terms, other: Terms) -> Terms:
+    """Return the terms with whatever either side says may be in force."""
+    return replace(
+        terms,
+        acks_min=min(terms.acks_min, other.acks_min),
+        acks_max=max(terms.acks_max, other.acks_max),
+        old_nodes=tuple(dict.fromkeys(terms.old_nodes + other.old_nodes)),
+    )
 
 
 def _promised(heard: Heard) -> bool:

@@ -140,6 +140,7 @@ class Terms:
     old_nodes: tuple[
         tuple[int, ...], ...
     ] = ()  # differing lists of the last entry and the promises since
+    fresh: bool = False  # without an entry: it does not know what is in force in its group
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +169,7 @@ def judge(terms: Terms, voices: list[Voice]) -> Verdict:
 
     R = N - (smallest acks) clean nodes; every node's answer when acks or node list differ from
     those of the last entry or of a promise since (of a changed list: all of the new and R of the
-    old).
+    old). A fresh node does not know the smallest `acks`, which may be 1.
     """
     heard = {voice.node: voice for voice in voices}
     clean = {node for node, voice in heard.items() if not voice.unclean}
@@ -176,7 +177,8 @@ def judge(terms: Terms, voices: list[Voice]) -> Verdict:
     changed = terms.acks_min != terms.acks_max or len(lists) > 1 or terms.acks != terms.acks_min
     enough, needed, have = True, 0, 0
     for members in lists:
-        quorum = max(1, len(members) - terms.acks_min)
+        smallest = min(terms.acks_min, 1) if terms.fresh else terms.acks_min
+        quorum = max(1, len(members) - smallest)
         inside = len(clean.intersection(members))
         enough = enough and inside >= quorum
         if quorum - inside >= needed - have:

@@ -104,6 +104,10 @@ class Promised(msgspec.Struct, frozen=True, tag="promised"):
     history: tuple[WireEpoch, ...]
     max_offset: int
     unclean: bool
+    # Every `acks` and node list that this node knows may be in force, the promised epoch's too.
+    acks_min: int | None = None
+    acks_max: int | None = None
+    node_lists: tuple[tuple[int, ...], ...] = ()
 
 
 class StreamFrom(msgspec.Struct, frozen=True, tag="stream_from"):
