@@ -28,7 +28,7 @@ def count_short() -> list[Patch]:
 
     def short(terms: Any, voices: Any) -> Verdict:
         return judge(replace(terms, acks_min=terms.acks_min + 1, acks=terms.acks + 1,
-                             acks_max=terms.acks_max + 1), voices)  # fmt: skip
+                             acks_max=terms.acks_max + 1, fresh=False), voices)  # fmt: skip
 
     return [(promoter, "judge", short)]
 
@@ -46,7 +46,9 @@ def acks_at_once() -> list[Patch]:
     judge = rules.judge
 
     def careless(terms: Any, voices: Any) -> Verdict:
-        return judge(replace(terms, acks_min=terms.acks, acks_max=terms.acks), voices)
+        return judge(
+            replace(terms, acks_min=terms.acks, acks_max=terms.acks, fresh=False), voices
+        )
 
     return [(promoter, "judge", careless)]
 
