@@ -54,17 +54,13 @@ class Connections:
         self._limit = limit
         self._clock = clock
         self._monitor = router.get_monitor_socket(EVENTS)
+        self.monitor_descriptor = self._monitor.fileno()  # to poll for `take_events`
         self._by_descriptor: dict[int, Connection] = {}
         self._by_routing_id: dict[bytes, Connection] = {}
         self._activity = select.epoll()
         self._next_check_ms = 0.0
         self.refused = 0
         self.ended = 0
-
-    @property
-    def monitor_descriptor(self) -> int:
-        """The descriptor to poll for `take_events`."""
-        return self._monitor.fileno()
 
     @property
     def count(self) -> int:
