@@ -63,7 +63,9 @@ def answer_call(connection: "HAConnection", deadline: Deadline) -> bool:
         sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
         _copy(connection, hello)
     elif isinstance(answer, Refused):
-        log.info("refused %s of node %d: %s", hello.purpose.value, hello.node, answer.reason)
+        # A survey comes again each second from whoever waits: its refusal is told to the caller.
+        level = logging.DEBUG if hello.purpose is Purpose.SURVEY else logging.INFO
+        log.log(level, "refused %s of node %d: %s", hello.purpose.value, hello.node, answer.reason)
     return False
 
 

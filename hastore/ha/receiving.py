@@ -26,6 +26,7 @@ class Receiver:
         self._epoch = epoch
         self._history = history
         self._bound: int | None = None
+        self._full = False
 
     def begin(self) -> None:
         """Take over what is due before the first byte."""
@@ -53,9 +54,10 @@ class Receiver:
                     if room is not None and len(piece) == room:
                         self._take_entries()
             except StoreFullError as error:
-                log.error("the disk is full, taking no bytes until there is room: %s", error)
+                self._say_full(error)
                 while_full()
                 continue
+            self._full = False
             offset += len(piece)
             data = data[len(piece) :]
 
@@ -85,11 +87,18 @@ class Receiver:
                     if room is not None and moved == room:
                         self._take_entries()
             except StoreFullError as error:
-                log.error("the disk is full, taking no bytes until there is room: %s", error)
+                self._say_full(error)
                 while_full()
                 continue
             offset += moved
+            self._full = False
             size -= moved
+
+    def _say_full(self, error: StoreFullError) -> None:
+        """Say once that the disk is full, not at every try."""
+        if not self._full:
+            log.error("the disk is full, taking no bytes until there is room: %s", error)
+        self._full = True
 
     def _check(self, mine: bool) -> None:
         if not mine:
