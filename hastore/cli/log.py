@@ -1,6 +1,7 @@
-"""`hastore log dump|verify|stat`: look into any store, RocketMQ's too, read-only, in use or not."""
+"""`hastore log dump|verify|stat|pending`: look into any store, RocketMQ's too, read-only."""
 
 import datetime
+from dataclasses import asdict
 
 import click
 from rich.table import Table
@@ -16,6 +17,7 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.store import inspect
+from hastore.store.pending import find_pending
 
 with_store = click.option(
     "--store",
@@ -107,6 +109,28 @@ def stat_command(path: str, as_json: bool) -> None:
         table.add_row(topic, *(f"{counts[name]:,}" for name in ("queues", "records", "bytes")))
     if found.topics:
         stdout.print(table)
+
+
+@log_group.command("pending")
+@with_store
+@with_json
+def pending_command(path: str, as_json: bool) -> None:
+    """List what a RocketMQ broker still owes: delayed messages not delivered, half messages not
+    ended. hastore stores them, and does no more.
+    """
+    with progress_bar() as progress:
+        task = progress.add_task("looking", total=None, note="")
+        found = find_pending(
+            path, progress=lambda done, total: progress.update(task, completed=done, total=total)
+        )
+    for one in found:
+        if as_json:
+            put_json({**asdict(one), "kind": one.kind.value})
+        else:
+            due = f" due {_time(one.due_ms)}" if one.due_ms is not None else ""
+            print(f"{one.offset:>16} {one.kind.value:<7} {one.topic} {one.key}{due}")
+    if not found and not as_json:
+        say(f"{path}: nothing is pending")
 
 
 def _time(stamp_ms: int | None) -> str:
