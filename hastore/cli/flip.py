@@ -8,6 +8,7 @@ when the node refuses or is late: it goes on trying, each second, for want of an
 import json
 import os
 import time
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -127,6 +128,7 @@ def _wait(
     """Ask the node until it has followed; patience begins anew whenever something moves."""
     began = last_move = time.monotonic()
     seen: Status | None = None
+    reasons: Counter[str] = Counter()  # a node that tries anew says for a moment what it does
     while time.monotonic() - last_move < patience_s:
         status = _ask(config)
         if status is not None:
@@ -135,11 +137,13 @@ def _wait(
             if _progress(status) != (seen and _progress(seen)):
                 last_move = time.monotonic()
             seen = status
+            reasons[status["reason"] or f"it is {status['role']} in epoch {status['epoch']}"] += 1
             refused = status["role"] != role.value and status["reason"] not in (
                 None,
                 before and before["reason"],
             )
             if refused and time.monotonic() - began > REFUSED_AFTER_S:
+                reasons = Counter([status["reason"]])
                 break
         time.sleep(_POLL_S)
     stays = f"the file says {role.value} and stays so"
@@ -147,7 +151,7 @@ def _wait(
         raise HastoreError(
             f"{_name(config)} does not answer; {stays}: the node follows when it starts"
         )
-    reason = seen["reason"] or f"it is {seen['role']} in epoch {seen['epoch']}"
+    reason = reasons.most_common(1)[0][0]
     raise PromotionRefused(f"{_name(config)} has not become {role.value}: {reason}; {stays}")
 
 
