@@ -1,4 +1,4 @@
-"""Mistakes to plant into the product, each for one walk at a time; the simulation must catch them."""
+"""Mistakes to plant into the product, one at a time; the simulation must catch them."""
 
 from __future__ import annotations
 
@@ -36,9 +36,7 @@ def count_short() -> list[Patch]:
 def unclean_counted() -> list[Patch]:
     """A node that may have lost what it acknowledged counts in a promotion."""
     judge = rules.judge
-    return [
-        (promoter, "judge", lambda t, vs: judge(t, [replace(v, unclean=False) for v in vs]))
-    ]
+    return [(promoter, "judge", lambda t, vs: judge(t, [replace(v, unclean=False) for v in vs]))]
 
 
 def acks_at_once() -> list[Patch]:
@@ -46,9 +44,7 @@ def acks_at_once() -> list[Patch]:
     judge = rules.judge
 
     def careless(terms: Any, voices: Any) -> Verdict:
-        return judge(
-            replace(terms, acks_min=terms.acks, acks_max=terms.acks, fresh=False), voices
-        )
+        return judge(replace(terms, acks_min=terms.acks, acks_max=terms.acks, fresh=False), voices)
 
     return [(promoter, "judge", careless)]
 
@@ -87,8 +83,10 @@ def counted_twice() -> list[Patch]:
 
     def report(self: AckTable, node: int, link: int, offset: int) -> bool:
         del node
-        self.reporters[link].offset = offset
-        return True
+        reporter = self.reporters.get(link)
+        if reporter is not None:
+            reporter.offset = offset
+        return reporter is not None
 
     def leave(self: AckTable, node: int, link: int) -> None:
         del self, node, link
@@ -108,9 +106,7 @@ def offset_only() -> list[Patch]:
 
 def own_is_best() -> list[Patch]:
     """A promotion never catches up."""
-    return [
-        (promoter, "greatest", lambda voices, own: next(v for v in voices if v.node == own))
-    ]
+    return [(promoter, "greatest", lambda voices, own: next(v for v in voices if v.node == own))]
 
 
 def length_only() -> list[Patch]:

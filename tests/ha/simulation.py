@@ -38,8 +38,8 @@ from hastore.ha.promoter import Flags, Promoter
 from hastore.ha.rules import may_resume
 from hastore.ha.slave_stream import SlaveStream
 from hastore.ha.survey import Heard, check_peer
-from hastore.protocol.ha_link import ReportDecoder, StreamDecoder, confirmed_frame, data_header
 from hastore.protocol.ha_link import Data as DataEvent
+from hastore.protocol.ha_link import ReportDecoder, StreamDecoder, confirmed_frame, data_header
 from hastore.protocol.hello import Hello, Purpose, Refused, StreamFrom
 
 FILE_SIZE = 1 << 30
@@ -382,9 +382,7 @@ class SimNode:
         self.store.on_confirmed = lambda _offset: None
         self.store.recover()
         rewind.finish_cut(self.store, self.state)  # type: ignore[arg-type]
-        self.state.begin_boot(
-            world.ack_point.value, alone=False, log_end=self.store.max_offset
-        )
+        self.state.begin_boot(world.ack_point.value, alone=False, log_end=self.store.max_offset)
         self.store.set_limits(readable=min(self.store.confirmed_offset, self.store.max_offset))
         self.member = Member(self.config, self.store, self.state, world.clock, None)  # type: ignore[arg-type]
         self.member.sim_node = self  # type: ignore[attr-defined]
@@ -601,7 +599,9 @@ class World:
         choices = _STEPS if busy is None else _NESTED_STEPS
         name = self.rng.choice(_CALM_STEPS if self.calm else choices)
         node = self._pick(name)
-        if node in self.busy and (name in _OWN_THREAD or (name == "receive" and not node.promoting)):
+        if node in self.busy and (
+            name in _OWN_THREAD or (name == "receive" and not node.promoting)
+        ):
             return
         self.trace.append(f"{'  ' * self.depth}{name} {node.number}")
         self.crashes = self.crash_rate > 0 and not self.calm
@@ -612,7 +612,9 @@ class World:
             if busy is not None and crash.node == busy.number:
                 raise
         except GroupDisagrees as error:
-            raise Violation(f"node {node.number} is told to cut confirmed records: {error}") from error
+            raise Violation(
+                f"node {node.number} is told to cut confirmed records: {error}"
+            ) from error
         except (HastoreError, OSError) as error:
             self.trace.append(f"{'  ' * self.depth}  ! {error}")
         self.check()
@@ -939,7 +941,9 @@ class World:
             self.check()
             ends = {node.store.max_offset for node in self.nodes.values()}
             told = {node.store.confirmed_offset for node in self.nodes.values()}
-            linked = [n for n in self.nodes.values() if n.stream is not None and not n.stream.closed]
+            linked = [
+                n for n in self.nodes.values() if n.stream is not None and not n.stream.closed
+            ]
             if ends == told == {master.store.max_offset} and len(linked) == len(self.nodes) - 1:
                 return
         raise Violation("7: the healed group does not come together")

@@ -1,0 +1,178 @@
+"""Counting reports, against a count that sorts everything anew."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
+
+from hastore.ha.acks import AckTable, ClassicReporter
+
+NODES = frozenset({2, 3, 4})
+
+
+def table(acks=1, start=0, **more):
+    return AckTable(acks=acks, epoch_start=start, nodes=NODES, **more)
+
+
+def joined(acks=1, start=0, flushed=(), **more):
+    made = table(acks, start, **more)
+    for node in NODES:
+        made.join(node, node * 10, node in flushed)
+    return made
+
+
+@given(
+    st.integers(1, 3), st.integers(0, 50), st.integers(0, 100),
+    st.dictionaries(st.sampled_from(sorted(NODES)), st.integers(0, 100)),
+)  # fmt: skip
+def test_the_acks_th_greatest_report_counts(acks, start, own, reports):
+    made = joined(acks, start)
+    for node, offset in reports.items():
+        assert made.report(node, node * 10, offset)
+    ordered = sorted(reports.values(), reverse=True)
+    reached = min(ordered[acks - 1], own) if len(ordered) >= acks else -1
+    assert made.confirm(own) == (reached if reached >= start and reached > 0 else 0)
+
+
+def test_an_older_epochs_tail_waits_for_the_new_start():
+    made = joined(1, start=100)
+    made.report(2, 20, 99)
+    assert made.confirm(500) == 0
+    made.report(2, 20, 100)
+    assert made.confirm(99) == 0  # the master's own copy, at its ack point, is not there yet
+    assert made.confirm(500) == 100
+
+
+def test_it_never_falls():
+    made = joined(1, confirmed_offset=40)
+    made.report(2, 20, 90)
+    assert made.confirm(100) == 90
+    made.join(2, 21, False)
+    assert made.confirm(100) == 90
+    made.report(2, 21, 50)
+    assert made.confirm(100) == 90
+    assert joined(1, confirmed_offset=40).confirm(100) == 40
+
+
+def test_a_node_counts_once_on_its_latest_connection():
+    made = joined(2)
+    made.report(2, 20, 90)
+    made.join(2, 21, False)
+    assert not made.report(2, 20, 95)  # the old connection
+    assert made.report(2, 21, 80)
+    assert made.confirm(100) == 0  # one node, whatever its connections say
+    made.leave(2, 20)  # the old connection ends late
+    made.report(3, 30, 70)
+    assert made.confirm(100) == 70
+    made.leave(3, 30)
+    assert not made.report(3, 30, 99)
+
+
+def test_a_join_is_no_report():
+    made = joined(1)
+    assert made.confirm(100) == 0 and made.holders(0) == 0
+    assert made.in_sync(0, 1000) == []
+
+
+def test_only_the_epochs_nodes_count():
+    made = joined(1)
+    made.join(9, 90, True)
+    assert not made.report(9, 90, 100)
+    assert made.confirm(100) == 0 and made.in_sync(100, 1000) == []
+
+
+def test_disks_count_only_where_they_are_promised():
+    made = joined(1, flushed={3})
+    made.report(2, 20, 90)
+    assert made.confirm(100) == 90
+    assert made.confirmed_flushed(100) == 0
+    made.report(3, 30, 60)
+    assert made.confirmed_flushed(100) == 60
+    assert made.confirmed_flushed(50) == 50  # this node's own disk
+    assert made.in_sync(100, 1000, flushed_only=True) == [3]
+    assert made.holders(60) == 2 and made.holders(60, flushed_only=True) == 1
+
+
+def test_a_group_of_one_confirms_itself():
+    made = table(0)
+    assert made.confirm(70) == 70
+    assert made.confirmed_flushed(30) == 30
+
+
+@pytest.mark.parametrize(("lag", "in_sync"), [(0, True), (256, True), (257, False)])
+def test_in_sync_is_a_lag_of_at_most_the_gap(lag, in_sync):
+    made = joined(1)
+    made.report(2, 20, 1000 - lag)
+    assert (2 in made.in_sync(1000, 256)) == in_sync
+
+
+def test_classic_slaves_count_beyond_where_their_stream_began():
+    made = joined(1, count_classic=True)
+    made.classics[7] = ClassicReporter(began=100, offset=300)
+    assert made.confirm(500) == 0  # never in confirmed_offset
+    assert not made.confirmed_with_classics(100)
+    assert made.confirmed_with_classics(101) and made.confirmed_with_classics(300)
+    assert not made.confirmed_with_classics(301)
+    made.classics[7] = ClassicReporter(began=None, offset=300)
+    assert not made.confirmed_with_classics(200)
+    uncounted = joined(1)
+    uncounted.classics[7] = ClassicReporter(began=100, offset=300)
+    assert not uncounted.confirmed_with_classics(200)
+
+
+def test_levels_say_what_was_seen():
+    made = joined(2, flushed={2, 3})
+    for node in NODES:
+        made.report(node, node * 10, 100)
+    assert made.confirm(100) == 100
+    assert made.level(100, flushed=False) == "SYNC_MEM(3)"
+    assert made.level(100, flushed=True) == "SYNC_DISK(2)"
+    for node in NODES:
+        made.leave(node, node * 10)
+    assert made.level(100, flushed=False) == "SYNC_MEM(2)"  # two were needed, so two were seen
+    assert made.level(101, flushed=False) == "MASTER_MEM"
+
+
+class Counting(RuleBasedStateMachine):
+    """Joins, leaves and reports in any order, against a list of what was said."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = table(2, 10)
+        self.links, self.said, self.best, self.next = {}, {}, 0, 1
+
+    @rule(node=st.sampled_from(sorted(NODES)))
+    def join(self, node):
+        self.next += 1
+        self.table.join(node, self.next, False)
+        self.links[node] = self.next
+        self.said.pop(node, None)
+
+    @rule(node=st.sampled_from(sorted(NODES)), old=st.booleans())
+    def leave(self, node, old):
+        self.table.leave(node, self.links.get(node, 0) - old)
+        if not old and node in self.links:
+            del self.links[node]
+            self.said.pop(node, None)
+
+    @rule(node=st.sampled_from(sorted(NODES)), offset=st.integers(0, 50), old=st.booleans())
+    def report(self, node, offset, old):
+        counts = node in self.links and not old
+        assert self.table.report(node, self.links.get(node, 1) - old, offset) == counts
+        if counts:
+            self.said[node] = offset
+
+    @rule(own=st.integers(0, 60))
+    def confirm(self, own):
+        ordered = sorted(self.said.values(), reverse=True)
+        reached = min(ordered[1], own) if len(ordered) > 1 else 0
+        if reached >= 10:
+            self.best = max(self.best, reached)
+        assert self.table.confirm(own) == self.best
+
+    @invariant()
+    def never_beyond_what_two_said(self):
+        assert self.table.confirmed_offset == self.best
+
+
+TestCounting = Counting.TestCase

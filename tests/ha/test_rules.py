@@ -1,0 +1,238 @@
+"""Who may follow, promise, open and cut, against what the model says."""
+
+import itertools
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hastore.ha.epochs import EpochEntry
+from hastore.ha.rules import (
+    MasterView,
+    Terms,
+    Voice,
+    answer_follow,
+    check_identity,
+    cut_loses_confirmed,
+    epoch_above,
+    greatest,
+    judge,
+    may_promise,
+    may_resume,
+    new_entry,
+)
+from hastore.protocol.hello import Refused, Resync, RewindTo, StreamFrom
+from tests.ha.test_epochs import histories, model_common
+from tests.protocol.test_hello import make_hello
+
+E1, E2, E3 = 1 << 16 | 1, 2 << 16 | 2, 3 << 16 | 3
+ONE, TWO = EpochEntry(E1, 0, 1, (1, 2, 3)), EpochEntry(E2, 500, 1, (1, 2, 3))
+
+
+def master(**changes):
+    fields = {
+        "cluster": "c", "group": "g", "node": 1, "epoch": E2, "promised_epoch": E2,
+        "history": (ONE, TWO), "min_offset": 0, "max_offset": 900, "file_size": 1 << 30,
+        "nodes": (1, 2, 3), "known_stores": {},
+    }  # fmt: skip
+    return MasterView(**{**fields, **changes})
+
+
+def slave(**changes):
+    fields = {"promised_epoch": E2, "history": (ONE,), "max_offset": 500, "confirmed_offset": 0}
+    return make_hello(**{**fields, **changes})
+
+
+def test_a_slave_at_its_own_end_streams_from_there():
+    for end in (0, 1, 499, 500):
+        assert answer_follow(master(), slave(max_offset=end)) == StreamFrom(end)
+    both = slave(history=(ONE, TWO), max_offset=900)
+    assert answer_follow(master(), both) == StreamFrom(900)
+
+
+def test_a_tail_that_nobody_shares_is_rewound():
+    assert answer_follow(master(), slave(max_offset=700)) == RewindTo(500, 1)
+    other = EpochEntry(E3, 450, 1, (1, 2, 3))
+    assert answer_follow(master(epoch=4 << 16 | 1, promised_epoch=4 << 16 | 1), slave(
+        promised_epoch=4 << 16 | 1, history=(ONE, other), max_offset=450)) == RewindTo(450, 1)  # fmt: skip
+    # Ahead in the master's own epoch: what the master lost is cut, whatever it is.
+    ahead = slave(history=(ONE, TWO), max_offset=1000)
+    assert answer_follow(master(), ahead) == RewindTo(900, 2)
+
+
+def test_an_empty_slave_starts_at_the_beginning():
+    assert answer_follow(master(), slave(history=(), max_offset=0)) == StreamFrom(0)
+    never_wrote = slave(history=(EpochEntry(E3, 0, 1, ()),), max_offset=0)
+    assert answer_follow(master(), never_wrote) == RewindTo(0, 0)
+
+
+def test_without_a_usable_common_point_it_is_a_resync():
+    begun = master(min_offset=600)
+    entries = (ONE, TWO)
+    assert answer_follow(begun, slave(max_offset=400)) == Resync(600, entries)
+    assert answer_follow(begun, slave(max_offset=0, history=())) == Resync(600, entries)
+    assert answer_follow(master(min_offset=400), slave(max_offset=300)) == Resync(400, (ONE,))
+    stranger = slave(history=(EpochEntry(E3, 0, 1, ()),), max_offset=300)
+    assert answer_follow(master(), stranger) == Resync(0, (ONE,))
+    # The slave's own retention has passed the point.
+    late = slave(history=(ONE, EpochEntry(E3, 450, 1, ())), min_offset=480, max_offset=490)
+    assert answer_follow(master(), late) == Resync(0, (ONE,))
+
+
+def test_confirmed_data_beyond_a_lost_point_is_refused():
+    begun = master(min_offset=600)
+    assert isinstance(answer_follow(begun, slave(max_offset=400, confirmed_offset=400)), Resync)
+    tail = slave(max_offset=700, history=(ONE, EpochEntry(E3, 450, 1, ())), confirmed_offset=650)
+    answer = answer_follow(begun, tail)
+    assert isinstance(answer, Refused) and "--accept-loss" in answer.reason
+
+
+def test_promises_come_first():
+    higher = answer_follow(master(), slave(promised_epoch=E3))
+    assert isinstance(higher, Refused) and higher.promised_epoch == E3
+    lower = answer_follow(master(), slave(promised_epoch=E1, max_offset=700))
+    assert isinstance(lower, Refused) and "promise" in lower.reason
+
+
+def test_files_of_another_size_are_refused_with_the_key():
+    answer = answer_follow(master(), slave(file_size=1 << 20))
+    assert isinstance(answer, Refused) and "commitlog_file_size" in answer.reason
+
+
+@given(histories(), st.integers(0, 9), histories(), st.integers(0, 9))
+def test_every_answer_is_the_models(mine, my_end, theirs, their_end):
+    """With whole logs from 0 the master only ever says: go on, or cut to the common point."""
+    mine = tuple(e for e in mine if e.start <= my_end)
+    theirs = tuple(e for e in theirs if e.start <= their_end)
+    view = master(history=theirs, max_offset=their_end)
+    answer = answer_follow(view, slave(history=mine, max_offset=my_end))
+    common, kept = model_common(mine, my_end, theirs, their_end)
+    if common == my_end and kept == len(mine) and (kept or my_end == 0):
+        assert answer == StreamFrom(my_end)
+    elif kept or my_end == 0:
+        assert answer == RewindTo(common, kept)
+    else:
+        assert answer == Resync(0, tuple(e for e in theirs if e.start == 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"cluster": "x"}, "cluster"), ({"group": "x"}, "cluster"), ({"node": 1}, "own"),
+        ({"node": 9}, "list"), ({"store_id": "new"}, "store"),
+    ],
+)  # fmt: skip
+def test_strangers_are_named(changes, word):
+    known = {2: "ab" * 16}
+    assert check_identity(make_hello(), "c", "g", 1, (1, 2, 3), known) is None
+    problem = check_identity(make_hello(**changes), "c", "g", 1, (1, 2, 3), known)
+    assert problem is not None and word in problem
+
+
+def test_only_a_higher_epoch_or_the_same_candidates_again_is_promised():
+    assert may_promise(0, 1, E1) is None
+    assert may_promise(E1, 2, E2) is None
+    assert may_promise(E2, 2, E2) is None
+    assert "promised already" in (may_promise(E2, 1, E1) or "")
+    assert "does not belong" in (may_promise(0, 1, E2) or "")
+
+
+# ---- judge
+
+
+def voice(node, unclean=False, last=E1, end=0):
+    return Voice(node, last, end, unclean)
+
+
+def terms(nodes=3, acks=1, low=None, high=None, old=(), fresh=False):
+    numbers = tuple(range(1, nodes + 1))
+    low = acks if low is None else low
+    high = max(acks, low) if high is None else high
+    return Terms(1, numbers, acks, min(low, acks), max(high, acks), old, fresh)
+
+
+@pytest.mark.parametrize(("nodes", "acks"), [(n, a) for n in range(2, 6) for a in range(1, n)])
+def test_the_answers_meet_every_possible_set_of_acknowledgers(nodes, acks):
+    """The dumb way: any set of nodes that holds a record shares one with any that suffices."""
+    numbers = range(1, nodes + 1)
+    for size in range(nodes + 1):
+        for answering in itertools.combinations(numbers, size):
+            verdict = judge(terms(nodes, acks), [voice(n) for n in answering])
+            holders = itertools.combinations(numbers, acks + 1)
+            meets = all(set(answering) & set(held) for held in holders)
+            assert verdict.enough == meets, (answering, verdict)
+
+
+def test_unclean_nodes_do_not_count_and_are_named():
+    verdict = judge(terms(), [voice(1), voice(2, unclean=True)])
+    assert not verdict.enough and verdict.unclean == (2,) and verdict.missing == (3,)
+    assert "waiting for node 3" in verdict.reason and "unclean: node 2" in verdict.reason
+    assert judge(terms(), [voice(1), voice(2, unclean=True), voice(3)]).enough
+    assert not judge(terms(), [voice(1, unclean=True), voice(2)]).enough
+
+
+@pytest.mark.parametrize(("low", "high", "acks"), [(1, 1, 2), (2, 2, 1), (1, 2, 1), (1, 2, 2)])
+def test_a_change_of_acks_needs_every_answer(low, high, acks):
+    changed = terms(3, acks, low, high)
+    assert not judge(changed, [voice(1), voice(2)]).enough
+    assert judge(changed, [voice(1), voice(2), voice(3)]).enough
+    # Unclean answers are answers; enough clean ones are needed besides.
+    assert judge(changed, [voice(1), voice(2), voice(3, unclean=True)]).enough
+    assert not judge(changed, [voice(1), voice(2, unclean=True), voice(3, unclean=True)]).enough
+
+
+def test_a_changed_list_needs_all_of_the_new_and_enough_of_the_old():
+    grown = terms(4, 1, old=((1, 2, 3),))
+    assert not judge(grown, [voice(1), voice(2), voice(3)]).enough
+    assert not judge(grown, [voice(1), voice(2), voice(4)]).enough
+    assert judge(grown, [voice(n) for n in (1, 2, 3, 4)]).enough
+    replaced = Terms(1, (1, 2, 4), 1, 1, 1, ((1, 2, 3),))
+    assert judge(replaced, [voice(1), voice(2), voice(4)]).enough
+    assert not judge(replaced, [voice(1), voice(2, unclean=True), voice(4)]).enough
+
+
+def test_a_fresh_node_does_not_trust_its_own_acks():
+    assert judge(terms(3, 2), [voice(1)]).enough
+    assert not judge(terms(3, 2, fresh=True), [voice(1)]).enough
+    assert judge(terms(3, 2, fresh=True), [voice(1), voice(2)]).enough
+    assert judge(terms(3, 1, fresh=True), [voice(1), voice(3)]).enough
+
+
+def test_a_group_of_one_needs_itself():
+    assert judge(terms(1, 0), [voice(1)]).enough
+    assert not judge(terms(1, 0), [voice(1, unclean=True)]).enough
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), min_size=1, max_size=5)
+)
+def test_the_greatest_is_by_epoch_then_end_and_rather_this_node(raws):
+    voices = [Voice(n, e, end, dirty) for n, (e, end, dirty) in enumerate(raws, 1)]
+    best = greatest(voices, 1)
+    assert best.reach == max((e, end) for e, end, _ in raws)
+    if voices[0].reach == best.reach:
+        assert best.node == 1
+
+
+def test_epochs_of_candidates():
+    assert epoch_above([], 3) == 1 << 16 | 3 and epoch_above([E1, E3, E2], 2) == 4 << 16 | 2
+    assert new_entry(E1, 5, 2, (3, 1)) == EpochEntry(E1, 5, 2, (1, 3))
+
+
+def test_a_master_resumes_only_its_own_last_epoch():
+    assert may_resume((ONE, TWO), E2, 2, False) == E2
+    assert may_resume((ONE, TWO), E2, 2, True) is None  # a power loss
+    assert may_resume((ONE, TWO), E3, 2, False) is None  # it promised a higher one
+    assert may_resume((ONE, TWO), E2, 1, False) is None  # another's
+    assert may_resume((), 0, 1, False) is None
+
+
+def test_a_cut_loses_what_is_confirmed_as_a_whole():
+    # Records of 100 bytes, the last whole one ends at 1000.
+    assert not cut_loses_confirmed(500, 500, 100, 1000)
+    assert not cut_loses_confirmed(500, 599, 100, 1000)  # the limit is inside the first record
+    assert cut_loses_confirmed(500, 600, 100, 1000)
+    assert cut_loses_confirmed(0, 1000, 100, 1000)
+    assert not cut_loses_confirmed(1000, 1000, None, 1000)
+    assert not cut_loses_confirmed(1000, 1050, None, 1000)  # only a partial record goes
+    assert cut_loses_confirmed(550, 1000, None, 1000)  # inside a record, more behind
