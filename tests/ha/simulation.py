@@ -3,9 +3,9 @@
 What decides is the real code: NodeState, Member, HAService with its AckTable and
 GroupTransferService, HAClient, SlaveStream and Receiver, Promoter, catch-up, rewind. What is
 simulated is what surrounds it: the disk (a log of tiny records, a file that is replaced), the
-network (calls that get lost, frames and reports in flight), time, crashes (at each durable effect)
-and power losses. A walk is a number of random steps from one seed; `World.check` holds FAILOVER.md's
-list of what must hold against every state.
+network (calls that get lost, frames and reports in flight), time, crashes (at each durable
+effect) and power losses. A walk is a number of random steps from one seed; `World.check` holds
+FAILOVER.md's list of what must hold against every state.
 
 A record is one value of 1 to 255, repeated 1 to 3 times: a stream may stop inside.
 """
@@ -455,7 +455,7 @@ class World:
         self.trace: list[str] = []
         self.counts: dict[str, int] = {}
         self.powers = self.resyncs = 0
-        # ghosts: of each value its epoch, offset, the epoch that confirmed it; what was acknowledged
+        # ghosts: of each value its epoch, offset and confirming epoch; what was acknowledged
         self.values = 0
         self.written: dict[int, tuple[int, int]] = {}
         self.confirmed_in: dict[int, int] = {}
@@ -727,7 +727,7 @@ class World:
             raise
 
     def do_report(self, node: SimNode) -> None:
-        """A master's ReadSocketService takes what is in flight on one link, perhaps a closed one."""
+        """A master's ReadSocketService takes what is in flight on a link, perhaps a closed one."""
         links = [c for c in self.connections if c.owner is node and c.to_master]
         links = [c for c in links if c.life == node.life]
         if not node.up or not links:

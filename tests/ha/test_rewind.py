@@ -36,6 +36,10 @@ class Disk:
         self.state.begin_boot("written", alone=False, log_end=self.store.max_offset)
         self.state.save(history=HISTORY)
 
+    def note_archive(self, offset, name):
+        self.archived.append((offset, name))
+        return self.archive(offset, name)
+
     def effect(self):
         if self.steps is not None:
             if self.steps == 0:

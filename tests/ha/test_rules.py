@@ -53,8 +53,9 @@ def test_a_slave_at_its_own_end_streams_from_there():
 def test_a_tail_that_nobody_shares_is_rewound():
     assert answer_follow(master(), slave(max_offset=700)) == RewindTo(500, 1)
     other = EpochEntry(E3, 450, 1, (1, 2, 3))
-    assert answer_follow(master(epoch=4 << 16 | 1, promised_epoch=4 << 16 | 1), slave(
-        promised_epoch=4 << 16 | 1, history=(ONE, other), max_offset=450)) == RewindTo(450, 1)  # fmt: skip
+    later = master(epoch=4 << 16 | 1, promised_epoch=4 << 16 | 1)
+    tail = slave(promised_epoch=4 << 16 | 1, history=(ONE, other), max_offset=450)
+    assert answer_follow(later, tail) == RewindTo(450, 1)
     # Ahead in the master's own epoch: what the master lost is cut, whatever it is.
     ahead = slave(history=(ONE, TWO), max_offset=1000)
     assert answer_follow(master(), ahead) == RewindTo(900, 2)

@@ -121,8 +121,10 @@ def test_a_control_frame_of_an_impossible_size_is_refused_at_once(size):
         feed(StreamDecoder(control_frames=True), HEADER.pack(1 - SIGN, size), 1)
 
 
-@pytest.mark.parametrize(("kind", "payload"), [(2, bytes(16)), (1, bytes(15)), (1, bytes(17)),
-                                               (0, b"x"), (1, bytes(CONTROL_BYTES_MAX))])  # fmt: skip
+@pytest.mark.parametrize(
+    ("kind", "payload"),
+    [(2, bytes(16)), (1, bytes(15)), (1, bytes(17)), (0, b"x"), (1, bytes(CONTROL_BYTES_MAX))],
+)
 def test_an_unknown_control_frame_is_refused(kind, payload):
     data = HEADER.pack(kind - SIGN, len(payload)) + payload
     with pytest.raises(ProtocolError, match="unknown control frame"):
