@@ -62,7 +62,7 @@ class ApiServer(Service):
         self._config = config
         self._clock = clock
         self._context = zmq.Context(1)
-        self._router: zmq.Socket[bytes] = self._context.socket(zmq.ROUTER)
+        self._router: zmq.Socket[bytes]  # from `start` on: a context with a socket must be ended
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._wakeup)  # a late `done` may still write to it
         self._woken = False
@@ -82,7 +82,7 @@ class ApiServer(Service):
 
     def start(self) -> None:
         """Bind and serve; ConfigError when the address is taken. `endpoint` has the real port."""
-        router = self._router
+        router = self._router = self._context.socket(zmq.ROUTER)
         router.setsockopt(zmq.LINGER, 0)
         router.setsockopt(zmq.MAXMSGSIZE, api.MAX_FRAME_BYTES)
         router.setsockopt(zmq.RCVHWM, RECEIVE_HWM)

@@ -102,7 +102,10 @@ class HttpServer(Service):
         if self._thread is None:
             self._close_all()
         elif self.alive:
-            self._waker.send(b"x")
+            try:
+                self._waker.send(b"x")
+            except OSError:
+                return  # the loop saw `stopping` by itself and has closed everything
 
     def run(self) -> None:
         """Accept, read, answer and write until `stopping` is set."""
