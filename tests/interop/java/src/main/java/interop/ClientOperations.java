@@ -132,7 +132,8 @@ final class ClientOperations {
             message.putUserProperty("number", String.valueOf(number));
             message.putUserProperty("\u00fcml\u00e4ut", "\u65e5\u672c \ud83d\ude80");
             if (kind.equals("delayed")) {
-                message.setDelayTimeLevel(1 + number / 100 % 2);
+                int level = request.getIntValue("delayLevel", 1 + number / 100 % 2);
+                message.setDelayTimeLevel(level);
             }
             return message;
         }

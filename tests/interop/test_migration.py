@@ -1,0 +1,158 @@
+"""Move from a RocketMQ broker to hastore without losing a message, and back again.
+
+The steps are those of docs/migrate-from-rocketmq.md, in its order.
+"""
+
+import json
+import shutil
+
+import pytest
+
+from hastore.client.consumer import Consumer
+from hastore.client.producer import Producer
+from hastore.client.results import Status
+from tests.interop.compare import (
+    FILE_BYTES,
+    assert_same_log,
+    lines_of,
+    read_lines,
+    rocketmq_sizes,
+    sizes,
+)
+from tests.interop.test_hastore_slave import Broker, follow, wait_at
+from tests.process.harness import hastore, wait_until
+from tests.process.stores import assert_equal_stores, read_log
+from tests.spark.conftest import spark  # noqa: F401  (a fixture, for the one test that asks)
+
+TOPICS = ["single", "transactional", "delayed"]
+
+
+@pytest.fixture
+def broker(make_peer, ports, tmp_path):
+    return Broker(make_peer, ports, tmp_path / "rocketmq")
+
+
+def read_topic(group, topic, count):
+    got = []
+    with Consumer(topic, group.bootstrap) as consumer:
+        while len(got) < count:
+            messages = consumer.poll(timeout_s=5)
+            assert messages, f"{len(got)} of {count}"
+            got += messages
+    return got
+
+
+@pytest.mark.timeout(300)
+def test_there_and_back(broker, make_group, make_peer, tmp_path, spark):  # noqa: F811
+    # The broker has been in use: several files, and things that hastore only stores.
+    broker.start(topics=TOPICS)
+    sent = broker.produce("single", 2_000)
+    owed = len(broker.produce("delayed", 7, delayLevel=18))
+    broker.produce("delayed", 5, delayLevel=1)
+    broker.produce("transactional", 30)
+    assert broker.max_offset > 5 * FILE_BYTES
+
+    # 1. hastore's slaves begin with a copy, taken while the broker writes: RocketMQ's master sends
+    # an empty slave its last file only.
+    writing = broker.begin("single", 6_000, seed=2)
+    group = make_group(
+        2,
+        master_role="SLAVE",
+        store=sizes(),
+        ha={"classic_master": f"127.0.0.1:{broker.ha}"},
+    )
+    for node in group:
+        node.store.mkdir()
+        shutil.copytree(broker.root / "commitlog", node.store / "commitlog")
+        follow(node)
+    path = str(group[1].store)
+
+    # 2. Spark reads while the broker is being written to.
+    def count():
+        rows = spark.read.format("hastore").option("path", path).option("subscribe", "single")
+        places = [tuple(row) for row in rows.load().select("partition", "offset").collect()]
+        assert len(set(places)) == len(places)
+        return len(places)
+
+    assert count() >= 2_000
+    sent += writing.result(60)
+    assert {result[0] for result in sent} == {"SEND_OK"}
+    end = broker.wait_quiet()
+    for node in group:
+        wait_at(node, end)
+
+    # 3. What hastore only stores is listed before the switch.
+    done = hastore("log", "pending", "--store", path, "--json")
+    assert done.returncode == 0, done.stderr
+    pending = [json.loads(line) for line in done.stdout.splitlines()]
+    assert sum(one["kind"] == "delayed" for one in pending) == owed
+    assert {one["topic"] for one in pending if one["kind"] == "delayed"} == {"delayed"}
+    halves = [one for one in pending if one["kind"] == "half"]
+    assert len(halves) == 10, "of 30 transactions a third is open"
+
+    # 4. The broker stops; both slaves have all of it; one is promoted.
+    broker.peer.call("broker.stop")
+    broker.peer.kill()
+    end = read_log(broker.root).end
+    for node in group:
+        wait_at(node, end)
+        assert_same_log(broker.root, node.store, end)
+    done = hastore("promote", "-c", str(group[1].path), "--json")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["role"] == "SYNC_MASTER"
+    assert "classic_master: null" in group[1].path.read_text()
+    # The other leaves the broker too, and follows the new master: same bytes, so nothing is copied.
+    assert group[2].stop() == 0
+    group[2].write(ha={"classic_master": None})
+    group[2].start("slave")
+    group[1].wait_in_sync(2)
+    assert not (group[2].store / "rescued").exists()
+
+    # 5. Python producers and consumers, and Spark, go on.
+    with Producer(group.bootstrap) as producer:
+        results = [producer.send_sync("single", f"py{n}".encode(), key="py") for n in range(500)]
+    assert {result.status for result in results} == {Status.PUT_OK}
+    assert {result.level for result in results} == {"SYNC_MEM(1)"}
+    got = read_topic(group, "single", len(sent) + 500)
+    places = {(message.queue_id, message.queue_offset) for message in got}
+    assert len(places) == len(got) == len(sent) + 500
+    group.wait_equal()
+    assert count() == len(got)
+    end = group[1].status()["max_offset"]
+
+    # And back: the broker's old store is a prefix of hastore's log; it follows as a slave ...
+    group[1].write(role="SYNC_MASTER", ha={"allow_classic_peers": True, "classic_master": None})
+    assert group[1].stop() == 0
+    group[1].start("master").wait_writable()
+    peer = make_peer()
+    peer.call(
+        "store.open",
+        store={**rocketmq_sizes(broker.root), "brokerRole": "SLAVE"},
+        broker={"brokerId": 1},
+        master=group[1].ha,
+    )
+    wait_until(lambda: peer.call("store.status")["max"] == end, 30, "RocketMQ has caught up")
+    group[1].wait_in_sync(2)
+    for node in group:
+        assert node.stop() == 0
+    peer.call("store.close")
+    peer.kill()
+    log = assert_equal_stores(group[1].store, group[2].store)
+    assert_same_log(group[1].store, broker.root, log.end)
+    # ... and is the broker again.
+    broker.start(topics=TOPICS)
+    assert broker.max_offset >= end
+    results = broker.produce("single", 100, seed=9)
+    assert {result[0] for result in results} == {"SEND_OK"}
+    count_all = len(got) + 100
+    consumed = broker.peer.call(
+        "consume",
+        namesrv=broker.namesrv,
+        topics=["single"],
+        count=count_all,
+        timeout=40,
+        file=str(tmp_path / "consumed"),
+    )
+    assert consumed == count_all
+    wanted = [line for line in lines_of(read_log(broker.root)) if line.startswith("single\t")]
+    assert read_lines(tmp_path / "consumed") == wanted
