@@ -327,7 +327,11 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def scratch(parent: str | None, need_bytes: int) -> Iterator[pathlib.Path]:
-    """Lend a temporary folder with room for `need_bytes`; it is removed with all in it."""
+    """Lend a temporary folder with room for `need_bytes`; it is removed with all in it.
+
+    From here on SIGTERM ends the process in order, so that nothing is left behind then either.
+    """
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder = pathlib.Path(tempfile.mkdtemp(prefix="hastore-bench-", dir=parent))
     try:
         free = shutil.disk_usage(folder).free

@@ -17,7 +17,7 @@ from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.epochs import History
 from hastore.ha.member import Member
 from hastore.ha.receiving import FULL_PAUSE_S, Receiver
-from hastore.protocol.ha_link import REPORT, Confirmed, Data, StreamDecoder
+from hastore.protocol.ha_link import HEADER_BYTES, REPORT, Confirmed, Data, StreamDecoder
 from hastore.service import Service
 
 log = logging.getLogger(__name__)
@@ -53,6 +53,7 @@ class SlaveStream:
         self._receiver = Receiver(member, epoch, history)
         self._decoder = StreamDecoder(control_frames=control_frames)
         self._told: Confirmed | None = None
+        self._bulk = False  # long bodies come: take no more than a header of what goes by splice
         self._flushed = member.config.ha.ack_point is AckPoint.FLUSHED
         self._send_lock = threading.Lock()
         self._reported: int | None = None
@@ -130,7 +131,7 @@ class SlaveStream:
                         if not self._splice(pipe):
                             return
                     else:
-                        size = sock.recv_into(buffer)
+                        size = sock.recv_into(self._room(buffer))
                         if not size:
                             return
                 except BlockingIOError:
@@ -143,6 +144,10 @@ class SlaveStream:
                 heard_ms = clock.monotonic_ms()
                 self._take(buffer[:size])
 
+    def _room(self, buffer: memoryview) -> memoryview:
+        """Return where to receive: all of the buffer, or up to the next long body alone."""
+        return buffer[: self._decoder.body_left or HEADER_BYTES] if self._bulk else buffer
+
     def _take(self, data: memoryview) -> None:
         for event in self._decoder.feed(data):
             if isinstance(event, Data):
@@ -150,6 +155,7 @@ class SlaveStream:
             elif isinstance(event, Confirmed):
                 self._told = event
             else:
+                self._bulk = event.size >= SPLICE_BYTES_MIN
                 self._check_place(event.offset)
         if not self._flushed:
             self.report()
