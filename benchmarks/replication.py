@@ -170,9 +170,9 @@ def main() -> None:
     ]
     for name in ("master", "slave"):
         used = [run["cpu_s"][name] / gib for run in runs]
-        figures.append(figure(f"CPU of the {name}, without replay", "s/GiB", used))
+        figures.append(figure(f"CPU of the {name} until all is reported", "s/GiB", used))
     used = [run["cpu_caught_up_s"]["slave"] / gib for run in runs]
-    figures.append(figure("CPU of the slave, replay included", "s/GiB", used))
+    figures.append(figure("CPU of the slave until its queues are caught up", "s/GiB", used))
     for name in ("master", "slave"):
         costs: list[Cost] = [run["costs"][name] for run in runs]
         own = [cost.anonymous_mib for cost in costs]
