@@ -384,7 +384,8 @@ class SimNode:
         rewind.finish_cut(self.store, self.state)  # type: ignore[arg-type]
         self.state.begin_boot(world.ack_point.value, alone=False, log_end=self.store.max_offset)
         self.store.set_limits(readable=min(self.store.confirmed_offset, self.store.max_offset))
-        self.member = Member(self.config, self.store, self.state, world.clock, None)  # type: ignore[arg-type]
+        store: Any = self.store
+        self.member = Member(self.config, store, self.state, world.clock, None)
         self.member.sim_node = self  # type: ignore[attr-defined]
         self.transfer = GroupTransferService(world.clock, lambda: None)
         self.ha = ha = HAService(self.member, self.transfer)

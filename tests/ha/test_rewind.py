@@ -28,10 +28,7 @@ class Disk:
             self.store.append_replica(self.store.max_offset, bytes([value]) * size_of(value))
         self.store.flush()
         self.store.set_limits(confirmed=confirmed, readable=confirmed)
-        archive = self.store.archive
-        self.store.archive = lambda at, name: (self.archived.append((at, name)), archive(at, name))[
-            1
-        ]
+        self.archive, self.store.archive = self.store.archive, self.note_archive
         self.state = self.load()
         self.state.begin_boot("written", alone=False, log_end=self.store.max_offset)
         self.state.save(history=HISTORY)

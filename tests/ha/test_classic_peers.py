@@ -1,0 +1,172 @@
+"""A RocketMQ slave on the HA port: the bytes of its protocol, exactly."""
+
+import time
+
+import pytest
+
+from hastore.config import Role, SyncFrom
+from hastore.protocol.ha_link import CLASSIC_BODY_BYTES
+from tests.ha.nodes import FILE_SIZE, peer, wait_for
+
+
+@pytest.fixture
+def master(make_group):
+    """A master alone with records over three files."""
+
+    def make(**ha):
+        group = make_group(
+            1, acks=0, role=Role.ASYNC_MASTER, ha={"allow_classic_peers": True, **ha}
+        )
+        node = group.start(1)
+        node.promote()
+        while node.store.max_offset < 2 * FILE_SIZE + 20_000:
+            node.put(*[b"x" * 900] * 5)
+        return node
+
+    return make
+
+
+def check_stream(node, frames, start):
+    at = start
+    for offset, body in frames:
+        assert offset == at and 0 < len(body) <= CLASSIC_BODY_BYTES
+        assert offset // FILE_SIZE == (offset + len(body) - 1) // FILE_SIZE, "crosses a file"
+        at += len(body)
+    assert b"".join(body for _, body in frames) == node.bytes(start, at)
+
+
+def test_nothing_is_sent_before_the_first_report(master):
+    node = master()
+    with peer(node) as slave:
+        slave.sock.settimeout(0.3)
+        with pytest.raises(TimeoutError):
+            slave.sock.recv(1)
+
+
+@pytest.mark.parametrize("where", [1, FILE_SIZE - 1, FILE_SIZE, FILE_SIZE + 17, "end"])
+def test_a_report_inside_the_log_starts_exactly_there(master, where):
+    node = master()
+    end = node.store.max_offset
+    start = end if where == "end" else where
+    with peer(node) as slave:
+        slave.report(start)
+        if start == end:
+            assert slave.frame() == (end, b"")  # a heartbeat, in its time
+            return
+        check_stream(node, slave.frames_until(end), start)
+
+
+def test_a_report_of_0_starts_at_the_first_file(master):
+    node = master()
+    with peer(node) as slave:
+        slave.report(0)
+        check_stream(node, slave.frames_until(node.store.max_offset), 0)
+
+
+def test_a_report_of_0_starts_at_the_last_file_where_asked(master):
+    node = master(sync_from=SyncFrom.LAST)
+    with peer(node) as slave:
+        slave.report(0)
+        check_stream(node, slave.frames_until(node.store.max_offset), 2 * FILE_SIZE)
+
+
+@pytest.mark.parametrize("beyond", [1, FILE_SIZE, 2**62])
+def test_a_report_outside_the_log_is_closed_not_fed_heartbeats(master, beyond):
+    node = master()
+    with peer(node) as slave:
+        slave.report(node.store.max_offset + beyond)
+        assert slave.closed
+    assert node.ha.slaves() == []
+
+
+@pytest.mark.parametrize("report", [-1, -(2**63), -2])
+def test_a_negative_first_report_is_closed(master, report):
+    node = master()
+    with peer(node) as slave:
+        slave.report(report)
+        assert slave.closed
+
+
+def test_a_classic_peer_is_refused_unless_allowed(master):
+    node = master(allow_classic_peers=False)
+    with peer(node) as slave:
+        slave.report(0)
+        assert slave.closed
+
+
+def test_live_data_follows_and_heartbeats_name_the_next_offset(master):
+    node = master()
+    start = node.store.max_offset
+    with peer(node) as slave:
+        slave.report(start)
+        assert slave.frame() == (start, b"")
+        end = node.put(b"live")
+        assert slave.frame() == (start, node.bytes(start, end))
+        slave.report(end)
+        began = time.monotonic()
+        assert slave.frame() == (end, b"")
+        assert 0.1 < time.monotonic() - began < 1.0
+        wait_for(lambda: node.ha.slaves()[0].ack_offset == end)
+        seen = node.ha.slaves()[0]
+        assert (seen.node, seen.classic, seen.lag_bytes) == (None, True, 0)
+
+
+def test_a_silent_slave_is_closed(master):
+    node = master(housekeeping_interval_ms=600)
+    with peer(node) as slave:
+        slave.report(node.store.max_offset)
+        began = time.monotonic()
+        assert slave.closed
+        assert 0.4 < time.monotonic() - began < 4
+    wait_for(lambda: node.ha.slaves() == [])
+
+
+def test_a_slave_that_reports_stays(master):
+    node = master(housekeeping_interval_ms=600)
+    end = node.store.max_offset
+    with peer(node) as slave:
+        for _ in range(10):
+            slave.report(end)
+            time.sleep(0.15)
+        assert len(node.ha.slaves()) == 1
+
+
+@pytest.mark.parametrize("bad", ["beyond", "backwards", "negative", "far"])
+def test_a_wrong_report_closes_the_link_and_counts_nothing(master, bad):
+    node = master()
+    end = node.store.max_offset
+    with peer(node) as slave:
+        slave.report(end - 100)
+        slave.frames_until(end)
+        slave.report(end - 50)
+        wait_for(lambda: node.ha.slaves()[0].ack_offset == end - 50)
+        slave.report({"beyond": end + 1, "backwards": end - 51, "negative": -1, "far": 2**62}[bad])
+        assert slave.closed
+    assert node.ha.push2_slave_max_offset == end - 50
+    assert node.store.confirmed_offset == end  # its own: a classic peer is outside the group
+
+
+def test_a_report_comes_in_pieces(master):
+    node = master()
+    end = node.store.max_offset
+    with peer(node) as slave:
+        slave.report(end)
+        data = end.to_bytes(8, "big")
+        for byte in data * 2:
+            slave.send(bytes([byte]))
+            time.sleep(0.005)
+        wait_for(lambda: node.ha.slaves()[0].ack_offset == end)
+        slave.send(data + data[:3])
+        time.sleep(0.1)
+        slave.send(data[3:])
+        time.sleep(0.1)
+        assert len(node.ha.slaves()) == 1
+
+
+def test_a_big_backlog_flows_while_puts_go_on(master):
+    node = master()
+    with peer(node) as slave:
+        slave.report(1)
+        for _ in range(40):
+            node.put(*[b"y" * 1000] * 10)
+        check_stream(node, slave.frames_until(node.store.max_offset), 1)
