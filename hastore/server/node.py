@@ -283,6 +283,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     signal.signal(signal.SIGINT, lambda *_: ending.set())
     signal.signal(signal.SIGHUP, lambda *_: hurry.set())
     _raise_descriptor_limit()
+    sys.setswitchinterval(0.0005)
     node.start()
     try:
         _announce(node, ending)
