@@ -137,8 +137,12 @@ class HaNode:
 
     # ---- what it does
 
-    def promote(self, config: Config | None = None, **flags: bool) -> EpochEntry:
-        """Try a promotion once."""
+    def promote(
+        self, config: Config | None = None, *, again: bool = False, **flags: bool
+    ) -> EpochEntry:
+        """Try a promotion once, a new one, or `again` the one that has been tried."""
+        if not again:
+            self.promoter.begin()
         if self.member.step_down():
             self.ha.close_epoch("a new promotion")
         return self.promoter.attempt(
