@@ -85,7 +85,7 @@ final class BrokerOperations {
             if (nameServer.getRouteInfoManager().pickupTopicRouteData(topic.getTopicName()) != null) {
                 return true;
             }
-            if (i % 100 == 99) {
+            if (i % 10 == 9) {
                 broker.registerBrokerAll(false, false, true);
             }
             Thread.sleep(20);
