@@ -119,11 +119,10 @@ class Member:
             if self.state.data.promised_epoch == epoch and self.gate.epoch == epoch:
                 return Refused(f"this node follows epoch {epoch} already", epoch)
             was = self.open_epoch
+            # On the disk first: where that fails nothing has changed, and nobody is answered.
+            self.state.promise(epoch, hello.acks, hello.nodes, superseded=bool(was))
             self.gate.close()
             self.open_epoch = 0
-            self.state.promise(epoch, hello.acks, hello.nodes)
-            if was:
-                self.state.save(superseded_by=epoch)
             data = self.state.data
             answer = Promised(
                 data.history,
@@ -145,10 +144,11 @@ class Member:
                 return
             self.gate.close()
             self.open_epoch = 0
-            self.state.promise(epoch)
-            self.state.save(superseded_by=epoch)
         log.warning("epoch %d of %s supersedes the own epoch %d: read-only", epoch, who, was)
-        self._tell(was, epoch, who)
+        try:
+            self.state.promise(epoch, superseded=True)
+        finally:  # read-only all the same where the disk takes nothing
+            self._tell(was, epoch, who)
 
     def step_down(self) -> bool:
         """Stop being master of the own free will; False when it was none."""

@@ -149,11 +149,22 @@ class NodeState:
         """Note that everything was synced and closed."""
         self.save(clean_stop=True)
 
-    def promise(self, epoch: int, acks: int | None = None, nodes: Sequence[int] = ()) -> None:
-        """Raise the promise, durably; `acks` and `nodes` are what that epoch would bring."""
+    def promise(
+        self,
+        epoch: int,
+        acks: int | None = None,
+        nodes: Sequence[int] = (),
+        *,
+        superseded: bool = False,
+    ) -> None:
+        """Raise the promise, durably; `acks` and `nodes` are what that epoch would bring,
+        `superseded`: it turns this master read-only.
+        """
         with self._lock:
             data = self.data
             changes: dict[str, object] = {"promised_epoch": max(epoch, data.promised_epoch)}
+            if superseded:
+                changes["superseded_by"] = epoch
             if acks is not None:
                 changes.update(self._widened(acks, nodes))
             if any(getattr(data, name) != value for name, value in changes.items()):

@@ -38,7 +38,12 @@ class Receiver:
         """Return how many bytes may follow before the next entry is due; None: no entry is to
         come.
         """
-        return None if self._bound is None else self._bound - self._member.store.max_offset
+        if self._bound is None:
+            return None
+        room = self._bound - self._member.store.max_offset
+        if room <= 0:
+            raise ProtocolError(f"the log passed {self._bound}, where an epoch starts, without it")
+        return room
 
     def append(self, offset: int, data: memoryview, while_full: Callable[[], None]) -> None:
         """Append a piece. While the disk is full it waits here, calling `while_full`, and goes

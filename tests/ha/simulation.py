@@ -926,6 +926,8 @@ class World:
             self._stream_all(chosen)
         except GroupDisagrees as error:
             raise Violation(f"6: {error}") from error
+        except HastoreError as error:
+            raise Violation(f"7: healed, yet {error}") from error
         self._check_healed(chosen)
 
     def _stream_all(self, master: SimNode) -> None:
