@@ -185,7 +185,7 @@ class FakeTransfer:
 
     def add(
         self, end_offset: int, deadline_ms: float, need: Need,
-        done: Callable[[Outcome, str], None],
+        done: Callable[[Outcome, str], None], *, epoch: int | None = None,
     ) -> None:  # fmt: skip
         if self.hold:
             self.waiting.append((end_offset, deadline_ms, need, done))

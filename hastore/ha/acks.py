@@ -36,6 +36,7 @@ class AckTable:
     count_classic: bool = False
     classics_alone: int = 0  # counted RocketMQ slaves that the puts of a group of one wait for
     confirmed_offset: int = 0
+    epoch: int = 0
     reporters: dict[int, Reporter] = field(default_factory=dict)  # by node number
     classics: dict[int, ClassicReporter] = field(default_factory=dict)  # by link
 

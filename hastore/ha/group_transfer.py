@@ -51,6 +51,7 @@ class Progress:
     limits: dict[Need, int]
     level: Callable[[Need, int], str]
     by_classics: Callable[[int], bool] | None = None
+    epoch: int | None = None
 
 
 class GroupTransferService(Service):
@@ -76,15 +77,25 @@ class GroupTransferService(Service):
         """The puts that wait now."""
         return sum(len(queue) for queue in self._queues.values())
 
-    def add(self, end_offset: int, deadline_ms: float, need: Need, done: Done) -> None:
+    def add(
+        self,
+        end_offset: int,
+        deadline_ms: float,
+        need: Need,
+        done: Done,
+        *,
+        epoch: int | None = None,
+    ) -> None:
         """Wait until `need` is met up to `end_offset` or the monotonic clock passes `deadline_ms`.
 
-        `done(outcome, level)` may be called before this returns. A put whose epoch has ended
-        meanwhile waits no longer: nothing of a later one may confirm it.
+        `done(outcome, level)` may be called before this returns. `epoch` is that of the append: a
+        put whose epoch has ended meanwhile waits no longer, nothing of a later one may confirm it.
         """
         waiter = _Waiter(end_offset, deadline_ms, done)
         with self._wakeup:
             progress = self._progress
+            if progress is not None and epoch not in (None, progress.epoch):
+                progress = None
             if progress is not None and not _met(progress, need, end_offset):
                 _insert(self._queues[need], waiter)
                 if self._always_flush or need is not Need.SLAVES:

@@ -67,6 +67,7 @@ class HAService:
         with self._lock:
             self._sync = sync
             self._table = AckTable(
+                epoch=entry.epoch,
                 acks=entry.acks,
                 epoch_start=entry.start,
                 nodes=frozenset(entry.nodes),
@@ -276,7 +277,7 @@ class HAService:
                 store.set_limits(confirmed=confirmed, readable=confirmed if self._sync else None)
             by_classics = self._confirmed_by_classics if table.count_classic else None
             self._serial += 1
-            progress = Progress(self._serial, limits, self._level, by_classics)
+            progress = Progress(self._serial, limits, self._level, by_classics, table.epoch)
         self.transfer.advance(progress)
         if moved:
             self._note_limits()

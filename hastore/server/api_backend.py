@@ -19,7 +19,9 @@ Done = Callable[[Outcome, str], None]
 class Transfer(Protocol):
     """Hold puts until they are confirmed; GroupTransferService."""
 
-    def add(self, end_offset: int, deadline_ms: float, need: Need, done: Done) -> None:
+    def add(
+        self, end_offset: int, deadline_ms: float, need: Need, done: Done, *, epoch: int | None
+    ) -> None:
         """Call `done(outcome, level)` exactly once, from any thread, perhaps before returning."""
         ...
 

@@ -190,7 +190,7 @@ class PutDesk:
 
         limit_ms = self._clock.monotonic_ms() + self._backend.wait_limit_ms(need)
         deadline_ms = min(put.deadline_ms, limit_ms)
-        self._backend.transfer.add(end_offset, deadline_ms, need, done)
+        self._backend.transfer.add(end_offset, deadline_ms, need, done, epoch=put.epoch)
 
     def _need(self, put: PendingPut) -> Need | None:
         if put.acks == ALL:

@@ -1,5 +1,6 @@
 """Waiting puts: each ended exactly once, in order, by progress, deadline or the epoch's end."""
 
+import dataclasses
 import random
 import threading
 import time
@@ -194,3 +195,11 @@ def test_many_threads_end_each_put_exactly_once(transfer):
     while len(counts) < 900 and time.monotonic() < deadline:
         time.sleep(0.01)
     assert len(counts) == 900 and set(counts.values()) == {1}
+
+
+def test_a_put_of_an_earlier_epoch_is_not_matched_to_a_later_one(transfer, ends):
+    """Between the append and the wait the node was demoted, rejoined and was promoted again."""
+    transfer.advance(dataclasses.replace(progress(1, 1000), epoch=131073))
+    transfer.add(10, FAR, Need.SLAVES, ends("late"), epoch=65537)
+    transfer.add(10, FAR, Need.SLAVES, ends("own"), epoch=131073)
+    assert ends.outcomes() == {"late": Outcome.FLUSH_SLAVE_TIMEOUT, "own": Outcome.CONFIRMED}
