@@ -23,7 +23,7 @@ from hastore.service import Service
 
 PUSH_BYTES_MAX = 128 * 1024
 SENDFILE_BYTES_MIN = 64 * 1024
-LIMITS_DELAY_MS = 2.0  # how long CONFIRMED waits for data to ride with
+LIMITS_DELAY_MS = 5.0  # how long CONFIRMED waits for data to ride with
 ACTIVE_MS = 50.0  # how long after the last send the thread keeps that short watch
 
 Limits = tuple[int, int]

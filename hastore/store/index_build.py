@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _VIEW_BYTES = 1 << 20  # of log for each batch: about a thousand records of 1 KiB
 _RETRY_S = 1.0  # after a failure
+_TRICKLE_S = 0.002  # appends that come within this time gather longer, up to:
+_LINGER_MAX_S = 0.01
 _IDLE_S = 1.0  # a lost wake-up costs this at most
 
 
@@ -56,7 +58,7 @@ class IndexBuildService(Service):
         self._log = commit_log
         self._dispatchers = tuple(dispatchers)
         self._state = state
-        self._linger_s = linger_s
+        self._linger_s = self._linger_now_s = linger_s
         self._walker = RecordWalker()
         self._changed = threading.Condition()
         self._flush_lock = threading.Lock()
@@ -183,11 +185,17 @@ class IndexBuildService(Service):
             self._idle = True
             # An append first moves max_offset, then looks at _idle; here it is the other way round,
             # so that one of both sees the other.
-            self._changed.wait_for(self._has_work, _IDLE_S)
+            if self._changed.wait_for(self._has_work, _TRICKLE_S):
+                # Small appends follow each other: each wake-up takes the interpreter from the
+                # thread that appends, which costs a put more than all of replay's work.
+                self._linger_now_s = min(2 * self._linger_now_s, _LINGER_MAX_S)
+            else:
+                self._linger_now_s = self._linger_s
+                self._changed.wait_for(self._has_work, _IDLE_S)
             self._idle = False
-            if self._linger_s and not self._waiters:
+            if self._linger_now_s and not self._waiters:
                 self._changed.wait_for(
-                    lambda: bool(self._waiters) or self.stopping.is_set(), self._linger_s
+                    lambda: bool(self._waiters) or self.stopping.is_set(), self._linger_now_s
                 )
 
     def _has_work(self) -> bool:
