@@ -7,14 +7,13 @@ included.
 
 import logging
 import socket
-import threading
 
 from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.epochs import EpochEntry
+from hastore.ha.follower import Follower
 from hastore.ha.member import Member
 from hastore.ha.peer import split_address
 from hastore.ha.slave_stream import SlaveStream
-from hastore.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -22,35 +21,14 @@ CLASSIC_EPOCH = 0
 RECONNECT_S = 5.0
 
 
-class ClassicHAClient(Service):
+class ClassicHAClient(Follower):
     """Keep the log equal to a RocketMQ master's; reconnects every 5 s, as RocketMQ's own slaves
     do.
     """
 
     def __init__(self, member: Member, address: str) -> None:
-        super().__init__("HAClient")
-        self._member = member
+        super().__init__(member, f"connecting to the RocketMQ master {address}")
         self._address = address
-        self._lock = threading.Lock()
-        self._stream: ClassicStream | None = None
-        self._hurry = threading.Event()
-        self.accept_loss = False
-        self.problem: str | None = f"connecting to the RocketMQ master {address}"
-        self.master: int | None = None  # it has no node number
-        self.known_master: tuple[int, int] | None = None
-        self.linked = False
-
-    def drop_link(self) -> None:
-        """Close the link, if there is one."""
-        with self._lock:
-            stream = self._stream
-        if stream is not None:
-            stream.close()
-        self._hurry.set()
-
-    def wake(self) -> None:
-        """Let the thread see `stopping`."""
-        self.drop_link()
 
     def run(self) -> None:
         """Connect and stream until stopped."""
@@ -63,28 +41,11 @@ class ClassicHAClient(Service):
             if self._hurry.wait(RECONNECT_S):
                 self._hurry.clear()
 
-    def _complain(self, problem: str) -> None:
-        if problem != self.problem and not self.stopping.is_set():
-            log.warning("%s", problem)
-        self.problem = problem
-
     def _follow(self) -> None:
         with socket.create_connection(split_address(self._address), timeout=5.0) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream = ClassicStream(self._member, sock)
-            with self._lock:
-                self._stream = stream
-            if self.stopping.is_set():
-                return
-            self._hurry.clear()
-            log.info("following the RocketMQ master %s", self._address)
-            self.linked, self.problem = True, None
-            try:
-                stream.run()
-            finally:
-                with self._lock:
-                    self._stream = None
-                self.linked = False
+            self._run_stream(stream, None, f"following the RocketMQ master {self._address}")
 
 
 class ClassicStream(SlaveStream):

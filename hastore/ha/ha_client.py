@@ -8,56 +8,29 @@ One thread owns the link; `drop_link()` and `stop()` may come from any other.
 """
 
 import logging
-import threading
 
 from hastore.errors import GroupDisagrees, HastoreError, ProtocolError, StoreFullError
+from hastore.ha.follower import Follower
 from hastore.ha.member import Member
 from hastore.ha.peer import Call, call
 from hastore.ha.rewind import cut_back
 from hastore.ha.slave_stream import SlaveStream
 from hastore.ha.survey import ask_all, check_peer
 from hastore.protocol.hello import Hello, Purpose, Refused, Resync, RewindTo, StreamFrom
-from hastore.service import Service
 
 log = logging.getLogger(__name__)
 
 SURVEY_PAUSE_S = 0.1
+AGAIN_PAUSE_S = 0.02  # a link that breaks at once must not keep the thread spinning
 SURVEY_PAUSE_MAX_S = 5.0
 
 
-class HAClient(Service):
+class HAClient(Follower):
     """Follow the group's master. A new one is made each time the node becomes a follower."""
 
     def __init__(self, member: Member) -> None:
-        super().__init__("HAClient")
-        self._member = member
-        self._lock = threading.Lock()
-        self._stream: SlaveStream | None = None
-        self._hurry = threading.Event()
-        self.accept_loss = False
-        self.problem: str | None = "no master found yet"
-        self.master: int | None = None  # while linked
-        self.known_master: tuple[int, int] | None = (
-            None  # (epoch, node) seen open in the last survey
-        )
+        super().__init__(member, "no master found yet")
         self.archived_bytes = 0
-
-    @property
-    def linked(self) -> bool:
-        """Whether the stream of a master flows."""
-        return self.master is not None
-
-    def drop_link(self) -> None:
-        """Close the link, if there is one, and look for a master anew at once (after a promise)."""
-        with self._lock:
-            stream = self._stream
-        if stream is not None:
-            stream.close()
-        self._hurry.set()
-
-    def wake(self) -> None:
-        """Let the thread see `stopping`."""
-        self.drop_link()
 
     def run(self) -> None:
         """Survey and follow until stopped."""
@@ -73,17 +46,13 @@ class HAClient(Service):
                 again = False
             if again:
                 pause = SURVEY_PAUSE_S
+                self.stopping.wait(AGAIN_PAUSE_S)
                 continue
             if self._hurry.wait(pause):
                 self._hurry.clear()
                 pause = SURVEY_PAUSE_S
             else:
                 pause = min(pause * 1.5, SURVEY_PAUSE_MAX_S)
-
-    def _complain(self, problem: str) -> None:
-        if problem != self.problem:
-            log.warning("%s", problem)
-        self.problem = problem
 
     def _follow_somebody(self) -> bool:
         """Do one round; True when another should follow at once."""
@@ -152,19 +121,9 @@ class HAClient(Service):
             history=hello.history,
             master_end=hello.max_offset,
         )
-        with self._lock:
-            self._stream = stream
-        if self.stopping.is_set():
-            return
-        self._hurry.clear()
-        self.master, self.problem = opened.hello.node, None
-        log.info("following node %d in epoch %d from %d", self.master, stream.epoch, offset)
-        try:
-            stream.run()
-        finally:
-            with self._lock:
-                self._stream = None
-            self.master = None
+        node = hello.node
+        text = f"following node {node} in epoch {hello.open_epoch} from {offset}"
+        self._run_stream(stream, node, text)
 
     def _check_promise(self, master: Hello) -> None:
         """Do nothing for a master that was superseded meanwhile; the caller holds the gate."""
