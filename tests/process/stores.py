@@ -24,6 +24,7 @@ class Found:
     store_ms: int
     body: bytes
     properties: dict[str, str]
+    sys_flag: int = 0
 
 
 class Log:
@@ -87,7 +88,16 @@ def _parse(raw: bytes, offset: int, magic: int) -> Found:
     pairs = [pair.split("\1", 1) for pair in raw[at + 2 :].decode().split("\2") if pair]
     properties: dict[str, str] = dict(pairs)
     return Found(
-        offset, size, topic, queue_id, queue_offset, store_port, store_ms, body, properties
+        offset,
+        size,
+        topic,
+        queue_id,
+        queue_offset,
+        store_port,
+        store_ms,
+        body,
+        properties,
+        sys_flag,
     )
 
 
