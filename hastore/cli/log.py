@@ -1,6 +1,7 @@
 """`hastore log dump|verify|stat|pending`: look into any store, RocketMQ's too, read-only."""
 
 import datetime
+import json
 from dataclasses import asdict
 
 import click
@@ -24,7 +25,7 @@ with_store = click.option(
     "path",
     required=True,
     metavar="DIR",
-    help="The store: the folder that has commitlog/.",
+    help="The store: the folder that has commitlog/, or log files, as under rescued/.",
 )
 
 
@@ -37,10 +38,17 @@ def log_group() -> None:
 @with_store
 @click.option("--from", "start", type=click.IntRange(0), metavar="O", help="First offset.")
 @click.option("--to", "end", type=click.IntRange(0), metavar="O", help="End offset, exclusive.")
+@click.option("--body", "bodies", is_flag=True, help="With the bodies.")
 @with_json
-def dump_command(path: str, start: int | None, end: int | None, as_json: bool) -> None:
-    """Print each record and blank that begins in [from, to), in the log's order."""
-    for entry in inspect.dump(path, start, end):
+def dump_command(
+    path: str, start: int | None, end: int | None, bodies: bool, as_json: bool
+) -> None:
+    """Print each record and blank that begins in [from, to), in the log's order.
+
+    With --body also what it holds: a JSON string (the field `body`), base64 (`body_base64`) where
+    it is no UTF-8.
+    """
+    for entry in inspect.dump(path, start, end, bodies=bodies):
         if as_json:
             put_json(entry)
         elif entry.get("blank"):
@@ -51,13 +59,20 @@ def dump_command(path: str, start: int | None, end: int | None, as_json: bool) -
                 f"{entry['offset']:>16} {entry['size']:>9} {entry['topic']}"
                 f"[{entry['queue_id']}]@{entry['queue_offset']} {_time(entry['store_ms'])} {keys}"
             )
+            if "body" in entry:
+                print(f"{'':>16} {json.dumps(entry['body'], ensure_ascii=False)}")
+            elif "body_base64" in entry:
+                print(f"{'':>16} base64 {entry['body_base64']}")
 
 
 @log_group.command("verify")
 @with_store
 @with_json
 def verify_command(path: str, as_json: bool) -> int:
-    """Check every record (CRC, place, lengths) and the consume queues; exit code 3 when damaged."""
+    """Check every record (CRC, place, lengths) and the consume queues; exit code 3 when damaged.
+
+    The CRC in a record covers its body alone: damage to properties, times or flags may pass.
+    """
     with progress_bar() as progress:
         task = progress.add_task("verifying", total=None, note="")
         found = inspect.verify(

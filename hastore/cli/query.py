@@ -1,6 +1,5 @@
 """`hastore query`: find messages by key, or one by its message id."""
 
-import base64
 from typing import Any
 
 import click
@@ -17,14 +16,11 @@ from hastore.cli.common import (
 from hastore.client.admin import Admin
 from hastore.client.results import Message
 from hastore.errors import UsageError
+from hastore.store.inspect import body_field
 
 
 def describe_message(message: Message) -> dict[str, Any]:
     """Return the object for `--json`; a body that is no UTF-8 comes as `body_base64`."""
-    try:
-        body = {"body": message.body.decode("utf-8")}
-    except UnicodeDecodeError:
-        body = {"body_base64": base64.b64encode(message.body).decode()}
     return {
         "topic": message.topic,
         "queue_id": message.queue_id,
@@ -36,7 +32,7 @@ def describe_message(message: Message) -> dict[str, Any]:
         "store_ms": message.store_timestamp_ms,
         "born_ms": message.born_timestamp_ms,
         "properties": message.properties,
-    } | body
+    } | body_field(message.body)
 
 
 @click.command("query")

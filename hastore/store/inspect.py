@@ -1,8 +1,9 @@
 """Look at any store, read-only, in use or not: what `hastore log dump | verify | stat` show.
  All three go by the log itself, up to its last whole record; the limits of a hastore store do not
-matter here.
+matter here. A folder that holds log files directly will do too, so that a rescued tail can be read.
 """
 
+import base64
 import hashlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -93,32 +94,40 @@ class Verification:
 
 
 def dump(
-    store: str, start: int | None = None, end: int | None = None, *, fs: FileSystem = REAL
+    store: str,
+    start: int | None = None,
+    end: int | None = None,
+    *,
+    bodies: bool = False,
+    fs: FileSystem = REAL,
 ) -> Iterator[dict[str, Any]]:
     """Yield an object for each record and blank that begins in [start, end), in the log's order.
 
     `start` may lie inside a record. Stops at the first place with neither; StoreError when there is
-    no store.
+    no store. With `bodies` the records come with `body`, or with `body_base64` where it is no
+    UTF-8.
     """
-    files = LogFiles(store, fs)
+    files = LogFiles(store, fs, bare_too=True)
     try:
-        yield from _dump(files, start, end)
+        yield from _dump(files, start, end, bodies)
     finally:
         files.close()
 
 
-def _dump(files: LogFiles, start: int | None, end: int | None) -> Iterator[dict[str, Any]]:
+def _dump(
+    files: LogFiles, start: int | None, end: int | None, bodies: bool
+) -> Iterator[dict[str, Any]]:
     found = files.list()
     if not found:
         return
     offset = found[0].start if start is None else max(start, found[0].start)
+    if offset == found[0].start:
+        offset = files.first_boundary(found)
     for file in found:
         if not file.start <= offset < file.end:
             continue
         if start is not None and file.start < start:
             offset = files.boundary_at(file, offset)
-        elif offset == file.start and offset == found[0].start:
-            offset = _first_boundary(files, file)
         data = files.view(file)
         while offset < file.end and (end is None or offset < end):
             at = offset - file.start
@@ -127,7 +136,8 @@ def _dump(files: LogFiles, start: int | None, end: int | None) -> Iterator[dict[
                 raw = bytes(data[at : at + size])
                 if check_record(raw, 0, size, offset) != size:
                     return  # cut while it was read
-                yield record_fields(decode_record(raw), raw)
+                record = decode_record(raw)
+                yield record_fields(record, raw) | (body_field(record.body) if bodies else {})
             else:
                 size = check_blank(data, at, file.size)
                 if not size:
@@ -160,6 +170,14 @@ def record_fields(record: Record, raw: bytes) -> dict[str, Any]:
     }
 
 
+def body_field(body: bytes) -> dict[str, str]:
+    """Return a body as JSON can hold it: `body`, or `body_base64` where it is no UTF-8."""
+    try:
+        return {"body": body.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
+
+
 def stat(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None) -> Stat:
     """Count what a log holds, by topic, up to its end or the first damage; StoreError."""
     return _examine(store, fs, progress, checked=False).stat
@@ -173,7 +191,7 @@ def verify(store: str, *, fs: FileSystem = REAL, progress: Progress | None = Non
 def _examine(
     store: str, fs: FileSystem, progress: Progress | None, *, checked: bool
 ) -> Verification:
-    files = LogFiles(store, fs)
+    files = LogFiles(store, fs, bare_too=True)
     try:
         return _Examination(store, fs, files, progress, checked).run()
     finally:
@@ -190,7 +208,7 @@ class _Examination:
         self._progress = progress
         self._checked = checked
         self._walker = RecordWalker()
-        self._queues = QueueCheck(store, fs) if checked else None
+        self._queues = QueueCheck(store, fs) if checked and not files.is_bare else None
         limits = read_limits(fs, store)
         self._known_end = None if limits is None else limits.flushed_offset
         self.stat = Stat(store)
@@ -204,7 +222,7 @@ class _Examination:
         if not found:
             return result
         seen.file_size = found[0].size
-        offset = seen.min_offset = seen.max_offset = _first_boundary(self._files, found[0])
+        offset = seen.min_offset = seen.max_offset = self._files.first_boundary(found)
         total = found[-1].end - offset
         for number, file in enumerate(found):
             if number and file.start != found[number - 1].end:
@@ -301,14 +319,3 @@ class _Examination:
         self.result.damaged_bytes += end_offset - offset
         if len(self.result.damages) < _DAMAGES_MAX:
             self.result.damages.append(Damage(offset, end_offset, reason))
-
-
-def _first_boundary(files: LogFiles, file: LogFile) -> int:
-    """Return where the log begins: inside its first file after a resync, else at its start."""
-    data = files.view(file)
-    if check_record(data, 0, file.size, file.start) or check_blank(data, 0, file.size):
-        return file.start
-    if any(data[:91]):
-        return file.start
-    found = files.find_record(file, file.start)
-    return file.start if found is None else found

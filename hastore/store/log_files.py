@@ -4,6 +4,7 @@ A file that retention removes stays readable through a map that is open already.
 """
 
 import mmap
+import re
 import struct
 import threading
 from collections import OrderedDict
@@ -17,6 +18,7 @@ from hastore.store.unit_files import is_file_name
 _OPEN_MAX = 64
 _FRONT = struct.Struct(">iI20xq")
 _MIN_RECORD = 91
+_CUT_NAME = re.compile(r"[0-9]+-([0-9]+)(?:\.[0-9]+)?")  # rescued/<epoch>-<offset>[.n]
 _MAGIC_STARTS = (V1_MAGIC.to_bytes(4), V2_MAGIC.to_bytes(4))
 
 
@@ -37,14 +39,23 @@ class LogFile:
 class LogFiles:
     """Find, map and scan the files under `commitlog/`; thread-safe."""
 
-    def __init__(self, root: str, fs: FileSystem = REAL) -> None:
-        """Look at a store; StoreError when there is no `commitlog` directory."""
+    def __init__(self, root: str, fs: FileSystem = REAL, *, bare_too: bool = False) -> None:
+        """Look at a store; StoreError when there is no `commitlog` directory.
+
+        With `bare_too` the folder may hold the log files themselves, as a rescued tail does.
+        """
         self.directory = f"{root}/commitlog"
+        self.is_bare = False
+        self._root = root
         self._fs = fs
         self._lock = threading.Lock()
         self._maps: OrderedDict[int, tuple[File, mmap.mmap, memoryview]] = OrderedDict()
         self._sizes: dict[str, int] = {}
         if not fs.is_dir(self.directory):
+            self.is_bare = bare_too and any(is_file_name(name) for name in fs.list_dir(root))
+            if self.is_bare:
+                self.directory = root
+                return
             raise StoreError(f"{root} is no store: it has no directory commitlog")
 
     def list(self) -> list[LogFile]:
@@ -141,6 +152,30 @@ class LogFiles:
             return file.end
         found = self.find_record(file, max(offset, file.start + at))
         return file.end if found is None else found
+
+    def first_boundary(self, files: "list[LogFile]") -> int:
+        """Return where the log of `files` begins: mostly at the first one's start.
+
+        After a resync it begins inside the first file, with zeros before; a rescued tail begins at
+        the offset in its folder's name, or at the first record behind it.
+        """
+        first = files[0]
+        cut = _CUT_NAME.fullmatch(self._root.rstrip("/").rpartition("/")[2])
+        candidates = [first.start] if cut is None else [int(cut[1]), first.start]
+        data = self.view(first)
+        for offset in candidates:
+            at = offset - first.start
+            if 0 <= at < first.size and (
+                check_record(data, at, first.size, offset) or check_blank(data, at, first.size)
+            ):
+                return offset
+        if any(data[:_MIN_RECORD]):
+            return first.start
+        for file in files if self.is_bare else files[:1]:
+            found = self.find_record(file, file.start)
+            if found is not None:
+                return found
+        return first.start
 
     def find_record(self, file: LogFile, offset: int) -> int | None:
         """Search the first valid record at or beyond `offset`; None without one."""

@@ -1,5 +1,6 @@
 """`hastore log` over RocketMQ's own stores."""
 
+import base64
 import json
 import pathlib
 import shutil
@@ -75,3 +76,17 @@ def test_no_store_is_3(tmp_path, part):
     done = hastore("log", part, "--store", str(tmp_path))
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == f"error: {tmp_path} is no store: it has no directory commitlog\n"
+
+
+def test_dump_shows_bodies_and_reads_a_folder_of_files(tmp_path):
+    tail = tmp_path / "65537-0"
+    shutil.copytree(GOLDEN / "commitlog", tail)
+    done = hastore("log", "dump", "--store", str(tail), "--json", "--body", "--to", "1")
+    (entry,) = [json.loads(line) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and entry["body_size"]
+    assert len(base64.b64decode(entry.pop("body_base64"))) == entry["body_size"]
+    assert [entry] == dump("--to", "1")
+    done = hastore("log", "dump", "--store", str(tail), "--body", "--to", "1")
+    assert done.returncode == 0 and "base64 " in done.stdout.splitlines()[1]
+    for part in ("stat", "verify"):
+        assert hastore("log", part, "--store", str(tail)).returncode == 0

@@ -97,3 +97,42 @@ def test_verify_compares_the_queues(tmp_path: Path) -> None:
     found = inspect.verify(str(tmp_path))
     assert found.units_wrong_count == 1 and "queue 0 position 2" in found.units_wrong[0]
     assert found.units_missing == 10 and found.units == 389 and not found.ok
+
+
+def test_a_rescued_tail_is_read_from_where_its_log_was_cut(tmp_path: Path) -> None:
+    whole = str(GOLDEN / "three-files")
+    rows = list(inspect.dump(whole))
+    names = [f"{start:020}" for start in (0, 65536, 131072)]
+    for first, name in ((5, "65537-{}"), (0, "7-{}.2"), (len(rows) - 3, "65537-{}")):
+        cut = rows[first]["offset"]
+        folder = tmp_path / name.format(cut)
+        folder.mkdir()
+        for file in names[cut // 65536 :]:
+            data = (Path(whole) / "commitlog" / file).read_bytes()
+            gap = max(0, cut - int(file))
+            end = max(0, rows[-1]["offset"] + rows[-1]["size"] - int(file))
+            (folder / file).write_bytes(bytes(gap) + data[gap:end])
+        assert list(inspect.dump(str(folder))) == rows[first:]
+        assert list(inspect.dump(str(folder), rows[-2]["offset"] - 1)) == rows[-2:]
+        found = inspect.verify(str(folder))
+        assert found.ok and not found.units_missing
+        assert found.stat.records == sum("blank" not in row for row in rows[first:])
+
+
+def test_a_tail_that_begins_with_a_torn_record_or_a_blank(tmp_path: Path) -> None:
+    rows = list(inspect.dump(str(GOLDEN / "three-files")))
+    at = next(number for number, row in enumerate(rows) if "blank" in row)
+    for cut, first in ((rows[at]["offset"], at), (rows[at]["offset"] - 20, at + 1)):
+        folder = tmp_path / f"1-{cut}"
+        folder.mkdir()
+        for file in (GOLDEN / "three-files/commitlog").iterdir():
+            gap = max(0, cut - int(file.name))
+            (folder / file.name).write_bytes(bytes(gap) + file.read_bytes()[gap:])
+        assert list(inspect.dump(str(folder))) == rows[first:]
+
+
+def test_bodies_come_when_asked_for(tmp_path: Path) -> None:
+    assert "body" not in next(inspect.dump(str(GOLDEN / "variants")))
+    rows = list(inspect.dump(str(GOLDEN / "variants"), bodies=True))
+    assert all(("body" in row) != ("body_base64" in row) for row in rows if "blank" not in row)
+    assert inspect.body_field(b"\xff") == {"body_base64": "/w=="}
