@@ -47,6 +47,7 @@ MAY_IMPORT = {
         *("store.reader", "store.record", "store.properties", "store.host"),
     ),
     "cli": (*COMMON, "config_file", "protocol", "store", "server", "client", "spark", "cli"),
+    "cli.peers": ("clock", "config", "errors", "protocol", "ha.peer"),  # the doctor's HELLO
 }
 # Pure modules compute; they are told the time and handed the bytes. (`os.path` names are not
 # files.)

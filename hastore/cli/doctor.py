@@ -15,15 +15,22 @@ from hastore.cli.asking import ask_status
 from hastore.cli.common import (
     DONE,
     FAILED,
+    human_size,
     put_json,
     stdout,
     with_config,
     with_json,
     with_overrides,
 )
+from hastore.cli.peers import ask_peer
 from hastore.config import Config
 from hastore.config_check import parse_address
 from hastore.config_file import load_config
+from hastore.errors import AuthenticationError, ClassicPeerError, HastoreError, StoreError
+from hastore.protocol.hello import Refused
+from hastore.store.filesystem import REAL
+from hastore.store.limits import read_limits
+from hastore.store.log_files import LogFiles
 
 MIN_FREE_FILES = 4  # a node allocates the next file while it fills one, for the log and the queues
 _CONNECT_S = 1.0
@@ -77,14 +84,36 @@ def _store(config: Config, runs: bool) -> Iterator[Finding]:
         yield Finding("store", Verdict.BAD, text)
         return
     state = "exists" if folder == root else "is made at the first start"
-    yield Finding("store", Verdict.GOOD, f"{root} {state}")
+    problem = _file_size_problem(root, config.store.commitlog_file_size)
+    yield Finding("store", Verdict.BAD if problem else Verdict.GOOD, problem or f"{root} {state}")
     free, needed = shutil.disk_usage(folder).free, MIN_FREE_FILES * config.store.commitlog_file_size
-    text = (
-        f"{free / 2**30:.1f} GiB free, {MIN_FREE_FILES} files of the log take {needed / 2**30:.1f}"
-    )
+    files = f"{MIN_FREE_FILES} files of the log take {human_size(needed)}"
+    text = f"{human_size(free)} free, {files}"
     remedy = "; free some, or lower store.commitlog_file_size on every node"
     verdict = Verdict.GOOD if free >= needed else Verdict.NOTE if runs else Verdict.BAD
     yield Finding("disk", verdict, text + (remedy if free < needed else ""))
+
+
+def _file_size_problem(root: str, expected: int) -> str | None:
+    """Return why a node would not start over the log files that are there, None when it would."""
+    if not REAL.is_dir(f"{root}/commitlog"):
+        return None
+    try:
+        files = LogFiles(root).list()
+        limits = read_limits(REAL, root)
+    except StoreError as broken:
+        return str(broken)
+    for file in files:
+        # The last one may have been cut off: the node makes it whole, if it knows its size.
+        torn = file is files[-1] and file.size < expected
+        if file.size == expected or torn and limits is not None and limits.file_size == expected:
+            continue
+        return (
+            f"{file.path} has {file.size} bytes ({human_size(file.size)}), but "
+            f"store.commitlog_file_size is {expected} ({human_size(expected)}): "
+            "set the key to the size the store was made with, or restore the file"
+        )
+    return None
 
 
 def _ports(config: Config) -> Iterator[Finding]:
@@ -109,15 +138,33 @@ def _peers(config: Config) -> Iterator[Finding]:
     for number, addresses in config.nodes.items():
         if number == config.node:
             continue
-        endpoint = parse_address(addresses.ha)
-        assert endpoint is not None
-        try:
-            socket.create_connection(endpoint, _CONNECT_S).close()
-        except OSError as failure:
-            text = f"{addresses.ha} does not answer ({failure.strerror or failure}); is it started?"
-            yield Finding(f"node {number}", Verdict.NOTE, text)
-            continue
-        yield Finding(f"node {number}", Verdict.GOOD, f"{addresses.ha} answers")
+        verdict, text = _peer(config, number, addresses.ha)
+        yield Finding(f"node {number}", verdict, f"{addresses.ha} {text}")
+
+
+def _peer(config: Config, number: int, address: str) -> tuple[Verdict, str]:
+    """Say HELLO to another node: it proves its secret, and tells who it is."""
+    try:
+        hello, answer = ask_peer(config, address, _CONNECT_S * 1_000)
+    except OSError as failure:
+        return Verdict.NOTE, f"does not answer ({failure.strerror or failure}); is it started?"
+    except (AuthenticationError, ClassicPeerError) as wrong:
+        return Verdict.BAD, f"is no peer: {wrong}"
+    except StoreError as broken:
+        return Verdict.BAD, f"was not asked: {broken}"
+    except HastoreError as wrong:
+        causes = "its ha.secret_file holds other bytes (or its ha.max_connections are in use)"
+        return Verdict.BAD, f"ended the HELLO ({wrong}); most likely {causes}"
+    if hello.node != number:
+        return Verdict.BAD, f"is node {hello.node}; correct `nodes`"
+    if hello.file_size != config.store.commitlog_file_size:
+        theirs, ours = human_size(hello.file_size), human_size(config.store.commitlog_file_size)
+        remedy = "store.commitlog_file_size must be the same on every node"
+        return Verdict.BAD, f"has log files of {theirs}, this node of {ours}; {remedy}"
+    if isinstance(answer, Refused):
+        return Verdict.BAD, f"refuses this node: {answer.reason}"
+    secrets = "the same secret" if config.ha.secret_file else "no secret either"
+    return Verdict.GOOD, f"answers, with {secrets}"
 
 
 def _descriptors() -> Finding:

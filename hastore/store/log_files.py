@@ -8,6 +8,7 @@ import re
 import struct
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hastore.errors import StoreError
@@ -153,7 +154,7 @@ class LogFiles:
         found = self.find_record(file, max(offset, file.start + at))
         return file.end if found is None else found
 
-    def first_boundary(self, files: "list[LogFile]") -> int:
+    def first_boundary(self, files: Sequence[LogFile]) -> int:
         """Return where the log of `files` begins: mostly at the first one's start.
 
         After a resync it begins inside the first file, with zeros before; a rescued tail begins at

@@ -210,6 +210,33 @@ def test_doctor_is_content_with_a_running_node(command, group):
     assert {one["verdict"] for one in objects(lines)} <= {"good", "note"}
     code, lines, _ = command("doctor", "-c", str(group[1].path))
     assert code == 0 and any("runs as SYNC_MASTER" in line for line in lines)
+    assert any("answers, with no secret either" in line for line in lines)
+    assert any(line.split()[:2] == ["disk", "good"] and "take 64 MiB" in line for line in lines)
+
+
+def test_doctor_sees_another_size_of_the_log_files(command, group):
+    command("produce", "lines", stdin=b"x\n")
+    change = "store.commitlog_file_size=4MiB"
+    code, lines, _ = command("doctor", "-c", str(group[1].path), "--json", "-o", change)
+    bad = {one["check"]: one["text"] for one in objects(lines) if one["verdict"] == "bad"}
+    assert code == 1 and set(bad) == {"store", "node 2"}
+    assert "16777216 bytes (16 MiB)" in bad["store"] and "4194304 (4 MiB)" in bad["store"]
+    assert "16 MiB, this node of 4 MiB" in bad["node 2"]
+
+
+def test_doctor_sees_another_secret_and_leaves_the_peer_alone(command, group, tmp_path):
+    before = group[2].status()
+    secret = tmp_path / "secret"
+    secret.write_text("x" * 32)
+    secret.chmod(0o600)
+    given = f"ha.secret_file={secret}"
+    code, lines, _ = command("doctor", "-c", str(group[1].path), "--json", "-o", given)
+    bad = {one["check"]: one["text"] for one in objects(lines) if one["verdict"] == "bad"}
+    assert code == 1 and set(bad) == {"node 2"} and "ha.secret_file" in bad["node 2"]
+    after = group[2].status()
+    assert [after[key] for key in ("epoch", "promised_epoch", "role")] == [
+        before[key] for key in ("epoch", "promised_epoch", "role")
+    ]
 
 
 def test_a_store_in_use_is_3_and_can_be_looked_into(command, group):

@@ -1,0 +1,56 @@
+"""Say HELLO to another node as this node would, without any effect on it."""
+
+import json
+import pathlib
+import secrets
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.config import Config
+from hastore.errors import StoreError
+from hastore.ha.peer import call
+from hastore.protocol.ha_link import BODY_BYTES_MAX
+from hastore.protocol.hello import NONCE_BYTES, Answer, Hello, Purpose
+
+
+def ask_peer(config: Config, address: str, timeout_ms: float) -> tuple[Hello, Answer]:
+    """Return what the node at `address` says of itself, and its answer to a survey.
+
+    The survey names no epoch and no history, so that nobody acts on it. OSError: nobody answers.
+    AuthenticationError, ClassicPeerError, ProtocolError: as `hastore.ha.peer.call` has it; a peer
+    with another secret ends the connection (ProtocolError).
+    """
+    path = config.ha.secret_file
+    secret = None if path is None else pathlib.Path(path).read_bytes().strip()
+    hello = Hello(
+        purpose=Purpose.SURVEY,
+        cluster=config.cluster,
+        group=config.group,
+        node=config.node,
+        store_id=_store_id(config.store.root),
+        role=config.role.value,
+        open_epoch=0,
+        promised_epoch=0,
+        history=(),
+        min_offset=0,
+        max_offset=0,
+        confirmed_offset=0,
+        ack_point=config.ha.ack_point.value,
+        unclean=False,
+        largest_frame=BODY_BYTES_MAX,
+        file_size=config.store.commitlog_file_size,
+        nonce=secrets.token_bytes(NONCE_BYTES),
+    )
+    opened = call(address, hello, secret, SYSTEM_CLOCK, timeout_ms)
+    opened.close()
+    return opened.hello, opened.answer
+
+
+def _store_id(root: str) -> str:
+    """Return the id of this node's store; a new one where it has none yet."""
+    path = pathlib.Path(root) / "hastore" / "node.json"
+    try:
+        return str(json.loads(path.read_bytes())["store_id"])
+    except FileNotFoundError:
+        return secrets.token_hex(16)
+    except (OSError, ValueError, LookupError, TypeError) as failure:
+        raise StoreError(f"{path} is no state of a node: {failure}") from failure
