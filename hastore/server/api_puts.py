@@ -70,6 +70,7 @@ class PutDesk:
         self.pending_puts = 0
         self.pending_bytes = 0
         self.refused = 0
+        self._told: str | None = None  # the last failure that was logged
 
     @property
     def has_done(self) -> bool:
@@ -114,9 +115,12 @@ class PutDesk:
             self._refuse_all(puts, Status[refusal.status], str(refusal))
             return
         except StoreError as failure:
-            log.error("api: nothing was appended: %s", failure)
+            if str(failure) != self._told:  # once for each reason, not for each try of each client
+                log.error("api: nothing was appended: %s", failure)
+            self._told = str(failure)
             self._refuse_all(puts, Status.SERVICE_NOT_AVAILABLE, str(failure))
             return
+        self._told = None
         for put, of_put in zip(puts, results, strict=True):
             put.results = of_put
             put.epoch = epoch

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hastore.config import Flush, Role
-from hastore.errors import NotStoredError
+from hastore.errors import NotStoredError, StoreFullError
 from hastore.ha.epochs import epoch_node, last_epoch
 from hastore.ha.group_transfer import GroupTransferService, Need
 from hastore.ha.ha_service import HAService
@@ -37,6 +37,8 @@ class NodeBackend:
         self._roles = roles
         self._watchers: list[Callable[[], None]] = []
         self._stopping = threading.Event()
+        self._full = False
+        self.config_problem: Callable[[], str | None] = lambda: None  # why a change is not followed
         store.on_readable = self._readable_moved
         store.on_dispatched = lambda _offset: self._readable_moved()
 
@@ -53,7 +55,12 @@ class NodeBackend:
             epoch = member.open_epoch
             if not epoch or member.gate.epoch != epoch:
                 raise NotStoredError(self.writable_reason() or "not writable", NOT_WRITABLE)
-            return self.store.put_encoded(payloads)
+            try:
+                results = self.store.put_encoded(payloads)
+            except StoreFullError:
+                self._full = True  # until there is room again, clients need not try
+                raise
+            return results
 
     def writable_reason(self) -> str | None:
         """Say why puts are refused, None while they are not."""
@@ -63,7 +70,26 @@ class NodeBackend:
             return f"the store is closed: {self.store.broken_reason}"
         if not self._member.open_epoch:
             return self._not_master_reason()
+        if self._full:
+            problems = self.store.problems
+            if problems:
+                return f"the disk is full: {problems[0]}"
+            self._full = False
         return None
+
+    def problems(self) -> list[str]:
+        """Say what needs a person's eye although the node runs; empty when all is well."""
+        found = list(self.store.problems)
+        if self._member.open_epoch and self.default_acks_all():
+            unconfirmable = self.can_confirm(False)
+            if unconfirmable is not None:
+                found.append(f"synchronous puts are refused: {unconfirmable}")
+        config_problem = self.config_problem()
+        if config_problem is not None:
+            found.append(f"the changed configuration is not followed: {config_problem}")
+        if self._roles.configured_role.is_master and self._roles.mode is not Mode.MASTER:
+            found.append(f"not master: {self._roles.reason}")
+        return found
 
     def _not_master_reason(self) -> str:
         roles, client = self._roles, self._roles.client
@@ -152,6 +178,7 @@ class NodeBackend:
             "topics": len(store.topics()),
             "unclean": data.unclean,
             "reason": self.writable_reason(),
+            "problems": self.problems(),
             "cluster": data.cluster,
             "group": data.group,
             "master": self._master_node(),

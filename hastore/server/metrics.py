@@ -56,6 +56,16 @@ class _StatusCollector(Collector):
                 yield family
         slaves = status.get("slaves") or []
         yield GaugeMetricFamily("hastore_slaves", "Slaves that are linked", value=len(slaves))
+        in_sync = sum(1 for slave in slaves if slave.get("in_sync"))
+        yield GaugeMetricFamily(
+            "hastore_slaves_in_sync", "Slaves that are linked and in sync", value=in_sync
+        )
+        problems = len(status.get("problems") or [])
+        yield GaugeMetricFamily(
+            "hastore_problems",
+            "What needs a person's eye; `hastore status` names it",
+            value=problems,
+        )
         for key, text in _SLAVE_GAUGES.items():
             family = GaugeMetricFamily(f"hastore_slave_{key}", text, labels=["slave", "address"])
             for slave in slaves:

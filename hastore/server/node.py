@@ -220,6 +220,7 @@ class ConfigWatch:
         self._fs = fs
         self._seen = fs.read_bytes(path)
         self._unreadable = False
+        self.problem: str | None = None  # why the last change is not followed, for the status
 
     def first(self) -> Config:
         """Return the configuration as it is now; ConfigError when it is wrong."""
@@ -238,7 +239,8 @@ class ConfigWatch:
                     f"{self._path}: {error.strerror}; the node goes on as it is"
                 ) from error
             return None
-        self._unreadable = False
+        if self._unreadable:
+            self._unreadable, self.problem = False, None
         if content == self._seen:
             return None
         self._seen = content
@@ -249,10 +251,14 @@ class ConfigWatch:
         followed.
         """
         try:
-            return self.changed()
+            config = self.changed()
         except ConfigError as error:
             log.error("the changed configuration is not followed: %s", error)
+            self.problem = str(error)
             return None
+        if config is not None:
+            self.problem = None
+        return config
 
     def _parse(self, content: bytes) -> Config:
         try:
@@ -277,6 +283,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     log.debug("starting as %s", kind or "whatever the file says")
     watch = ConfigWatch(path, overrides)
     node = Node(watch.first(), watch.follow)
+    node.backend.config_problem = lambda: watch.problem
     ending = threading.Event()
     hurry = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: ending.set())

@@ -141,6 +141,7 @@ def test_an_invalid_edit_changes_nothing(pair):
         pair[1].path.write_text(bad)
         pair[1].send(signal.SIGHUP)
         assert words in pair[1].wait_log("not followed", since=said)
+        assert any("not followed" in problem for problem in pair[1].status()["problems"])
         assert put(pair, bad.encode())[0].level == "SYNC_MEM(1)"
     pair[1].path.unlink()
     time.sleep(0.5)
@@ -149,6 +150,16 @@ def test_an_invalid_edit_changes_nothing(pair):
     assert pair[1].status()["epoch"] == 1 << 16 | 1
     pair[1].edit_role("SLAVE")
     pair[1].wait_status(lambda s: s["role"] == "SLAVE", "a right file is followed again", 3)
+
+
+def test_a_master_without_its_slave_says_so(pair):
+    assert pair[1].status()["problems"] == []
+    pair[2].kill()
+    told = pair[1].wait_status(lambda s: s["problems"], "the master tells of its missing slave", 5)
+    assert "synchronous puts are refused: 0 of 1 slaves in sync" in told["problems"][0]
+    assert told["writable"], "asynchronous puts still go"
+    pair[2].start("slave")
+    pair[1].wait_status(lambda s: not s["problems"], "all is well again", 10)
 
 
 def test_an_old_master_follows_and_its_tail_is_archived(pair):

@@ -105,7 +105,10 @@ def test_the_masters_disk_is_full(make_group, small_disk):
     # It still serves: status, reads, its slave.
     status = group[1].status()
     assert group[1].running and status["slaves"][0]["in_sync"]
+    assert not status["writable"] and "the disk is full" in status["reason"]
+    assert status["problems"], "a person is told"
     assert "no room" in group[1].log
+    assert group[1].log.count("nothing was appended") < 10, "the log is no place for each refusal"
     small_disk.make_room()
     finish(group, recorder)
 
@@ -123,6 +126,7 @@ def test_the_slaves_disk_is_full(make_group, small_disk):
     assert len(group[1].status()["slaves"]) == 1, "the link stays"
     assert group[1].status()["writable"]
     group[2].wait_log("disk is full")
+    assert any("no room" in problem for problem in group[2].status()["problems"])
     # Asynchronous puts go on without it.
     with Producer(group.bootstrap, acks=1) as producer:
         future = recorder.send(producer, "T", b"the master alone", "a")
