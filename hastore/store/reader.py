@@ -16,7 +16,15 @@ from hastore.store.filesystem import REAL, FileSystem
 from hastore.store.limits import read_limits
 from hastore.store.log_files import LogFile, LogFiles
 from hastore.store.queue_files import QueueFiles, QueuePositions
-from hastore.store.record import Record, check_blank, check_record, decode_record
+from hastore.store.record import (
+    BLANK_SIZE,
+    V1_MAGIC,
+    V2_MAGIC,
+    Record,
+    check_blank,
+    check_record,
+    decode_record,
+)
 
 __all__ = ["LogFile", "QueuePositions", "StoreReader"]
 
@@ -236,5 +244,11 @@ class StoreReader:
 
     @staticmethod
     def _is_partial(data: memoryview, at: int, limit: int) -> bool:
-        """Whether the bytes up to the limit are the beginning of a record that ends beyond it."""
-        return limit - at < 8 or int.from_bytes(data[at : at + 4]) > limit - at
+        """Whether the bytes up to the limit are the beginning of a record that ends beyond it.
+
+        A damaged size is often a huge one: only a record that fits into its file is partial.
+        """
+        if limit - at < 8:
+            return True
+        size, magic = (int.from_bytes(data[i : i + 4]) for i in (at, at + 4))
+        return magic in (V1_MAGIC, V2_MAGIC) and limit - at < size <= len(data) - at - BLANK_SIZE

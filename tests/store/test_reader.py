@@ -149,6 +149,38 @@ def test_damage_below_the_limit_is_said(tmp_path: Path) -> None:
         list(reader.queue_records("Topic", records[50].queue_id))
 
 
+@pytest.mark.parametrize("back", [1, 80, 5000])
+@pytest.mark.parametrize(
+    ("at", "value"),
+    [(0, b"\xff" * 4), (0, b"\x7f\xff\xff\xff"), (0, (65536).to_bytes(4)), (4, bytes(4))],
+)
+def test_a_damaged_size_near_the_limit_is_no_partial_record(
+    tmp_path: Path, at: int, value: bytes, back: int
+) -> None:
+    log = MemoryLog()
+    records = fill(log, 100)
+    bad = records[-1].physical_offset
+    # The last record whole below the limit, or the limit within it (behind its magic).
+    limit = max(log.max_offset + 1 - back, bad + 8) if back < 5000 else log.max_offset + back
+    log.data[bad + at : bad + at + 4] = value
+    write_log(tmp_path, log)
+    set_limits(tmp_path, limit).close()
+    with StoreReader(str(tmp_path)) as reader:
+        with pytest.raises(CorruptRecordError, match=f"offset {bad}"):
+            list(reader.records())
+        assert len(list(reader.raw_records(None, bad))) == 99
+
+
+@pytest.mark.parametrize("shown", [1, 4, 7, 8, 50])
+def test_a_record_that_the_limit_cuts_ends_the_reading(tmp_path: Path, shown: int) -> None:
+    log = MemoryLog()
+    records = fill(log, 100)
+    write_log(tmp_path, log)
+    set_limits(tmp_path, records[-1].physical_offset + shown).close()
+    with StoreReader(str(tmp_path)) as reader:
+        assert len(list(reader.records())) == 99
+
+
 def test_retention_while_reading(tmp_path: Path) -> None:
     log = MemoryLog()
     fill(log, 1400)
