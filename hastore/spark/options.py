@@ -53,6 +53,11 @@ _KNOWN = (
     "checkCrcs",
     *_STREAM_ONLY,
 )
+_OF_TABLES = "provider"  # set by Spark itself when it makes a table
+_NO_TABLES = (
+    "Spark does not hand a table's options to a source in Python; use CREATE TEMPORARY VIEW name "
+    "USING hastore OPTIONS (...)"
+)
 _BY_LOWER_NAME = {name.lower(): name for name in _KNOWN}
 _KAFKA_ONLY = frozenset(
     {"groupidprefix", "kafkaconsumer.polltimeoutms", "fetchoffset.numretries"}
@@ -146,6 +151,8 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
 
 
 def _spell(raw: Mapping[str, str]) -> dict[str, str]:
+    if any(given.lower() == _OF_TABLES for given in raw):
+        raise UsageError(f"format 'hastore' has no tables: {_NO_TABLES}")
     options = {}
     for given, value in raw.items():
         lower = given.lower()
@@ -196,6 +203,7 @@ def _parse_where(options: Mapping[str, str]) -> tuple[str | None, tuple[str, ...
         raise UsageError(
             f"{which} of the options {PATH!r} (a store's directory) and {BOOTSTRAP!r} "
             "(addresses of running nodes) must be specified for format 'hastore'"
+            + ("" if options else f"; if this is a table: {_NO_TABLES}")
         )
     if PATH in options:
         path = options[PATH]
@@ -203,7 +211,8 @@ def _parse_where(options: Mapping[str, str]) -> tuple[str | None, tuple[str, ...
             raise UsageError("option 'path' is empty; name a store's directory")
         if "\0" in path:
             raise UsageError("option 'path' holds a NUL character")
-        return path.removeprefix("file://") if path.startswith("file:///") else path, ()
+        # As URI or as Hadoop writes one: file:/a is file:///a, and nothing in it is escaped.
+        return re.sub(r"^file:(//(localhost)?)?(?=/(?!/))", "", path, flags=re.IGNORECASE), ()
     servers = tuple(s.strip() for s in options[BOOTSTRAP].split(",") if s.strip())
     if not servers:
         raise UsageError(

@@ -7,7 +7,7 @@ or sockets.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.types import StructType
@@ -48,6 +48,12 @@ class HastoreDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a batch reader of these columns. Raises UsageError."""
         return HastoreReader(dict(self.options), schema)
+
+    def streamReader(self, schema: StructType) -> NoReturn:
+        """Refuse a stream: raises UsageError."""
+        from hastore.errors import UsageError
+
+        raise UsageError("format 'hastore': streams come with a later version; use read")
 
 
 class HastoreReader(DataSourceReader):

@@ -45,8 +45,20 @@ def test_servers_are_split_and_trimmed():
     assert options.strategy == Subscribe(("a", "b"))
 
 
-def test_a_file_url_is_a_path():
-    assert parse_options({**BASE, "path": "file:///data/s"}).path == "/data/s"
+@pytest.mark.parametrize(
+    ("given", "path"),
+    [
+        ("file:///data/s", "/data/s"),
+        ("file:/data/s", "/data/s"),
+        ("file://localhost/data/s", "/data/s"),
+        ("FILE:/data/a b%20", "/data/a b%20"),
+        ("file:s", "file:s"),
+        ("file://host/s", "file://host/s"),
+        ("s/file:/x", "s/file:/x"),
+    ],
+)
+def test_a_file_url_is_a_path(given, path):
+    assert parse_options({**BASE, "path": given}).path == path
 
 
 def test_assign_names_partitions():
@@ -132,6 +144,9 @@ def test_offsets_in_json_know_earliest_and_latest():
         ({**BASE, "kafka.bootstrap.servers": "a:1"}, "by 'hastore.bootstrap.servers'"),
         ({**BASE, "kafka.group.id": "g"}, "has no meaning for format 'hastore'"),
         ({**BASE, "groupIdPrefix": "g"}, "has no meaning for format 'hastore'"),
+        ({}, "One of the options 'path'"),
+        ({}, "CREATE TEMPORARY VIEW name USING hastore"),
+        ({**BASE, "Provider": "hastore"}, "CREATE TEMPORARY VIEW name USING hastore"),
         ({"paths": '["/a","/b"]', "subscribe": "a"}, "one store at a time"),
     ],
 )

@@ -67,6 +67,62 @@ def test_a_query_counts_and_groups_by_sql(spark):
     assert [(row.partition, row.n) for row in rows] == [(q, 100) for q in range(4)]
 
 
+@pytest.mark.parametrize("prefix", ["", "file:", "file://"])
+def test_a_temporary_view_reads_by_sql_alone(spark, prefix):
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW golden USING hastore "
+        f"OPTIONS (path '{prefix}{THREE_FILES}', subscribe 'TopicA', includeMetadata true)"
+    )
+    rows = spark.sql("SELECT partition, count(tags) n FROM golden GROUP BY 1 ORDER BY 1").collect()
+    assert [(row.partition, row.n) for row in rows] == [(q, 100) for q in range(4)]
+    spark.sql("DROP VIEW golden")
+
+
+def test_a_temporary_view_over_nodes_names_what_it_cannot_reach(spark):
+    spark.sql(
+        "CREATE OR REPLACE TEMPORARY VIEW nodes USING hastore "
+        "OPTIONS (`hastore.bootstrap.servers` '127.0.0.1:1', subscribe 'TopicA')"
+    )
+    with pytest.raises(PySparkException, match=r"127\.0\.0\.1:1"):
+        spark.sql("SELECT * FROM nodes").collect()
+    spark.sql("DROP VIEW nodes")
+
+
+@pytest.mark.parametrize(
+    "clauses",
+    [
+        f"OPTIONS (path '{THREE_FILES}', subscribe 'TopicA')",
+        f"OPTIONS (subscribe 'TopicA') LOCATION '{THREE_FILES}'",
+        "OPTIONS (`hastore.bootstrap.servers` '127.0.0.1:1', subscribe 'TopicA')",
+    ],
+)
+def test_a_table_is_refused_when_it_is_made(spark, clauses):
+    with pytest.raises(PySparkException, match="use CREATE TEMPORARY VIEW name USING hastore"):
+        spark.sql(f"CREATE TABLE refused USING hastore {clauses}")
+    assert not spark.catalog.tableExists("refused")
+
+
+def test_a_table_with_columns_of_its_own_is_refused_when_it_is_read(spark):
+    # Spark asks the source nothing when such a table is made, and gives it no options later.
+    spark.sql(f"CREATE TABLE own (value BINARY) USING hastore OPTIONS (path '{THREE_FILES}')")
+    try:
+        with pytest.raises(PySparkException, match="use CREATE TEMPORARY VIEW name USING hastore"):
+            spark.sql("SELECT * FROM own").collect()
+    finally:
+        spark.sql("DROP TABLE own")
+
+
+def test_a_stream_is_refused_in_one_sentence(spark):
+    options = {"path": THREE_FILES, "subscribe": "TopicA"}
+    frame = spark.readStream.format("hastore").options(**options).load()
+    query = None
+    with pytest.raises(PySparkException) as caught:
+        query = frame.writeStream.format("noop").start()
+        query.awaitTermination(60)
+    assert "streams come with a later version; use read" in str(caught.value)
+    assert "NOT_IMPLEMENTED" not in str(caught.value)
+
+
 def test_offsets_bound_the_read(spark, numbers):
     frame = load(
         spark,
