@@ -56,7 +56,6 @@ class Promoter:
         """
         member = self._member
         terms = self._terms(config)
-        self._say("surveying the group")
         heard = ask_all(member, Purpose.SURVEY)
         self._check_overtaken(heard)
         self._check_welcome(heard, flags)

@@ -297,7 +297,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
         while not ending.wait(0.1) and not node.failed.is_set():
             if hurry.is_set():
                 hurry.clear()
-                node.roles.hurry()
+                node.roles.wake()
     finally:
         node.stop()
     if node.store.broken_reason is not None:

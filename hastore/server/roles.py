@@ -71,12 +71,8 @@ class RoleService(Service):
         member.on_superseded = self._note_superseded
         member.on_promise = self._note_promise
 
-    def hurry(self) -> None:
-        """Look at the file and at everything else now (SIGHUP)."""
-        self._wakeup.set()
-
     def wake(self) -> None:
-        """Let the thread see `stopping`."""
+        """Look at `stopping`, the file and everything else now (SIGHUP)."""
         self._wakeup.set()
 
     @property
@@ -144,7 +140,7 @@ class RoleService(Service):
             self._self_promotion = True
             self._promote(Flags())
             return
-        self._follow(superseded_text(data.promised_epoch))
+        self._yield_to(data.promised_epoch)
 
     def _tick(self) -> None:
         changed = self._read_config()
@@ -206,6 +202,11 @@ class RoleService(Service):
         self._self_promotion = False
         self._start_client()
         self.settled.set()
+
+    def _yield_to(self, epoch: int) -> None:
+        """Follow although the file says master."""
+        log.warning("the file says %s, but %s", self._config.role.value, superseded_text(epoch))
+        self._follow(superseded_text(epoch))
 
     def _start_client(self) -> None:
         if self.client is not None:
@@ -288,7 +289,7 @@ class RoleService(Service):
         heard = ask_all(self._member, Purpose.SURVEY)
         seen = max(greatest_epoch(heard), self._member.state.data.promised_epoch)
         if seen > own and epoch_node(seen) != self._member.config.node:  # not an attempt of its own
-            self._follow(superseded_text(seen))
+            self._yield_to(seen)
             return False
         silent = [str(h.node) for h in heard if h.hello is None]
         if silent:
@@ -308,7 +309,7 @@ class RoleService(Service):
         if max(seen, member.state.data.promised_epoch) > epoch:
             member.state.promise(seen)
             member.state.save(superseded_by=seen)
-            self._follow(superseded_text(max(seen, member.state.data.promised_epoch)))
+            self._yield_to(member.state.data.promised_epoch)
             return
         try:
             self._promoter.wait_replayed()
