@@ -31,3 +31,8 @@ def __getattr__(name: str) -> Any:
     if name in __all__:
         return getattr(import_module("hastore.client"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    """List the clients too, though they are not loaded yet."""
+    return sorted({*globals(), *__all__})

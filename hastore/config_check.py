@@ -90,6 +90,9 @@ def check_range(places: Places, key: str, field: str, value: int) -> None:
     smallest, greatest = RANGES.get(
         field, _DURATION_RANGE if field.endswith("_ms") else (0, 2**63 - 1)
     )
+    if field == "commitlog_file_size" and value > greatest:
+        problem = f"{value} is too large: RocketMQ's positions in a file are 32-bit"
+        raise places.error(key, problem, f"use 1GiB, or up to {greatest} (2 GiB - 1 byte)")
     if not smallest <= value <= greatest:
         unit = " ms" if field.endswith("_ms") else ""
         raise places.error(

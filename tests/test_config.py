@@ -242,7 +242,7 @@ REFUSED = {
         "x.yaml:9: store.commitlog_file_size: '1GB' has the unit 'GB'; write a size",
     ),
     "tiny file": ("1GiB", "1KiB", "x.yaml:9: store.commitlog_file_size: 1024 is out of range"),
-    "huge file": ("1GiB", "2GiB", "store.commitlog_file_size: 2147483648 is out of range"),
+    "huge file": ("1GiB", "2GiB", "2147483648 is too large: RocketMQ"),
     "negative size": ("1GiB", "-1GiB", "is out of range"),
     "absurd size": ("1GiB", "9" * 30, "is no size"),
     "bad flush": (

@@ -28,6 +28,10 @@ WRONG = 2  # usage or configuration
 STORE = 3  # in use or broken
 DIFFER = 4  # "they differ" or "not confirmed"
 _INTERRUPTED = 130
+# Before click 8.2 a group without arguments prints its help and ends well.
+_NO_ARGUMENTS: tuple[type[Exception], ...] = tuple(
+    kind for kind in (getattr(click.exceptions, "NoArgsIsHelpError", None),) if kind
+)
 
 _WIDE = 160  # where no terminal sets the width
 stdout = Console(width=None if sys.stdout.isatty() else _WIDE)
@@ -48,6 +52,9 @@ def run_code(command: click.Command, name: str, arguments: list[str] | None = No
     except click.exceptions.Exit as ended:
         return ended.exit_code
     except click.UsageError as wrong:
+        if isinstance(wrong, _NO_ARGUMENTS):
+            say(wrong.format_message())
+            return WRONG
         path = wrong.ctx.command_path if wrong.ctx is not None else name
         say_error(f"{path}: {wrong.format_message().rstrip('.')}; see {path} --help")
         return WRONG

@@ -57,7 +57,7 @@ def _to_the_end(consumer: Consumer, ends: dict[int, int], follow: bool) -> Itera
             raise ClientError(f"the topic's end did not come within {PATIENCE_S:.0f} s; try again")
 
 
-@click.command("consume")
+@click.command("consume", short_help="Print the messages of a topic.")
 @click.argument("topic")
 @click.option("--queue", "queue_id", type=click.IntRange(0), metavar="N", help="This queue alone.")
 @click.option(
@@ -87,6 +87,10 @@ def consume_command(
         ranges = admin.topics().get(topic, {})
     if not ranges and not follow:
         say(f"nothing is in topic {topic} yet")
+        return
+    if queue_id is not None and queue_id not in ranges and not follow:
+        held = ", ".join(map(str, sorted(ranges)))
+        say(f"nothing is in queue {queue_id} of topic {topic}: it has the queues {held}")
         return
     queues = None if queue_id is None else [queue_id]
     ends = {queue: end for queue, (_, end) in ranges.items()}

@@ -215,7 +215,7 @@ def _stop_by_exception(number: int, _frame: FrameType | None) -> NoReturn:
     raise HastoreError(f"the demo was stopped by {signal.Signals(number).name}")
 
 
-@click.command("demo")
+@click.command("demo", short_help="Play the whole story on a pair of real nodes.")
 @click.option(
     "--scale",
     default=1.0,

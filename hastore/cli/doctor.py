@@ -176,7 +176,7 @@ def _descriptors() -> Finding:
     return Finding("files", Verdict.GOOD, f"up to {soft} open files")
 
 
-@click.command("doctor")
+@click.command("doctor", short_help="Check a node's file, ports, disk and peers.")
 @with_config
 @with_overrides
 @with_json

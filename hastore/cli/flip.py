@@ -7,6 +7,7 @@ when the node refuses or is late: it goes on trying, each second, for want of an
 
 import json
 import os
+import re
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -71,7 +72,7 @@ def promote(
         right = bool(status["writable"]) and status["role"] == role.value
         return right and (not new_epoch or before is None or status["epoch"] > before["epoch"])
 
-    return _wait(config, followed, before, role, patience_s)
+    return _wait(path, config, followed, before, role, patience_s)
 
 
 def demote(path: str, allowed: Allowed = Allowed(), patience_s: float = PATIENCE_S) -> Status:
@@ -86,9 +87,11 @@ def demote(path: str, allowed: Allowed = Allowed(), patience_s: float = PATIENCE
             raise HastoreError(f"{_name(config)} does not answer; flags reach a running node alone")
         _write_once(config, "demote", allowed, before)
     edit_role(path, Role.SLAVE)
-    return _wait(
-        config, lambda status: status["role"] == Role.SLAVE.value, before, Role.SLAVE, patience_s
-    )
+
+    def followed(status: Status) -> bool:
+        return bool(status["role"] == Role.SLAVE.value)
+
+    return _wait(path, config, followed, before, Role.SLAVE, patience_s)
 
 
 def _ask(config: Config) -> Status | None:
@@ -119,6 +122,7 @@ def _write_once(config: Config, command: str, allowed: Allowed, before: Status) 
 
 
 def _wait(
+    path: str,
     config: Config,
     followed: Callable[[Status], bool],
     before: Status | None,
@@ -152,7 +156,19 @@ def _wait(
             f"{_name(config)} does not answer; {stays}: the node follows when it starts"
         )
     reason = reasons.most_common(1)[0][0]
-    raise PromotionRefused(f"{_name(config)} has not become {role.value}: {reason}; {stays}")
+    remedy = _remedy(path, reason) if role.is_master else ""
+    raise PromotionRefused(
+        f"{_name(config)} has not become {role.value}: {reason}; {stays}{remedy}"
+    )
+
+
+def _remedy(path: str, reason: str) -> str:
+    """Return what the operator may do about a promotion that was refused or is late."""
+    call_off = f"`hastore demote -c {path}` calls it off"
+    awaited = re.search(r"waiting for node ([0-9]+(?:, [0-9]+)*)", reason)
+    if awaited is None:
+        return f"; {call_off}"
+    return f"; it tries again each second: start node {awaited[1]}, or {call_off}"
 
 
 def _progress(status: Status) -> tuple[Any, ...]:
@@ -183,7 +199,7 @@ _accept_loss = click.option(
 )
 
 
-@click.command("promote")
+@click.command("promote", short_help="Make a node the master.")
 @with_config
 @click.option(
     "--async", "to_async", is_flag=True, help="Make it an ASYNC_MASTER: puts wait for no slave."
@@ -222,7 +238,7 @@ def promote_command(
     _report(status, time.monotonic() - began, as_json=as_json)
 
 
-@click.command("demote")
+@click.command("demote", short_help="Make a node a slave.")
 @with_config
 @_accept_loss
 @_patience

@@ -34,7 +34,7 @@ def log_group() -> None:
     """Look into a store's log, read-only, in use or not."""
 
 
-@log_group.command("dump")
+@log_group.command("dump", short_help="Print each record and blank, in order.")
 @with_store
 @click.option("--from", "start", type=click.IntRange(0), metavar="O", help="First offset.")
 @click.option("--to", "end", type=click.IntRange(0), metavar="O", help="End offset, exclusive.")
@@ -65,7 +65,7 @@ def dump_command(
                 print(f"{'':>16} base64 {entry['body_base64']}")
 
 
-@log_group.command("verify")
+@log_group.command("verify", short_help="Check every record and the queues.")
 @with_store
 @with_json
 def verify_command(path: str, as_json: bool) -> int:
@@ -126,7 +126,7 @@ def stat_command(path: str, as_json: bool) -> None:
         stdout.print(table)
 
 
-@log_group.command("pending")
+@log_group.command("pending", short_help="List what a RocketMQ broker still owes.")
 @with_store
 @with_json
 def pending_command(path: str, as_json: bool) -> None:

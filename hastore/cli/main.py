@@ -1,5 +1,6 @@
 """`hastore`: the command. Each part is loaded when it is asked for, so that help is quick."""
 
+import difflib
 import importlib
 from typing import NoReturn
 
@@ -38,6 +39,16 @@ class _Lazy(click.Group):
         command = getattr(importlib.import_module(f"hastore.cli.{module}"), name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Name the nearest command when there is none of this name; UsageError."""
+        name = args[0]
+        near = [] if name in _COMMANDS else difflib.get_close_matches(name, _COMMANDS, 1)
+        if near:
+            ctx.fail(f"No such command {name!r}, did you mean {near[0]}?")
+        return super().resolve_command(ctx, args)
 
 
 @click.group("hastore", cls=_Lazy)

@@ -59,13 +59,19 @@ class Tally:
 def summarise(
     messages: int, size: int, seconds: float, latencies_ms: list[float], tally: Tally | None
 ) -> dict[str, Any]:
-    """Return the fields of both perf commands; latencies are of calls, in ms."""
+    """Return the fields of both perf commands; latencies are of calls, in ms.
+
+    How sends ended is known with a `tally` alone.
+    """
     ordered = sorted(latencies_ms)
 
     def at(share: float) -> float | None:
         index = min(len(ordered) - 1, int(share * len(ordered)))
         return round(ordered[index], 3) if ordered else None
 
+    outcomes = {}
+    if tally is not None:
+        outcomes = {"acked": tally.acked, "unknown": tally.unknown, "failed": tally.failed}
     return {
         "messages": messages,
         "bytes": size,
@@ -76,10 +82,7 @@ def summarise(
         "p99_ms": at(0.99),
         "p999_ms": at(0.999),
         "max_ms": round(ordered[-1], 3) if ordered else None,
-        "acked": tally.acked if tally else messages,
-        "unknown": tally.unknown if tally else 0,
-        "failed": tally.failed if tally else 0,
-    }
+    } | outcomes
 
 
 def show(fields: dict[str, Any], as_json: bool) -> None:
@@ -184,7 +187,7 @@ def _send(
     return batch or 1
 
 
-@perf_group.command("consume")
+@perf_group.command("consume", short_help="Read messages and measure it.")
 @click.option("--topic", required=True, metavar="T")
 @click.option("--count", required=True, type=click.IntRange(1), metavar="N", help="Messages.")
 @with_bootstrap

@@ -13,7 +13,6 @@ from hastore.cli.common import (
     DIFFER,
     DONE,
     FAILED,
-    WRONG,
     bootstrap_addresses,
     put_json,
     say,
@@ -27,6 +26,7 @@ from hastore.errors import DurabilityError, HastoreError, NotStoredError, Outcom
 from hastore.store.record import check_topic
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
+_ERRORS_SHOWN = 10
 
 
 def parse_acks(text: str | None) -> Acks:
@@ -59,7 +59,7 @@ def describe(future: Future[SendResult]) -> tuple[int, dict[str, Any], str | Non
     except UsageError as wrong:
         too_large = str(wrong).startswith("PROPERTIES_SIZE_EXCEEDED")
         status = "PROPERTIES_SIZE_EXCEEDED" if too_large else "MESSAGE_ILLEGAL"
-        return WRONG, _refusal(status), str(wrong)
+        return FAILED, _refusal(status), str(wrong)
     except HastoreError as failed:
         return FAILED, _refusal("FAILED"), str(failed)
 
@@ -85,26 +85,36 @@ class _Printer(threading.Thread):
 
     def __init__(self, as_json: bool) -> None:
         super().__init__(name="printer", daemon=True)
-        self.futures: queue.SimpleQueue[Future[SendResult] | None] = queue.SimpleQueue()
+        self._futures: queue.SimpleQueue[Future[SendResult] | None] = queue.SimpleQueue()
         self.code = DONE
         self.sent = self.ended_well = 0
         self.broken: OSError | None = None
         self._as_json = as_json
 
+    def put(self, future: Future[SendResult] | None) -> None:
+        """Take the next line's; None: that was the last."""
+        self._futures.put(future)
+
     def run(self) -> None:
         """Print until None comes; a reader that left is remembered, the results still counted."""
-        while (future := self.futures.get()) is not None:
+        while (future := self._futures.get()) is not None:
             code, fields, problem = describe(future)
             self.sent += 1
             self.ended_well += code == DONE
             self.code = max(self.code, code)
-            if problem is not None and (self._as_json or self.sent - self.ended_well <= 10):
-                say_error(problem)
+            if problem is not None:
+                fields |= {"line": self.sent, "reason": problem}
+                if self.sent - self.ended_well <= _ERRORS_SHOWN:
+                    say_error(f"line {self.sent}: {problem}")
             if self._as_json and self.broken is None:
                 try:
                     put_json(fields)
                 except OSError as broken:
                     self.broken = broken
+        hidden = self.sent - self.ended_well - _ERRORS_SHOWN
+        if hidden > 0:
+            where = "" if self._as_json else "; --json has them all"
+            say(f"... and {hidden} errors more{where}")
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
@@ -128,7 +138,7 @@ def _send(
         return refused
 
 
-@click.command("produce")
+@click.command("produce", short_help="Send lines as messages to a topic.")
 @click.argument("topic")
 @click.option("--file", "path", metavar="F", help="The lines to send (else stdin).")
 @click.option("--queue", "queue_id", type=click.IntRange(0), metavar="N", help="Into this queue.")
@@ -149,20 +159,24 @@ def produce_command(
 ) -> int:
     """Send each line of a file or of stdin as a message to TOPIC.
 
-    Exit code 1: some were not stored; 4: some are stored but not confirmed, or nobody knows.
+    Exit code 1: some were not stored, and nothing is in doubt; 4: some are stored but not
+    confirmed, or nobody knows. With --json a message that failed has its `line` and `reason` too.
     """
     addresses = bootstrap_addresses(bootstrap)
     check_topic(topic)
     printer = _Printer(as_json)
-    file = sys.stdin.buffer if path in (None, "-") else open(str(path), "rb")
+    try:
+        file = sys.stdin.buffer if path in (None, "-") else open(str(path), "rb")
+    except OSError as failure:
+        raise UsageError(f"--file {path}: {failure.strerror}") from failure
     with file, Producer(addresses, acks=parse_acks(acks), sync_flush=sync_flush) as producer:
         printer.start()
         try:
             for body in _lines(file):
-                printer.futures.put(_send(producer, topic, body, key, queue_id))
+                printer.put(_send(producer, topic, body, key, queue_id))
         finally:
             producer.flush()
-            printer.futures.put(None)
+            printer.put(None)
             printer.join()
     if printer.broken is not None:
         raise printer.broken

@@ -35,7 +35,7 @@ def describe_message(message: Message) -> dict[str, Any]:
     } | body_field(message.body)
 
 
-@click.command("query")
+@click.command("query", short_help="Find messages by key or by id.")
 @click.option("--topic", metavar="T", help="With --key: the topic.")
 @click.option("--key", metavar="K", help="Messages with this key.")
 @click.option("--msg-id", metavar="ID", help="The message with this id.")

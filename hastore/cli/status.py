@@ -1,5 +1,6 @@
 """`hastore status`: what each node of a group says of itself."""
 
+import time
 from typing import Any
 
 import click
@@ -8,25 +9,44 @@ from rich.table import Table
 
 from hastore.cli.common import (
     DONE,
+    FAILED,
     bootstrap_addresses,
     put_json,
     say,
+    say_error,
     stdout,
     with_bootstrap,
     with_json,
 )
 from hastore.client.admin import Admin
+from hastore.errors import UnreachableError
 
+_POLL_S = 0.2
+_POLL_ANSWER_S = 1.0
 _OFFSETS = ("max_offset", "confirmed_offset", "readable_offset")
 
 
-@click.command("status")
+@click.command("status", short_help="Show roles, epochs, offsets and slaves.")
+@click.option(
+    "--wait",
+    "wait_s",
+    type=click.FloatRange(0),
+    metavar="SECONDS",
+    help="Wait so long until all nodes answer, one takes writes and the others are in sync.",
+)
 @click.option("--timeout", "timeout_s", default=3.0, show_default=True, metavar="SECONDS")
 @with_bootstrap
 @with_json
-def status_command(timeout_s: float, bootstrap: str | None, as_json: bool) -> int:
-    """Show roles, epochs, offsets and slaves; exit code 1 when no node answers."""
-    with Admin(bootstrap_addresses(bootstrap), timeout_s=timeout_s) as admin:
+def status_command(
+    wait_s: float | None, timeout_s: float, bootstrap: str | None, as_json: bool
+) -> int:
+    """Show roles, epochs, offsets and slaves; exit code 1 when no node answers.
+
+    With --wait also when the group is not complete and in sync in time.
+    """
+    addresses = bootstrap_addresses(bootstrap)
+    settled = wait_s is None or _wait(addresses, wait_s)
+    with Admin(addresses, timeout_s=timeout_s) as admin:
         infos = admin.status()
         known = {address for one in admin.maps().values() for address in one.nodes.values()}
     for info in infos:
@@ -36,7 +56,33 @@ def status_command(timeout_s: float, bootstrap: str | None, as_json: bool) -> in
         _show([info.status for info in infos])
     for address in sorted(known - {info.address for info in infos}):
         say(f"no answer from {address}")
-    return DONE
+    if not settled:
+        say_error(f"not complete and in sync within {wait_s:g} s")
+    return DONE if settled else FAILED
+
+
+def _wait(addresses: list[str], wait_s: float) -> bool:
+    """Ask until the group is complete and in sync; False when it is not in time."""
+    deadline = time.monotonic() + wait_s
+    while True:
+        with Admin(addresses, timeout_s=_POLL_ANSWER_S) as admin:  # a new one: nodes come up
+            try:
+                statuses = [info.status for info in admin.status()]
+                maps = admin.maps().values()
+            except UnreachableError:
+                statuses, maps = [], {}.values()
+        group = {number for one in maps for number in one.nodes}
+        if group and any(_in_sync(status, group) for status in statuses):
+            return True
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(_POLL_S)
+
+
+def _in_sync(status: dict[str, Any], group: set[int]) -> bool:
+    """Whether this is the open master, and every other node of the group is in sync with it."""
+    followers = {slave["node"] for slave in status["slaves"] if slave["in_sync"]}
+    return bool(status["writable"]) and group <= followers | {status["node"]}
 
 
 def _show(statuses: list[dict[str, Any]]) -> None:

@@ -97,7 +97,8 @@ def test_a_file_is_sent(command, tmp_path):
     code, lines, _ = command("consume", "filed")
     assert code == 0 and sorted(lines) == ["a", "b"]
     code, lines, problems = command("produce", "filed", "--file", str(tmp_path / "none"))
-    assert code == 1 and "No such file" in problems and problems.count("\n") == 1
+    assert code == 2 and problems.count("\n") == 1
+    assert problems == f"error: --file {tmp_path / 'none'}: No such file or directory\n"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +119,9 @@ def test_a_flushed_put_that_no_slave_can_confirm_is_refused_and_names_the_key(co
 def test_a_line_that_is_too_long_is_refused_alone(command):
     lines = b"before\n" + b"x" * (9 * 2**20) + b"\nafter\n"
     code, results, problems = command("produce", "long", "--json", "--queue", "0", stdin=lines)
-    assert code == 2 and "4194304" in problems
+    assert code == 1 and "line 2: " in problems and "4194304" in problems
+    assert [one.get("line") for one in objects(results)] == [None, 2, None]
+    assert "4194304" in objects(results)[1]["reason"]
     statuses = [result["status"] for result in objects(results)]
     assert statuses == ["PUT_OK", "MESSAGE_ILLEGAL", "PUT_OK"]
     assert command("consume", "long")[1] == ["before", "after"]
@@ -151,15 +154,14 @@ def test_an_empty_topic_is_no_error(command):
         (("produce", ".."), b"x", "topic '..'"),
         (("produce", ""), b"x", "topic ''"),
         (("produce", "x" * 128), b"x", "1 to 127"),
-        (("produce", "t", "--queue", "99"), b"x", "store.default_queues"),
         (("produce", "t", "--acks", "2"), b"x", "--acks"),
-        (("produce", "t"), b"x" * (4 * 2**20 + 1), "4194304"),
         (("consume", "t", "--from", "yesterday"), b"", "nothing is in topic"),
         (("consume", "lines", "--from", "yesterday"), b"", "--from yesterday"),
         (("query", "--key", "k"), b"", "--topic and --key"),
         (("query", "--msg-id", "zz"), b"", "zz"),
         (("status", "--bootstrap", "nowhere"), b"", "'nowhere' is no address"),
         (("nosuch",), b"", "No such command 'nosuch'"),
+        (("stauts",), b"", "did you mean status?"),
         (("produce",), b"", "Missing argument 'TOPIC'"),
     ],
     ids=lambda value: None if isinstance(value, bytes) else str(value)[:40],
@@ -172,6 +174,39 @@ def test_wrong_usage_is_one_line_and_2(command, arguments, stdin, expected):
         assert code == 2
         errors = [line for line in problems.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1
+
+
+@pytest.mark.parametrize("words", [(), ("log",), ("perf",)])
+def test_without_arguments_the_help_comes_as_it_is(words):
+    done = hastore(*words)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.rstrip("\n") == hastore(*words, "--help").stdout.rstrip("\n")
+    commands = done.stderr.partition("Commands:\n")[2].splitlines()
+    assert commands and all(line.endswith(".") and "..." not in line for line in commands)
+
+
+def test_errors_that_are_not_shown_are_counted(command):
+    code, lines, problems = command("produce", "t", "--queue", "99", stdin=b"x\n" * 13)
+    assert code == 1 and lines == []
+    said = problems.splitlines()
+    assert [line.partition(":")[2].partition(":")[0] for line in said[:10]] == [
+        f" line {number}" for number in range(1, 11)
+    ]
+    assert "store.default_queues" in said[0]
+    assert said[10:] == ["... and 3 errors more; --json has them all", "0 messages sent, 13 not"]
+
+
+def test_a_queue_that_is_not_there_is_named(command):
+    command("produce", "queues", "--queue", "1", stdin=b"x\n")
+    code, lines, problems = command("consume", "queues", "--queue", "99")
+    assert (code, lines) == (0, []) and "nothing is in queue 99 of topic queues" in problems
+
+
+def test_status_waits_for_the_group(command, group):
+    code, lines, problems = command("status", "--wait", "10")
+    assert (code, problems) == (0, "") and any("in sync" in line for line in lines)
+    done = hastore("status", "--wait", "0.1", "--timeout", "1", "--bootstrap", "127.0.0.1:1")
+    assert done.returncode == 1 and "no answer" in done.stderr
 
 
 def test_what_is_not_there_is_1(command):
@@ -202,6 +237,7 @@ def test_perf_measures_produce_and_consume(command):
         assert code == 0 and objects(lines)[0]["acked"] == 100
     code, lines, _ = command("perf", "consume", "--topic", "perf", "--count", "700", "--json")
     assert code == 0 and objects(lines)[0]["messages"] == 700
+    assert list(objects(lines)[0]) == PERF_KEYS[:-3]
 
 
 def test_doctor_is_content_with_a_running_node(command, group):

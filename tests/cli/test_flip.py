@@ -60,6 +60,8 @@ def test_for_want_of_answers_it_is_late_and_the_file_stays(tmp_path):
         code, answer, problems = flip("promote", three[2], "--patience", "2")
         assert (code, answer) == (1, None)
         assert "node 1" in problems and "node 3" in problems and problems.count("\n") == 1
+        assert "start node 1, 3" in problems
+        assert f"`hastore demote -c {three[2].path}` calls it off" in problems
         assert three[2].file_role == "SYNC_MASTER"
         three[3].start("slave")  # the node goes on trying by itself
         three[2].wait_writable()
