@@ -1,11 +1,13 @@
 """What the README says exists: commands, options, files, code that compiles."""
 
+import importlib
 import pathlib
 import re
 
 import click
 import pytest
 
+import hastore
 from hastore.cli.main import cli
 from hastore.cli.nodes import master_command, slave_command
 
@@ -51,3 +53,20 @@ def test_python_compiles():
     assert len(blocks) == 2
     for block in blocks:
         compile(block, "README.md", "exec")
+
+
+def test_the_page_on_the_python_api_imports_what_is_there():
+    text = (ROOT / "docs" / "python-api.md").read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.S)
+    assert len(blocks) == 4
+    for block in blocks:
+        compile(block, "python-api.md", "exec")
+        for line in re.findall(r"^from hastore.* import .*$", block, re.M):
+            exec(line, {})  # noqa: S102
+    errors = importlib.import_module("hastore.errors")
+    for name in re.findall(r"\b\w+(?:Error|Unknown|Timeout)\b", text):
+        assert hasattr(errors, name), name
+
+
+def test_the_clients_are_listed():
+    assert set(hastore.__all__) <= set(dir(hastore))
