@@ -102,8 +102,9 @@ def _show(statuses: list[dict[str, Any]]) -> None:
             stdout.print(f"node {status['node']} is unclean: it may lack bytes it acknowledged")
         if status["reason"] and status["role"] != "SLAVE":
             stdout.print(f"node {status['node']}: {escape(status['reason'])}", highlight=False)
+        told = status["reason"] if status["role"] != "SLAVE" else None
         for problem in status.get("problems", []):
-            if status["reason"] is None or problem not in status["reason"]:
+            if told is None or problem not in told:
                 line = f"[yellow]node {status['node']}: {escape(problem)}[/yellow]"
                 stdout.print(line, highlight=False)
 

@@ -87,8 +87,8 @@ class NodeBackend:
         config_problem = self.config_problem()
         if config_problem is not None:
             found.append(f"the changed configuration is not followed: {config_problem}")
-        if self._roles.configured_role.is_master and self._roles.mode is not Mode.MASTER:
-            found.append(f"not master: {self._roles.reason}")
+        if self._roles.configured_role.is_master and not self._member.open_epoch:
+            found.append(self._not_master_reason())
         return found
 
     def _not_master_reason(self) -> str:
