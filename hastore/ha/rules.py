@@ -13,7 +13,6 @@ from hastore.ha.epochs import (
     epoch_node,
     keep_until,
     last_epoch,
-    next_epoch,
 )
 from hastore.protocol.hello import Hello, Refused, Resync, RewindTo, StreamFrom
 
@@ -202,11 +201,6 @@ def greatest(voices: list[Voice], own: int) -> Voice:
         if voice.reach > best.reach:
             best = voice
     return best
-
-
-def epoch_above(voices_promised: list[int], node: int) -> int:
-    """Return the candidate's next epoch: above everything it saw."""
-    return next_epoch(max(voices_promised, default=0), node)
 
 
 def may_resume(history: History, promised_epoch: int, node: int, epoch_over: bool) -> int | None:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hastore.ha.epochs import EpochEntry
+from hastore.ha.epochs import EpochEntry, next_epoch
 from hastore.ha.rules import (
     MasterView,
     Terms,
@@ -14,7 +14,6 @@ from hastore.ha.rules import (
     answer_follow,
     check_identity,
     cut_loses_confirmed,
-    epoch_above,
     greatest,
     judge,
     may_promise,
@@ -216,7 +215,7 @@ def test_the_greatest_is_by_epoch_then_end_and_rather_this_node(raws):
 
 
 def test_epochs_of_candidates():
-    assert epoch_above([], 3) == 1 << 16 | 3 and epoch_above([E1, E3, E2], 2) == 4 << 16 | 2
+    assert next_epoch(0, 3) == 1 << 16 | 3 and next_epoch(E3, 2) == 4 << 16 | 2
     assert new_entry(E1, 5, 2, (3, 1)) == EpochEntry(E1, 5, 2, (1, 3))
 
 
