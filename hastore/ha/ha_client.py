@@ -9,7 +9,7 @@ One thread owns the link; `drop_link()` and `stop()` may come from any other.
 
 import logging
 
-from hastore.errors import GroupDisagrees, HastoreError, ProtocolError, StoreFullError
+from hastore.errors import HastoreError, ProtocolError, StoreFullError
 from hastore.ha.follower import Follower
 from hastore.ha.member import Member
 from hastore.ha.peer import Call, call
@@ -38,9 +38,6 @@ class HAClient(Follower):
         while not self.stopping.is_set():
             try:
                 again = self._follow_somebody()
-            except GroupDisagrees as error:
-                self._complain(str(error))
-                again = False
             except (HastoreError, OSError) as error:
                 self._complain(str(error) or type(error).__name__)
                 again = False

@@ -45,8 +45,6 @@ class HAService:
         self._links = itertools.count(1)
         self.push2_slave_max_offset = 0
 
-    # --------------
-
     def bind(self, address: str) -> str:
         """Bind the HA port and return its real address; OSError when it is taken."""
         return self.acceptor.bind(address)
@@ -110,9 +108,6 @@ class HAService:
                 store.set_limits(readable=readable)
         self._note_limits()
 
-    # ---- connections
-    # ------------------------------------------------------------------------------------------
-
     def accept(self, sock: socket.socket, address: str) -> None:
         """Take a new connection; the limit drops the oldest that has not spoken, else the new
         one.
@@ -153,17 +148,12 @@ class HAService:
             if not epoch:
                 return Refused(f"node {member.config.node} is no master now", data.promised_epoch)
             view = MasterView(
-                member.config.cluster,
-                member.config.group,
-                member.config.node,
                 epoch,
                 data.promised_epoch,
                 data.history,
                 store.min_offset,
                 store.max_offset,
                 store.file_size,
-                member.nodes,
-                data.known_stores,
             )
             answer = answer_follow(view, hello)
             if isinstance(answer, Refused):
@@ -217,9 +207,6 @@ class HAService:
             self._streams = (*(c for c in self._streams if c.node != hello.node), connection)
         for other in earlier:
             other.close("the same node has connected again")
-
-    # ---- the hot path
-    # -----------------------------------------------------------------------------------------
 
     def on_append(self, start: int, end: int) -> None:
         """Push what was just appended to every slave that is caught up; called by the appending
@@ -311,9 +298,6 @@ class HAService:
             if self._table is None:
                 return "MASTER_MEM"
             return self._table.level(end_offset, flushed=need is Need.SLAVE_DISKS)
-
-    # ---- what others ask
-    # --------------------------------------------------------------------------------------
 
     def can_confirm(self, *, flushed: bool) -> str | None:
         """Return why a synchronous put could not be confirmed now, None when enough slaves are

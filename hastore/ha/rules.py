@@ -23,17 +23,12 @@ FollowAnswer = StreamFrom | RewindTo | Resync | Refused
 class MasterView:
     """What an open master knows of itself when a slave says HELLO."""
 
-    cluster: str
-    group: str
-    node: int
     epoch: int
     promised_epoch: int
     history: History
     min_offset: int
     max_offset: int
     file_size: int
-    nodes: tuple[int, ...]
-    known_stores: dict[int, str]
 
 
 def check_identity(

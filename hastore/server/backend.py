@@ -46,8 +46,6 @@ class NodeBackend:
         """Refuse puts from now on."""
         self._stopping.set()
 
-    # --------------
-
     def put_encoded(self, payloads: Sequence[bytes]) -> list[list[PutResult]]:
         """Append through the write gate; NotStoredError when this node is no master any more."""
         member = self._member
@@ -113,9 +111,6 @@ class NodeBackend:
     def flush_each_put(self) -> bool:
         """Whether each put waits for this node's disk."""
         return self._member.config.store.flush is Flush.SYNC
-
-    # ---- what the node is
-    # -------------------------------------------------------------------------------------
 
     def wait_limit_ms(self, need: Need) -> float:
         """Return `store.flush_timeout` for the own disk, else `ha.slave_timeout`."""
@@ -190,8 +185,6 @@ class NodeBackend:
                 for e in data.history
             ],
         }
-
-    # --------------
 
     def watch_readable(self, callback: Callable[[], None]) -> None:
         """Call `callback` after the readable or the dispatched offset moved."""

@@ -192,14 +192,6 @@ class ConsumeQueueTable:
 
     # -- replay ------------------------------------------------------------------------------------
 
-    def put_unit(
-        self, topic: str, queue_id: int, offset: int, size: int, tags_code: int, queue_offset: int
-    ) -> None:
-        """Write one unit; a position that the queue has is left as it is. OSError."""
-        self.dispatch(
-            [Dispatched(offset, size, topic, queue_id, queue_offset, 0, 0, tags_code, b"")]
-        )
-
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Write a batch's units; after an OSError the same batch may come again."""
         queues = self._queues

@@ -30,9 +30,8 @@ ONE, TWO = EpochEntry(E1, 0, 1, (1, 2, 3)), EpochEntry(E2, 500, 1, (1, 2, 3))
 
 def master(**changes):
     fields = {
-        "cluster": "c", "group": "g", "node": 1, "epoch": E2, "promised_epoch": E2,
+        "epoch": E2, "promised_epoch": E2,
         "history": (ONE, TWO), "min_offset": 0, "max_offset": 900, "file_size": 1 << 30,
-        "nodes": (1, 2, 3), "known_stores": {},
     }  # fmt: skip
     return MasterView(**{**fields, **changes})
 
