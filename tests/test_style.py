@@ -63,7 +63,7 @@ PURE_HA = ("ha.rules", "ha.epochs", "ha.acks", "ha.rewind", "ha.promotion")
 IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subprocess", "mmap"}
 FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 # Only these import the big libraries, so that the core works without the extras.
-ONLY_SPARK = {"pyspark", "pyarrow", "numpy"}
+ONLY_SPARK = {"pyspark", "pyarrow"}
 # Where a file may be opened besides the shim: the configuration is the operator's file, not the
 # store's; the command line and the Spark side read and write what the operator names.
 FILE_ACCESS = ("store.filesystem", "config_file", "cli", "spark")

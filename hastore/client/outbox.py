@@ -9,21 +9,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable
-from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
+from hastore.client.futures import SendFuture
 from hastore.client.results import SendResult, Status
 from hastore.errors import ClientError
-
-Value = TypeVar("Value")
-
-class SendFuture(Future[Value]):
-    """The caller's Future: `cancel` is always refused, what is sent cannot be called back."""
-
-    def cancel(self) -> bool:
-        """Return False."""
-        return False
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +25,7 @@ class Entry:
     count: int
     topic: str
     payload: bytes
-    future: Future[Any]
+    future: SendFuture[Any]
     is_batch: bool
     queued_ms: float
     expires_ms: float
@@ -52,6 +43,7 @@ class Frame:
     rid: int
     address: str
     entries: list[Entry]
+    count: int  # of records
     sent_ms: float
 
 
@@ -65,12 +57,8 @@ class Window:
         self._order: deque[Entry] = deque()
         self._waiting = 0
         self.next_seq = 0
+        self.base_seq = 0  # the oldest number that is not settled; the next one when all are
         self.closed = False
-
-    @property
-    def base_seq(self) -> int:
-        """The oldest sequence number that is not settled; the next one when all are."""
-        return self._order[0].first_seq if self._order else self.next_seq
 
     def wait_room(self, count: int) -> int:
         """Wait, the lock held, until `count` more numbers fit; return the first of them.
@@ -96,6 +84,7 @@ class Window:
             order = self._order
             while order and order[0].settled:
                 order.popleft()
+            self.base_seq = order[0].first_seq if order else self.next_seq
             if self._waiting:
                 self._room.notify_all()
 
@@ -109,15 +98,18 @@ class Window:
                 self._waiting -= 1
 
     def oldest(self) -> Entry | None:
-        """Return the entry that has waited longest."""
-        with self.lock:
-            return next((entry for entry in self._order if not entry.settled), None)
+        """Return the entry that has waited longest, up to the last `release`; takes no lock."""
+        try:
+            return self._order[0]
+        except IndexError:
+            return None
 
     def expired(self, now_ms: float) -> list[Entry]:
         """Return the unsettled entries whose time is up."""
+        oldest = self.oldest()
+        if oldest is None or oldest.expires_ms > now_ms:
+            return []
         with self.lock:
-            if not self._order or self._order[0].expires_ms > now_ms:
-                return []
             return [e for e in self._order if not e.settled and e.expires_ms <= now_ms]
 
     def close(self) -> list[Entry]:

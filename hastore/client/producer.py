@@ -17,14 +17,16 @@ from types import TracebackType
 from typing import Literal
 
 from hastore.client.addresses import parse_bootstrap
-from hastore.client.outbox import Entry, SendFuture, Window
+from hastore.client.encoding import RecordEncoder
+from hastore.client.futures import SendFuture
+from hastore.client.outbox import Entry, Window
 from hastore.client.results import SendResult
 from hastore.client.sender import MAX_FRAME_RECORDS, Sender, SendOptions
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import MessageIllegalError, UnreachableError, UsageError
 from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE, WINDOW
 from hastore.store.host import NO_HOST, Host
-from hastore.store.record import build_record, check_topic
+from hastore.store.properties import check_topic
 
 Properties = Mapping[str, str] | Sequence[tuple[str, str]]
 Acks = Literal[0, 1, "all"] | None
@@ -83,7 +85,6 @@ class Producer:
         addresses = parse_bootstrap(bootstrap)
         self.producer_id = secrets.token_hex(8)
         self._clock = clock
-        self._idempotent = idempotent
         self._batch_bytes = batch_bytes
         self._timeout_ms = delivery_timeout_s * 1000.0
         self._window = Window(max_in_flight)
@@ -91,7 +92,9 @@ class Producer:
             _ACKS[acks], sync_flush, linger_ms, batch_bytes, self._timeout_ms, idempotent
         )
         self._sender = Sender(addresses, options, self._window, clock)
-        self._born_host = _own_host(addresses[0])
+        self._encoder = RecordEncoder(
+            self.producer_id if idempotent else None, _own_host(addresses[0])
+        )
         self._topics: set[str] = set()
         self._next_queue: dict[str, int] = {}
         self._sender.start()
@@ -139,7 +142,8 @@ class Producer:
         future: SendFuture[SendResult] = SendFuture()
         with self._window.lock:
             seq = self._window.wait_room(1)
-            payload = self._build(topic, body, queue_id, pairs, seq)
+            born_ms = self._clock.wall_ms()
+            payload = self._encoder.encode(topic, body, queue_id, pairs, seq, born_ms)
             self._submit(topic, seq, 1, payload, future, is_batch=False)
         return future
 
@@ -203,8 +207,8 @@ class Producer:
             check_topic(topic)
             if len(self._topics) < _TOPICS_KEPT:
                 self._topics.add(topic)
-        if not isinstance(body, bytes):
-            if not isinstance(body, (bytearray, memoryview)):
+        if type(body) is not bytes:
+            if not isinstance(body, (bytes, bytearray, memoryview)):
                 raise UsageError(f"a body is bytes, not {type(body).__name__}")
             body = bytes(body)
         if len(body) > MAX_MESSAGE_BYTES:
@@ -224,27 +228,13 @@ class Producer:
         self._next_queue[topic] = turn + 1
         return turn % queues
 
-    def _build(
-        self, topic: str, body: bytes, queue_id: int, pairs: list[tuple[str, str]], seq: int
-    ) -> bytes:
-        if self._idempotent:
-            pairs = [*pairs, (PRODUCER_ID, self.producer_id), (SEQUENCE, str(seq))]
-        return build_record(
-            topic,
-            body,
-            queue_id=queue_id,
-            properties=pairs,
-            born_timestamp_ms=self._clock.wall_ms(),
-            born_host=self._born_host,
-        )
-
     def _submit(
         self,
         topic: str,
         seq: int,
         count: int,
         payload: bytes,
-        future: Future[SendResult] | Future[list[SendResult]],
+        future: SendFuture[SendResult] | SendFuture[list[SendResult]],
         *,
         is_batch: bool,
     ) -> None:
@@ -274,8 +264,9 @@ class Producer:
         future: SendFuture[list[SendResult]] = SendFuture()
         with self._window.lock:
             seq = self._window.wait_room(len(prepared))
+            encode, born_ms = self._encoder.encode, self._clock.wall_ms()
             records = [
-                self._build(topic, body, queue_id, pairs, seq + place)
+                encode(topic, body, queue_id, pairs, seq + place, born_ms)
                 for place, (body, queue_id, pairs) in enumerate(prepared)
             ]
             payload = b"".join(records)

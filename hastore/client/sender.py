@@ -30,6 +30,7 @@ from hastore.service import Service
 log = logging.getLogger(__name__)
 
 MAX_FRAMES = 8
+SMALL_FRAMES = 2  # beyond so many in flight only full frames go: what waits gathers meanwhile
 MAX_FRAME_RECORDS = 256
 LATE_MS = 300.0  # an answer that takes longer makes the client ask who is master
 SEARCH_MS = 100.0
@@ -68,6 +69,8 @@ class Sender(Service):
         self._unsent: deque[Entry] = deque()
         self._frames: dict[int, Frame] = {}
         self._rids = itertools.count(1)
+        # Half of what may be in flight: while one half is on its way the other is made.
+        self._frame_records = max(1, min(MAX_FRAME_RECORDS, window.limit // 2))
         self._run = 1
         self._at = 0
         self._paused_until_ms = 0.0
@@ -129,7 +132,7 @@ class Sender(Service):
         if self._frames:
             first = next(iter(self._frames.values()))
             until = min(until, max(first.sent_ms + LATE_MS, self._next_search_ms))
-        if self._unsent and self.cluster.master is not None and len(self._frames) < MAX_FRAMES:
+        if self._unsent and self.cluster.master is not None and len(self._frames) < SMALL_FRAMES:
             ready = self._unsent[0].queued_ms + self._linger_ms()
             until = min(until, max(self._paused_until_ms, ready, now + 1.0))
         return -1.0 if until == float("inf") else max(0.0, until - now) / 1000.0
@@ -278,7 +281,10 @@ class Sender(Service):
             entries, full = self._next_entries()
             if not entries:
                 return
-            if not full and now < entries[0].queued_ms + self._linger_ms():
+            if not full and (
+                len(self._frames) >= SMALL_FRAMES
+                or now < entries[0].queued_ms + self._linger_ms()
+            ):
                 return
             if not self._send(master, entries, now):
                 self._paused_until_ms = now + PAUSES_MS[0]
@@ -295,11 +301,11 @@ class Sender(Service):
         for entry in self._unsent:
             count += entry.count
             size += len(entry.payload)
-            beyond = count > MAX_FRAME_RECORDS or size > self._options.batch_bytes
+            beyond = count > self._frame_records or size > self._options.batch_bytes
             if entries and (beyond or entry.settled):
                 return entries, True
             entries.append(entry)
-        full = count >= MAX_FRAME_RECORDS or size >= self._options.batch_bytes
+        full = count >= self._frame_records or size >= self._options.batch_bytes
         return entries, full
 
     def _send(self, master: str, entries: list[Entry], now: float) -> bool:
@@ -318,5 +324,6 @@ class Sender(Service):
             self._window.release()
             return True
         self._at += 1
-        self._frames[rid] = Frame(rid, master, entries, now)
+        count = sum([entry.count for entry in entries])
+        self._frames[rid] = Frame(rid, master, entries, count, now)
         return True

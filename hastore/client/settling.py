@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hastore.client.futures import result_of
 from hastore.client.outbox import Entry, Frame
 from hastore.client.results import SendResult, Status, failure_of
 from hastore.errors import HastoreError
@@ -16,18 +17,19 @@ def settle_reply(frame: Frame, reply: PutDone, *, retry_stored: bool) -> list[En
     """Settle a frame's entries; return those that were stored, not confirmed, and go again."""
     again: list[Entry] = []
     place = 0
-    if sum(entry.count for entry in frame.entries) != len(reply.offsets):
+    if frame.count != len(reply.offsets):
         _settle_whole(frame, reply)
         return again
+    all_good = reply.statuses is None and reply.status is Status.PUT_OK
     for entry in frame.entries:
         begin, place = place, place + entry.count
         if entry.settled:
             continue
-        if not entry.is_batch and reply.statuses is None and reply.status is Status.PUT_OK:
+        if all_good:
             entry.settled = True
-            entry.future.set_result(_result(entry, reply, begin))
+            entry.future.settle(entry.topic, reply, begin, place if entry.is_batch else None)
             continue
-        results = [_result(entry, reply, each) for each in range(begin, place)]
+        results = [result_of(entry.topic, reply, each) for each in range(begin, place)]
         bad = next((r for r in results if r.status is not Status.PUT_OK), None)
         if bad is None:
             _succeed(entry, results)
@@ -83,19 +85,3 @@ def _succeed(entry: Entry, results: list[SendResult]) -> None:
     entry.settled = True
     value: Any = results if entry.is_batch else results[0]
     entry.future.set_result(value)
-
-
-def _result(entry: Entry, reply: PutDone, place: int) -> SendResult:
-    status = reply.status if reply.statuses is None else reply.statuses[place]
-    if not status.is_stored:
-        return SendResult(status, entry.topic, 0, reply.level, epoch=reply.epoch)
-    return SendResult(
-        status,
-        entry.topic,
-        reply.queue_ids[place],
-        reply.level,
-        reply.offsets[place],
-        reply.queue_offsets[place],
-        reply.epoch,
-        reply.hosts.get(place, reply.host) if reply.hosts else reply.host,
-    )

@@ -65,7 +65,7 @@ STORE_IPV4 = struct.Struct(">q4si")  # storeTimestamp, storeHost: at 56, 68 behi
 STORE_IPV6 = struct.Struct(">q16si")
 OFFSETS_AT = 20
 STORE_AT = 56
-_FIXED_IPV4 = struct.Struct(">IIIiiqqiq4siq4siiqi")
+FIXED_IPV4 = struct.Struct(">IIIiiqqiq4siq4siiqi")
 _HOST_IPV4 = struct.Struct(">4si")
 _HOST_IPV6 = struct.Struct(">16si")
 _INT = struct.Struct(">i")
@@ -323,7 +323,7 @@ def build_record(
             )
         )
     else:
-        fixed = _FIXED_IPV4.pack(
+        fixed = FIXED_IPV4.pack(
             size, magic, crc, queue_id, flag, 0, 0, sys_flag, born_timestamp_ms,
             born_host.address, born_host.port, 0, b"", 0, 0, 0, len(body),
         )  # fmt: skip

@@ -1,0 +1,96 @@
+"""From a message to the bytes of its record, as its producer sends them.
+
+The bytes are `build_record`'s; what does not change from one message of a producer to the next is
+worked out once.
+"""
+
+from __future__ import annotations
+
+import struct
+
+from zlib_ng.zlib_ng import crc32
+
+from hastore.protocol.api import PRODUCER_ID, SEQUENCE
+from hastore.store.host import Host
+from hastore.store.properties import MAX_PROPERTIES_BYTES, encode_properties
+from hastore.store.record import (
+    FIXED_IPV4,
+    MIN_RECORD_SIZE,
+    V1_MAGIC,
+    V1_MAX_TOPIC_BYTES,
+    build_record,
+)
+
+_CRC_MASK = 0x7FFFFFFF
+_TOPICS_KEPT = 1_024
+_LENGTH = struct.Struct(">H")
+
+
+class RecordEncoder:
+    """Encode one producer's messages; thread-safe.
+
+    `producer_id` None: without HS_PID and HS_SEQ, so that nothing tells a message from its retry.
+    """
+
+    def __init__(self, producer_id: str | None, born_host: Host) -> None:
+        self._producer_id = producer_id
+        self._born_host = born_host
+        self._numbered = b""
+        if producer_id is not None:
+            self._numbered = f"{PRODUCER_ID}\x01{producer_id}\x02{SEQUENCE}\x01".encode()
+        self._topics: dict[str, bytes] = {}
+
+    def encode(
+        self,
+        topic: str,
+        body: bytes,
+        queue_id: int,
+        pairs: list[tuple[str, str]],
+        sequence: int,
+        born_timestamp_ms: int,
+    ) -> bytes:
+        """Return the record; MessageIllegalError for what no record can hold."""
+        host = self._born_host
+        name = self._topics.get(topic)
+        if name is None:
+            name = self._learn(topic)
+        properties = encode_properties(pairs) if pairs else b""
+        if self._producer_id is not None:
+            properties = b"%b%b%d\x02" % (properties, self._numbered, sequence)
+        if not name or len(host.address) != 4 or len(properties) > MAX_PROPERTIES_BYTES:
+            return self._build(topic, body, queue_id, pairs, sequence, born_timestamp_ms)
+        length = len(body)
+        size = MIN_RECORD_SIZE - 1 + length + len(name) + len(properties)
+        fixed = FIXED_IPV4.pack(
+            size, V1_MAGIC, crc32(body) & _CRC_MASK, queue_id, 0, 0, 0, 0, born_timestamp_ms,
+            host.address, host.port, 0, b"", 0, 0, 0, length,
+        )  # fmt: skip
+        return b"".join((fixed, body, name, _LENGTH.pack(len(properties)), properties))
+
+    def _learn(self, topic: str) -> bytes:
+        """Return the topic behind its length, empty for one whose length takes two bytes."""
+        raw = topic.encode("utf-8")
+        name = bytes((len(raw),)) + raw if 0 < len(raw) <= V1_MAX_TOPIC_BYTES else b""
+        if len(self._topics) < _TOPICS_KEPT:
+            self._topics[topic] = name
+        return name
+
+    def _build(
+        self,
+        topic: str,
+        body: bytes,
+        queue_id: int,
+        pairs: list[tuple[str, str]],
+        sequence: int,
+        born_timestamp_ms: int,
+    ) -> bytes:
+        if self._producer_id is not None:
+            pairs = [*pairs, (PRODUCER_ID, self._producer_id), (SEQUENCE, str(sequence))]
+        return build_record(
+            topic,
+            body,
+            queue_id=queue_id,
+            properties=pairs,
+            born_timestamp_ms=born_timestamp_ms,
+            born_host=self._born_host,
+        )

@@ -1,0 +1,111 @@
+"""The lazy Future behaves as the stdlib's, whoever asks first, and misses no waiter."""
+
+import asyncio
+import concurrent.futures
+import random
+import threading
+import time
+
+import pytest
+
+from hastore.client.futures import SendFuture
+from hastore.client.results import SendResult
+from hastore.errors import NotStoredError
+from hastore.protocol.api import PutDone, Status
+
+REPLY = PutDone(1, Status.PUT_OK, 7, "SYNC_MEM(1)", [10, 20, 30], [0, 1, 2], [5, 6, 7])
+
+
+def test_a_settled_one_has_its_result_without_ever_making_a_condition() -> None:
+    future: SendFuture[SendResult] = SendFuture()
+    assert not future.done()
+    future.settle("t", REPLY, 1)
+    assert future.done()
+    assert future.result().offset == 20
+    assert future.result() is future.result()
+    assert "_condition" not in future.__dict__
+    assert future.exception() is None
+
+
+def test_a_batch_has_all_its_results() -> None:
+    future: SendFuture[list[SendResult]] = SendFuture()
+    future.settle("t", REPLY, 1, 3)
+    assert [each.queue_offset for each in future.result(0)] == [6, 7]
+
+
+def test_it_cannot_be_cancelled_and_times_out() -> None:
+    future: SendFuture[SendResult] = SendFuture()
+    assert not future.cancel()
+    assert not future.cancelled()
+    assert not future.running()
+    with pytest.raises(concurrent.futures.TimeoutError):
+        future.result(0.01)
+    with pytest.raises(concurrent.futures.TimeoutError):
+        future.exception(0.01)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        future.nothing  # noqa: B018
+    assert "pending" in repr(future)
+
+
+def test_a_failure_is_raised_each_time() -> None:
+    future: SendFuture[SendResult] = SendFuture()
+    future.set_exception(NotStoredError("no", "BUSY"))
+    for _ in range(2):
+        with pytest.raises(NotStoredError):
+            future.result(1)
+    assert isinstance(future.exception(), NotStoredError)
+
+
+def test_the_stdlib_functions_take_it() -> None:
+    futures: list[SendFuture[SendResult]] = [SendFuture() for _ in range(3)]
+    futures[0].settle("t", REPLY, 0)
+    done, open_ = concurrent.futures.wait(futures, timeout=0.01)
+    assert done == {futures[0]} and len(open_) == 2
+    called: list[object] = []
+    futures[1].add_done_callback(called.append)
+    timer = threading.Timer(0.05, lambda: [f.settle("t", REPLY, 1) for f in futures[1:]])
+    timer.start()
+    ended = list(concurrent.futures.as_completed(futures, timeout=5))
+    timer.join()
+    assert len(ended) == 3
+    assert called == [futures[1]]
+    futures[2].add_done_callback(called.append)
+    assert called == [futures[1], futures[2]]
+
+
+def test_asyncio_takes_it() -> None:
+    async def wait(future: "SendFuture[SendResult]") -> SendResult:
+        threading.Timer(0.02, lambda: future.settle("t", REPLY, 2)).start()
+        return await asyncio.wait_for(asyncio.wrap_future(future), 5)
+
+    assert asyncio.run(wait(SendFuture())).offset == 30
+
+
+def test_no_waiter_is_missed() -> None:
+    seed = time.time_ns() % 2**32
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(2_000):
+        future: SendFuture[SendResult] = SendFuture()
+        called: list[object] = []
+        results: list[SendResult] = []
+        asks = chance.random() < 0.5
+
+        def wait(
+            future: "SendFuture[SendResult]" = future,
+            called: "list[object]" = called,
+            results: "list[SendResult]" = results,
+            asks: bool = asks,
+        ) -> None:
+            if asks:
+                future.add_done_callback(called.append)
+            results.append(future.result(10))
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        for _ in range(chance.randrange(300)):
+            pass
+        future.settle("t", REPLY, 0)
+        waiter.join(10)
+        assert [each.offset for each in results] == [10]
+        assert len(called) == asks
