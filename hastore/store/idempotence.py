@@ -165,6 +165,26 @@ class IdempotenceWindow:
                     self._add(producer, sequence, result.offset)
             self._end = end_offset
 
+    def top(self, producer: bytes) -> int:
+        """Return a producer's greatest sequence number, -1 for a new one; like `is_new`."""
+        known = self._producers.get(producer)
+        return -1 if known is None else known.top
+
+    def add_run(self, producer: bytes, sequences: Sequence[int], offsets: Sequence[int]) -> None:
+        """Take new records of one producer, their sequence numbers rising above all that are known.
+
+        The end of what was taken does not move: `add_all` or `advance` follows.
+        """
+        with self._guard:
+            self._add(producer, sequences[0], offsets[0])
+            known = self._producers[producer]
+            if len(sequences) > 1:
+                known.sequences.extend(sequences[1:])
+                known.offsets.extend(offsets[1:])
+                known.top = sequences[-1]
+                if len(known.sequences) >= 2 * WINDOW:
+                    known.trim()
+
     def advance(self, end_offset: int) -> None:
         """Say that every record below `end_offset` was taken."""
         self._end = end_offset
