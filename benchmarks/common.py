@@ -8,6 +8,7 @@
 A Group leaves nothing running and no store behind, however its block ends.
 """
 
+import argparse
 import contextlib
 import dataclasses
 import datetime
@@ -65,20 +66,52 @@ def percentile(samples: Sequence[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Target:
+    """What the project has promised: of the ratio to the peer, or of the figure itself."""
+
+    limit: float
+    sense: str  # "at least" | "at most"
+    of: str = "ratio"  # | "figure"
+
+    def met(self, value: float) -> bool:
+        """Whether a median meets it."""
+        return value >= self.limit if self.sense == "at least" else value <= self.limit
+
+
+def at_least(limit: float) -> Target:
+    """Return the target of a ratio in which more is better."""
+    return Target(limit, "at least")
+
+
+def at_most(limit: float) -> Target:
+    """Return the target of a ratio in which less is better."""
+    return Target(limit, "at most")
+
+
 def figure(
     name: str,
     unit: str,
     samples: Sequence[float],
     peer: str | None = None,
     peer_samples: Sequence[float] = (),
+    target: Target | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Return one figure; the ratio is ours over the peer's, repeat by repeat."""
+    """Return one figure; the ratio is ours over the peer's, repeat by repeat.
+
+    A peer without samples did not run: the figure stands alone then.
+    """
     out: dict[str, Any] = {"name": name, "unit": unit, "ours": Spread.of(samples).as_dict()}
-    if peer is not None:
+    if peer is not None and peer_samples:
         ratios = [ours / theirs for ours, theirs in zip(samples, peer_samples, strict=True)]
         out |= {"peer": peer, "theirs": Spread.of(peer_samples).as_dict()}
         out["ratio"] = Spread.of(ratios).as_dict()
+    judged = out["ours"] if target is not None and target.of == "figure" else out.get("ratio")
+    if target is not None:
+        out["target"] = {"limit": target.limit, "sense": target.sense, "of": target.of}
+        out["met"] = None if judged is None else target.met(judged["median"])
+        out.setdefault("peer", peer)
     return out | {"repeats": len(samples)} | more
 
 
@@ -114,6 +147,17 @@ def save(name: str, figures: Sequence[Mapping[str, Any]], settings: Mapping[str,
 def say(text: str) -> None:
     """Tell the person at the terminal, on stderr."""
     print(text, file=sys.stderr, flush=True)
+
+
+def arguments(text: str | None) -> argparse.Namespace:
+    """Return what every benchmark takes: repeats, a scale for trials, where the stores lie."""
+    parser = argparse.ArgumentParser(
+        description=text, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--scale", type=float, default=1.0, help="of all amounts, to try it out")
+    parser.add_argument("--dir", help="where the stores lie (default: the temporary folder)")
+    return parser.parse_args()
 
 
 # ---- processes
@@ -192,6 +236,11 @@ class Node:
         if not line.startswith("ready "):
             raise RuntimeError(f"node {self.number} did not start: {self.last_words()}")
         return seconds
+
+    def check_alive(self) -> None:
+        """Raise RuntimeError, with its last words, when it has ended by itself."""
+        if self.process is not None and self.process.poll() is not None:
+            raise RuntimeError(f"node {self.number} has ended: {self.last_words()}")
 
     def last_words(self) -> str:
         """Return the end of what it said on stderr."""
@@ -286,6 +335,8 @@ class Group:
         master, due = self[1], len(self._nodes) - 1
 
         def right() -> bool:
+            for node in self._nodes.values():
+                node.check_alive()
             status = master.status()
             return bool(status["writable"]) and due == sum(s["in_sync"] for s in status["slaves"])
 
@@ -305,14 +356,22 @@ class Group:
             node.stop(signal.SIGKILL)
 
 
+_ports_given: set[int] = set()  # they may be bound much later
+
+
 def free_ports(count: int) -> list[int]:
-    """Return free ports of loopback, outside the range that outgoing connections take theirs of."""
+    """Return free ports of loopback, outside the range that outgoing connections take theirs of.
+
+    None is given twice in one process.
+    """
     text = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
     top = min(int(text.split()[0]), 60_000)
     found: list[int] = []
     candidates = range(top - 1, 1_024, -1) if top > 12_000 else range(65_535, 61_000, -1)
     skip = os.getpid() % 1_000  # two runs at once look in different places
     for port in candidates[skip:]:
+        if port in _ports_given:
+            continue
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
@@ -321,6 +380,7 @@ def free_ports(count: int) -> list[int]:
                 continue
         found.append(port)
         if len(found) == count:
+            _ports_given.update(found)
             return found
     raise RuntimeError("no free ports on loopback")
 

@@ -1,31 +1,26 @@
 """Put 1 KiB messages that a slave must confirm: client, master and slave as processes of their own.
 
-    python -m benchmarks.puts [--repeats 5] [--dir FOLDER]
+    python -m benchmarks.puts [--repeats 5] [--scale 1] [--dir FOLDER]
 
-Each repeat runs all of it, in turn, on one running pair; nothing waits for a disk:
-  * one blocking producer, beside a bare Python TCP ping-pong through three processes: 1 KiB from
-    the first to the second and on to the third, 8 bytes back the same way;
-  * 64 puts in flight; the same without waiting for the slave (acks=1), 512 in flight;
-  * `send_batch` of 100, 8 in flight;
-  * the producer's own batching, nothing held back: 1 024 in flight.
+hastore, RocketMQ (its Java client) and Kafka (confluent-kafka) run side by side, each warm, and
+take turns with each load; nothing waits for a disk. Beside one blocking put stands a bare Python
+TCP ping-pong through three processes: 1 KiB from the first to the second and on to the third,
+8 bytes back the same way.
 """
 
-import argparse
 import contextlib
-import multiprocessing
-import os
-import socket
 import time
-from collections import deque
-from collections.abc import Callable
 from typing import Any
 
+from benchmarks.bare import ping_pong
 from benchmarks.common import (
     BODY_BYTES,
     MIB,
     Cost,
     Group,
-    ended,
+    arguments,
+    at_least,
+    at_most,
     figure,
     percentile,
     save,
@@ -33,176 +28,180 @@ from benchmarks.common import (
     scratch,
     touch_memory,
 )
-from hastore.client.producer import Producer
+from benchmarks.kafka import KafkaPair
+from benchmarks.loads import batched, blocking, pipelined
+from benchmarks.maven import peer_version
+from benchmarks.rocketmq import RocketPair
+from benchmarks.side_by_side import OURS, Row, run_rounds, share, start_peer, with_client
 
-BODY = os.urandom(BODY_BYTES)
-BLOCKING_PUTS = 2_000
-REPLY_BYTES = 8
-
-
-# ---- the peer of the blocking put
-
-
-def receive(sock: socket.socket, size: int) -> bytes:
-    """Return exactly `size` bytes, empty at the end."""
-    data = sock.recv(size)
-    while data and len(data) < size:
-        more = sock.recv(size - len(data))
-        if not more:
-            return b""
-        data += more
-    return data
+ROCKETMQ, KAFKA, BARE = "RocketMQ", "Kafka", "bare"
+IDLE_S = 2.0
+MEMORY = "memory of the {} that is not mapped log"
 
 
-def relay(listener: socket.socket, onward: tuple[str, int] | None) -> None:
-    """Take 1 KiB messages; pass each on and its reply back, or reply at once at the chain's end."""
-    sock, _ = listener.accept()
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(sock)
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        far = None
-        if onward is not None:
-            far = stack.enter_context(socket.create_connection(onward))
-            far.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        while data := receive(sock, BODY_BYTES):
-            reply = data[:REPLY_BYTES]
-            if far is not None:
-                far.sendall(data)
-                reply = receive(far, REPLY_BYTES)
-            sock.sendall(reply)
+def all_rows(hosts: list[str], rocket: RocketPair | None, kafka: KafkaPair | None) -> list[Row]:
+    """Return the rows: what each system is asked to do, and what is promised."""
+    one = Row(
+        "one blocking put",
+        "ms",
+        {OURS: (1_500, lambda n: blocking(hosts, n)), BARE: (2_000, ping_pong)},
+        {},
+    )
+    many = Row(
+        "64 puts in flight",
+        "msg/s",
+        {OURS: (30_000, lambda n: pipelined(hosts, in_flight=64, count=n))},
+        {
+            ROCKETMQ: ("RocketMQ, 64 threads", at_least(6.0)),
+            KAFKA: ("Kafka, idempotent", at_least(1.5)),
+        },
+    )
+    batch = Row(
+        "send_batch of 100, 8 in flight",
+        "msg/s",
+        {OURS: (80_000, lambda n: batched(hosts, batch=100, in_flight=8, count=n))},
+        {ROCKETMQ: ("RocketMQ, the same", at_least(6.0))},
+    )
+    own = Row(
+        "own batching, nothing held back",
+        "msg/s",
+        {OURS: (80_000, lambda n: pipelined(hosts, in_flight=1_024, count=n))},
+        {KAFKA: ("Kafka, linger 5 ms", at_least(1.0))},
+    )
+    loose = Row(
+        "acks=1, 512 in flight",
+        "msg/s",
+        {OURS: (50_000, lambda n: pipelined(hosts, in_flight=512, count=n, acks=1))},
+        {ROCKETMQ: ("RocketMQ, asynchronous", at_least(10.0))},
+    )
+    rows = [one, many, batch, own, loose]
+    peers: dict[str, dict[str, Any]] = {}
+    if rocket is not None:
+        peers[ROCKETMQ] = {
+            one.name: (1_500, rocket.blocking),
+            many.name: (15_000, lambda n: rocket.threads(64, n)),
+            batch.name: (50_000, lambda n: rocket.batched(100, 8, n)),
+            loose.name: (15_000, lambda n: rocket.asynchronous(512, n)),
+        }
+    if kafka is not None:
+        peers[KAFKA] = {
+            one.name: (1_500, kafka.blocking),
+            many.name: (30_000, lambda n: kafka.in_flight(64, n)),
+            own.name: (200_000, kafka.batching),
+        }
+    for name, loads in peers.items():
+        for row in rows:
+            if row.name in loads:
+                row.loads = {**row.loads, name: loads[row.name]}
+    return rows
 
 
-def ping_pong(count: int) -> list[float]:
-    """Return the round trips, in ms, of `count` messages through three processes."""
-    fork = multiprocessing.get_context("fork")
-    with contextlib.ExitStack() as stack:
-        last = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        middle = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-        processes = [
-            fork.Process(target=relay, args=(last, None), daemon=True),
-            fork.Process(target=relay, args=(middle, last.getsockname()), daemon=True),
-        ]
-        for process in processes:
-            process.start()
-        stack.enter_context(ended(*processes))
-        sock = stack.enter_context(socket.create_connection(middle.getsockname()))
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        return timed(lambda: (sock.sendall(BODY), receive(sock, REPLY_BYTES)), count)
+def idle_shares(systems: dict[str, Any]) -> dict[str, float]:
+    """Return the share of one core that each system takes while nobody asks it for anything."""
+
+    def used() -> dict[str, float]:
+        return {
+            name: sum(
+                cost.cpu_s for who, cost in costs().items() if who != "client" or name != OURS
+            )
+            for name, costs in systems.items()
+            if costs is not None
+        }
+
+    before = used()
+    time.sleep(IDLE_S)
+    return {name: round((value - before[name]) / IDLE_S, 3) for name, value in used().items()}
 
 
-def timed(call: Callable[[], Any], count: int) -> list[float]:
-    """Return how long each call took, in ms; a tenth more are made first, for warmth."""
-    for _ in range(count // 10):
-        call()
-    clock, took = time.perf_counter, []
-    for _ in range(count):
-        began = clock()
-        call()
-        took.append((clock() - began) * 1_000.0)
-    return took
+def blocking_figures(row: Row) -> list[dict[str, Any]]:
+    """Return p50 and p99 beside each peer."""
+    out = []
+    for told, of, targets in (
+        ("p50", 0.50, {ROCKETMQ: at_most(0.5), KAFKA: at_most(1.0), BARE: at_most(2.0)}),
+        ("p99", 0.99, {ROCKETMQ: at_most(0.25), KAFKA: at_most(0.8), BARE: at_most(2.0)}),
+    ):
+        row.peers = {
+            ROCKETMQ: ("RocketMQ, Java client", targets[ROCKETMQ]),
+            KAFKA: ("Kafka, confluent-kafka", targets[KAFKA]),
+            BARE: ("bare TCP, three processes", targets[BARE]),
+        }
+        out += row.figures(f"{row.name}, {told}", share(of))
+    return out
 
 
-# ---- hastore
-
-
-def blocking(bootstrap: list[str]) -> list[float]:
-    """Return the times, in ms, of synchronous puts one after the other."""
-    with Producer(bootstrap, max_in_flight=1) as producer:
-        return timed(lambda: producer.send_sync("blocking", BODY), BLOCKING_PUTS)
-
-
-def pipelined(bootstrap: list[str], *, in_flight: int, count: int, acks: Any = None) -> float:
-    """Return messages a second with so many puts in flight."""
-    with Producer(bootstrap, max_in_flight=in_flight, acks=acks) as producer:
-        producer.send_sync("pipelined", BODY)
-        began = time.perf_counter()
-        futures = deque(producer.send("pipelined", BODY) for _ in range(count))
-        for future in futures:
-            future.result()
-        return count / (time.perf_counter() - began)
-
-
-def batched(bootstrap: list[str], *, batch: int, in_flight: int, count: int) -> float:
-    """Return messages a second by `send_batch`."""
-    bodies = [BODY] * batch
-    with Producer(bootstrap, max_in_flight=batch * in_flight) as producer:
-        producer.send_sync("batched", BODY)
-        began = time.perf_counter()
-        futures = [producer.send_batch("batched", bodies) for _ in range(count // batch)]
-        for future in futures:
-            future.result()
-        return count / (time.perf_counter() - began)
-
-
-LOADS: dict[str, tuple[int, Callable[[list[str]], float]]] = {
-    "64 puts in flight": (20_000, lambda b: pipelined(b, in_flight=64, count=20_000)),
-    "acks=1, 512 in flight": (40_000, lambda b: pipelined(b, in_flight=512, count=40_000, acks=1)),
-    "send_batch of 100, 8 in flight": (
-        60_000,
-        lambda b: batched(b, batch=100, in_flight=8, count=60_000),
-    ),
-    "own batching, 1 024 in flight": (
-        60_000,
-        lambda b: pipelined(b, in_flight=1_024, count=60_000),
-    ),
-}
-
-
-def costs(group: Group) -> dict[str, Cost]:
-    """Return what nodes and client (this process) have used."""
-    return {**group.costs(), "client": Cost.of(os.getpid())}
+def memory_figures(held: dict[str, dict[str, list[Cost]]]) -> list[dict[str, Any]]:
+    """Return the memory of each node beside RocketMQ's node, and the client's."""
+    out = []
+    for ours, theirs, target in (
+        ("master", "master", at_most(0.15)),
+        ("slave 2", "slave", at_most(0.15)),
+        ("client", "client", None),
+    ):
+        mine, others = held[OURS][ours], held.get(ROCKETMQ, {}).get(theirs, [])
+        more = {"resident": mine[-1].resident_mib}
+        if others:
+            more["peer_resident"] = others[-1].resident_mib
+        out.append(
+            figure(
+                MEMORY.format(theirs),
+                "MiB",
+                [cost.anonymous_mib for cost in mine],
+                f"RocketMQ's {theirs}",
+                [cost.anonymous_mib for cost in others],
+                target,
+                **more,
+            )
+        )
+    return out
 
 
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--dir", help="where the stores lie (default: the temporary folder)")
-    given = parser.parse_args()
-    p50: dict[str, list[float]] = {"ours": [], "bare": []}
-    p99: dict[str, list[float]] = {"ours": [], "bare": []}
-    rates: dict[str, list[float]] = {name: [] for name in LOADS}
-    used: dict[str, dict[str, list[float]]] = {name: {} for name in LOADS}
-    with scratch(given.dir, 8 * 1024 * MIB) as folder, Group(folder) as group:
-        touch_memory(folder, 2 * 1024 * MIB)
+    given = arguments(__doc__)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(scratch(given.dir, int(16 * 1024 * MIB * given.scale)))
+        touch_memory(folder, int(4 * 1024 * MIB * given.scale))
+        group = stack.enter_context(Group(folder))
+        rocket = start_peer(stack, ROCKETMQ, lambda: RocketPair(folder))
+        kafka = start_peer(stack, KAFKA, lambda: KafkaPair(folder))
         group.start()
-        for repeat in range(given.repeats):
-            for name, samples in (
-                ("bare", ping_pong(BLOCKING_PUTS)),
-                ("ours", blocking(group.bootstrap)),
-            ):
-                p50[name].append(percentile(samples, 0.50))
-                p99[name].append(percentile(samples, 0.99))
-            for name, (count, load) in LOADS.items():
-                before = costs(group)
-                rates[name].append(load(group.bootstrap))
-                for who, cost in costs(group).items():
-                    cpu_s = cost.cpu_s - before[who].cpu_s
-                    used[name].setdefault(who, []).append(cpu_s / count * 1e6)
+        systems: dict[str, Any] = {OURS: with_client(group.costs)}
+        if rocket is not None:
+            systems[ROCKETMQ] = rocket.costs
+        if kafka is not None:
+            systems[KAFKA] = with_client(kafka.costs)
+        systems[BARE] = None
+        rows = all_rows(group.bootstrap, rocket, kafka)
+        idle = idle_shares(systems)
+        held: dict[str, dict[str, list[Cost]]] = {}
+
+        def after_round(number: int) -> None:
+            for name, costs in systems.items():
+                for who, cost in (costs() if costs else {}).items():
+                    held.setdefault(name, {}).setdefault(who, []).append(cost)
+            p50 = {name: percentile(times[-1], 0.5) for name, times in rows[0].samples.items()}
             say(
-                f"puts {repeat + 1}/{given.repeats}: blocking {p50['ours'][-1]:.3f} ms, bare "
-                f"{p50['bare'][-1]:.3f} ms; "
-                + ", ".join(f"{name} {values[-1]:,.0f}/s" for name, values in rates.items())
+                f"puts {number + 1}/{given.repeats}: "
+                + ", ".join(f"{name} {value:.3f} ms" for name, value in p50.items())
+                + "".join(
+                    f"; {row.name} "
+                    + ", ".join(f"{name} {got[-1]:,.0f}" for name, got in row.samples.items())
+                    for row in rows[1:]
+                )
             )
-        memory = costs(group)
-    peer = "bare TCP, three processes"
-    figures = [
-        figure("one blocking put, p50", "ms", p50["ours"], peer, p50["bare"]),
-        figure("one blocking put, p99", "ms", p99["ours"], peer, p99["bare"]),
-    ]
-    for name, values in rates.items():
-        cpu = {who: round(sorted(costs)[len(costs) // 2], 1) for who, costs in used[name].items()}
-        figures.append(figure(name, "msg/s", values, cpu_us_per_message=cpu))
-    for who, cost in memory.items():
-        figures.append(
-            figure(
-                f"memory of the {who} that is not mapped log",
-                "MiB",
-                [cost.anonymous_mib],
-                resident=cost.resident_mib,
-            )
-        )
-    save("puts", figures, {"body": BODY_BYTES, "blocking_puts": BLOCKING_PUTS})
+
+        run_rounds(rows, systems, given.repeats, given.scale, after_round)
+    figures = blocking_figures(rows[0])
+    for row in rows[1:]:
+        figures += row.figures()
+    figures += memory_figures(held)
+    settings = {
+        "body": BODY_BYTES,
+        "idle_share_of_a_core": idle,
+        "rocketmq": peer_version("rocketmq"),
+        "kafka": peer_version("kafka"),
+    }
+    save("puts", figures, settings)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,30 @@
+package bench;
+
+import java.io.IOException;
+import java.lang.reflect.Field;
+import java.net.InetSocketAddress;
+import org.apache.rocketmq.store.DefaultMessageStore;
+import org.apache.rocketmq.store.ha.DefaultHAService;
+
+/**
+ * RocketMQ's own HA service, with its acceptor on 127.0.0.1: it listens on every interface and has
+ * no setting for the address. The store finds this class by META-INF/service.
+ */
+public final class LoopbackHAService extends DefaultHAService {
+    @Override
+    public void init(DefaultMessageStore store) throws IOException {
+        super.init(store);
+        try {
+            Class<?> type = this.acceptSocketService.getClass();
+            while (!type.getSimpleName().equals("AcceptSocketService")) {
+                type = type.getSuperclass();
+            }
+            Field address = type.getDeclaredField("socketAddressListen");
+            address.setAccessible(true);
+            int port = store.getMessageStoreConfig().getHaListenPort();
+            address.set(this.acceptSocketService, new InetSocketAddress("127.0.0.1", port));
+        } catch (ReflectiveOperationException e) {
+            throw new IOException(e);
+        }
+    }
+}

@@ -1,0 +1,222 @@
+"""Kafka beside hastore: two brokers, every message on both before it is acknowledged.
+
+KRaft, the first broker is the controller too; `acks=all` with `min.insync.replicas=2`, nothing is
+synced to a disk. The client is confluent-kafka (librdkafka) in this process, like hastore's.
+"""
+
+import os
+import pathlib
+import subprocess
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.common import BODY_BYTES, Cost, free_ports
+from benchmarks.maven import NoPeer, class_path
+
+TOPIC = "bench"
+PARTITIONS = 4
+CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
+START_S = 60.0
+# As in Kafka's own start script, with a heap that is large for what is sent here.
+FLAGS = (
+    *("-server", "-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
+    *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
+)
+BODY = os.urandom(BODY_BYTES)
+
+
+class KafkaPair:
+    """Two brokers on loopback."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        """Choose ports; NoPeer without Java or confluent-kafka."""
+        try:
+            import confluent_kafka
+        except ImportError:
+            raise NoPeer("no confluent-kafka here: pip install 'hastore[bench]'") from None
+        self._client = confluent_kafka
+        self._class_path = class_path("kafka")
+        self.folder = folder / "kafka"
+        self.folder.mkdir()
+        self._ports = free_ports(3)
+        self.bootstrap = f"127.0.0.1:{self._ports[0]},127.0.0.1:{self._ports[1]}"
+        self._brokers: dict[str, subprocess.Popen[bytes]] = {}
+
+    def __enter__(self) -> "KafkaPair":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def start(self) -> "KafkaPair":
+        """Format both, start both, create the topic."""
+        files = [self._configure(number) for number in (1, 2)]
+        tool = ("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c")
+        for running in [self._java("format", [*tool, str(file)]) for file in files]:
+            if running.wait(START_S):
+                raise RuntimeError(f"Kafka's storage tool failed: {self._said('format')}")
+        for number, file in enumerate(files, 1):
+            self._brokers[f"broker {number}"] = self._java(
+                f"broker {number}", ["kafka.Kafka", str(file)]
+            )
+        self._create_topic()
+        return self
+
+    def _configure(self, number: int) -> pathlib.Path:
+        own, controller = self._ports[number - 1], self._ports[2]
+        lines = {
+            "node.id": number,
+            "process.roles": "broker,controller" if number == 1 else "broker",
+            "controller.quorum.voters": f"1@127.0.0.1:{controller}",
+            "controller.listener.names": "CONTROLLER",
+            "inter.broker.listener.name": "PLAINTEXT",
+            "listeners": f"PLAINTEXT://127.0.0.1:{own}"
+            + (f",CONTROLLER://127.0.0.1:{controller}" if number == 1 else ""),
+            "advertised.listeners": f"PLAINTEXT://127.0.0.1:{own}",
+            "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
+            "log.dirs": self.folder / f"store{number}",
+            "num.network.threads": 2,
+            "num.io.threads": 4,
+            "min.insync.replicas": 2,
+            "default.replication.factor": 2,
+            "offsets.topic.replication.factor": 2,
+            "transaction.state.log.replication.factor": 2,
+            "transaction.state.log.min.isr": 2,
+            "group.initial.rebalance.delay.ms": 0,
+        }
+        path = self.folder / f"broker{number}.properties"
+        path.write_text("".join(f"{key}={value}\n" for key, value in lines.items()))
+        return path
+
+    def _java(self, name: str, arguments: Sequence[str]) -> subprocess.Popen[bytes]:
+        with open(self.folder / f"{name}.log", "ab") as log:
+            return subprocess.Popen(
+                ["java", *FLAGS, "-cp", self._class_path, *arguments],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=self.folder,
+                start_new_session=True,
+            )
+
+    def _said(self, name: str) -> str:
+        text = (self.folder / f"{name}.log").read_text(errors="replace")
+        return " | ".join(text.strip().splitlines()[-5:])
+
+    def _create_topic(self) -> None:
+        from confluent_kafka.admin import AdminClient, NewTopic
+
+        deadline = time.monotonic() + START_S
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        while True:
+            try:
+                if len(admin.list_topics(timeout=2.0).brokers) == 2:
+                    break
+            except self._client.KafkaException:
+                pass  # not there yet
+            if time.monotonic() > deadline:
+                raise RuntimeError(f"Kafka did not start: {self._said('broker 1')}")
+            time.sleep(0.1)
+        topic = NewTopic(TOPIC, num_partitions=PARTITIONS, replication_factor=2)
+        admin.create_topics([topic])[TOPIC].result(START_S)
+        self.blocking(1)
+
+    # ---- loads
+
+    def _producer(self, **more: Any) -> Any:
+        return self._client.Producer(
+            {
+                "bootstrap.servers": self.bootstrap,
+                "acks": "all",
+                "enable.idempotence": True,
+                "compression.type": "none",  # the bodies are random
+                "socket.nagle.disable": True,
+                "log_level": 0,
+                **{key.replace("_", "."): value for key, value in more.items()},
+            }
+        )
+
+    def blocking(self, count: int) -> list[float]:
+        """Return how long each of `count` synchronous puts took, in ms, on a warm producer."""
+        producer, clock = self._producer(linger_ms=0), time.perf_counter
+        failures: list[Any] = []
+        took = []
+        for number in range(count + count // 10 + 1):
+            began = clock()
+            producer.produce(TOPIC, BODY, on_delivery=lambda e, _: e and failures.append(e))
+            producer.flush()
+            if number > count // 10:
+                took.append((clock() - began) * 1_000.0)
+        self._check(failures)
+        return took
+
+    def in_flight(self, limit: int, count: int, linger_ms: float = 0.0) -> float:
+        """Return messages a second with at most `limit` unacknowledged."""
+        producer = self._producer(linger_ms=linger_ms)
+        failures: list[Any] = []
+        pending = 0
+
+        def delivered(failure: Any, _message: Any) -> None:
+            nonlocal pending
+            pending -= 1
+            if failure is not None:
+                failures.append(failure)
+
+        producer.produce(TOPIC, BODY, on_delivery=lambda e, _: e and failures.append(e))
+        producer.flush()
+        began = time.perf_counter()
+        for _ in range(count):
+            while pending >= limit:
+                producer.poll(1.0)
+            producer.produce(TOPIC, BODY, on_delivery=delivered)
+            pending += 1
+            producer.poll(0)
+        producer.flush()
+        seconds = time.perf_counter() - began
+        self._check(failures)
+        return count / seconds
+
+    def batching(self, count: int) -> float:
+        """Return messages a second with linger 5 ms and nothing held back."""
+        producer = self._producer(
+            linger_ms=5,
+            batch_size=1024**2,
+            queue_buffering_max_messages=1_000_000,
+            queue_buffering_max_kbytes=2 * 1024**2,
+        )
+        failures: list[Any] = []
+
+        def delivered(failure: Any, _message: Any) -> None:
+            if failure is not None:
+                failures.append(failure)
+
+        producer.produce(TOPIC, BODY, on_delivery=delivered)
+        producer.flush()
+        produce = producer.produce
+        began = time.perf_counter()
+        for number in range(count):
+            produce(TOPIC, BODY, on_delivery=delivered)
+            if not number % 1_000:
+                producer.poll(0)
+        producer.flush()
+        seconds = time.perf_counter() - began
+        self._check(failures)
+        return count / seconds
+
+    @staticmethod
+    def _check(failures: list[Any]) -> None:
+        if failures:
+            raise RuntimeError(f"Kafka: {failures[0]}")
+
+    def costs(self) -> dict[str, Cost]:
+        """Return what each broker has used."""
+        return {name: Cost.of(process.pid) for name, process in self._brokers.items()}
+
+    def close(self) -> None:
+        """Kill both at once."""
+        for process in self._brokers.values():
+            process.kill()
+        for process in self._brokers.values():
+            process.wait()
+        self._brokers.clear()

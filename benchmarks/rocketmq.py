@@ -1,0 +1,200 @@
+"""RocketMQ beside hastore: a name server, a synchronous master, its slave, and the Java client.
+
+    with RocketPair(folder) as rocket:
+        rocket.blocking(1_000)      # ms of each put
+        rocket.threads(64, 20_000)  # messages a second
+
+Each is a JVM of its own on loopback. The settings are the best that were found on two cores; where
+they differ from RocketMQ's defaults, that is said here.
+"""
+
+import pathlib
+import time
+from typing import Any
+
+from benchmarks.common import BODY_BYTES, Cost, free_ports
+from benchmarks.jvm import Jvm
+from benchmarks.maven import class_path
+
+TOPIC = "bench"
+QUEUES = 4
+STORE: dict[str, Any] = {
+    "mappedFileSizeCommitLog": 1024**3,
+    "enableCompaction": False,  # threads that nobody here needs
+    "timerWheelEnable": False,
+    "haTransferBatchSize": 1024**2,  # instead of 32 KiB
+    "maxTransferBytesOnMessageInMemory": 1024**2,  # a pull may bring as much as one of hastore's
+    "maxTransferCountOnMessageInMemory": 1_024,
+    "maxTransferBytesOnMessageInDisk": 1024**2,
+    "maxTransferCountOnMessageInDisk": 1_024,
+    "slaveTimeout": 10_000,
+    "syncFlushTimeout": 10_000,
+    "diskMaxUsedSpaceRatio": 95,
+    "fileReservedTime": 24 * 365,
+}
+BROKER: dict[str, Any] = {
+    "brokerName": "rocketmq",
+    "brokerIP1": "127.0.0.1",
+    "brokerIP2": "127.0.0.1",
+    "brokerFastFailureEnable": False,  # a busy broker queues puts rather than refuse them
+    "waitTimeMillsInSendQueue": 10_000,
+    "slaveReadEnable": True,
+}
+
+
+def broker_port() -> int:
+    """Return a free port whose second neighbour below is free too: a broker takes both."""
+    ports = free_ports(8)
+    return next(port for port in ports if port - 2 in ports)
+
+
+def store_settings(root: pathlib.Path, role: str, ha_port: int, **more: Any) -> dict[str, Any]:
+    """Return the settings of a store."""
+    return {
+        **STORE,
+        "storePathRootDir": str(root),
+        "storePathCommitLog": str(root / "commitlog"),
+        "brokerRole": role,
+        "haListenPort": ha_port,
+        # A SYNC_MASTER of 5.x waits for nobody without these two.
+        **({"inSyncReplicas": 2, "totalReplicas": 2} if role == "SYNC_MASTER" else {}),
+        **more,
+    }
+
+
+class RocketPair:
+    """The four processes, or fewer where a benchmark needs fewer."""
+
+    def __init__(
+        self, folder: pathlib.Path, *, slave: bool = True, role: str = "SYNC_MASTER", **store: Any
+    ) -> None:
+        """Choose ports; `store` overrides settings of both stores. NoPeer without Java."""
+        self._class_path = class_path("rocketmq")
+        self.folder = folder / "rocketmq"
+        self.folder.mkdir()
+        self._role, self._store = role, store
+        ports = free_ports(3)
+        self._ha = {"master": ports[0], "slave": ports[1]}
+        self._listen = {"master": broker_port(), "slave": broker_port()}
+        self._name_server_port = ports[2]
+        self.name_server = f"127.0.0.1:{ports[2]}"
+        self._names = ("master", "slave") if slave else ("master",)
+        self.jvms: dict[str, Jvm] = {}
+
+    def __enter__(self) -> "RocketPair":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def root(self, name: str) -> pathlib.Path:
+        """Where the store of `master` or `slave` lies."""
+        return self.folder / f"store-{name}"
+
+    def jvm(self, name: str, heap: str = "1g") -> Jvm:
+        """Start a JVM that does nothing yet."""
+        jvm = self.jvms[name] = Jvm(self._class_path, self.folder, name, heap)
+        return jvm
+
+    def start(self) -> "RocketPair":
+        """Start all, and wait until the slave follows and the client knows the way."""
+        self.jvm("name server", "256m").call("namesrv.start", port=self._name_server_port)
+        for name in self._names:
+            self.jvm(name)
+        for name in self._names:
+            self.begin_broker(name)
+        for name in self._names:
+            self.jvms[name].finish()
+        if "slave" in self._names:
+            self.jvms["master"].wait_slaves(1)
+        self.add_topic(TOPIC, QUEUES)
+        self.start_client()
+        return self
+
+    def begin_broker(self, name: str) -> None:
+        """Start the broker in its JVM; its `finish` tells when it serves."""
+        role = "SLAVE" if name == "slave" else self._role
+        store = store_settings(self.root(name), role, self._ha[name], **self._store)
+        if name == "slave":
+            store["haMasterAddress"] = f"127.0.0.1:{self._ha['master']}"
+        broker = {
+            **BROKER,
+            "brokerId": 1 if name == "slave" else 0,
+            "namesrvAddr": self.name_server,
+            "listenPort": self._listen[name],
+        }
+        self.jvms[name].begin("broker.start", store=store, broker=broker)
+
+    def add_topic(self, topic: str, queues: int) -> None:
+        """Give a topic its queues."""
+        for name in self._names:
+            self.jvms[name].call("broker.topic", topic=topic, queues=queues)
+
+    def start_client(self) -> None:
+        """Start the producer; it is there when it has had an acknowledgement."""
+        client = self.jvm("client")
+        client.call("load.start", topic=TOPIC, size=BODY_BYTES, namesrv=self.name_server)
+        client.call("load.until_acknowledged", limit_s=30)
+
+    # ---- loads
+
+    def blocking(self, count: int) -> list[float]:
+        """Return how long each of `count` synchronous puts took, in ms."""
+        took: list[float] = self.jvms["client"].call("load.blocking", count=count)
+        return took
+
+    def threads(self, threads: int, count: int) -> float:
+        """Return messages a second of so many threads that send synchronously."""
+        seconds = self.jvms["client"].call("load.threads", threads=threads, count=count)
+        return count / float(seconds)
+
+    def batched(self, batch: int, in_flight: int, count: int) -> float:
+        """Return messages a second of batches, by so many threads."""
+        seconds = self.jvms["client"].call(
+            "load.batched", batch=batch, threads=in_flight, count=count
+        )
+        return count / float(seconds)
+
+    def asynchronous(self, in_flight: int, count: int) -> float:
+        """Return messages a second with callbacks, as an ASYNC_MASTER takes them.
+
+        The running master changes its role for it: its store looks at the role for each put.
+        """
+        master, client = self.jvms["master"], self.jvms["client"]
+        master.call("broker.role", role="ASYNC_MASTER")
+        try:
+            seconds = client.call("load.asynchronous", in_flight=in_flight, count=count)
+        finally:
+            master.wait_slaves(1)
+            master.call("broker.role", role=self._role)
+        return count / float(seconds)
+
+    def consume(self, topic: str, count: int, queues: int) -> tuple[float, int]:
+        """Read a topic from its beginning by a pull consumer; seconds and bytes of bodies."""
+        answer = self.jvms["client"].call(
+            "consume",
+            topic=topic,
+            count=count,
+            queues=queues,
+            batch=1_024,
+            namesrv=self.name_server,
+        )
+        return float(answer["seconds"]), int(answer["bytes"])
+
+    # ---- the rest
+
+    def kill_master(self) -> float:
+        """SIGKILL the master's process; returns when, by the monotonic clock."""
+        began = time.monotonic()
+        self.jvms.pop("master").kill()
+        return began
+
+    def costs(self) -> dict[str, Cost]:
+        """Return what each process has used."""
+        return {name: jvm.cost() for name, jvm in self.jvms.items()}
+
+    def close(self) -> None:
+        """Kill all at once."""
+        for jvm in self.jvms.values():
+            jvm.kill()
+        self.jvms.clear()

@@ -1,0 +1,103 @@
+"""Run the same load on several systems in turn, repeat by repeat, and keep what each took."""
+
+import dataclasses
+import os
+import statistics
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from benchmarks.common import Cost, Target, figure, percentile, say
+from benchmarks.maven import NoPeer
+
+OURS = "hastore"
+Costs = Callable[[], dict[str, Cost]]
+Loads = Mapping[str, "tuple[int, Callable[[int], Any]]"]  # system -> (count, load of that count)
+
+
+@dataclasses.dataclass(slots=True)
+class Row:
+    """One load: what each system does, and the samples of each."""
+
+    name: str
+    unit: str
+    loads: Loads
+    peers: Mapping[str, tuple[str, Target | None]]  # system -> (as it is told, target)
+    samples: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
+    cpu_us: dict[str, dict[str, list[float]]] = dataclasses.field(default_factory=dict)
+
+    def run(self, system: str, costs: Costs | None, scale: float, keep: bool) -> None:
+        """Run one system once; keeps nothing of a round that only warms up."""
+        if system not in self.loads:
+            return
+        count, load = self.loads[system]
+        count = max(100, int(count * scale))
+        before = costs() if costs else {}
+        result = load(count)
+        after = costs() if costs else {}
+        if not keep:
+            return
+        self.samples.setdefault(system, []).append(result)
+        for who, cost in after.items():
+            used = (cost.cpu_s - before[who].cpu_s) / count * 1e6
+            self.cpu_us.setdefault(system, {}).setdefault(who, []).append(used)
+
+    def cpu(self, system: str) -> dict[str, float]:
+        """Return the median CPU us a message of each process of a system."""
+        used = self.cpu_us.get(system, {})
+        return {who: round(statistics.median(each), 1) for who, each in used.items()}
+
+    def figures(self, name: str = "", pick: Callable[[Any], float] = float) -> list[dict[str, Any]]:
+        """Return a figure for each peer, or one of hastore alone."""
+        ours = [pick(one) for one in self.samples[OURS]]
+        cpu = self.cpu(OURS)
+        more: dict[str, Any] = {"cpu_us_per_message": cpu} if cpu else {}
+        out = []
+        for system, (told, target) in self.peers.items():
+            theirs = [pick(one) for one in self.samples.get(system, [])]
+            used = self.cpu(system)
+            extra = more | ({"peer_cpu_us_per_message": used} if used else {})
+            out.append(figure(name or self.name, self.unit, ours, told, theirs, target, **extra))
+        return out or [figure(name or self.name, self.unit, ours, **more)]
+
+
+def share(of: float) -> Callable[[Any], float]:
+    """Return a pick of a percentile, for rows whose samples are lists of times."""
+    return lambda times: percentile(times, of)
+
+
+def start_peer(stack: ExitStack, name: str, make: Callable[[], Any]) -> Any:
+    """Make a peer, which ends with the stack; None, and one line, when it cannot run here."""
+    try:
+        peer = make()
+    except NoPeer as reason:
+        say(f"{name} is left out: {reason}")
+        return None
+    stack.enter_context(peer)
+    return peer.start()
+
+
+def run_rounds(
+    rows: list[Row],
+    systems: Mapping[str, Costs | None],
+    repeats: int,
+    scale: float,
+    after_round: Callable[[int], None] = lambda _: None,
+) -> None:
+    """Run every row on every system, in turn: one round to get warm, then `repeats` that count.
+
+    Who goes first changes from round to round.
+    """
+    names = list(systems)
+    for number in range(-1, repeats):
+        turn = max(number, 0) % len(names)
+        for row in rows:
+            for system in names[turn:] + names[:turn]:
+                row.run(system, systems[system], scale, number >= 0)
+        if number >= 0:
+            after_round(number)
+
+
+def with_client(costs: Costs) -> Costs:
+    """Return costs with this process's, which is the client."""
+    return lambda: {**costs(), "client": Cost.of(os.getpid())}
