@@ -2,10 +2,11 @@
 
 import enum
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hastore.errors import CorruptRecordError, StoreError
-from hastore.store.consume_queue import Unit
+from hastore.store.consume_queue import UNIT, UNIT_BYTES
 from hastore.store.parts import StoreParts
 from hastore.store.record import (
     BLANK_SIZE,
@@ -16,10 +17,12 @@ from hastore.store.record import (
     check_record,
     decode_record,
 )
+from hastore.store.record_batch import count_valid
 from hastore.store.retention import first_store_timestamp_ms
+from hastore.store.unit_files import BLANK_UNIT_SIZE
 
 _HEAD = struct.Struct(">iI20xq")  # totalSize, magic, physicalOffset
-_HOLE_UNITS = 4096  # positions without a record that one pull skips
+_UNITS_AT_ONCE = 1024
 _UNITS_MAX = 32_768  # of one pull
 
 
@@ -43,6 +46,41 @@ class PullResult:
     max_queue_offset: int
     records: bytes = b""
     count: int = 0
+    last_offset: int | None = None  # of the last of the records, in the log
+
+
+class _Places:
+    """Where the records of one pull lie: below `limit`, as many as there is room for."""
+
+    __slots__ = ("first", "limit", "max_bytes", "max_messages", "offsets", "positions", "sizes")
+
+    def __init__(self, max_messages: int, max_bytes: int, limit: int) -> None:
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes
+        self.limit = limit
+        self.first = -1  # the position of the first unit, taken or not
+        self.positions: list[int] = []  # in the queue
+        self.offsets: list[int] = []  # in the log
+        self.sizes: list[int] = []
+
+    def take(self, units: Iterable[tuple[int, tuple[int, int, int]]]) -> bool:
+        """Take (position, (offset, size, tags code)) in order; False: the rest has no room."""
+        left, limit = self.max_bytes, self.limit
+        room = self.max_messages - len(self.offsets)
+        for position, (offset, size, _) in units:
+            if size <= 0 or size == BLANK_UNIT_SIZE:
+                continue
+            if self.first < 0:
+                self.first = position
+            if not room or offset + size > limit or (size > left and self.offsets):
+                return False
+            room -= 1
+            left -= size
+            self.positions.append(position)
+            self.offsets.append(offset)
+            self.sizes.append(size)
+        self.max_bytes = left
+        return room > 0
 
 
 class StoreReads:
@@ -64,7 +102,8 @@ class StoreReads:
     ) -> PullResult:
         """Read records of a queue that end at or below `limit_offset`; at least one that is there.
 
-        CorruptRecordError for damaged bytes: that range is served no more.
+        What lies before damaged bytes is given; CorruptRecordError when nothing does: that range is
+        served no more.
         """
         known = self._parts.queues.queue_range(topic, queue_id)
         if known is None:
@@ -78,45 +117,64 @@ class StoreReads:
             return PullResult(status, high, low, high)
         wanted = max(1, min(max_messages, _UNITS_MAX))
         limit = min(limit_offset, self._log.max_offset)
-        units = self._units(topic, queue_id, queue_offset, high, wanted)
-        pieces: list[bytes] = []
-        taken = 0
-        count = 0
-        place = queue_offset
-        for unit in units[:wanted]:
-            if unit.offset + unit.size > limit or (taken and taken + unit.size > max_bytes):
-                break
-            if unit.offset < self._log.min_offset:
-                return PullResult(PullStatus.OFFSET_TOO_SMALL, unit.queue_offset + 1, low, high)
-            pieces.append(self._checked(unit))
-            taken += unit.size
-            count += 1
-            place = unit.queue_offset + 1
-        if not pieces:
-            if units and units[0].queue_offset > queue_offset:
-                place = units[0].queue_offset
-            return PullResult(PullStatus.NO_NEW, place, low, high)
-        return PullResult(PullStatus.FOUND, place, low, high, b"".join(pieces), count)
-
-    def _units(
-        self, topic: str, queue_id: int, queue_offset: int, high: int, wanted: int
-    ) -> list[Unit]:
-        """Return units from a position on, over holes where the queue has positions without any."""
-        while queue_offset < high:
-            units = self._parts.queues.read(topic, queue_id, queue_offset, wanted)
-            if units:
-                return units
-            queue_offset += wanted
-            wanted = max(wanted, _HOLE_UNITS)
-        return []
-
-    def _checked(self, unit: Unit) -> bytes:
-        with self._log.view(unit.offset, unit.size) as view:
-            if check_record(view, 0, len(view), unit.offset) != unit.size:
+        places = _Places(wanted, max_bytes, limit)
+        self._find(places, topic, queue_id, queue_offset, high)
+        if not places.offsets:
+            return PullResult(PullStatus.NO_NEW, max(places.first, queue_offset), low, high)
+        if places.offsets[0] < self._log.min_offset:
+            return PullResult(PullStatus.OFFSET_TOO_SMALL, places.positions[0] + 1, low, high)
+        records = self._copy(places)
+        count = count_valid(records, places.offsets, places.sizes)
+        if count < len(places.offsets):
+            if not count:
                 raise CorruptRecordError(
-                    f"the record at offset {unit.offset} is damaged; see `hastore log verify`"
+                    f"the record at offset {places.offsets[0]} is damaged; see `hastore log verify`"
                 )
-            return bytes(view)
+            records = records[: sum(places.sizes[:count])]
+        last = count - 1
+        return PullResult(
+            PullStatus.FOUND, places.positions[last] + 1, low, high, records, count,
+            places.offsets[last],
+        )  # fmt: skip
+
+    def _find(self, places: _Places, topic: str, queue_id: int, at: int, high: int) -> None:
+        """Take places from a position on, over holes where the queue has none."""
+        queues = self._parts.queues
+        if queues.get_batch(topic, queue_id) is not None:
+            found = queues.read(topic, queue_id, at, places.max_messages)
+            places.take((unit[0], unit[1:]) for unit in found)
+            if places.first >= 0:
+                return
+        queue = queues.get(topic, queue_id)
+        while queue is not None and at < high:
+            raw = queue.files.read(at, min(places.max_messages, _UNITS_AT_ONCE))
+            units = len(raw) // UNIT_BYTES
+            if not units:  # a hole of whole files, or retention was faster
+                at = next((start for start in queue.files.starts if start > at), high)
+            elif not places.take(enumerate(UNIT.iter_unpack(raw[: units * UNIT_BYTES]), at)):
+                return
+            else:
+                at += units
+
+    def _copy(self, places: _Places) -> bytes:
+        """Return the records' bytes, one behind the other; neighbours in the log at once."""
+        queue = self._log.queue
+        pieces: list[memoryview] = []
+        start = end = file_start = file_end = 0  # of what is gathered; of its file
+        view = memoryview(b"")
+        for offset, size in zip(places.offsets, places.sizes, strict=True):
+            if offset == end and offset < file_end:
+                end += size
+                continue
+            pieces.append(view[start - file_start : end - file_start])
+            if not file_start <= offset < file_end:
+                file = queue.find(offset)
+                if file is None:
+                    raise StoreError(f"no file holds offset {offset}: retention took it")
+                view, file_start, file_end = file.view, file.start, file.end
+            start, end = offset, offset + size
+        pieces.append(view[start - file_start : end - file_start])
+        return b"".join(pieces)
 
     def record_size(self, offset: int) -> int | None:
         """Return the size of the whole record at `offset` by its head alone; None without one."""

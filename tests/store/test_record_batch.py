@@ -1,0 +1,83 @@
+"""Records checked in a row: the same verdicts as one by one, and what a pull gives of them."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from hastore.errors import CorruptRecordError
+from hastore.store.record import MIN_RECORD_SIZE, OFFSETS, OFFSETS_AT, check_record, encode_record
+from hastore.store.record_batch import count_valid
+from hastore.store.store_reads import PullStatus
+from tests.random_records import random_record
+from tests.store.kit import message, opened, put, read_log, scribble
+
+SEEDS = range(10)
+
+
+def one_by_one(data: bytes, offsets: list[int], sizes: list[int]) -> int:
+    at = 0
+    for number, (offset, size) in enumerate(zip(offsets, sizes, strict=True)):
+        if size > len(data) - at or check_record(data, at, at + size, offset) != size:
+            return number
+        at += size
+    return len(offsets)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_the_verdict_is_that_of_each_record_alone(seed: int) -> None:
+    chance = random.Random(seed)
+    records = [encode_record(random_record(chance)) for _ in range(chance.randint(1, 60))]
+    offsets, at = [], 0
+    for number, record in enumerate(records):
+        at += chance.choice((0, 0, 500)) + len(record)
+        offsets.append(at)
+        patched = bytearray(record)
+        OFFSETS.pack_into(patched, OFFSETS_AT, number, at)
+        records[number] = bytes(patched)
+    sizes = [len(record) for record in records]
+    data = b"".join(records)
+    assert count_valid(data, offsets, sizes) == len(records) == one_by_one(data, offsets, sizes)
+    starts = [sum(sizes[:number]) for number in range(len(sizes))]
+    for _ in range(100):
+        damaged = bytearray(data)
+        start = chance.choice(starts)
+        # Mostly in the heads and the ends, where the lengths are.
+        places = (start + chance.randrange(MIN_RECORD_SIZE), chance.randrange(len(data)), start - 1)
+        at = chance.choice(places)
+        damaged[at] = chance.choice((0, 0xFF, damaged[at] ^ 1 << chance.randrange(8)))
+        raw = bytes(damaged)
+        expected = one_by_one(raw, offsets, sizes)
+        assert count_valid(raw, offsets, sizes) == expected, (seed, at, raw[at])
+    for short in (data[:-1], data[: len(data) // 2], b""):
+        assert count_valid(short, offsets, sizes) == one_by_one(short, offsets, sizes)
+    odd = sizes.copy()
+    odd[chance.randrange(len(odd))] += chance.choice((-1, 1, 1 << 30))
+    assert count_valid(data, offsets, odd) == one_by_one(data, offsets, odd)
+
+
+def test_a_pull_gives_what_lies_before_damage_and_refuses_what_does_not(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        offsets = [result.offset for result in put(store, *map(message, range(20)))]
+        assert store.wait_dispatched(store.max_offset, 10)
+
+        def pull(at: int):  # type: ignore[no-untyped-def]
+            return store.pull(
+                "TopicA", 0, at, max_messages=100, max_bytes=1 << 20,
+                limit_offset=store.max_offset,
+            )  # fmt: skip
+
+        whole = pull(0)
+        assert (whole.status, whole.count, whole.next_queue_offset) == (PullStatus.FOUND, 20, 20)
+        assert whole.records == read_log(tmp_path)[: store.max_offset]
+        assert whole.last_offset == offsets[-1]
+        scribble(
+            os.path.join(tmp_path, "commitlog", f"{0:020d}"), offsets[7] + MIN_RECORD_SIZE, b"?"
+        )
+        before = pull(0)
+        assert (before.count, before.next_queue_offset, before.last_offset) == (7, 7, offsets[6])
+        assert before.records == whole.records[: offsets[7]]
+        with pytest.raises(CorruptRecordError, match=f"offset {offsets[7]} is damaged"):
+            pull(7)
+        assert pull(8).count == 12
