@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 from hastore.store.batch_consume_queue import BatchConsumeQueue
 from hastore.store.filesystem import FileSystem
+from hastore.store.record_columns import RecordColumns
 from hastore.store.replay_walk import (
     FLAG_INNER_BATCH,
     FLAG_PREPARED,
@@ -68,6 +69,13 @@ class ConsumeQueue:
         values = self.pending
         self.files.append(struct.pack(f">{'qiq' * (len(values) // 3)}", *values))
         values.clear()
+
+    def append(self, units: memoryview) -> None:
+        """Write the units of records that follow the last one; OSError."""
+        try:
+            self.files.append(units)
+        finally:
+            self.next = self.files.end
 
     def rollback(self) -> None:
         """Forget what is pending."""
@@ -134,11 +142,8 @@ class ConsumeQueueTable:
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         """Return (min, max) queue offsets, over both kinds; None without such a queue."""
-        found: list[ConsumeQueue | BatchConsumeQueue] = [
-            queue
-            for queue in (self.get(topic, queue_id), self.get_batch(topic, queue_id))
-            if queue is not None
-        ]
+        either = self.get(topic, queue_id), self.get_batch(topic, queue_id)
+        found = [queue for queue in either if queue is not None]
         if not found:
             return None
         return (
@@ -194,12 +199,25 @@ class ConsumeQueueTable:
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Write a batch's units; after an OSError the same batch may come again."""
+        if isinstance(batch, RecordColumns) and not batch.has_inner_batches:
+            for run in batch.queue_runs():
+                queue = self._queues.get((run.topic, run.queue_id))
+                if queue is not None and run.first == queue.next and run.is_gapless:
+                    queue.append(run.units)
+                else:
+                    self._dispatch_each(batch.pick(run))
+            last_ms = batch.last_store_timestamp_ms
+        else:
+            self._dispatch_each(batch)
+            last_ms = batch[-1].store_timestamp_ms if batch else 0
+        self.dispatched_timestamp_ms = max(self.dispatched_timestamp_ms, last_ms)
+
+    def _dispatch_each(self, batch: Sequence[Dispatched]) -> None:
         queues = self._queues
         touched: dict[int, ConsumeQueue] = {}
-        store_ms = 0
         try:
             for record in batch:
-                offset, size, topic, queue_id, queue_offset, flags, store_ms, tags, _ = record
+                offset, size, topic, queue_id, queue_offset, flags, _, tags, _ = record
                 if flags & (FLAG_PREPARED | FLAG_INNER_BATCH) and self._put_special(record):
                     continue
                 queue = queues.get((topic, queue_id))
@@ -218,7 +236,6 @@ class ConsumeQueueTable:
             for queue in touched.values():
                 queue.rollback()
             raise
-        self.dispatched_timestamp_ms = max(self.dispatched_timestamp_ms, store_ms)
 
     def _put_special(self, record: Dispatched) -> bool:
         """Handle a record without an ordinary unit; False when it has one after all."""
@@ -231,9 +248,8 @@ class ConsumeQueueTable:
             key = record.topic, record.queue_id
             queue = self._batch_queues.get(key)
             if queue is None:
-                queue = BatchConsumeQueue(
-                    self._cache, self._directory(*key, batch=True), self._units
-                )
+                directory = self._directory(*key, batch=True)
+                queue = BatchConsumeQueue(self._cache, directory, self._units)
                 self._batch_queues[key] = queue
             queue.put(record, *inner)
         return True

@@ -18,17 +18,19 @@ import sys
 import threading
 import zlib
 from array import array
+from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hastore.store.filesystem import FileSystem
+from hastore.store.producer_window import WINDOW, ProducerWindow
 from hastore.store.properties import find_property
+from hastore.store.record_columns import RecordColumns
 from hastore.store.replay_walk import Dispatched
 
 PID = b"HS_PID"
 SEQ = b"HS_SEQ"
-WINDOW = 1024
 MAX_PID_BYTES = 64
 _PID_MARK = b"HS_PID\x01"
 _USUAL = re.compile(rb"(?:^|\x02)HS_PID\x01([^\x02]{1,64})\x02HS_SEQ\x01([0-9]{1,18})(?:\x02|$)")
@@ -51,49 +53,6 @@ class Verdict(enum.Enum):
 
     NEW = "not seen"
     FORGOTTEN = "older than the window"
-
-
-class _Producer:
-    """One producer: `sequences[i]` lies at `offsets[i]`, in the log's order."""
-
-    __slots__ = ("floor", "offsets", "sequences", "top")
-
-    def __init__(self) -> None:
-        self.sequences = array("q")
-        self.offsets = array("q")
-        self.floor = -1  # the greatest sequence number that has left the window
-        self.top = -1  # the greatest one there is
-
-    def add(self, sequence: int, offset: int) -> None:
-        self.sequences.append(sequence)
-        self.offsets.append(offset)
-        self.top = max(self.top, sequence)
-        if len(self.sequences) >= 2 * WINDOW:
-            self.trim()
-
-    def trim(self) -> None:
-        gone = len(self.sequences) - WINDOW
-        if gone > 0:
-            self.floor = max(self.floor, max(self.sequences[:gone]))
-            del self.sequences[:gone]
-            del self.offsets[:gone]
-
-    def cut(self, log_end: int) -> None:
-        keep = len(self.offsets)
-        while keep and self.offsets[keep - 1] >= log_end:
-            keep -= 1
-        del self.sequences[keep:]
-        del self.offsets[keep:]
-        self.top = max(self.floor, max(self.sequences, default=-1))
-
-    def find(self, sequence: int) -> int | None:
-        """Return the offset of a sequence number in the window."""
-        if sequence > self.top:
-            return None
-        try:
-            return self.offsets[self.sequences.index(sequence)]
-        except ValueError:
-            return None
 
 
 def producer_of(properties: bytes) -> tuple[bytes, int] | None:
@@ -123,7 +82,7 @@ class IdempotenceWindow:
         self._fs = fs
         self._path = f"{root}/hastore/idempotence"
         self._guard = threading.Lock()
-        self._producers: OrderedDict[bytes, _Producer] = OrderedDict()
+        self._producers: OrderedDict[bytes, ProducerWindow] = OrderedDict()
         self._end = 0  # records below are in
         self._snapshot_end = 0
         self._snapshot_step = _SNAPSHOT_STEP_BYTES
@@ -161,43 +120,56 @@ class IdempotenceWindow:
         """Take the records of one put, which the log now holds up to `end_offset`."""
         with self._guard:
             for (producer, sequence), result in fresh.items():
-                if result.offset is not None:
+                if result.offset is not None and result.offset >= self._end:
                     self._add(producer, sequence, result.offset)
-            self._end = end_offset
+            self._end = max(self._end, end_offset)
 
     def top(self, producer: bytes) -> int:
         """Return a producer's greatest sequence number, -1 for a new one; like `is_new`."""
         known = self._producers.get(producer)
         return -1 if known is None else known.top
 
-    def add_run(self, producer: bytes, sequences: Sequence[int], offsets: Sequence[int]) -> None:
-        """Take new records of one producer, their sequence numbers rising above all that are known.
+    def add_runs(
+        self, runs: Iterable[tuple[bytes, Sequence[int], Sequence[int]]], end_offset: int
+    ) -> None:
+        """Take the records of one put, which the log now holds up to `end_offset`, by producer.
 
-        The end of what was taken does not move: `add_all` or `advance` follows.
+        Each run is (producer, sequence numbers, offsets); its numbers rise, above all known ones.
         """
         with self._guard:
-            self._add(producer, sequences[0], offsets[0])
-            known = self._producers[producer]
-            if len(sequences) > 1:
-                known.sequences.extend(sequences[1:])
-                known.offsets.extend(offsets[1:])
-                known.top = sequences[-1]
-                if len(known.sequences) >= 2 * WINDOW:
-                    known.trim()
+            for producer, sequences, offsets in runs:
+                if offsets[0] < self._end:  # replay was quicker
+                    taken = bisect_left(offsets, self._end)
+                    sequences, offsets = sequences[taken:], offsets[taken:]
+                    if not sequences:
+                        continue
+                self._add(producer, sequences[0], offsets[0])
+                if len(sequences) > 1:
+                    known = self._producers[producer]
+                    known.sequences.extend(sequences[1:])
+                    known.offsets.extend(offsets[1:])
+                    known.top = sequences[-1]
+                    if len(known.sequences) >= 2 * WINDOW:
+                        known.trim()
+            self._end = max(self._end, end_offset)
 
     def advance(self, end_offset: int) -> None:
         """Say that every record below `end_offset` was taken."""
         self._end = end_offset
 
     def _add(self, producer: bytes, sequence: int, offset: int) -> None:
+        self._known(producer).add(sequence, offset)
+
+    def _known(self, producer: bytes) -> ProducerWindow:
+        """Return a producer as the one that wrote last."""
         known = self._producers.get(producer)
         if known is None:
-            known = self._producers[producer] = _Producer()
+            known = self._producers[producer] = ProducerWindow()
             if len(self._producers) > _MAX_PRODUCERS:
                 self._producers.popitem(last=False)
         else:
             self._producers.move_to_end(producer)
-        known.add(sequence, offset)
+        return known
 
     # -- replay -----------------------------------------------------------------------------------
 
@@ -222,6 +194,8 @@ class IdempotenceWindow:
         """Take what replay found; records taken at put are ignored."""
         with self._guard:
             end = self._end
+            if isinstance(batch, RecordColumns) and self._take_columns(batch):
+                return
             for record in batch:
                 properties = record[8]
                 if record[0] < end or _PID_MARK not in properties:
@@ -233,6 +207,20 @@ class IdempotenceWindow:
                 if found is not None:
                     self._add(*found, record[0])
             self._end = max(end, batch[-1].end_offset) if batch else end
+
+    def _take_columns(self, batch: RecordColumns) -> bool:
+        """Take a batch by producer; False when only its records one by one tell all."""
+        if batch.end_offset <= self._end:
+            return True
+        if batch.start_offset < self._end:
+            return False
+        runs = batch.producer_runs()
+        if len(self._producers) + len(runs) > _MAX_PRODUCERS:  # the order says which one goes
+            return False
+        for run in runs:
+            self._known(run.producer).extend(run)
+        self._end = batch.end_offset
+        return True
 
     def truncate(self, log_end: int) -> None:
         """Forget the records at or beyond `log_end`, durably."""
@@ -309,7 +297,7 @@ class IdempotenceWindow:
             (length,) = _LENGTH.unpack_from(raw, at)
             producer = raw[at + 2 : at + 2 + length]
             at += 2 + length
-            known = _Producer()
+            known = ProducerWindow()
             known.floor, entries = _PRODUCER.unpack_from(raw, at)
             at += _PRODUCER.size
             for part in (known.sequences, known.offsets):

@@ -21,6 +21,7 @@ HEADER = struct.Struct(">qqqqii")
 SLOT = struct.Struct(">i")
 ENTRY = struct.Struct(">iqii")
 _CHUNK_ENTRIES = 4096
+_ARRAY_MIN = 64
 
 
 @dataclass(slots=True)
@@ -49,7 +50,7 @@ class Plan:
     file: "IndexFile"
     header: IndexHeader
     first: int  # number of the first new entry
-    entries: list[int] = field(default_factory=list)  # keyHash, offset, seconds, previous; ...
+    entries: bytearray = field(default_factory=bytearray)
     slots: dict[int, int] = field(default_factory=dict)
 
     def put(self, key_hash: int, offset: int, store_timestamp_ms: int) -> None:
@@ -65,7 +66,7 @@ class Plan:
         if header.begin_timestamp_ms > 0:
             seconds = (store_timestamp_ms - header.begin_timestamp_ms) // 1000
             seconds = min(max(seconds, 0), 0x7FFFFFFF)
-        self.entries += (key_hash, offset, seconds, previous)
+        self.entries += ENTRY.pack(key_hash, offset, seconds, previous)
         self.slots[slot] = header.count
         if header.count == 1:
             header.begin_offset = offset
@@ -137,19 +138,28 @@ class IndexFile:
         value: int = SLOT.unpack_from(self._map, HEADER.size + SLOT.size * number)[0]
         return value
 
+    def slots_view(self) -> memoryview:
+        """Lend all slots as stored, writable; to be released before `close`."""
+        assert self._map is not None
+        return memoryview(self._map)[HEADER.size : HEADER.size + SLOT.size * self.slots]
+
     def write_entries(self, plan: Plan) -> None:
         """Write a plan's entries: nothing knows them yet. OSError."""
         if plan.entries:
             assert self._file is not None
-            data = struct.pack(f">{'iqii' * (len(plan.entries) // 4)}", *plan.entries)
-            self._file.pwrite(data, self._entry_at(plan.first))
+            self._file.pwrite(plan.entries, self._entry_at(plan.first))
 
     def apply(self, plan: Plan) -> None:
         """Make a plan's entries known: slots, then the header."""
         assert self._map is not None
         target, pack = self._map, SLOT.pack_into
-        for slot, number in plan.slots.items():
-            pack(target, HEADER.size + 4 * slot, number)
+        if len(plan.slots) >= _ARRAY_MIN:
+            from hastore.store.index_arrays import store_slots  # loads numpy
+
+            store_slots(self, plan.slots)
+        else:
+            for slot, number in plan.slots.items():
+                pack(target, HEADER.size + 4 * slot, number)
         self.header = plan.header
         target[: HEADER.size] = plan.header.pack()
 

@@ -35,7 +35,7 @@ class KeyHasher:
         else:
             prefix = self._prefixes.get(topic)
             if prefix is None:
-                prefix = self._prefix(topic)
+                prefix = self.prefix(topic)
             weights = self._weights[length]
             if weights is None:
                 weights = self._weights[length] = tuple(_POWERS[:length][::-1])
@@ -45,11 +45,14 @@ class KeyHasher:
             return 0 if value == 0x80000000 else value
         return value
 
-    def _prefix(self, topic: str) -> int:
-        if len(self._prefixes) >= _CACHE_LIMIT:
-            self._prefixes.clear()
-        value = java_hash_code(topic + "#")
-        self._prefixes[topic] = value
+    def prefix(self, topic: str) -> int:
+        """Return the hash of "topic#"."""
+        value = self._prefixes.get(topic)
+        if value is None:
+            if len(self._prefixes) >= _CACHE_LIMIT:
+                self._prefixes.clear()
+            value = java_hash_code(topic + "#") & _MASK
+            self._prefixes[topic] = value
         return value
 
 

@@ -15,6 +15,7 @@ from hastore.store.dispatcher import LogView, read_dispatched
 from hastore.store.filesystem import FileSystem
 from hastore.store.index_file import IndexFile, IndexHeader, Plan
 from hastore.store.java_hash import KeyHasher, keys_of
+from hastore.store.record_columns import RecordColumns
 from hastore.store.replay_walk import FLAG_ROLLBACK, Dispatched
 
 _NAME_DIGITS = 17
@@ -92,6 +93,9 @@ class KeyIndex:
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Add a batch's keys; OSError, StoreFullError: nothing of the batch was added."""
+        if isinstance(batch, RecordColumns) and batch.start_offset >= self._next_offset:
+            self._dispatch_columns(batch)
+            return
         plans: list[Plan] = []
         plan = self._files[-1].plan() if self._files else None
         room = self._entries
@@ -112,6 +116,29 @@ class KeyIndex:
             self._carry_out(plans)
         if batch:
             self._next_offset = max(floor, batch[-1].end_offset)
+
+    def _dispatch_columns(self, batch: RecordColumns) -> None:
+        """Do the same by arrays."""
+        plans: list[Plan] = []
+        plan = self._files[-1].plan() if self._files else None
+        if plan is None or plan.header.count >= self._entries:
+            plan = self._next_plan(plan, plans)
+        keys = batch.keyed()
+        if keys is not None:
+            from hastore.store.index_arrays import put_all  # loads numpy
+
+            first, count = 0, len(keys.hashes)
+            while first < count:
+                if plan.header.count >= self._entries:
+                    plan = self._next_plan(plan, plans)
+                end = min(count, first + self._entries - plan.header.count)
+                put_all(plan, keys, first, end)
+                first = end
+            if plan.header.count >= self._entries and keys.offsets[-1] < batch.last_offset:
+                plan = self._next_plan(plan, plans)  # a later record, without a key, opens it
+        plans.append(plan)
+        self._carry_out(plans)
+        self._next_offset = batch.end_offset
 
     def _next_plan(self, full: Plan | None, plans: list[Plan]) -> Plan:
         """Make the file behind a full one; it begins where that one ended, as RocketMQ's do."""

@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 
+from hastore.store.record_columns import RecordColumns
 from hastore.store.replay_walk import (
     FLAG_INNER_BATCH,
     FLAG_PREPARED,
@@ -61,6 +62,8 @@ class QueueOffsetTable:
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Take what replay found; records taken at put are ignored."""
         with self._guard:
+            if isinstance(batch, RecordColumns) and self._take_columns(batch):
+                return
             for record in batch:
                 if record.offset < self.end_offset:
                     continue
@@ -76,6 +79,19 @@ class QueueOffsetTable:
                 self.last_store_timestamp_ms = max(
                     self.last_store_timestamp_ms, batch[-1].store_timestamp_ms
                 )
+
+    def _take_columns(self, batch: RecordColumns) -> bool:
+        """Take a batch by queue; False when only its records one by one tell all."""
+        if self.end_offset < batch.end_offset:
+            if batch.has_inner_batches or batch.start_offset < self.end_offset:
+                return False
+            for run in batch.queue_runs():
+                self._see(run.topic, run.queue_id, run.next)
+            self.end_offset = batch.end_offset
+        self.last_store_timestamp_ms = max(
+            self.last_store_timestamp_ms, batch.last_store_timestamp_ms
+        )
+        return True
 
     def truncate(self, log_end: int) -> None:
         """Start anew from the consume queues, which were cut before."""

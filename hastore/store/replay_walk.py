@@ -14,6 +14,7 @@ Lengths must add up and the record must know its own place; the body's CRC is no
 
 import enum
 import struct
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from hastore.store.record import BLANK_MAGIC, V1_MAGIC, V2_MAGIC, find_property, java_hash_code
@@ -78,7 +79,7 @@ class Stop(enum.Enum):
 class Walk(NamedTuple):
     """What a walk over a view found."""
 
-    batch: list[Dispatched]
+    batch: Sequence[Dispatched]
     consumed: int  # bytes of the whole records in `batch`
     stop: Stop
     wanted: int  # bytes that the record at the stop needs, as far as that is known (END)
@@ -123,15 +124,16 @@ class RecordWalker:
             else:
                 break
             properties = tail[topic_end + 2 :]
-            if tail[topic_end : topic_end + 2] != len(properties).to_bytes(2):
+            count = len(properties)
+            if count > 0xFFFF or tail[topic_end : topic_end + 2] != count.to_bytes(2):
                 break
             raw = tail[topic_at:topic_end]
             topic = topics.get(raw)
             if topic is None:
-                topic = self._topic(raw)
+                topic = self.topic(raw)
             tags = 0
             if properties and (b"TAGS\x01" in properties or topic == SCHEDULE_TOPIC):
-                tags = self._tags_code(topic, properties, store_ms)
+                tags = self.tags_code(topic, properties, store_ms)
             fields = (
                 base + at,
                 size,
@@ -145,10 +147,10 @@ class RecordWalker:
             )
             append(make(Dispatched, fields))
             at = after
-        return self._ended(view, base, at, left, batch)
+        return self.ended(view, base, at, left, batch)
 
-    def _ended(
-        self, view: memoryview | bytes, base: int, at: int, left: int, batch: list[Dispatched]
+    def ended(
+        self, view: memoryview | bytes, base: int, at: int, left: int, batch: Sequence[Dispatched]
     ) -> Walk:
         """Say why the walk came no further than `at`."""
         have, left = len(view) - at, left - at
@@ -163,22 +165,25 @@ class RecordWalker:
             return Walk(batch, at, Stop.BAD, 0)
         return Walk(batch, at, Stop.END, size)
 
-    def _topic(self, raw: bytes) -> str:
+    def topic(self, raw: bytes) -> str:
+        """Return a topic as text; bytes that are no UTF-8 as surrogates."""
         if len(self._topics) >= _CACHE_LIMIT:
             self._topics.clear()
         topic = raw.decode("utf-8", "surrogateescape")
         self._topics[raw] = topic
         return topic
 
-    def _tags_code(self, topic: str, properties: bytes, store_timestamp_ms: int) -> int:
+    def tags_code(self, topic: str, properties: bytes, store_timestamp_ms: int) -> int:
         """Compute tagsCode as RocketMQ does: Java's hash of TAGS, or the time of delivery."""
         if topic == SCHEDULE_TOPIC:
             level = find_property(properties, b"DELAY")
             if level is not None and level.isdigit() and len(level) < 10 and int(level) > 0:
                 return store_timestamp_ms + DELAYS_MS[min(int(level), len(DELAYS_MS)) - 1]
         tags = find_property(properties, b"TAGS")
-        if not tags:
-            return 0
+        return self.tags_hash(tags) if tags else 0
+
+    def tags_hash(self, tags: bytes) -> int:
+        """Return Java's hash of a TAGS value."""
         code = self._tags.get(tags)
         if code is None:
             if len(self._tags) >= _CACHE_LIMIT:
@@ -186,6 +191,19 @@ class RecordWalker:
             code = java_hash_code(tags.decode("utf-8", "surrogateescape"))
             self._tags[tags] = code
         return code
+
+
+def properties_at(tail: bytes, *, wide: bool) -> int | None:
+    """Return where the properties of a tail begin (topic length to the record's end).
+
+    None when its lengths do not add up. `wide`: a topic length of two bytes (V2).
+    """
+    if len(tail) < 3 + wide or (not wide and tail[0] > 127):
+        return None
+    start = (2 + int.from_bytes(tail[:2]) if wide else 1 + tail[0]) + 2
+    if start > len(tail) or int.from_bytes(tail[start - 2 : start]) != len(tail) - start:
+        return None
+    return start
 
 
 def inner_batch_of(record: Dispatched) -> tuple[int, int] | None:

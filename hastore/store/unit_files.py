@@ -40,7 +40,7 @@ class FileCache:
         with self._lock:
             return self._file(path).pread(size, position)
 
-    def write(self, path: str, data: bytes, position: int) -> None:
+    def write(self, path: str, data: bytes | memoryview, position: int) -> None:
         """Write all of `data`; durable after `flush`. OSError."""
         with self._lock:
             self._dirty.add(path)
@@ -177,7 +177,7 @@ class UnitFiles:
         offset, size = PLACE.unpack_from(raw) if len(raw) == self.unit_bytes else (0, 0)
         return offset, size
 
-    def append(self, data: bytes) -> None:
+    def append(self, data: bytes | memoryview) -> None:
         """Write whole units at `end`, one pwrite for each file; `end` moves with each. OSError."""
         size = self.unit_bytes
         at = 0
