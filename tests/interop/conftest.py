@@ -2,14 +2,19 @@
 
 import pytest
 
-from tests.interop.build import class_path
+from tests.interop.build import command
 from tests.interop.rocketmq import Peer
 from tests.process.harness import Group, Ports
 
 
 @pytest.fixture(scope="session")
-def rocketmq_class_path():
-    return class_path()
+def rocketmq_5():
+    return command(5)
+
+
+@pytest.fixture(scope="session")
+def rocketmq_4():
+    return command(4)
 
 
 @pytest.fixture
@@ -21,12 +26,22 @@ def ports():
 
 
 @pytest.fixture
-def make_peer(rocketmq_class_path, tmp_path, request):
+def make_peer(rocketmq_5, tmp_path, request):
     """Start JVMs with RocketMQ's classes."""
+    yield from making(rocketmq_5, tmp_path, request)
+
+
+@pytest.fixture
+def make_old_peer(rocketmq_4, tmp_path, request):
+    """Start JVMs with the store of RocketMQ 4."""
+    yield from making(rocketmq_4, tmp_path, request, name="rocketmq_4_")
+
+
+def making(program, tmp_path, request, name="rocketmq"):
     peers = []
 
-    def make(name="rocketmq", **options):
-        peers.append(Peer(rocketmq_class_path, tmp_path, f"{name}{len(peers)}", **options))
+    def make(**options):
+        peers.append(Peer(program, tmp_path, f"{name}{len(peers)}", **options))
         return peers[-1]
 
     yield make

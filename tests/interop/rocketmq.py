@@ -29,7 +29,9 @@ class PeerError(AssertionError):
 class Peer:
     """One process; `call` waits for its answer, `begin` hands out a Future."""
 
-    def __init__(self, class_path: str, folder: pathlib.Path, name: str, log: str = "WARN") -> None:
+    def __init__(
+        self, program: tuple[str, str], folder: pathlib.Path, name: str, log: str = "WARN"
+    ) -> None:
         self.name = name
         home = folder / f"{name}.home"
         home.mkdir(parents=True, exist_ok=True)
@@ -43,7 +45,8 @@ class Peer:
         command += ["-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"]
         command += ["-Drocketmq.client.rebalance.waitInterval=1000"]
         command += ["-Drocketmq.client.rebalance.minInterval=200"]
-        command += ["-cp", class_path, "interop.Peer"]
+        class_path, operations = program
+        command += ["-cp", class_path, "interop.Peer", operations]
         with open(self.errors, "ab") as err:
             self.process = subprocess.Popen(
                 command,

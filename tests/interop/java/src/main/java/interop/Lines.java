@@ -5,17 +5,17 @@ import java.util.HexFormat;
 import org.apache.rocketmq.common.message.MessageExt;
 
 /** A message as a line: topic, queue, queue offset, offset, SHA-1 of the body, keys, tags. */
-final class Lines {
+public final class Lines {
     private Lines() {
     }
 
-    static String of(MessageExt message) {
+    public static String of(MessageExt message) {
         return String.join("\t", message.getTopic(), String.valueOf(message.getQueueId()),
             String.valueOf(message.getQueueOffset()), String.valueOf(message.getCommitLogOffset()),
             sha1(message.getBody()), text(message.getKeys()), text(message.getTags())) + "\n";
     }
 
-    static String sha1(byte[] body) {
+    public static String sha1(byte[] body) {
         try {
             byte[] bytes = body == null ? new byte[0] : body;
             return HexFormat.of().formatHex(MessageDigest.getInstance("SHA-1").digest(bytes));

@@ -14,9 +14,10 @@ import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 /**
  * RocketMQ's own classes behind lines of JSON: a request {"id", "op", ...} on stdin, its answer
  * {"id", "result" | "error"} on stdout. Each request has a thread of its own. Ends with its stdin.
+ * The argument names the class that adds what the version of RocketMQ has.
  */
 public final class Peer {
-    interface Operation {
+    public interface Operation {
         Object run(JSONObject request) throws Exception;
     }
 
@@ -27,7 +28,7 @@ public final class Peer {
         this.out = out;
     }
 
-    void add(String name, Operation operation) {
+    public void add(String name, Operation operation) {
         operations.put(name, operation);
     }
 
@@ -55,9 +56,7 @@ public final class Peer {
         System.setOut(System.err); // whatever RocketMQ prints is no answer
         System.setProperty(RemotingCommand.REMOTING_VERSION_KEY, "500");
         Peer peer = new Peer(answers);
-        new StoreOperations().addTo(peer);
-        new BrokerOperations().addTo(peer);
-        new ClientOperations().addTo(peer);
+        Class.forName(arguments[0]).getMethod("addTo", Peer.class).invoke(null, peer);
         ExecutorService threads = Executors.newCachedThreadPool();
         BufferedReader in =
             new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));

@@ -7,12 +7,30 @@ import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
-/** The configuration of a store or a broker: RocketMQ's own keys, as in its properties file. */
-final class Settings {
+/**
+ * The configuration of a store or a broker: RocketMQ's own keys, as in its properties file. Like
+ * there a key that the version does not know is passed over.
+ */
+public final class Settings {
+    private static final Map<String, Object> STORE = Map.of(
+        "enableCompaction", false,
+        "timerWheelEnable", false,
+        "transientStorePoolEnable", false,
+        "cleanResourceInterval", 3_600_000,
+        "fileReservedTime", 24 * 365,
+        "diskMaxUsedSpaceRatio", 95);
+    private static final Map<String, Object> BROKER = Map.of(
+        "brokerIP1", "127.0.0.1",
+        "brokerIP2", "127.0.0.1",
+        "brokerName", "rocketmq",
+        "slaveReadEnable", true,
+        "enableDetailStat", false,
+        "enableCalcFilterBitMap", false);
+
     private Settings() {
     }
 
-    static void apply(JSONObject values, Object target) {
+    private static void apply(Map<String, Object> values, Object target) {
         if (values == null) {
             return;
         }
@@ -23,27 +41,17 @@ final class Settings {
         MixAll.properties2Object(properties, target);
     }
 
-    static MessageStoreConfig store(JSONObject request) {
+    public static MessageStoreConfig store(JSONObject request) {
         MessageStoreConfig config = new MessageStoreConfig();
-        config.setEnableCompaction(false);
-        config.setTimerWheelEnable(false);
-        config.setTransientStorePoolEnable(false);
-        config.setCleanResourceInterval(3_600_000);
-        config.setFileReservedTime(24 * 365);
-        config.setDiskMaxUsedSpaceRatio(95);
+        apply(STORE, config);
         apply(request.getJSONObject("store"), config);
         return config;
     }
 
-    static BrokerConfig broker(JSONObject request) {
+    public static BrokerConfig broker(JSONObject request) {
         BrokerConfig config = new BrokerConfig();
-        config.setBrokerIP1("127.0.0.1");
-        config.setBrokerIP2("127.0.0.1");
-        config.setBrokerName("rocketmq");
+        apply(BROKER, config);
         config.setRocketmqHome(System.getProperty("user.home"));
-        config.setSlaveReadEnable(true);
-        config.setEnableDetailStat(false);
-        config.setEnableCalcFilterBitMap(false);
         apply(request.getJSONObject("broker"), config);
         return config;
     }

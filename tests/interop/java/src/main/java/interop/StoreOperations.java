@@ -6,7 +6,6 @@ import java.io.Writer;
 import java.net.InetAddress;
 import java.net.InetSocketAddress;
 import java.nio.ByteBuffer;
-import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;
 import java.nio.file.Path;
 import java.util.ArrayList;
@@ -14,14 +13,11 @@ import java.util.HexFormat;
 import java.util.List;
 import java.util.Map;
 import java.util.Random;
-import java.util.concurrent.ConcurrentHashMap;
-import java.util.concurrent.ConcurrentMap;
+import java.util.Set;
 import org.apache.rocketmq.common.BrokerConfig;
-import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
-import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.GetMessageResult;
 import org.apache.rocketmq.store.GetMessageStatus;
@@ -29,17 +25,28 @@ import org.apache.rocketmq.store.MessageStore;
 import org.apache.rocketmq.store.PutMessageResult;
 import org.apache.rocketmq.store.QueryMessageResult;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
-import org.apache.rocketmq.store.queue.ConsumeQueueInterface;
-import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
 /** A bare DefaultMessageStore; what asks (`status`, `dump`, `query`) also serves a broker's. */
-final class StoreOperations {
+public abstract class StoreOperations {
     /** The store that is open in this process: its own, or its broker's. */
-    static volatile MessageStore current;
+    public static volatile MessageStore current;
 
     private DefaultMessageStore store;
 
-    void addTo(Peer peer) {
+    protected abstract DefaultMessageStore make(MessageStoreConfig config, BrokerConfig broker)
+        throws Exception;
+
+    /** Make the version's own MessageExtBrokerInner, and let it be filled, and store it. */
+    protected abstract PutMessageResult put(DefaultMessageStore store, JSONObject message)
+        throws Exception;
+
+    /** The queues that the store knows, by topic. */
+    protected abstract Map<String, Set<Integer>> queues(MessageStore store);
+
+    /** Add to the status what the version's store has more. */
+    protected abstract void addStatus(MessageStore store, JSONObject status);
+
+    protected void addOperations(Peer peer) {
         peer.add("store.open", this::open);
         peer.add("store.close", this::close);
         peer.add("store.put", this::put);
@@ -50,11 +57,7 @@ final class StoreOperations {
     }
 
     private Object open(JSONObject request) throws Exception {
-        MessageStoreConfig config = Settings.store(request);
-        BrokerConfig broker = Settings.broker(request);
-        store = new DefaultMessageStore(config, new BrokerStatsManager(broker),
-            (topic, queueId, offset, tags, time, bits, properties) -> { }, broker,
-            new ConcurrentHashMap<String, TopicConfig>());
+        store = make(Settings.store(request), Settings.broker(request));
         if (!store.load()) {
             throw new IllegalStateException("RocketMQ refuses to load this store");
         }
@@ -77,7 +80,7 @@ final class StoreOperations {
         JSONArray results = new JSONArray();
         JSONArray messages = request.getJSONArray("messages");
         for (int i = 0; i < messages.size(); i++) {
-            PutMessageResult done = store.putMessage(message(messages.getJSONObject(i)));
+            PutMessageResult done = put(store, messages.getJSONObject(i));
             JSONArray one = new JSONArray();
             one.add(done.getPutMessageStatus().name());
             boolean stored = done.getAppendMessageResult() != null;
@@ -89,8 +92,8 @@ final class StoreOperations {
         return results;
     }
 
-    private static MessageExtBrokerInner message(JSONObject from) throws Exception {
-        MessageExtBrokerInner message = new MessageExtBrokerInner();
+    /** Set all but what MessageExtBrokerInner adds, which lies in another package in each version. */
+    protected static void fill(MessageExt message, JSONObject from) throws Exception {
         message.setTopic(from.getString("topic"));
         message.setQueueId(from.getIntValue("queue"));
         if (from.containsKey("size")) { // a body that is the same each time
@@ -112,16 +115,21 @@ final class StoreOperations {
                 MessageAccessor.putProperty(message, one.getKey(), String.valueOf(one.getValue()));
             }
         }
-        String tags = message.getTags();
-        message.setTagsCode(tags == null ? 0 : tags.hashCode());
-        message.setPropertiesString(MessageDecoder.messageProperties2String(message.getProperties()));
         if (((InetSocketAddress) message.getBornHost()).getAddress().getAddress().length == 16) {
             message.setBornHostV6Flag();
         }
         if (((InetSocketAddress) message.getStoreHost()).getAddress().getAddress().length == 16) {
             message.setStoreHostAddressV6Flag();
         }
-        return message;
+    }
+
+    protected static long tagsCode(MessageExt message) {
+        String tags = message.getTags();
+        return tags == null ? 0 : tags.hashCode();
+    }
+
+    protected static String propertiesOf(MessageExt message) {
+        return MessageDecoder.messageProperties2String(message.getProperties());
     }
 
     private static InetSocketAddress host(String text) throws Exception {
@@ -134,13 +142,9 @@ final class StoreOperations {
         JSONObject status = new JSONObject();
         status.put("min", store.getMinPhyOffset());
         status.put("max", store.getMaxPhyOffset());
-        status.put("flushed", store.getFlushedWhere());
         status.put("behind", store.dispatchBehindBytes());
         status.put("dispatched", store.dispatchBehindBytes() == 0);
-        if (store.getHaService() != null) {
-            status.put("push2slave", store.getHaService().getPush2SlaveMaxOffset().get());
-            status.put("slaves", store.getHaService().getConnectionCount().get());
-        }
+        addStatus(store, status);
         return status;
     }
 
@@ -149,11 +153,9 @@ final class StoreOperations {
         MessageStore store = current;
         long count = 0;
         try (Writer out = Files.newBufferedWriter(Path.of(request.getString("file")))) {
-            ConcurrentMap<String, ConcurrentMap<Integer, ConsumeQueueInterface>> topics =
-                store.getQueueStore().getConsumeQueueTable();
-            for (String topic : topics.keySet()) {
-                for (Integer queue : topics.get(topic).keySet()) {
-                    count += dumpQueue(store, topic, queue, out);
+            for (Map.Entry<String, Set<Integer>> topic : queues(store).entrySet()) {
+                for (Integer queue : topic.getValue()) {
+                    count += dumpQueue(store, topic.getKey(), queue, out);
                 }
             }
         }
@@ -183,7 +185,7 @@ final class StoreOperations {
         return count;
     }
 
-    private Object query(JSONObject request) {
+    private Object query(JSONObject request) throws Exception {
         QueryMessageResult found = current.queryMessage(request.getString("topic"),
             request.getString("key"), 64, 0, Long.MAX_VALUE);
         try {

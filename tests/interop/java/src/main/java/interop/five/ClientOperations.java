@@ -1,7 +1,9 @@
-package interop;
+package interop.five;
 
 import com.alibaba.fastjson2.JSONArray;
 import com.alibaba.fastjson2.JSONObject;
+import interop.Lines;
+import interop.Peer;
 import java.io.Writer;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.Files;

@@ -1,4 +1,4 @@
-package interop;
+package interop.five;
 
 import java.io.IOException;
 import java.lang.reflect.Field;

@@ -1,6 +1,9 @@
-package interop;
+package interop.five;
 
 import com.alibaba.fastjson2.JSONObject;
+import interop.Peer;
+import interop.Settings;
+import interop.StoreOperations;
 import java.util.List;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BrokerConfig;
