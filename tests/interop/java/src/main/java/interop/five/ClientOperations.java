@@ -175,8 +175,9 @@ final class ClientOperations {
         consumer.setInstanceName(instance());
         consumer.setNamesrvAddr(request.getString("namesrv"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
-        consumer.setPullBatchSize(64);
-        consumer.setConsumeMessageBatchMaxSize(64);
+        consumer.setPullBatchSize(1024);
+        consumer.setConsumeMessageBatchMaxSize(1024);
+        consumer.setPullThresholdForQueue(20_000);
         consumer.setConsumeThreadMin(2);
         consumer.setConsumeThreadMax(2);
         Map<String, String> seen = new ConcurrentHashMap<>();
