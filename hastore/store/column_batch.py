@@ -35,6 +35,14 @@ _SIGN = 1 << 31
 _HASHER = KeyHasher()  # of replay's thread
 
 
+class _Numbers(dict[bytes, int]):
+    """Number names in the order in which they are first asked for."""
+
+    def __missing__(self, name: bytes) -> int:
+        self[name] = number = len(self)
+        return number
+
+
 class _Alike(NamedTuple):
     """Records that share a layout: their numbers in the batch, and their padded tails."""
 
@@ -68,8 +76,8 @@ class ColumnBatch(RecordColumns):
         self._stored_ms = stored_ms
         self._tags = np.zeros(len(offsets), dtype=np.int64)
         self._topic_ids = np.zeros(len(offsets), dtype=np.int64)
-        self._topics: list[str] = []
-        self._ids: dict[bytes, int] = {}
+        self._known_topics: list[str] = []
+        self._ids = _Numbers()
         self._alike: list[_Alike] = []
         self._single: dict[int, bytes] = {}  # properties of records that were read one by one
         self.start_offset = int(offsets[0])
@@ -86,11 +94,11 @@ class ColumnBatch(RecordColumns):
         self._alike.append(alike)
         names = tails[:, slice(*layout.topic)]
         if constant(names):
-            topic_id = self._topic_id(names[0].tobytes())
+            topic_id = self._ids[names[0].tobytes()]
             self._topic_ids[rows] = topic_id
             scheduled = self._topics[topic_id] == SCHEDULE_TOPIC
         else:
-            self._topic_ids[rows] = [self._topic_id(name) for name in values_of(names)]
+            self._topic_ids[rows] = [self._ids[name] for name in values_of(names)]
             scheduled = SCHEDULE_TOPIC in self._topics
         if scheduled:
             self._tags[rows] = [
@@ -105,17 +113,18 @@ class ColumnBatch(RecordColumns):
         at = properties_at(tail, wide=wide)
         if at is None:
             return False
-        self._topic_ids[row] = self._topic_id(tail[2 if wide else 1 : at - 2])
+        self._topic_ids[row] = self._ids[tail[2 if wide else 1 : at - 2]]
         self._single[row] = properties = tail[at:]
         self._tags[row] = self._tags_one(row, properties)
         return True
 
-    def _topic_id(self, raw: bytes) -> int:
-        known = self._ids.get(raw)
-        if known is None:
-            known = self._ids[raw] = len(self._topics)
-            self._topics.append(self._plain.topic(raw))
-        return known
+    @property
+    def _topics(self) -> list[str]:
+        """The topics by their number."""
+        topics = self._known_topics
+        if len(topics) < len(self._ids):
+            topics += [self._plain.topic(raw) for raw in list(self._ids)[len(topics) :]]
+        return topics
 
     def _tags_one(self, row: int, properties: bytes) -> int:
         topic = self._topics[self._topic_ids[row]]
@@ -221,7 +230,7 @@ class ColumnBatch(RecordColumns):
 
     def producer_runs(self) -> Sequence[ProducerRun]:
         """Return the records with producer and sequence number, by producer."""
-        ids: dict[bytes, int] = {}
+        ids = _Numbers()
         parts: list[tuple[Any, Any, Any]] = []  # rows, producer numbers, sequence numbers
         single = list(self._single.items())
         for alike in self._alike:
@@ -236,15 +245,14 @@ class ColumnBatch(RecordColumns):
                 continue
             names = tails[:, start:stop]
             if constant(names):
-                number = ids.setdefault(names[0].tobytes(), len(ids))
-                parts.append((rows, np.full(len(rows), number), sequences))
+                numbers: Any = np.full(len(rows), ids[names[0].tobytes()])
             else:
-                numbers = [ids.setdefault(name, len(ids)) for name in values_of(names)]
-                parts.append((rows, numbers, sequences))
+                numbers = [ids[name] for name in values_of(names)]
+            parts.append((rows, numbers, sequences))
         found = [(row, *known) for row, raw in single if (known := _producer_of(raw)) is not None]
         if found:
-            numbers = [ids.setdefault(producer, len(ids)) for _, producer, _ in found]
-            parts.append(([row for row, _, _ in found], numbers, [each[2] for each in found]))
+            singles, producers, counts = zip(*found, strict=True)
+            parts.append((singles, [ids[producer] for producer in producers], counts))
         if not parts:
             return []
         return self._by_producer(list(ids), *map(_joined, zip(*parts, strict=True)))

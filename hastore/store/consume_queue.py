@@ -202,6 +202,8 @@ class ConsumeQueueTable:
         if isinstance(batch, RecordColumns) and not batch.has_inner_batches:
             for run in batch.queue_runs():
                 queue = self._queues.get((run.topic, run.queue_id))
+                if queue is None:
+                    queue = self._place(batch[run.rows[0]], None)
                 if queue is not None and run.first == queue.next and run.is_gapless:
                     queue.append(run.units)
                 else:
