@@ -106,13 +106,12 @@ class AckTable:
 
     def holders(self, end_offset: int, *, flushed_only: bool = False) -> int:
         """Return how many slaves have reported `end_offset` or more."""
-        return sum(
-            1
-            for reporter in self.reporters.values()
-            if reporter.offset is not None
-            and reporter.offset >= end_offset
-            and (reporter.flushed or not flushed_only)
-        )
+        count = 0
+        for reporter in self.reporters.values():
+            offset = reporter.offset
+            if offset is not None and offset >= end_offset:
+                count += reporter.flushed or not flushed_only
+        return count
 
     def level(self, end_offset: int, *, flushed: bool) -> str:
         """Name what was seen of the slaves for a put that ends there, never more."""
@@ -142,6 +141,10 @@ class AckTable:
         """Return why a synchronous put could not be confirmed now; None when enough slaves are
         in sync.
         """
+        if self.acks == 1 and not flushed:  # the hot path: no list
+            for reporter in self.reporters.values():
+                if reporter.offset is not None and own_offset - reporter.offset <= gap_max:
+                    return None
         if self.needed == 0:
             return None
         written = len(self.in_sync(own_offset, gap_max))
@@ -161,12 +164,13 @@ class AckTable:
 
     def _greatest(self, *, flushed_only: bool) -> int | None:
         """Return the `acks`-th greatest report, None when there are fewer."""
-        if self.acks == 1 and not flushed_only:  # the hot path: no sorting
+        if self.acks == 1:  # the hot path: no sorting
             best = None
             for reporter in self.reporters.values():
                 offset = reporter.offset
                 if offset is not None and (best is None or offset > best):
-                    best = offset
+                    if reporter.flushed or not flushed_only:
+                        best = offset
             return best
         offsets = sorted(
             (

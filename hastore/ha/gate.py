@@ -6,8 +6,7 @@ has answered a candidate.
 """
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 
 class WriteGate:
@@ -17,26 +16,41 @@ class WriteGate:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self._epoch: int | None = None
-
-    @property
-    def epoch(self) -> int | None:
-        """The epoch whose writer may append; None: closed."""
-        return self._epoch
+        self.epoch: int | None = None  # whose writer may append; None: closed
 
     def open(self, epoch: int) -> None:
         """Let the writer of `epoch` append; the caller holds the lock and has checked the
         promise.
         """
-        self._epoch = epoch
+        self.epoch = epoch
 
     def close(self) -> None:
         """Let nobody append; waits for an append under way."""
         with self.lock:
-            self._epoch = None
+            self.epoch = None
 
-    @contextmanager
-    def entered(self, epoch: int) -> Iterator[bool]:
+    def entered(self, epoch: int) -> "Entered":
         """Hold the gate for one append; False when the epoch may not append any more."""
-        with self.lock:
-            yield self._epoch == epoch
+        return Entered(self, epoch)
+
+
+class Entered:
+    """The gate, held for a `with` block."""
+
+    __slots__ = ("_epoch", "_gate")
+
+    def __init__(self, gate: WriteGate, epoch: int) -> None:
+        self._gate = gate
+        self._epoch = epoch
+
+    def __enter__(self) -> bool:
+        self._gate.lock.acquire()
+        return self._gate.epoch == self._epoch
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._gate.lock.release()

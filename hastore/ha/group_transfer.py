@@ -9,18 +9,19 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from enum import Enum
+from enum import Enum, IntEnum
+from typing import NamedTuple
 
 from hastore.clock import Clock
 from hastore.service import Service
 
 
-class Need(Enum):
+class Need(IntEnum):  # hashed in C, unlike an Enum: it is looked up for each put
     """What a put waits for."""
 
-    MASTER_DISK = "master disk"
-    SLAVES = "slaves"
-    SLAVE_DISKS = "slave disks"  # and the master's
+    MASTER_DISK = 0
+    SLAVES = 1
+    SLAVE_DISKS = 2  # and the master's
 
 
 class Outcome(Enum):
@@ -41,8 +42,7 @@ class _Waiter:
     done: Done
 
 
-@dataclass(frozen=True, slots=True)
-class Progress:
+class Progress(NamedTuple):
     """Up to where each need is met, in bytes; `level(need, end)` names what was seen for a put
     ending there. Of two, the one with the greater `serial` was worked out later.
     """
@@ -75,7 +75,7 @@ class GroupTransferService(Service):
     @property
     def waiting(self) -> int:
         """The puts that wait now."""
-        return sum(len(queue) for queue in self._queues.values())
+        return sum([len(queue) for queue in self._queues.values()])
 
     def add(
         self,
@@ -109,8 +109,8 @@ class GroupTransferService(Service):
         else:
             done(Outcome.CONFIRMED, progress.level(need, end_offset))
 
-    def advance(self, progress: Progress) -> int:
-        """Complete what the progress covers; return how many puts still wait.
+    def advance(self, progress: Progress) -> None:
+        """Complete what the progress covers.
 
         Threads race to here: one that was overtaken, by another's or by the end of its epoch, does
         nothing.
@@ -118,16 +118,14 @@ class GroupTransferService(Service):
         ready: list[tuple[Need, _Waiter]] = []
         with self._wakeup:
             if progress.serial < self._serial:
-                return self.waiting
+                return
             self._serial = progress.serial
             self._progress = progress
             for need, queue in self._queues.items():
                 while queue and _met(progress, need, queue[0].end_offset):
                     ready.append((need, queue.popleft()))
-            left = self.waiting
         for need, waiter in ready:
             waiter.done(Outcome.CONFIRMED, progress.level(need, waiter.end_offset))
-        return left
 
     def abandon(self, serial: int) -> int:
         """End every wait: the master is one no longer. What was stored stays, its fate open.

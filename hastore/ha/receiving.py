@@ -49,13 +49,14 @@ class Receiver:
         """Append a piece. While the disk is full it waits here, calling `while_full`, and goes
         on by itself.
         """
+        gate, store = self._member.gate, self._member.store
         while len(data):
-            room = self.room()
+            room = None if self._bound is None else self.room()
             piece = data if room is None else data[:room]
             try:
-                with self._member.gate.entered(self._epoch) as mine:
-                    self._check(mine)
-                    self._member.store.append_replica(offset, piece)
+                with gate.lock:
+                    self._check(gate.epoch == self._epoch)
+                    store.append_replica(offset, piece)
                     if room is not None and len(piece) == room:
                         self._take_entries()
             except StoreFullError as error:
@@ -63,6 +64,8 @@ class Receiver:
                 while_full()
                 continue
             self._full = False
+            if room is None:
+                return
             offset += len(piece)
             data = data[len(piece) :]
 

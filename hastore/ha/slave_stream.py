@@ -55,6 +55,7 @@ class SlaveStream:
         self._told: Confirmed | None = None
         self._bulk = False  # long bodies come: take no more than a header of what goes by splice
         self._flushed = member.config.ha.ack_point is AckPoint.FLUSHED
+        self._heartbeat_ms = member.config.ha.heartbeat_interval_ms
         self._send_lock = threading.Lock()
         self._reported: int | None = None
         self._reported_ms = 0.0
@@ -100,15 +101,15 @@ class SlaveStream:
 
     def report(self) -> None:
         """Report the log's end at the ack point, when it grew or a heartbeat is due."""
-        store = self._member.store
+        store, gate = self._member.store, self._member.gate
         # Under the gate: bytes up to an epoch's start are not reported before its entry is taken.
-        with self._member.gate.entered(self.epoch) as mine:
-            if not mine:
+        with gate.lock:
+            if gate.epoch != self.epoch:
                 raise ProtocolError(f"epoch {self.epoch} is superseded; nothing is reported to it")
             offset = store.flushed_offset if self._flushed else store.max_offset
         now = self._member.clock.monotonic_ms()
         with self._send_lock:
-            due = now - self._reported_ms >= self._member.config.ha.heartbeat_interval_ms
+            due = now - self._reported_ms >= self._heartbeat_ms
             if self._reported is not None and offset <= self._reported:
                 if not due:
                     return
@@ -184,10 +185,10 @@ class SlaveStream:
         told, store = self._told, self._member.store
         if told is None:
             return
-        end = store.max_offset
+        end, known = store.max_offset, store.confirmed_offset
         confirmed, readable = min(told.confirmed_offset, end), min(told.readable_offset, end)
-        if confirmed > store.confirmed_offset or readable != store.readable_offset:
-            store.set_limits(confirmed=max(confirmed, store.confirmed_offset), readable=readable)
+        if confirmed > known or readable != store.readable_offset:
+            store.set_limits(confirmed=max(confirmed, known), readable=readable)
 
     def _fall_back(self) -> None:
         """Without a link readers stop at what is confirmed."""

@@ -182,9 +182,8 @@ class Fetch(_Message, frozen=True, tag="fetch"):
     topic: Name
 
 
-Request = (
-    Put | Pull | FindKey | FindOffset | FindTime | AskMap | AskStatus | AskTopics | Commit | Fetch
-)
+Question = Pull | FindKey | FindOffset | FindTime | AskMap | AskStatus | AskTopics | Commit | Fetch
+Request = Put | Question
 
 # -- replies
 

@@ -7,7 +7,7 @@ frame:  | 1 << 63 | type : int64 | length:int32 <= 4096 | payload |   hastore pe
 
 import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from hastore.errors import ProtocolError
 
@@ -23,24 +23,21 @@ _CONFIRMED = struct.Struct(">qq")
 _SIGN = 1 << 63
 
 
-@dataclass(frozen=True, slots=True)
-class Data:
+class Data(NamedTuple):
     """A piece of a body that belongs at `offset`; the view is good until the next receive."""
 
     offset: int
     data: memoryview
 
 
-@dataclass(frozen=True, slots=True)
-class FrameStart:
+class FrameStart(NamedTuple):
     """A frame's header: its place, and its body's size (0: a heartbeat)."""
 
     offset: int
     size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Confirmed:
+class Confirmed(NamedTuple):
     """The master's limits: what is confirmed, and what readers may see."""
 
     confirmed_offset: int
@@ -69,6 +66,8 @@ class ReportDecoder:
 
     def feed(self, data: bytes) -> list[int]:
         """Return the complete reports, oldest first. Their sense is the caller's to check."""
+        if len(data) == REPORT_BYTES and not self._rest:  # as they mostly come
+            return list(REPORT.unpack(data))
         data = self._rest + data
         whole = len(data) - len(data) % REPORT_BYTES
         self._rest = data[whole:]
@@ -106,18 +105,23 @@ class StreamDecoder:
             if self.body_left:
                 take = min(self.body_left, end - at)
                 event = Data(self.offset, data[at : at + take])
-                self.skip(take)
+                self.body_left -= take
+                self.offset += take
                 at += take
                 yield event
                 continue
             due = (self._control_left or HEADER_BYTES) - len(self._head)
             take = min(due, end - at)
-            self._head += data[at : at + take]
-            at += take
-            if take < due:
-                return
-            head = bytes(self._head)
-            self._head.clear()
+            if take < due or self._head:
+                self._head += data[at : at + take]
+                at += take
+                if take < due:
+                    return
+                head = bytes(self._head)
+                self._head.clear()
+            else:
+                head = bytes(data[at : at + take])
+                at += take
             if self._control_left:
                 self._control_left = 0
                 yield self._control(head)

@@ -24,6 +24,7 @@ log = logging.getLogger(__name__)
 EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 CHECK_INTERVAL_MS = 50.0
 UNFINISHED_LIMIT_BYTES = MAX_FRAME_BYTES + MAX_HEADER_BYTES + 1024 * 1024
+_POLLIN = int(zmq.POLLIN)
 _BYTES_RECEIVED = struct.Struct("=Q")
 _BYTES_RECEIVED_AT = 128  # in Linux' struct tcp_info
 
@@ -138,21 +139,20 @@ class Connections:
                 except OSError as failure:  # gone by itself
                     log.debug("api: %s", failure)
 
-    def wait_ms(self, now_ms: float) -> float | None:
-        """Return how long the loop may sleep before `check`; None: as long as it likes."""
-        return max(0.0, self._next_check_ms - now_ms) if self._by_descriptor else None
+    def wait_ms(self, now_ms: float) -> float:
+        """Return how long the loop may sleep before `check`; infinity: as long as it likes."""
+        return max(0.0, self._next_check_ms - now_ms) if self._by_descriptor else float("inf")
 
-    def check(self) -> None:
+    def check(self, now_ms: float) -> None:
         """End those who keep sending without ever finishing a message.
 
         Called when no message is left to read: what a connection sent since its last one is
         then one unfinished message, or what the kernel has not handed over yet. Two looks in
         a row must agree.
         """
-        now = self._clock.monotonic_ms()
-        if now < self._next_check_ms:
+        if now_ms < self._next_check_ms:
             return
-        self._next_check_ms = now + CHECK_INTERVAL_MS
+        self._next_check_ms = now_ms + CHECK_INTERVAL_MS
         for descriptor, _ in self._activity.poll(0):
             connection = self._by_descriptor.get(descriptor)
             if connection is not None:
@@ -232,7 +232,7 @@ def descriptor_of(frame: zmq.Frame) -> int | None:
 
 def has_message(waiting: zmq.Socket[bytes]) -> bool:
     """Whether a socket has a message to read now; asking also lets libzmq do its chores."""
-    return bool(int(waiting.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN))
+    return bool(zmq.zmq_poll([(waiting, _POLLIN)], 0))  # quicker than asking for EVENTS
 
 
 def _peer(descriptor: int) -> socket.socket | None:

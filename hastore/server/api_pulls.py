@@ -56,9 +56,9 @@ class PullDesk:
         self._next_deadline_ms = min(self._next_deadline_ms, deadline_ms)
         connection.parked += 1
 
-    def wait_ms(self, now_ms: float) -> float | None:
-        """Return how long until a parked pull's time is up; None without any."""
-        return max(0.0, self._next_deadline_ms - now_ms) if self.parked else None
+    def wait_ms(self, now_ms: float) -> float:
+        """Return how long until a parked pull's time is up; infinity without any."""
+        return max(0.0, self._next_deadline_ms - now_ms) if self.parked else float("inf")
 
     def advance(self) -> None:
         """Answer the parked pulls for which something has become readable."""
@@ -75,9 +75,8 @@ class PullDesk:
                     kept.append(each)
             self._keep(key, kept)
 
-    def expire(self) -> None:
+    def expire(self, now: float) -> None:
         """Answer the parked pulls whose time is up."""
-        now = self._clock.monotonic_ms()
         if now < self._next_deadline_ms:
             return
         self._next_deadline_ms = float("inf")

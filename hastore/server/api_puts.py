@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import struct
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from hastore.ha.group_transfer import Need, Outcome
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_connections import Connection
+from hastore.store.put_run import StoredRun
 
 if TYPE_CHECKING:
     from hastore.store.host import Host
@@ -44,7 +45,7 @@ class PendingPut:
     acks: int
     deadline_ms: float
     epoch: int = 0
-    results: list[PutResult] | None = None
+    results: Sequence[PutResult] | None = None
     size_bytes: int = 0
 
 
@@ -71,39 +72,53 @@ class PutDesk:
         self.pending_bytes = 0
         self.refused = 0
         self._told: str | None = None  # the last failure that was logged
+        self._admitted: tuple[int, bool] | None = None  # acks and sync_flush, until the append
+        self._host = _packed(backend.store.store_host)
 
     @property
     def has_done(self) -> bool:
         """Whether `finish` has something to answer."""
         return bool(self._done)
 
-    def take(self, connection: Connection, request: Put, payload: bytes) -> None:
+    def take(self, connection: Connection, request: Put, payload: bytes, now: float) -> None:
         """Admit a client's put for the next append, or refuse it."""
-        refusal = self._check_run(connection, request) or self._check(request)
+        acks = self._acks(request)
+        run = request.run
+        follows = not run or (
+            request.at == connection.next_at if run == connection.run
+            else run > connection.run and not request.at
+        )  # fmt: skip
+        if follows:
+            refusal = self._check(acks, request.sync_flush)
+        else:
+            refusal = Status.BUSY, "an earlier put of this run was refused or is missing"
         if refusal is not None:
-            if request.run:
+            if run:
                 connection.next_at = None
             self._refuse(connection, request, refusal[0], refusal[1])
             return
-        if request.run:
-            connection.run = request.run
+        if run:
+            connection.run = run
             connection.next_at = request.at + 1
-        self._gather(connection, request, payload, None)
+        self._gather(PendingPut(connection, request, payload, None, acks, now + request.timeout_ms))
 
     def take_own(
         self, connection: Connection, request: Put, payload: bytes,
         respond: Callable[[PutDone], None],
     ) -> None:  # fmt: skip
         """Admit a record that this node writes for a client; `respond` gets the outcome."""
-        refusal = self._check(request)
+        acks = self._acks(request)
+        refusal = self._check(acks, request.sync_flush)
         if refusal is None:
-            self._gather(connection, request, payload, respond)
+            due = self._clock.monotonic_ms() + request.timeout_ms
+            self._gather(PendingPut(connection, request, payload, respond, acks, due))
         else:
             respond(PutDone(request.rid, refusal[0], 0, reason=refusal[1]))
 
-    def append(self) -> None:
+    def append(self, now: float) -> None:
         """Append what was gathered, in one go; what needs no confirmation is answered at once."""
         puts = self._gathered
+        self._admitted = None
         if not puts:
             return
         self._gathered = []
@@ -125,7 +140,7 @@ class PutDesk:
             put.results = of_put
             put.epoch = epoch
             put.payload = b""
-            self._appended(put, of_put)
+            self._appended(put, of_put, now)
 
     def finish(self) -> None:
         """Answer the puts whose outcome is known by now."""
@@ -136,22 +151,18 @@ class PutDesk:
             self.pending_bytes -= put.size_bytes
             self._respond(put, _OUTCOMES.get(outcome, Status.PUT_OK), level)
 
-    def _check_run(self, connection: Connection, request: Put) -> tuple[Status, str] | None:
-        if request.run == 0 or (request.run > connection.run and request.at == 0):
-            return None
-        if request.run == connection.run and request.at == connection.next_at:
-            return None
-        return Status.BUSY, "an earlier put of this run was refused or is missing"
-
-    def _check(self, request: Put) -> tuple[Status, str] | None:
-        backend = self._backend
-        reason = backend.writable_reason()
-        if reason is not None:
-            return Status.SERVICE_NOT_AVAILABLE, reason
-        if self._acks(request) == ALL:
-            reason = backend.can_confirm(request.sync_flush)
+    def _check(self, acks: int, sync_flush: bool) -> tuple[Status, str] | None:
+        """Return why a put is refused; asks the node once for all puts of one append."""
+        if self._admitted != (acks, sync_flush):
+            backend = self._backend
+            reason = backend.writable_reason()
             if reason is not None:
-                return Status.SLAVE_NOT_AVAILABLE, reason
+                return Status.SERVICE_NOT_AVAILABLE, reason
+            if acks == ALL:
+                reason = backend.can_confirm(sync_flush)
+                if reason is not None:
+                    return Status.SLAVE_NOT_AVAILABLE, reason
+            self._admitted = acks, sync_flush
         if (
             self.pending_puts >= self._config.max_pending_puts
             or self.pending_bytes + self.gathered_bytes >= self._config.max_pending_bytes
@@ -165,24 +176,15 @@ class PutDesk:
             return request.acks
         return ALL if self._backend.default_acks_all() else 1
 
-    def _gather(
-        self, connection: Connection, request: Put, payload: bytes,
-        respond: Callable[[PutDone], None] | None,
-    ) -> None:  # fmt: skip
-        deadline_ms = self._clock.monotonic_ms() + request.timeout_ms
-        acks = self._acks(request)
-        put = PendingPut(connection, request, payload, respond, acks, deadline_ms)
-        put.size_bytes = len(payload)
+    def _gather(self, put: PendingPut) -> None:
+        put.size_bytes = len(put.payload)
         self._gathered.append(put)
         self.gathered_bytes += put.size_bytes
 
-    def _appended(self, put: PendingPut, results: list[PutResult]) -> None:
-        end_offset = 0
-        for result in results:
-            if result.end_offset is not None and result.end_offset > end_offset:
-                end_offset = result.end_offset
-        need = self._need(put) if end_offset else None
-        if need is None:
+    def _appended(self, put: PendingPut, results: Sequence[PutResult], now: float) -> None:
+        need = self._need(put)
+        end_offset = _end_of(results) if need is not None else 0
+        if need is None or not end_offset:
             self._respond(put, Status.PUT_OK, MASTER_MEM)
             return
         self.pending_puts += len(results)
@@ -192,8 +194,7 @@ class PutDesk:
             self._done.append((put, outcome, level))
             self._wake()
 
-        limit_ms = self._clock.monotonic_ms() + self._backend.wait_limit_ms(need)
-        deadline_ms = min(put.deadline_ms, limit_ms)
+        deadline_ms = min(put.deadline_ms, now + self._backend.wait_limit_ms(need))
         self._backend.transfer.add(end_offset, deadline_ms, need, done, epoch=put.epoch)
 
     def _need(self, put: PendingPut) -> Need | None:
@@ -214,6 +215,18 @@ class PutDesk:
 
     def _reply(self, put: PendingPut, status: Status, level: str) -> PutDone:
         results = put.results or []
+        if isinstance(results, StoredRun):
+            return PutDone(
+                put.request.rid,
+                status,
+                put.epoch,
+                level,
+                results.offsets,
+                results.queue_ids,
+                results.queue_offsets,
+                None,
+                self._host,
+            )
         statuses: list[Status] | None = None
         hosts: dict[int, bytes] = {}
         reason = ""
@@ -228,13 +241,13 @@ class PutDesk:
             [r.queue_id or 0 for r in results],
             [r.queue_offset or 0 for r in results],
             statuses,
-            _packed(self._backend.store.store_host),
+            self._host,
             hosts,
             reason,
         )
 
     def _particulars(
-        self, results: list[PutResult], status: Status
+        self, results: Sequence[PutResult], status: Status
     ) -> tuple[list[Status] | None, dict[int, bytes], str]:
         statuses: list[Status] = []
         hosts: dict[int, bytes] = {}
@@ -270,6 +283,13 @@ class PutDesk:
         if status is Status.SERVICE_NOT_AVAILABLE:
             master = self._backend.master_map().master_api
         self._answer(connection, PutDone(request.rid, status, 0, reason=reason, master=master))
+
+
+def _end_of(results: Sequence[PutResult]) -> int:
+    """Return where the last record of a put ends, 0 when none is stored."""
+    if isinstance(results, StoredRun):
+        return results.end_offset
+    return max([result.end_offset or 0 for result in results], default=0)
 
 
 def _packed(host: Host) -> bytes:

@@ -42,6 +42,9 @@ TRACKED_BYTES = 4_096  # larger payloads are followed until libzmq has sent them
 UNSENT_OF_ONE_BYTES = 8 * 1024 * 1024
 UNSENT_BYTES = 64 * 1024 * 1024
 HANDSHAKE_MS = 5_000
+_FOREVER_MS = float("inf")
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
 
 class ApiServer(Service):
@@ -159,33 +162,37 @@ class ApiServer(Service):
 
     def _turn(self, epoll: select.epoll) -> None:
         ready = self._sleep(epoll)
-        self._puts.finish()
+        now = self._clock.monotonic_ms()
+        puts = self._puts
+        if puts.has_done:
+            puts.finish()
         if self._connections.monitor_descriptor in ready:
             self._connections.take_events()
         if self._more or self._router_descriptor in ready:
-            self._drain()
-            self._puts.append()
-            self._puts.finish()
+            self._drain(now)
+            puts.append(now)
+            if puts.has_done:
+                puts.finish()
         if self._readable_moved:
             self._readable_moved = False
             self._pulls.advance()
-        self._pulls.expire()
-        self._answer_fetches()
+        self._pulls.expire(now)
+        if self._fetches:
+            self._answer_fetches()
         # Asked once a turn, after the last send: sends too use up the descriptor's edge.
         self._more = has_message(self._router)
         if not self._more:
-            self._connections.check()
+            self._connections.check(now)
 
-    def _sleep(self, epoll: select.epoll) -> list[int]:
+    def _sleep(self, epoll: select.epoll) -> dict[int, int]:
         """Wait for something to do; returns the descriptors that have it."""
-        if self._reading_positions or self._more:
+        if self._reading_positions or self._more or self._puts.has_done:
             timeout_s = 0.0
         else:
             now = self._clock.monotonic_ms()
-            waits = [self._pulls.wait_ms(now), self._connections.wait_ms(now)]
-            known = [wait for wait in waits if wait is not None]
-            timeout_s = min(known) / 1000.0 if known else -1.0
-        ready = [descriptor for descriptor, _ in epoll.poll(timeout_s)]
+            wait_ms = min(self._pulls.wait_ms(now), self._connections.wait_ms(now))
+            timeout_s = wait_ms / 1000.0 if wait_ms < _FOREVER_MS else -1.0
+        ready = dict(epoll.poll(timeout_s))
         if self._wakeup in ready:
             os.eventfd_read(self._wakeup)
             self._woken = False
@@ -193,33 +200,30 @@ class ApiServer(Service):
 
     # -- receiving
 
-    def _drain(self) -> None:
+    def _drain(self, now: float) -> None:
         for _ in range(DRAIN_FRAMES):
             if not has_message(self._router):
                 return
-            self._receive()
+            self._receive(now)
             if self._puts.gathered_bytes >= DRAIN_BYTES:
                 return
 
-    def _receive(self) -> None:
-        router = self._router
+    def _receive(self, now: float) -> None:
+        recv = self._router.recv
         try:
-            routing_id = router.recv(zmq.NOBLOCK)
+            routing_id = recv(_NOBLOCK)
         except zmq.Again:
             return
         connection = self._connections.find(routing_id)
+        frame = recv(_NOBLOCK, copy=False)  # a Frame knows whether more follow
         if connection is None:
-            first = router.recv(zmq.NOBLOCK, copy=False)
-            connection = self._connections.first_words(routing_id, descriptor_of(first))
-            header = first.bytes
-        else:
-            header = router.recv(zmq.NOBLOCK)
-        payload = b""
+            connection = self._connections.first_words(routing_id, descriptor_of(frame))
+        header, payload = frame.bytes, b""
         frames = 1
-        while router.getsockopt(zmq.RCVMORE):
-            frame = router.recv(zmq.NOBLOCK)
+        while frame.more:
+            frame = recv(_NOBLOCK, copy=False)
             frames += 1
-            payload = frame if frames == 2 else b""
+            payload = frame.bytes if frames == 2 else b""
         if connection is None:
             self.malformed += 1
             return
@@ -229,15 +233,16 @@ class ApiServer(Service):
         try:
             if frames > 2:
                 raise ProtocolError(f"a message of {frames} frames; at most 2")
-            self._dispatch(connection, api.decode_request(header), payload)
+            request = api.decode_request(header)
+            if isinstance(request, api.Put):
+                self._puts.take(connection, request, payload, now)
+            else:
+                self._dispatch(connection, request)
         except ProtocolError as failure:
             self.malformed += 1
             self._connections.end(connection, str(failure)[:200])
 
-    def _dispatch(self, connection: Connection, request: api.Request, payload: bytes) -> None:
-        if isinstance(request, api.Put):
-            self._puts.take(connection, request, payload)
-            return
+    def _dispatch(self, connection: Connection, request: api.Question) -> None:
         try:
             if isinstance(request, api.Pull):
                 if self._may_send(connection):
@@ -268,8 +273,6 @@ class ApiServer(Service):
         self._puts.take_own(connection, put, record, respond)
 
     def _answer_fetches(self) -> None:
-        if not self._fetches:
-            return
         store = self._backend.store
         if store.dispatched_offset <= self._committed < store.max_offset:
             return  # wake_readers comes when the queues know of the last commit
@@ -302,16 +305,16 @@ class ApiServer(Service):
             return
         router = self._router
         try:
-            router.send(routing_id, zmq.NOBLOCK | zmq.SNDMORE)
+            router.send(routing_id, _MORE)
             if payload is None:
-                router.send(api.encode(reply), zmq.NOBLOCK)
+                router.send(api.encode(reply), _NOBLOCK)
                 return
-            router.send(api.encode(reply), zmq.NOBLOCK | zmq.SNDMORE)
+            router.send(api.encode(reply), _MORE)
             if len(payload) < TRACKED_BYTES:
-                router.send(payload, zmq.NOBLOCK)
+                router.send(payload, _NOBLOCK)
                 return
             frame = zmq.Frame(payload, track=True, copy=False, copy_threshold=0)
-            tracker = router.send(frame, zmq.NOBLOCK, copy=False, track=True)
+            tracker = router.send(frame, _NOBLOCK, copy=False, track=True)
             self._follow(connection, tracker, len(payload))
         except zmq.Again:
             self._connections.end(connection, "it does not read its replies")

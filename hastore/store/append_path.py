@@ -15,7 +15,9 @@ from hastore.store.commit_log import CommitLog
 from hastore.store.host import Host
 from hastore.store.idempotence import IdempotenceWindow, Verdict
 from hastore.store.index_build import IndexBuildService
-from hastore.store.put import Entry, Intake, PutResult, PutStatus
+from hastore.store.put import Entry, Intake
+from hastore.store.put_result import PutResult, PutStatus
+from hastore.store.put_run import PutRun, StoredRun, patch_run
 from hastore.store.queue_offsets import QueueOffsetTable
 from hastore.store.record import (
     BLANK_SIZE,
@@ -33,6 +35,7 @@ from hastore.store.record import (
 _REPLAY_TIMEOUT_S = 5.0
 _OK = PutStatus.PUT_OK
 Examined = tuple[bytes, list[Entry | PutResult]]
+Results = list[PutResult] | StoredRun
 
 
 class _Batch:
@@ -47,10 +50,44 @@ class _Batch:
         self.patches: list[tuple[int, int, int]] = []  # position, queue offset, sysFlag
         self.advanced: dict[tuple[bytes, int], int] = {}
         self.fresh: dict[tuple[bytes, int], PutResult] = {}
+        self.runs: list[tuple[int, PutRun, StoredRun]] = []  # and their positions
+        self._tops: dict[bytes, int] = {}  # the last sequence number of each run's producer
         self._log = log
         self._window = window
         self._table = table
         self._now_ms = now_ms
+
+    def take_run(self, run: PutRun) -> StoredRun | None:
+        """Take a run; None, and nothing is taken, when it holds what may have been put before."""
+        producer, queue_ids = run.producer, run.queue_ids
+        if producer is not None:
+            top = self._tops.get(producer)
+            if run.sequences[0] <= (self._window.top(producer) if top is None else top):
+                return None
+        first = self.start + self.size
+        following: dict[int, int] = {}
+        queue_offsets: list[int] = []
+        for queue_id in queue_ids:
+            queue_offset = following.get(queue_id)
+            if queue_offset is None:
+                queue_offset = self.advanced.get((run.topic, queue_id))
+                if queue_offset is None:
+                    queue_offset = self._table.next(run.topic, queue_id)
+                    if queue_offset is None:
+                        return None
+            following[queue_id] = queue_offset + 1
+            queue_offsets.append(queue_offset)
+        for queue_id, queue_offset in following.items():
+            self.advanced[run.topic, queue_id] = queue_offset
+        if producer is not None:
+            self._tops[producer] = run.sequences[-1]
+        offsets = [first + start for start in run.starts]
+        end = first + len(run.payload)
+        stored = StoredRun(offsets, end, queue_ids, queue_offsets, self._now_ms)
+        self.runs.append((self.size, run, stored))
+        self.pieces.append(run.payload)
+        self.size += len(run.payload)
+        return stored
 
     def take(self, payload: bytes, entries: list[Entry | PutResult]) -> list[PutResult]:
         """Take what is to be stored of a payload; returns the results of all its records."""
@@ -95,6 +132,14 @@ class _Batch:
         self.size = position
         return out
 
+    def numbered(self) -> list[tuple[bytes, list[int], list[int]]]:
+        """Return producer, sequence numbers and offsets of each run that has them."""
+        return [
+            (run.producer, run.sequences, stored.offsets)
+            for _, run, stored in self.runs
+            if run.producer is not None
+        ]
+
     def patched(self, host: Host) -> bytearray:
         """Return the joined records, with what only the master knows filled in."""
         buffer = bytearray().join(self.pieces)
@@ -109,6 +154,8 @@ class _Batch:
             if flags & FLAG_BORN_IPV6:
                 at += IPV6_EXTRA
             buffer[at : at + width] = stamp
+        for position, run, stored in self.runs:
+            patch_run(buffer, position, run, stored, stamp)
         return buffer
 
     def _known(self, producer: tuple[bytes, int], size: int, queue_id: int) -> PutResult | None:
@@ -165,13 +212,13 @@ class Appender:
         self._intake = Intake(config, store_host)
         self.last_store_timestamp_ms = 0
 
-    def put(self, payloads: Sequence[bytes]) -> tuple[list[list[PutResult]], int, int]:
+    def put(self, payloads: Sequence[bytes]) -> tuple[list[Results], int, int]:
         """Append all valid records of all payloads; returns results, and the range appended.
 
         StoreFullError, StoreBrokenError, or StoreError while replay lags: nothing was appended.
         """
-        examine = self._intake.examine
-        examined = [examine(payload) for payload in payloads]
+        intake = self._intake
+        runs = [intake.examine_run(payload) for payload in payloads]
         log = self._log
         self._wait_for_replay()
         with log.lock:
@@ -183,11 +230,11 @@ class Appender:
                 self.last_store_timestamp_ms,  # never back, whatever the wall clock does
                 self._table.last_store_timestamp_ms,
             )
-            size = sum([len(payload) for payload, _ in examined])
-            if size + BLANK_SIZE <= log.file_size and not log.room(size):
-                results = self._append(examined, now_ms)
-            else:
-                results = self._append_rolling(examined, now_ms)
+            size = sum([len(payload) for payload in payloads])
+            fits = size + BLANK_SIZE <= log.file_size and not log.room(size)
+            results = self._append_runs(runs, now_ms) if fits else None
+            if results is None:
+                results = self._append_examined(payloads, now_ms)
             return results, start, log.max_offset
 
     @property
@@ -208,6 +255,32 @@ class Appender:
             raise StoreError("queue offsets are not known: the log grew from elsewhere")
         self._table.advance(end)
         self._window.advance(end)
+
+    def _append_runs(self, runs: Sequence[PutRun | None], now_ms: int) -> list[Results] | None:
+        """Append to the present file; None, and nothing is stored, unless all are new runs."""
+        log, table, window = self._log, self._table, self._window
+        batch = _Batch(log, window, table, now_ms)
+        results: list[Results] = []
+        for run in runs:
+            stored = batch.take_run(run) if run is not None else None
+            if stored is None:
+                return None
+            results.append(stored)
+        if batch.size:
+            end = log.append(batch.patched(self._host))
+            log.boundary = end
+            table.take(batch.advanced, end)
+            window.add_runs(batch.numbered(), end)
+        return results
+
+    def _append_examined(self, payloads: Sequence[bytes], now_ms: int) -> list[Results]:
+        """Append record by record: some are no run, were put before, or need a new file."""
+        log = self._log
+        examined = [self._intake.examine(payload) for payload in payloads]
+        size = sum([len(payload) for payload, _ in examined])
+        if size + BLANK_SIZE <= log.file_size and not log.room(size):
+            return list[Results](self._append(examined, now_ms))
+        return list[Results](self._append_rolling(examined, now_ms))
 
     def _append(self, examined: Sequence[Examined], now_ms: int) -> list[list[PutResult]]:
         """Append to the present file, which has room for all of it."""

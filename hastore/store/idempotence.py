@@ -45,7 +45,7 @@ _VERSION = 1
 
 
 if TYPE_CHECKING:
-    from hastore.store.put import PutResult
+    from hastore.store.put_result import PutResult
 
 
 class Verdict(enum.Enum):

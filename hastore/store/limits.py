@@ -16,7 +16,7 @@ only `flushed` holds.
 import struct
 import threading
 import zlib
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from hastore.errors import StoreBrokenError
 from hastore.store.filesystem import File, FileSystem
@@ -30,8 +30,7 @@ _PAGE_SIZE = 4096
 ANCHOR_STEP = 32 << 20  # a recovery reads between one and two steps back
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(NamedTuple):
     """What the page says; all offsets are bytes of the log.
 
     min <= first_offset; anchor <= next_anchor <= boundary; flushed ends a record.
@@ -141,8 +140,7 @@ class LimitsPage:
         """
         with self._guard:
             now = self.now
-            low = replace(
-                now,
+            low = now._replace(
                 sequence=now.sequence + 1,
                 first_offset=now.first_offset if first_offset is None else first_offset,
                 flushed_offset=min(now.flushed_offset, end),
@@ -153,7 +151,7 @@ class LimitsPage:
                 readable_offset=min(now.readable_offset, end),
             )
             self._write(low)
-            self._write(replace(low, sequence=low.sequence + 1))
+            self._write(low._replace(sequence=low.sequence + 1))
             file = self._file
         if file is not None:
             file.sync()
@@ -161,8 +159,7 @@ class LimitsPage:
     def restart(self, offset: int) -> None:
         """Say, durably, that the log is empty and begins at `offset`."""
         with self._guard:
-            empty = replace(
-                self.now,
+            empty = self.now._replace(
                 sequence=self.now.sequence + 1,
                 first_offset=offset,
                 flushed_offset=offset,
@@ -173,7 +170,7 @@ class LimitsPage:
                 readable_offset=0,
             )
             self._write(empty)
-            self._write(replace(empty, sequence=empty.sequence + 1))
+            self._write(empty._replace(sequence=empty.sequence + 1))
             file = self._file
         if file is not None:
             file.sync()
@@ -192,20 +189,7 @@ class LimitsPage:
 
 
 def _pack(limits: Limits) -> bytes:
-    body = _SLOT.pack(
-        _MAGIC,
-        _VERSION,
-        limits.sequence,
-        limits.boot_id,
-        limits.file_size,
-        limits.first_offset,
-        limits.flushed_offset,
-        limits.boundary,
-        limits.anchor,
-        limits.next_anchor,
-        limits.confirmed_offset,
-        limits.readable_offset,
-    )
+    body = _SLOT.pack(_MAGIC, _VERSION, *limits)  # the fields are in the slot's order
     return body + _CRC.pack(zlib.crc32(body))
 
 

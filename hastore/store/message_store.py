@@ -16,7 +16,7 @@ from hastore.store.append_path import Appender
 from hastore.store.filesystem import REAL, FileSystem
 from hastore.store.host import Host
 from hastore.store.mapped_file import FileRange
-from hastore.store.put import PutResult, PutStatus
+from hastore.store.put_result import PutResult, PutStatus
 from hastore.store.record import Record
 from hastore.store.store_cuts import StoreCuts
 from hastore.store.store_life import StoreLife
@@ -212,7 +212,7 @@ class MessageStore:
             self._flush.request()
         self._wake()
 
-    def put_encoded(self, payloads: Sequence[bytes]) -> list[list[PutResult]]:
+    def put_encoded(self, payloads: Sequence[bytes]) -> list[Sequence[PutResult]]:
         """Append all valid records of all payloads by one write; a payload is records in a row.
 
         Results come in the records' order; a payload that is no row of records has one result,
@@ -224,7 +224,7 @@ class MessageStore:
             self._grown()
             if self.on_append is not None:
                 self.on_append(start, end)
-        return results
+        return list[Sequence[PutResult]](results)
 
     @property
     def on_flushed(self) -> Callable[[int], None] | None:

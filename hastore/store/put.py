@@ -1,19 +1,20 @@
-"""What a put brings and gets: results, and the checks that every record passes before it is stored.
+"""The checks that every record of a put passes before it is stored.
 
 Nothing is taken that recovery would refuse: the same layout and CRC checks, and lengths in bytes.
 """
 
-import enum
 import struct
-import zlib
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from zlib_ng.zlib_ng import crc32
 
 from hastore.config import StoreConfig
 from hastore.errors import MessageIllegalError
 from hastore.store.host import Host
 from hastore.store.idempotence import producer_of
 from hastore.store.properties import MAX_PROPERTIES_BYTES, check_topic
+from hastore.store.put_result import PutResult, PutStatus
+from hastore.store.put_run import PutRun, take_run
 from hastore.store.record import (
     BLANK_SIZE,
     FLAG_BORN_IPV6,
@@ -32,33 +33,6 @@ _FLAGS_REFUSED = FLAG_INNER_BATCH | _FLAG_UNWRAP
 _TOPICS_MAX = 8192  # cached
 _INT = struct.Struct(">i")
 _QUEUE_ID = struct.Struct(">12xi")
-
-
-class PutStatus(enum.Enum):
-    """How one record fared."""
-
-    PUT_OK = "PUT_OK"
-    MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
-    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
-    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"  # the disk filled up within a put
-
-
-@dataclass(slots=True)
-class PutResult:
-    """One record's result; offsets are None when it is not in the log.
-
-    A duplicate has the place of its original, and is as good as that: confirmed when that is. Its
-    `queue_offset` and `store_timestamp_ms` are None when retention has taken the original.
-    """
-
-    status: PutStatus
-    offset: int | None = None
-    end_offset: int | None = None
-    queue_id: int | None = None
-    queue_offset: int | None = None
-    store_timestamp_ms: int | None = None
-    duplicate: bool = False
-    reason: str | None = None
 
 
 class Entry(NamedTuple):
@@ -81,6 +55,12 @@ class Intake:
         self._ipv6 = store_host.is_ipv6
         self._topics: dict[bytes, str | None] = {}  # why not, None: allowed
 
+    def examine_run(self, payload: bytes) -> PutRun | None:
+        """Take a payload of records that are alike; None: `examine` is to say what it is."""
+        if self._ipv6:
+            return None
+        return take_run(payload, self._topics, self._max_body, self._max_record)
+
     def examine(self, payload: bytes) -> tuple[bytes, list[Entry | PutResult]]:
         """Split a payload into its records: for each an Entry, or the result that refuses it.
 
@@ -89,7 +69,6 @@ class Intake:
         """
         found: list[Entry | PutResult] = []
         append = found.append
-        crc32 = zlib.crc32
         view = memoryview(payload)
         at, end = 0, len(payload)
         while at < end:

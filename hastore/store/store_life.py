@@ -7,7 +7,6 @@ reverse, `abort` last: while it exists the next open reads as after a crash.
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 
 from hastore.clock import Clock
 from hastore.config import StoreConfig
@@ -147,8 +146,7 @@ class StoreLife:
         clear_beyond(parts.log, recovered, 0 if limits is None else limits.flushed_offset)
         old = limits if limits is not None else Limits()
         parts.page.open(
-            replace(
-                old,
+            old._replace(
                 sequence=old.sequence + 1,
                 boot_id=boot_id,
                 file_size=parts.log.file_size,

@@ -1,7 +1,6 @@
 """The limits page, the checkpoint and the abort file, byte by byte."""
 
 import struct
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -76,7 +75,7 @@ def test_both_slots_are_of_this_life_after_open(tmp_path: Path) -> None:
     page(tmp_path, Limits(file_size=1024, confirmed_offset=5)).close()
     found = read_limits(REAL, str(tmp_path))
     assert found is not None
-    page(tmp_path, replace(found, confirmed_offset=3, boot_id=b"c" * 16)).close()
+    page(tmp_path, found._replace(confirmed_offset=3, boot_id=b"c" * 16)).close()
     path = Path(limits_path(str(tmp_path)))
     for slot in (0, 2048):
         raw = bytearray(path.read_bytes())

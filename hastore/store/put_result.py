@@ -1,0 +1,31 @@
+"""What each record of a put gets back."""
+
+import enum
+from dataclasses import dataclass
+
+
+class PutStatus(enum.Enum):
+    """How one record fared."""
+
+    PUT_OK = "PUT_OK"
+    MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
+    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
+    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"  # the disk filled up within a put
+
+
+@dataclass(slots=True)
+class PutResult:
+    """One record's result; offsets are None when it is not in the log.
+
+    A duplicate has the place of its original, and is as good as that: confirmed when that is. Its
+    `queue_offset` and `store_timestamp_ms` are None when retention has taken the original.
+    """
+
+    status: PutStatus
+    offset: int | None = None
+    end_offset: int | None = None
+    queue_id: int | None = None
+    queue_offset: int | None = None
+    store_timestamp_ms: int | None = None
+    duplicate: bool = False
+    reason: str | None = None
