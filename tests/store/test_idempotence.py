@@ -7,7 +7,7 @@ import pytest
 
 from hastore.store.filesystem import REAL
 from hastore.store.idempotence import WINDOW, IdempotenceWindow, Verdict, producer_of
-from hastore.store.message_store import PutStatus
+from hastore.store.message_store import PutResult, PutStatus
 from hastore.store.properties import encode_properties
 from hastore.store.replay_walk import Dispatched
 from tests.store.kit import bodies, crash_copy, message, opened, put
@@ -160,3 +160,17 @@ def test_producers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert len(found) == 3
     assert found.find(b"b", 1) is Verdict.NEW  # wrote least recently
     assert found.find(b"a", 0) == 0
+
+
+def test_what_replay_took_first_is_not_entered_twice(tmp_path: Path) -> None:
+    known = window(tmp_path)
+    known.add_runs([(b"p", range(0, 600), range(0, 6000, 10))], 6000)  # replay was quicker
+    known.add_runs([(b"p", range(0, 600), range(0, 6000, 10))], 6000)
+    known.add_runs([(b"p", range(500, 1000), range(5000, 10000, 10))], 10000)
+    assert known.find(b"p", 0) == 0  # of the last 1024 none is forgotten
+    result = PutResult(PutStatus.PUT_OK, 9990)
+    known.add_all({(b"p", 999): result}, 10000)
+    known.add_all({(b"p", 1000): PutResult(PutStatus.PUT_OK, 10000)}, 10010)
+    assert known.find(b"p", 0) == 0
+    assert known.find(b"p", 1000) == 10000
+    assert known.end_offset == 10010
