@@ -14,6 +14,7 @@ from hastore.store.record_layout import (
     Bytes,
     Layout,
     Rows,
+    changes,
     constant,
     is_ascii,
     java_hashes,
@@ -188,42 +189,41 @@ class ColumnBatch(RecordColumns):
 
     @cached_property
     def _queue_runs(self) -> list[QueueRun]:
-        order = np.flatnonzero(self._flags & FLAG_PREPARED == 0)
-        if not len(order):
-            return []
         queues = (self._topic_ids << 32) + (self._queue_ids & 0xFFFFFFFF)
-        if not (queues == queues[0]).all():
-            order = order[np.argsort(queues[order], kind="stable")]
-            queues = queues[order]
-        else:
-            queues = queues[: len(order)]
+        order = np.argsort(queues, kind="stable")
+        homeless = self._flags & FLAG_PREPARED
+        if homeless.any():
+            order = order[homeless[order] == 0]
+            if not len(order):
+                return []
+        queues = queues[order]
         places = self._queue_offsets[order]
         units = np.empty(len(order), dtype=_UNIT)
         units["offset"], units["size"] = self._offsets[order], self._sizes[order]
         units["tags"] = self._tags[order]
         data = units.view(np.uint8).data
         breaks = np.zeros(len(order), dtype=np.int64)
-        np.cumsum(np.diff(places) != 1, out=breaks[1:])
-        firsts = np.concatenate(([0], np.flatnonzero(np.diff(queues)) + 1))
-        lasts = np.append(firsts[1:], len(order)) - 1
+        np.cumsum(places[1:] != places[:-1] + 1, out=breaks[1:])
+        first_of = [0, *changes(queues), len(order)]
+        firsts = np.array(first_of[:-1])
+        lasts = np.array(first_of[1:]) - 1
         columns = zip(
-            firsts.tolist(),
-            lasts.tolist(),
-            order[firsts].tolist(),
+            first_of,
+            first_of[1:],
             places[firsts].tolist(),
             np.maximum.reduceat(places, firsts).tolist(),
             (breaks[firsts] == breaks[lasts]).tolist(),
             self._topic_ids[order[firsts]].tolist(),
             self._queue_ids[order[firsts]].tolist(),
-            strict=True,
+            strict=False,
         )
         size = _UNIT.itemsize
         return [
             QueueRun(
                 self._topics[topic_id], queue_id, place, greatest + 1,
-                data[size * first : size * (last + 1)], gapless, order[first : last + 1],
+                data[size * first : size * end], gapless, order[first:end],
             )
-            for first, last, _, place, greatest, gapless, topic_id, queue_id in columns
+            for first, end, place, greatest, gapless, topic_id, queue_id in columns
         ]  # fmt: skip
 
     # -- by producer -------------------------------------------------------------------------------
@@ -260,10 +260,11 @@ class ColumnBatch(RecordColumns):
     def _by_producer(
         self, producers: list[bytes], rows: Rows, numbers: Rows, sequences: Rows
     ) -> list[ProducerRun]:
-        order = np.lexsort((rows, numbers))
-        rows, numbers, sequences = rows[order], numbers[order], sequences[order]
+        if len(producers) > 1 or len(rows) > 1 and (rows[1:] < rows[:-1]).any():
+            order = np.lexsort((rows, numbers))
+            rows, numbers, sequences = rows[order], numbers[order], sequences[order]
         offsets = self._offsets[rows]
-        cuts = [0, *(np.flatnonzero(np.diff(numbers)) + 1).tolist(), len(rows)]
+        cuts = [0, *changes(numbers), len(rows)]
         runs = sorted(zip(cuts, cuts[1:], strict=False), key=lambda run: int(rows[run[1] - 1]))
         return [
             ProducerRun(
@@ -289,7 +290,10 @@ class ColumnBatch(RecordColumns):
                 for place in np.flatnonzero(unlike).tolist():
                     single.append((int(rows[place]), alike.properties(place)))
                 rows, tails = rows[~unlike], tails[~unlike]
-            parts.append((np.repeat(rows, len(layout.keys)), self._hashes(rows, tails, layout)))
+            hashes = self._hashes(rows, tails, layout)
+            parts.append(
+                (np.repeat(rows, len(layout.keys)) if len(layout.keys) > 1 else rows, hashes)
+            )
         pairs = [
             (row, _HASHER.key_hash(self._topics[self._topic_ids[row]], key))
             for row, properties in single
@@ -323,6 +327,10 @@ class ColumnBatch(RecordColumns):
 
 
 def _joined(parts: Iterable[Any]) -> Rows:
+    first, *others = parts
+    if not others:
+        return np.asarray(first, dtype=np.int64)
+    parts = first, *others
     return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
 
 

@@ -34,14 +34,14 @@ def put_all(plan: Plan, keys: KeyedRecords, first: int, end: int) -> None:
     for slot, number in plan.slots.items():  # at most the first key's
         previous[slots == slot] = number
     order = np.argsort(slots, kind="stable")
-    again = np.flatnonzero(np.diff(slots[order]) == 0)
+    in_order = slots[order]
+    again = (in_order[1:] == in_order[:-1]).nonzero()[0]
     previous[order[again + 1]] = numbers[order[again]]
     begin_ms = header.begin_timestamp_ms
     entries = np.empty(len(hashes), dtype=_ENTRY)
     entries["hash"], entries["offset"], entries["previous"] = hashes, offsets, previous
-    entries["seconds"] = (
-        np.clip((stored_ms - begin_ms) // 1000, 0, _SECONDS_MAX) if begin_ms > 0 else 0
-    )
+    seconds = np.maximum(stored_ms - begin_ms, 0) // 1000 if begin_ms > 0 else 0
+    entries["seconds"] = np.minimum(seconds, _SECONDS_MAX)
     plan.entries += entries.tobytes()
     plan.slots.update(zip(slots.tolist(), numbers.tolist(), strict=True))
     header.slots_used += int(np.count_nonzero(previous == 0))

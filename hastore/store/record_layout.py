@@ -154,6 +154,12 @@ def constant(columns: Bytes) -> bool:
     return bool((columns == columns[0]).all())
 
 
+def changes(values: Rows) -> list[int]:
+    """Return where a value differs from the one before."""
+    found: list[int] = ((values[1:] != values[:-1]).nonzero()[0] + 1).tolist()
+    return found
+
+
 def values_of(columns: Bytes) -> list[bytes]:
     """Return each row as bytes."""
     width = columns.shape[1]

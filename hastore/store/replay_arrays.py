@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from hastore.store.column_batch import ColumnBatch
 from hastore.store.record import BLANK_MAGIC, V1_MAGIC, V2_MAGIC
-from hastore.store.record_layout import Bytes, Layout, Rows, padded
+from hastore.store.record_layout import Bytes, Layout, Rows, changes, padded
 from hastore.store.replay_walk import RecordWalker, Walk
 
 _MIN_RECORD = 91
@@ -99,7 +99,7 @@ class ArrayWalker:
             groups = [np.arange(len(kinds))]
         else:
             order = np.argsort(kinds, kind="stable")
-            groups = np.split(order, np.flatnonzero(np.diff(kinds[order])) + 1)
+            groups = np.split(order, changes(kinds[order]))
         for rows in groups:
             width = int(widths[rows[0]])
             bytes_each = padded(width)
