@@ -93,7 +93,7 @@ def test_a_bare_store_and_a_whole_broker_follow(master, make_peer, ports, tmp_pa
     sent += produce(master.bootstrap, COUNT - half, seed=random.randrange(2**32))
     assert all(result.status is Status.PUT_OK for result in sent)
     end = node.status()["max_offset"]
-    broker = SlaveBroker(make_peer(), ports, tmp_path / "broker", node)
+    broker = SlaveBroker(make_peer(), ports, tmp_path / "broker", node.ha, TOPICS)
     wait_caught_up(bare, end)
     wait_caught_up(broker.peer, end)
     assert end > 10 * FILE_BYTES or COUNT < 100_000
@@ -128,26 +128,28 @@ def check_queries(peer, log, tmp_path):
 class SlaveBroker:
     """A whole broker as hastore's slave, with the name server that its consumers ask."""
 
-    def __init__(self, peer, ports, root, node):
-        self.peer, self.root = peer, root
-        self.name_server = ports.take()
-        peer.call("namesrv.start", port=self.name_server)
+    def __init__(self, peer, ports, root, master, topics, **settings):
+        self.peer, self.root, self.topics = peer, root, topics
+        name_server = ports.take()
+        self.namesrv = f"127.0.0.1:{name_server}"
+        peer.call("namesrv.start", port=name_server)
         peer.call(
             "broker.start",
             store={
                 **rocketmq_sizes(root, FILE_BYTES),
                 "brokerRole": "SLAVE",
-                "haMasterAddress": node.ha,
+                "haMasterAddress": master,
                 "maxTransferCountOnMessageInMemory": 1_000,
                 "maxTransferBytesOnMessageInMemory": 1024 * 1024,
             },
             broker={
                 "brokerId": 1,
-                "namesrvAddr": f"127.0.0.1:{self.name_server}",
+                "namesrvAddr": self.namesrv,
                 "listenPort": ports.take(),
+                **settings,
             },
         )
-        for topic in TOPICS:
+        for topic in topics:
             peer.call("broker.topic", topic=topic, queues=4)
             peer.call("namesrv.topic", topic=topic, queues=4, broker="rocketmq")
 
@@ -155,8 +157,8 @@ class SlaveBroker:
         """Let the official consumer read every message of the log."""
         got = self.peer.call(
             "consume",
-            namesrv=f"127.0.0.1:{self.name_server}",
-            topics=TOPICS,
+            namesrv=self.namesrv,
+            topics=self.topics,
             count=len(log.records),
             timeout=90,
             file=str(tmp_path / "consumed"),

@@ -4,16 +4,20 @@ The first half of each test shows that the fault is real, so it fails when Rocke
 """
 
 import contextlib
+import os
 import shutil
 import socket
 import struct
 
 import pytest
 
+from hastore.client.consumer import Consumer
 from hastore.client.producer import Producer
 from hastore.errors import FlushSlaveTimeout, MessageIllegalError, NotStoredError
 from hastore.ha.peer import split_address
 from tests.interop.compare import FILE_BYTES, rocketmq_sizes, sizes
+from tests.interop.rocketmq import PeerError
+from tests.interop.test_rocketmq_slave import SlaveBroker
 from tests.process.harness import wait_until
 from tests.process.stores import read_log
 
@@ -24,11 +28,12 @@ WAITING = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2, "totalReplicas": 2}
 def open_store(make_peer, ports, tmp_path):
     """Open a RocketMQ store; return its process and the address of its HA port."""
 
-    def open_it(root="rocketmq", peer=None, **store):
+    def open_it(root="rocketmq", peer=None, master=None, **store):
         peer = peer or make_peer()
         port = ports.take()
         settings = {**rocketmq_sizes(tmp_path / root), "haListenPort": port, "slaveTimeout": 1500}
-        peer.call("store.open", store={**settings, **store})
+        broker = {"brokerId": 1} if master else {}
+        peer.call("store.open", store={**settings, **store}, broker=broker, master=master)
         return peer, f"127.0.0.1:{port}"
 
     return open_it
@@ -183,6 +188,150 @@ def test_damage_in_the_middle(open_store, make_master, tmp_path):
     assert str(end) in node.last_words()
 
 
+def test_bytes_that_only_the_page_cache_holds(open_store, make_group, tmp_path):
+    """Both sides flush once an hour. RocketMQ's slave acknowledges all the same, whatever flush
+    its master was told to wait for; hastore's says which of the two its report means.
+    """
+    master, address = open_store("m", **WAITING, flushDiskType="SYNC_FLUSH")
+    hourly = {"flushIntervalCommitLog": 3_600_000, "flushCommitLogThoroughInterval": 7_200_000}
+    slave, _ = open_store("s", brokerRole="SLAVE", **hourly, master=address)
+    wait_until(lambda: master.call("store.status")["slaves"], 15, "connected")
+    assert put(master, 20) == ["PUT_OK"] * 20
+    there = slave.call("store.status")
+    assert there["flushed"] == 0 < there["max"], "RocketMQ: synchronous, and on one disk"
+
+    def make(ack_point):
+        store = {**sizes(), "flush_interval": "1h"}
+        return make_group(2, store=store, ha={"ack_point": ack_point}).start()
+
+    group = make("written")
+    with Producer(group.bootstrap) as producer:
+        assert producer.send_sync("T", b"x").level == "SYNC_MEM(1)", "the reply says: in memory"
+    with (
+        Producer(group.bootstrap, sync_flush=True, delivery_timeout_s=1) as producer,
+        pytest.raises(NotStoredError, match="ack_point"),
+    ):
+        producer.send_sync("T", b"x")
+    assert group[2].status()["flushed_offset"] < group[2].status()["max_offset"]
+    group.close()
+    group = make("flushed")
+    with Producer(group.bootstrap, sync_flush=True) as producer:
+        for _ in range(20):
+            result = producer.send_sync("T", b"x")
+            assert result.level == "SYNC_DISK(1)"
+        end = group[2].status()["max_offset"]
+        assert group[2].status()["flushed_offset"] == end > result.offset
+
+
+def turn_a_bit(root, victim):
+    with open(root / "commitlog" / f"{0:020d}", "r+b") as file:
+        byte = os.pread(file.fileno(), 1, victim.offset + 92)
+        os.pwrite(file.fileno(), bytes([byte[0] ^ 1]), victim.offset + 92)
+
+
+def test_what_was_cut_does_not_come_back(open_store, make_master, tmp_path):
+    """A crash leaves a record torn; the log is cut there, and the next record just fits."""
+    peer, _ = open_store()
+    assert put(peer, 100) == ["PUT_OK"] * 100
+    end = peer.call("store.status")["max"]
+    peer.kill()
+    victim = read_log(tmp_path / "rocketmq").records[50]
+    turn_a_bit(tmp_path / "rocketmq", victim)
+    peer, _ = open_store()
+    assert peer.call("store.status")["max"] == victim.offset
+    assert put(peer, 1) == ["PUT_OK"]
+    assert peer.call("store.status")["max"] == victim.offset + victim.size < end
+    peer.kill()
+    peer, _ = open_store()
+    assert peer.call("store.status")["max"] == end, "RocketMQ: what it had cut is there again"
+
+    node = make_master(role="ASYNC_MASTER")
+    node.stop()
+    node.write(store={"flush_interval": "1h"})
+    node.start("master").wait_writable()
+    with Producer([node.api]) as producer:
+        first = producer.send_sync("T", bytes(100), queue=0)
+        for _ in range(99):
+            producer.send_sync("T", bytes(100), queue=0)
+    node.kill()
+    log = read_log(node.store)
+    victim, size = log.records[50], log.records[0].size
+    assert log.records[0].offset == first.offset
+    turn_a_bit(node.store, victim)
+    node.start("master").wait_writable()
+    assert node.status()["max_offset"] == victim.offset
+    with Producer([node.api]) as producer:
+        producer.send_sync("T", bytes(100 + victim.size - size), queue=0)
+    assert node.status()["max_offset"] == victim.offset + victim.size
+    node.kill()
+    node.start("master").wait_writable()
+    assert node.status()["max_offset"] == victim.offset + victim.size
+    assert len(read_log(node.store).records) == 51
+    assert node.stop() == 0
+
+
+def test_a_stale_record_at_the_end(open_store, make_master, tmp_path):
+    """As a block that the disk wrote to the wrong place: whole, and of another offset."""
+
+    def misplace(root):
+        log = read_log(root)
+        old, last = log.records[60], log.records[-1]
+        assert old.size == last.size
+        with open(root / "commitlog" / f"{0:020d}", "r+b") as file:
+            os.pwrite(file.fileno(), os.pread(file.fileno(), old.size, old.offset), last.offset)
+        return last.offset
+
+    peer, _ = open_store()
+    assert put(peer, 99) == ["PUT_OK"] * 99
+    end = peer.call("store.status")["max"]
+    peer.kill()
+    at = misplace(tmp_path / "rocketmq")
+    peer, _ = open_store()
+    assert peer.call("store.status")["max"] == end > at, "RocketMQ takes it"
+    node = make_master(role="ASYNC_MASTER")
+    node.stop()
+    node.write(store={"flush_interval": "1h"})
+    node.start("master").wait_writable()
+    with Producer([node.api]) as producer:
+        for _ in range(99):
+            producer.send_sync("T", bytes(100), queue=0)
+    node.kill()
+    at = misplace(node.store)
+    node.start("master").wait_writable()
+    assert node.status()["max_offset"] == at
+    with Consumer("T", [node.api]) as consumer:
+        got = []
+        while messages := consumer.poll(timeout_s=1):
+            got += messages
+    assert [message.queue_offset for message in got] == list(range(98))
+    assert node.stop() == 0
+
+
+def test_reads_from_a_slave(make_group, make_peer, ports, tmp_path):
+    """The master is gone; its slave, with its default settings, is asked."""
+    group = make_group(2, ha={"allow_classic_peers": True}, store=sizes()).start()
+    with Producer(group.bootstrap) as producer:
+        for number in range(20):
+            producer.send_sync("T", bytes([number]), queue=0)
+    end = group[1].status()["max_offset"]
+    broker = SlaveBroker(
+        make_peer(), ports, tmp_path / "broker", group[1].ha, ["T"], slaveReadEnable=False
+    )
+    wait_until(lambda: broker.peer.call("store.status")["max"] == end, 30, "a RocketMQ slave")
+    group[1].kill()
+    pull = {"namesrv": broker.namesrv, "topic": "T", "broker": "rocketmq", "queue": 0}
+    with pytest.raises(PeerError, match="REJECTREQUEST"):
+        broker.peer.call("pull", **pull)
+    assert broker.peer.call("store.dump", file=str(tmp_path / "dump")) == 20, "it has them"
+    with Consumer("T", [group[2].api]) as consumer:
+        got = []
+        while len(got) < 20:
+            messages = consumer.poll(timeout_s=5)
+            assert messages, len(got)
+            got += messages
+    assert [message.body for message in got] == [bytes([number]) for number in range(20)]
+
+
 def test_an_old_master_with_a_tail_of_its_own(open_store, make_group, tmp_path):
     peer, _ = open_store("a")
     put(peer, 20)
@@ -193,14 +342,7 @@ def test_an_old_master_with_a_tail_of_its_own(open_store, make_group, tmp_path):
     peer.call("store.close")
     other, address = open_store("b")
     other.call("store.put", messages=[{**messages(1)[0], "seed": 99}])
-    open_store("a", peer, brokerRole="SLAVE")
-    peer.call("store.close")
-    peer.call(
-        "store.open",
-        store={**rocketmq_sizes(tmp_path / "a"), "brokerRole": "SLAVE"},
-        broker={"brokerId": 1},
-        master=address,
-    )
+    open_store("a", peer, brokerRole="SLAVE", master=address)
     end = other.call("store.status")["max"]
     wait_until(lambda: other.call("store.status")["push2slave"] == end, 15, "in sync, it says")
     mine, theirs = read_log(tmp_path / "a"), read_log(tmp_path / "b")

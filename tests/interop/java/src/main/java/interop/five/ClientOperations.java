@@ -13,7 +13,9 @@ import java.util.List;
 import java.util.Map;
 import java.util.Random;
 import java.util.concurrent.ConcurrentHashMap;
+import org.apache.rocketmq.client.consumer.DefaultMQPullConsumer;
 import org.apache.rocketmq.client.consumer.DefaultMQPushConsumer;
+import org.apache.rocketmq.client.consumer.PullResult;
 import org.apache.rocketmq.client.consumer.listener.ConsumeConcurrentlyStatus;
 import org.apache.rocketmq.client.consumer.listener.MessageListenerConcurrently;
 import org.apache.rocketmq.client.producer.DefaultMQProducer;
@@ -25,6 +27,7 @@ import org.apache.rocketmq.common.compression.CompressionType;
 import org.apache.rocketmq.common.consumer.ConsumeFromWhere;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.common.message.MessageQueue;
 
 /** RocketMQ's official producer and consumer. */
 final class ClientOperations {
@@ -33,6 +36,7 @@ final class ClientOperations {
     void addTo(Peer peer) {
         peer.add("produce", this::produce);
         peer.add("consume", this::consume);
+        peer.add("pull", this::pull);
     }
 
     private synchronized String instance() {
@@ -208,5 +212,22 @@ final class ClientOperations {
             }
         }
         return seen.size();
+    }
+
+    /** Pull once from a queue's offset 0; [status, number of messages]. */
+    private Object pull(JSONObject request) throws Exception {
+        DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("pullers");
+        consumer.setInstanceName(instance());
+        consumer.setNamesrvAddr(request.getString("namesrv"));
+        consumer.start();
+        try {
+            MessageQueue queue = new MessageQueue(request.getString("topic"),
+                request.getString("broker"), request.getIntValue("queue"));
+            PullResult result = consumer.pull(queue, "*", 0, 32);
+            List<MessageExt> found = result.getMsgFoundList();
+            return List.of(result.getPullStatus().name(), found == null ? 0 : found.size());
+        } finally {
+            consumer.shutdown();
+        }
     }
 }
