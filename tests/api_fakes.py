@@ -41,6 +41,7 @@ class FakePull:
     max_queue_offset: int = 0
     records: bytes = b""
     count: int = 0
+    last_offset: int | None = None
 
 
 OK, ILLEGAL = Status("PUT_OK"), Status("MESSAGE_ILLEGAL")
@@ -137,7 +138,8 @@ class FakeStore:
                 size += length
             status = Status("FOUND" if chosen else "NO_NEW")
             following = queue_offset + len(chosen)
-            return FakePull(status, following, 0, readable, b"".join(chosen), len(chosen))
+            last = units[following - 1][0] if chosen else None
+            return FakePull(status, following, 0, readable, b"".join(chosen), len(chosen), last)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         units = self.queues.get((topic, queue_id))

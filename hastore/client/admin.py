@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 
 from hastore.client.addresses import parse_bootstrap
+from hastore.client.messages import decode_messages
 from hastore.client.requester import Requester, expect
 from hastore.client.results import Message, NodeInfo
 from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.errors import ClientError
 from hastore.protocol import api
 from hastore.store.host import parse_message_id
-from hastore.store.record import decode_record
 
 QueueRanges = dict[int, tuple[int, int]]
 
@@ -106,10 +107,9 @@ class Admin:
 
 
 def _messages(count: int, payload: bytes) -> list[Message]:
-    found: list[Message] = []
-    at = 0
-    for _ in range(count):
-        record = decode_record(payload, at)
-        found.append(Message(record, None))
-        at += record.size
+    found, failure = decode_messages(payload, ())
+    if failure is not None:
+        raise failure
+    if len(found) != count:
+        raise ClientError(f"{len(found)} messages came instead of {count}")
     return found

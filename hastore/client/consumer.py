@@ -6,7 +6,8 @@
         consumer.commit()
 
 Only what is readable is read: under a synchronous master what enough slaves have confirmed.
-Messages of one queue come in its order; the queues take turns.
+Messages of one queue come in its order; the queues take turns. While the caller handles messages
+the next ones are fetched, up to `prefetch_bytes`; a batch that `poll` returned is the caller's.
 """
 
 from __future__ import annotations
@@ -46,6 +47,7 @@ class Consumer:
         on_lost: OnLost = "raise",
         read_from: Literal["slaves", "master"] = "slaves",
         max_bytes: int = 1024 * 1024,
+        prefetch_bytes: int = 8 * 1024 * 1024,
         timeout_s: float = 10.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
@@ -56,6 +58,10 @@ class Consumer:
         is lost (retention, or a failover cut it away): raise PositionLostError, or go on at the
         earliest, the latest, or the last common position. `timeout_s` bounds each request but
         `poll`.
+
+        A pull brings up to `max_bytes`. `prefetch_bytes` bounds the records that are held for, or
+        are on their way to, the next polls; of each queue at least two pulls of 16 KiB, or of a
+        message if that is larger. Small messages take about twice their bytes once decoded.
         """
         if start not in ("earliest", "latest"):
             raise UsageError(f'start={start!r}: "earliest" or "latest"')
@@ -63,6 +69,8 @@ class Consumer:
             raise UsageError(f"on_lost={on_lost!r}: one of {', '.join(POLICIES)}")
         if not 1 <= max_bytes <= api.MAX_FRAME_BYTES:
             raise UsageError(f"max_bytes={max_bytes}: from 1 to {api.MAX_FRAME_BYTES}")
+        if prefetch_bytes < 0:
+            raise UsageError(f"prefetch_bytes={prefetch_bytes} is negative")
         if not topic:
             raise UsageError("a consumer needs a topic")
         self.topic = topic
@@ -75,10 +83,14 @@ class Consumer:
         self._closing = False
         self._requester = Requester(parse_bootstrap(bootstrap), clock)
         self._fetcher = Fetcher(
-            self._requester, topic, clock, max_bytes, prefer_master=read_from == "master"
+            self._requester,
+            topic,
+            clock,
+            max_bytes=max_bytes,
+            prefetch_bytes=prefetch_bytes,
+            prefer_master=read_from == "master",
         )
         self._fetcher.policy = on_lost
-        self._turn = 0
 
     def __enter__(self) -> Consumer:
         return self
@@ -104,20 +116,22 @@ class Consumer:
     def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[Message]:
         """Return what is there, up to `max_messages`; waits up to `timeout_s` for the first.
 
-        PositionLostError when the policy says so; seek, then poll again.
+        PositionLostError when the policy says so; seek, then poll again. CorruptRecordError when a
+        replica gave damaged bytes: the position stands before them, and polling again asks another
+        replica if there is one.
         """
         with self._lock:
             deadline = self._requester.deadline(timeout_s)
             self._prepare(timeout_s)
-            self._fetcher.step(0.0)
+            self._fetcher.pump()
             while not self._closing:
-                taken = self._take(max_messages)
+                taken = self._fetcher.take(max_messages)
                 if taken:
                     return taken
                 left = self._requester.left_s(deadline)
                 self._fetcher.step(left)
                 if left <= 0.0:
-                    return self._take(max_messages)
+                    return self._fetcher.take(max_messages)
         return []
 
     def positions(self) -> dict[int, Position]:
@@ -202,21 +216,6 @@ class Consumer:
         if found is None:
             raise UsageError(f"queue {queue_id} is none of this consumer's")
         return found
-
-    def _take(self, max_messages: int) -> list[Message]:
-        """Take from the queues in turn, starting with another one each time."""
-        queues = list(self._fetcher.queues.values())
-        taken: list[Message] = []
-        self._turn += 1
-        for index in range(len(queues)):
-            queue = queues[(self._turn + index) % len(queues)]
-            if queue.lost is not None and not taken:
-                raise queue.lost
-            while len(taken) < max_messages and (message := queue.take()) is not None:
-                taken.append(message)
-            if not queue.chunk and queue.rid is None and queue.lost is None:
-                queue.fetch = queue.next
-        return taken
 
     def _prepare(self, timeout_s: float) -> None:
         """Find the queues and where to start in each, once."""

@@ -1,115 +1,227 @@
-"""Fetch from a replica: one pull of each queue under way, another replica when one stalls.
+"""Fetch from a replica: a pull of each queue under way, another replica when one stalls.
 
-A queue has a fetch position (where the next pull begins) and a chunk of fetched records that its
-reader has not taken yet. Slaves are asked first; a replica is left when its link breaks, when it
-does not answer, or when others can read further while it has not moved for a second.
+What a pull brings is a chunk: it waits as it came until its turn, then it is decoded, and while the
+reader takes those messages the pull behind it is under way. So of each queue at most two pulls'
+worth is held: one as messages, one as a chunk or on its way. `prefetch_bytes` bounds the sum over
+the queues, by the size that a pull asks for (no less than 16 KiB, and at least one message).
+
+Slaves are asked first; a replica is left when its link breaks, when it does not answer, or when
+others can read further while it has not moved for a second.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from hastore.client.links import Arrival
+from hastore.client.messages import Message, decode_messages
 from hastore.client.requester import Requester
-from hastore.client.results import Message, Position
+from hastore.client.results import Position
 from hastore.clock import Clock
-from hastore.errors import PositionLostError
+from hastore.errors import CorruptRecordError, PositionLostError
 from hastore.protocol import api
-from hastore.store.record import decode_record
 
 WAIT_MS = 1_000  # of a long poll
 ANSWER_MS = 1_500.0  # beyond it, before a replica is left
 REFRESH_MS = 1_000.0
 RETRY_MS = 50.0
+PUMP_MS = 1.0  # between looks at the network while messages are at hand
+PULL_BYTES_MIN = 16 * 1024
 POLICIES = ("raise", "earliest", "latest", "common")
+
+
+class Chunk(NamedTuple):
+    """What one pull brought: `count` records as they lie in the log, and the position behind."""
+
+    payload: bytes
+    count: int
+    epochs: list[tuple[int, int]]
+    after: Position
 
 
 @dataclass(slots=True, eq=False)
 class QueueReader:
-    """One queue: `next` is where its reader stands, `fetch` where the next pull begins."""
+    """One queue: `next` is where its reader stands, `fetch` where the next pull begins.
+
+    `fetch` is None while that is known only once all that was fetched is taken: then it is `next`.
+    """
 
     queue_id: int
     next: Position
-    fetch: Position
-    chunk: bytes = b""
-    chunk_at: int = 0
-    epochs: list[tuple[int, int]] | None = None
+    fetch: Position | None
+    chunk: Chunk | None = None
+    ready: list[Message] = field(default_factory=list)  # decoded
+    taken: int = 0  # of them
+    damage: CorruptRecordError | None = None  # what stands behind them
     rid: int | None = None
     sent_ms: float = 0.0
     not_before_ms: float = 0.0
     lost: PositionLostError | None = None
 
+    @property
+    def is_drained(self) -> bool:
+        """Whether nothing that was fetched is left to take."""
+        return self.chunk is None and self.taken == len(self.ready)
+
     def seek(self, position: Position) -> None:
         """Go on from a position; what was fetched, or is on its way, is dropped."""
         self.next = self.fetch = position
-        self.chunk, self.chunk_at = b"", 0
+        self.chunk = None
+        self.ready, self.taken = [], 0
+        self.damage = None
         self.rid = None
         self.not_before_ms = 0.0
         self.lost = None
 
-    def take(self) -> Message | None:
-        """Return the next fetched message."""
-        if self.chunk_at >= len(self.chunk):
-            return None
-        record = decode_record(self.chunk, self.chunk_at)
-        self.chunk_at += record.size
-        if self.chunk_at >= len(self.chunk):
-            self.chunk, self.chunk_at = b"", 0
-        epoch = None
-        for each, start in self.epochs or ():
-            if start > record.physical_offset:
-                break
-            epoch = each
-        message = Message(record, epoch)
-        self.next = message.next_position
-        return message
+    def take(self, most: int) -> list[Message]:
+        """Return up to `most` of the decoded messages."""
+        begin, ready = self.taken, self.ready
+        if begin == 0 and len(ready) <= most:
+            messages, self.ready = ready, []
+        else:
+            messages = ready[begin : begin + most]
+            self.taken = begin + len(messages)
+            if self.taken == len(ready):
+                self.ready, self.taken = [], 0
+        if messages:
+            self.next = messages[-1].next_position
+        return messages
+
+    def take_chunk(self) -> bytes:
+        """Return what was fetched as it came, b"" when there is nothing; it is not checked."""
+        chunk, self.chunk = self.chunk, None
+        if chunk is None:
+            return b""
+        self.next = chunk.after
+        return chunk.payload
+
+    def decode(self, chunk: Chunk) -> None:
+        """Turn a chunk into messages; what stands behind damage in it is dropped."""
+        self.ready, damage = decode_messages(chunk.payload, chunk.epochs)
+        if damage is None:
+            last = self.ready[-1].offset if self.ready else None
+            if len(self.ready) == chunk.count and chunk.after.offset in (None, last):
+                return
+            damage = CorruptRecordError(f"a reply of {chunk.count} messages has others in it")
+            self.ready = []
+        self.damage = damage
+        self.rid = self.fetch = None  # a pull from behind the damage may be under way
 
 
 class Fetcher:
-    """Keep the queues' chunks filled; used by one thread at a time."""
+    """Keep messages of all queues at hand; used by one thread at a time."""
 
     def __init__(
-        self, requester: Requester, topic: str, clock: Clock, max_bytes: int, prefer_master: bool
+        self,
+        requester: Requester,
+        topic: str,
+        clock: Clock,
+        *,
+        max_bytes: int,
+        prefetch_bytes: int,
+        prefer_master: bool,
     ) -> None:
         self._requester = requester
         self._topic = topic
         self._clock = clock
         self._max_bytes = max_bytes
+        self._prefetch_bytes = prefetch_bytes
         self._prefer_master = prefer_master
         self.queues: dict[int, QueueReader] = {}
         self.policy = "raise"
         self.source: str | None = None
+        self._turn = 0
         self._left: set[str] = set()  # replicas found wanting since the last change of source
         self._seen_readable = -1
         self._next_refresh_ms = 0.0
+        self._next_pump_ms = 0.0
         requester.on_arrival = self._arrived
+
+    def take(self, most: int) -> list[Message]:
+        """Take from the queues in turn, starting with another one each time.
+
+        PositionLostError, CorruptRecordError: of a queue of which all that is good was taken, when
+        no other queue had anything before it. Behind damage the queue's next pull, from its
+        reader's position, goes to another replica if there is one.
+        """
+        queues = list(self.queues.values())
+        taken: list[Message] = []
+        self._turn += 1
+        for index in range(len(queues)):
+            queue = queues[(self._turn + index) % len(queues)]
+            while len(taken) < most and not queue.is_drained:
+                if queue.chunk is not None and not queue.ready:
+                    self._begin(queue, queue.chunk)
+                part = queue.take(most - len(taken))
+                taken = taken + part if taken else part
+                if queue.damage is not None:
+                    break
+            if len(taken) >= most:
+                break
+            if not taken:
+                self._raise_trouble(queue)
+        return taken
+
+    def _begin(self, queue: QueueReader, chunk: Chunk) -> None:
+        """Decode a queue's chunk, after asking for the next one."""
+        queue.chunk = None
+        if queue.fetch is not None:
+            self._ask(queue, self._clock.monotonic_ms())
+        queue.decode(chunk)
+
+    def _raise_trouble(self, queue: QueueReader) -> None:
+        if queue.lost is not None:
+            raise queue.lost
+        damage = queue.damage
+        if damage is not None:
+            queue.seek(queue.next)
+            self._leave()
+            raise damage
+
+    def pump(self) -> None:
+        """Look at the network if that has not been done lately; does not wait."""
+        if self._clock.monotonic_ms() >= self._next_pump_ms:
+            self.step(0.0)
 
     def step(self, timeout_s: float) -> None:
         """Keep pulls under way and wait once, at most `timeout_s`, for something to arrive."""
+        arrived = self._requester.wait(0.0)
         now = self._clock.monotonic_ms()
+        self._next_pump_ms = now + PUMP_MS
         self._refresh(now)
         self._choose()
         wait_ms = min(timeout_s * 1000.0, self._next_refresh_ms - now)
         for queue in self.queues.values():
             if queue.rid is not None and now > queue.sent_ms + WAIT_MS + ANSWER_MS:
                 self._leave()
-            if queue.rid is None and not queue.chunk and queue.lost is None:
-                if now >= queue.not_before_ms:
-                    self._pull(queue, now)
-                else:
-                    wait_ms = min(wait_ms, queue.not_before_ms - now)
-        self._requester.wait(max(0.0, wait_ms) / 1000.0)
+            wait_ms = min(wait_ms, self._ask(queue, now))
+        if not arrived and timeout_s > 0.0:
+            self._requester.wait(max(0.0, wait_ms) / 1000.0)
 
-    def _pull(self, queue: QueueReader, now: float) -> None:
+    def _ask(self, queue: QueueReader, now: float) -> float:
+        """Send the pull that is due; returns in how many ms one is, without looking further."""
+        if queue.rid is not None or queue.chunk is not None:
+            return REFRESH_MS
+        if queue.lost is not None or queue.damage is not None:
+            return REFRESH_MS
+        if queue.fetch is None and queue.is_drained:
+            queue.fetch = queue.next
+        if queue.fetch is None:
+            return REFRESH_MS
+        if now < queue.not_before_ms:
+            return queue.not_before_ms - now
         rid = self._requester.next_rid()
+        share = self._prefetch_bytes // (2 * len(self.queues))
         pull = api.Pull(
             rid, self._topic, queue.queue_id, queue.fetch, api.MAX_PULL_MESSAGES,
-            self._max_bytes, WAIT_MS,
+            min(self._max_bytes, max(PULL_BYTES_MIN, share)), WAIT_MS,
         )  # fmt: skip
         if self.source is not None and self._requester.links.send(self.source, pull):
             queue.rid, queue.sent_ms = rid, now
         else:
             queue.not_before_ms = now + RETRY_MS
+        return REFRESH_MS
 
     def _arrived(self, arrival: Arrival) -> None:
         reply = arrival.reply
@@ -126,14 +238,24 @@ class Fetcher:
                     self._pulled(queue, reply, arrival.payload)
                 else:  # refused: busy, or the store is closed
                     queue.not_before_ms = self._clock.monotonic_ms() + RETRY_MS
-                    self._leave()
+                    if not (isinstance(reply, api.Failed) and reply.status == "BUSY"):
+                        self._leave()
 
     def _pulled(self, queue: QueueReader, reply: api.Pulled, payload: bytes) -> None:
         status = reply.status
         if status is api.PullStatus.FOUND:
-            queue.chunk, queue.chunk_at, queue.epochs = payload, 0, reply.epochs
-            queue.fetch = Position(reply.next_queue_offset)  # refined when the chunk is taken
+            after = Position(reply.next_queue_offset)
+            last = reply.last_offset
+            queue.fetch = None
+            if last is not None:
+                epochs = [epoch for epoch, start in reply.epochs if start <= last]
+                if epochs:
+                    after = Position(reply.next_queue_offset, epochs[-1], last)
+                queue.fetch = after
+            queue.chunk = Chunk(payload, reply.count, reply.epochs, after)
             self._left.clear()
+        elif not queue.is_drained:
+            self._pulled_nothing_ahead(queue, status)
         elif status is api.PullStatus.OFFSET_TOO_SMALL:
             text = f"before the first one kept, {reply.min_queue_offset}"
             self._lose(queue, text, reply, Position(reply.min_queue_offset))
@@ -149,9 +271,18 @@ class Fetcher:
             text = f"of a record that a failover cut away; {common.queue_offset} still holds"
             self._lose(queue, text, reply, common)
 
-    def _lose(
-        self, queue: QueueReader, text: str, reply: api.Pulled, common: Position
-    ) -> None:
+    def _pulled_nothing_ahead(self, queue: QueueReader, status: api.PullStatus) -> None:
+        """Take note of a reply without records to a pull ahead of the reader.
+
+        What it says of a loss holds for the fetch position, not for the reader's: that one is asked
+        about once the reader has taken what is at hand, or at once when that has been cut away.
+        """
+        if status is api.PullStatus.HISTORY_DIFFERS:
+            queue.seek(queue.next)
+        elif status is not api.PullStatus.NO_NEW:
+            queue.fetch = None
+
+    def _lose(self, queue: QueueReader, text: str, reply: api.Pulled, common: Position) -> None:
         if self.policy == "raise":
             place = f"queue {queue.queue_id} of {self._topic}: {queue.next.queue_offset} is {text}"
             queue.lost = PositionLostError(place, queue.queue_id, common)

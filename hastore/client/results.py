@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from hastore.client.messages import Message
 from hastore.errors import (
     ClientError,
     FlushDiskTimeout,
@@ -18,8 +19,6 @@ from hastore.errors import (
 )
 from hastore.protocol.api import Position, Status
 from hastore.store.host import Host, message_id
-from hastore.store.properties import decode_properties, find_property
-from hastore.store.record import Record
 
 __all__ = ["Message", "NodeInfo", "Position", "SendResult", "Status", "failure_of"]
 _PORT = struct.Struct(">i")
@@ -69,85 +68,6 @@ def failure_of(
     if status.is_refusal:
         return NotStoredError(text, status.value)
     return ClientError(text)
-
-
-class Message:
-    """A message as read from a replica: its record, its queue and its position."""
-
-    __slots__ = ("record", "epoch")
-
-    def __init__(self, record: Record, epoch: int | None) -> None:
-        self.record = record
-        self.epoch = epoch
-
-    def __repr__(self) -> str:
-        return (
-            f"Message({self.topic!r}, queue {self.queue_id}, queue offset {self.queue_offset}, "
-            f"offset {self.offset}, {len(self.body)} bytes)"
-        )
-
-    @property
-    def body(self) -> bytes:
-        """The payload: bytes, as they were sent."""
-        return self.record.body
-
-    @property
-    def topic(self) -> str:
-        """The topic."""
-        return self.record.topic
-
-    @property
-    def queue_id(self) -> int:
-        """The queue within the topic."""
-        return self.record.queue_id
-
-    @property
-    def queue_offset(self) -> int:
-        """The place within the queue."""
-        return self.record.queue_offset
-
-    @property
-    def offset(self) -> int:
-        """The place in the log, in bytes."""
-        return self.record.physical_offset
-
-    @property
-    def message_id(self) -> str:
-        """The message id."""
-        return self.record.message_id
-
-    @property
-    def key(self) -> str | None:
-        """The KEYS property."""
-        raw = find_property(self.record.properties, b"KEYS")
-        return None if raw is None else raw.decode("utf-8", "surrogateescape")
-
-    @property
-    def tags(self) -> str | None:
-        """The TAGS property."""
-        return self.record.tags
-
-    @property
-    def properties(self) -> dict[str, str]:
-        """All properties; of a name that comes twice, the last."""
-        return dict(decode_properties(self.record.properties))
-
-    @property
-    def born_timestamp_ms(self) -> int:
-        """When the producer made it, in ms since 1970."""
-        return self.record.born_timestamp_ms
-
-    @property
-    def store_timestamp_ms(self) -> int:
-        """When the master stored it, in ms since 1970."""
-        return self.record.store_timestamp_ms
-
-    @property
-    def next_position(self) -> Position:
-        """The position behind this message; without its epoch when the node told none."""
-        if self.epoch is None:
-            return Position(self.queue_offset + 1)
-        return Position(self.queue_offset + 1, self.epoch, self.offset)
 
 
 class NodeInfo(msgspec.Struct, frozen=True):

@@ -214,7 +214,8 @@ class Pulled(_Message, frozen=True, tag="pull."):
     """What a Pull found; the payload holds `count` records.
 
     `epochs` are the (epoch, start offset) entries of the node's history that cover them. `common`
-    comes with HISTORY_DIFFERS alone.
+    comes with HISTORY_DIFFERS alone. `last_offset` is where the last record lies in the log: with
+    it the client can ask for what follows before it has read them.
     """
 
     rid: int
@@ -225,6 +226,7 @@ class Pulled(_Message, frozen=True, tag="pull."):
     count: int = 0
     epochs: list[tuple[int, int]] = []
     common: Position | None = None
+    last_offset: int | None = None
 
 
 class Found(_Message, frozen=True, tag="found."):

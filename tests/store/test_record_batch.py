@@ -81,3 +81,20 @@ def test_a_pull_gives_what_lies_before_damage_and_refuses_what_does_not(tmp_path
         with pytest.raises(CorruptRecordError, match=f"offset {offsets[7]} is damaged"):
             pull(7)
         assert pull(8).count == 12
+
+
+def test_a_pull_passes_over_a_hole_of_whole_queue_files_and_over_no_record(tmp_path: Path) -> None:
+    with opened(tmp_path, consume_queue_units=50) as store:
+        offsets = [result.offset for result in put(store, *map(message, range(30)))]
+        assert store.wait_dispatched(store.max_offset, 10)
+        # As a queue lies that was deleted in RocketMQ while its position went on.
+        queue = store._parts.queues.get("TopicA", 0)
+        assert queue is not None and offsets[0] is not None
+        units = queue.files.read(0, 30)
+        queue.files.skip_to(5_020)
+        queue.files.append(units)
+        queue.settle()
+        found = store.pull(
+            "TopicA", 0, 31, max_messages=1_000, max_bytes=1 << 20, limit_offset=store.max_offset
+        )
+        assert (found.count, found.next_queue_offset) == (30, 5_050)

@@ -1,0 +1,192 @@
+"""Messages as a consumer gets them: checked when they come, their lesser fields read on demand."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+
+import msgspec
+from zlib_ng import zlib_ng
+
+from hastore.errors import CorruptRecordError
+from hastore.protocol.api import Position
+from hastore.store.host import Host, message_id
+from hastore.store.properties import decode_properties, find_property
+from hastore.store.record import (
+    FLAG_BORN_IPV6,
+    FLAG_IPV6,
+    FLAG_STORE_IPV6,
+    IPV6_EXTRA,
+    MAX_PROPERTIES_BYTES,
+    MIN_RECORD_SIZE,
+    STORE_AT,
+    STORE_IPV4,
+    STORE_IPV6,
+    V1_MAGIC,
+    Record,
+    decode_record,
+    layout_of,
+)
+from hastore.store.record_batch import is_topic
+
+# totalSize, magic, bodyCRC, queueId, queueOffset, physicalOffset, sysFlag, and the bodyLength of a
+# V1 record between IPv4 hosts
+_FRONT = struct.Struct(">iIIi4xqqi44xi")
+_BODY_AT = _FRONT.size
+_CRC_MASK = 0x7FFFFFFF
+_FLAGS_AND_BORN = struct.Struct(">iq")  # at 36: sysFlag, bornTimestamp
+_FLAGS_AT = 36
+_NO_END = 1 << 63
+
+
+class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
+    """A message as read from a replica: its body, its queue, its position.
+
+    `queue_offset` is its place within the queue, `offset` its place in the log, in bytes; `epoch`
+    is None when the node told none. It keeps the bytes of its own record and no others.
+    """
+
+    body: bytes
+    queue_id: int
+    queue_offset: int
+    offset: int
+    epoch: int | None
+    _head: bytes  # the record's bytes before the body
+    _tail: bytes  # and behind it
+
+    def __repr__(self) -> str:
+        return (
+            f"Message({self.topic!r}, queue {self.queue_id}, queue offset {self.queue_offset}, "
+            f"offset {self.offset}, {len(self.body)} bytes)"
+        )
+
+    @property
+    def record(self) -> Record:
+        """The record, decoded anew at each call."""
+        return decode_record(self._head + self.body + self._tail)
+
+    @property
+    def topic(self) -> str:
+        """The topic."""
+        begin, end = self._topic_place()
+        return self._tail[begin:end].decode("utf-8", "surrogateescape")
+
+    @property
+    def message_id(self) -> str:
+        """The message id."""
+        _, address, port = self._stored()
+        return message_id(Host(address, port), self.offset)
+
+    @property
+    def key(self) -> str | None:
+        """The KEYS property."""
+        return self._property(b"KEYS")
+
+    @property
+    def tags(self) -> str | None:
+        """The TAGS property."""
+        return self._property(b"TAGS")
+
+    @property
+    def properties(self) -> dict[str, str]:
+        """All properties; of a name that comes twice, the last."""
+        return dict(decode_properties(self._raw_properties()))
+
+    @property
+    def born_timestamp_ms(self) -> int:
+        """When the producer made it, in ms since 1970."""
+        born: int = _FLAGS_AND_BORN.unpack_from(self._head, _FLAGS_AT)[1]
+        return born
+
+    @property
+    def store_timestamp_ms(self) -> int:
+        """When the master stored it, in ms since 1970."""
+        return self._stored()[0]
+
+    @property
+    def next_position(self) -> Position:
+        """The position behind this message; without its epoch when the node told none."""
+        if self.epoch is None:
+            return Position(self.queue_offset + 1)
+        return Position(self.queue_offset + 1, self.epoch, self.offset)
+
+    def _topic_place(self) -> tuple[int, int]:
+        tail = self._tail
+        if self._head[4:8] == _V1:
+            return 1, 1 + tail[0]
+        return 2, 2 + (tail[0] << 8 | tail[1])
+
+    def _raw_properties(self) -> bytes:
+        return self._tail[self._topic_place()[1] + 2 :]
+
+    def _property(self, name: bytes) -> str | None:
+        raw = find_property(self._raw_properties(), name)
+        return None if raw is None else raw.decode("utf-8", "surrogateescape")
+
+    def _stored(self) -> tuple[int, bytes, int]:
+        """Return storeTimestamp, and the storeHost's address and port."""
+        flags = _FLAGS_AND_BORN.unpack_from(self._head, _FLAGS_AT)[0]
+        form = STORE_IPV6 if flags & FLAG_STORE_IPV6 else STORE_IPV4
+        at = STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
+        stored: tuple[int, bytes, int] = form.unpack_from(self._head, at)
+        return stored
+
+
+_V1 = V1_MAGIC.to_bytes(4)
+
+
+def decode_messages(
+    payload: bytes, epochs: Sequence[tuple[int, int]]
+) -> tuple[list[Message], CorruptRecordError | None]:
+    """Read records that lie one behind the other, as far as they are whole and their CRCs right.
+
+    Returns the messages before the first damage, and what that is. `epochs` are (epoch, start
+    offset), rising. Any physicalOffset passes: only the node knows the place.
+    """
+    found: list[Message] = []
+    add, unpack, crc32 = found.append, _FRONT.unpack_from, zlib_ng.crc32
+    following = iter(epochs)
+    epoch: int | None = None
+    next_epoch, epoch_end = next(following, (0, _NO_END))
+    topic = b"\0"  # length and bytes of the last topic that was found good
+    at, length = 0, len(payload)
+    while length - at >= MIN_RECORD_SIZE:
+        size, magic, crc, queue_id, queue_offset, offset, flags, body_length = unpack(payload, at)
+        stop = at + size
+        if size < MIN_RECORD_SIZE or stop > length:
+            break
+        if magic == V1_MAGIC and not flags & FLAG_IPV6:
+            body_at = at + _BODY_AT
+            topic_at = body_at + body_length
+            if body_length < 0 or topic_at > stop - 3:
+                break
+            tail = payload[topic_at:stop]
+            if not tail.startswith(topic):
+                topic = tail[: 1 + tail[0]]
+                if not is_topic(topic):
+                    break
+            place = len(topic)
+            rest = len(tail) - place - 2  # the bytes of the properties
+            if rest < 0 or rest != tail[place] << 8 | tail[place + 1]:
+                break
+            if rest and (rest > MAX_PROPERTIES_BYTES or not tail[-1]):
+                break
+        else:
+            layout = layout_of(payload, at, stop)
+            if layout is None:
+                break
+            body_at, topic_at = layout[4], layout[4] + layout[5]
+            tail = payload[topic_at:stop]
+        body = payload[body_at:topic_at]
+        if crc32(body) & _CRC_MASK != crc:
+            break
+        while offset >= epoch_end:
+            epoch = next_epoch
+            next_epoch, epoch_end = next(following, (0, _NO_END))
+        add(Message(body, queue_id, queue_offset, offset, epoch, payload[at:body_at], tail))
+        at = stop
+    if at == length:
+        return found, None
+    return found, CorruptRecordError(
+        f"byte {at} of a reply of {length} bytes begins no valid record"
+    )
