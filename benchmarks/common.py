@@ -149,14 +149,19 @@ def say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def arguments(text: str | None) -> argparse.Namespace:
-    """Return what every benchmark takes: repeats, a scale for trials, where the stores lie."""
+def arguments(text: str | None, **numbers: int) -> argparse.Namespace:
+    """Return what every benchmark takes: repeats, a scale for trials, where the stores lie.
+
+    `numbers` are more options, with their defaults.
+    """
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--scale", type=float, default=1.0, help="of all amounts, to try it out")
     parser.add_argument("--dir", help="where the stores lie (default: the temporary folder)")
+    for name, value in numbers.items():
+        parser.add_argument(f"--{name}", type=int, default=value)
     return parser.parse_args()
 
 
@@ -204,8 +209,8 @@ class Node:
         self.store = pathlib.Path(settings["store"]["root"])
         self.http: str = settings["nodes"][number]["http"]
         self.api: str = settings["nodes"][number]["api"]
-        self._config = folder / f"node{number}.yaml"
-        self._config.write_text(yaml.safe_dump(settings, sort_keys=False))
+        self.config = folder / f"node{number}.yaml"
+        self.config.write_text(yaml.safe_dump(settings, sort_keys=False))
         self._errors = folder / f"node{number}.err"
         self.process: subprocess.Popen[str] | None = None
 
@@ -218,8 +223,9 @@ class Node:
 
     def start(self) -> float:
         """Start it by its command and wait for the ready line; returns the seconds that took."""
-        kind = "slave" if self.settings["role"] == "SLAVE" else "master"
-        command = [sys.executable, str(ROOT / "bin" / f"hastore-{kind}"), "-c", str(self._config)]
+        role = yaml.safe_load(self.config.read_text())["role"]
+        kind = "slave" if role == "SLAVE" else "master"
+        command = [sys.executable, str(ROOT / "bin" / f"hastore-{kind}"), "-c", str(self.config)]
         began = time.perf_counter()
         with open(self._errors, "a") as errors:
             self.process = subprocess.Popen(
@@ -253,6 +259,15 @@ class Node:
                 when = datetime.datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f")
                 return when.timestamp()
         return None
+
+    def become(self, role: str) -> None:
+        """Change its role in its file; it follows at once when it runs, else at its next start."""
+        settings = yaml.safe_load(self.config.read_text()) | {"role": role}
+        self.config.write_text(yaml.safe_dump(settings, sort_keys=False))
+
+    def kill(self) -> None:
+        """Send SIGKILL and reap."""
+        self.stop(signal.SIGKILL)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
         """End the process, and reap it."""
@@ -324,13 +339,13 @@ class Group:
         """The addresses for clients."""
         return [node.api for node in self._nodes.values()]
 
-    def start(self) -> None:
+    def start(self, limit_s: float = START_S) -> None:
         """Start all nodes and wait until every slave is in sync."""
         for node in self._nodes.values():
             node.start()
-        self.wait_in_sync()
+        self.wait_in_sync(limit_s)
 
-    def wait_in_sync(self) -> None:
+    def wait_in_sync(self, limit_s: float = START_S) -> None:
         """Wait until the master has all slaves in sync."""
         master, due = self[1], len(self._nodes) - 1
 
@@ -340,7 +355,7 @@ class Group:
             status = master.status()
             return bool(status["writable"]) and due == sum(s["in_sync"] for s in status["slaves"])
 
-        wait_until(right, START_S, f"the slaves did not get in sync: {master.last_words()}")
+        wait_until(right, limit_s, "the slaves did not get in sync")
 
     def costs(self) -> dict[str, Cost]:
         """Return what each running node has used."""

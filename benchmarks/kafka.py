@@ -8,7 +8,7 @@ import os
 import pathlib
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from benchmarks.common import BODY_BYTES, Cost, free_ports
@@ -140,11 +140,11 @@ class KafkaPair:
     def blocking(self, count: int) -> list[float]:
         """Return how long each of `count` synchronous puts took, in ms, on a warm producer."""
         producer, clock = self._producer(linger_ms=0), time.perf_counter
-        failures: list[Any] = []
+        failures, note = self._noting()
         took = []
         for number in range(count + count // 10 + 1):
             began = clock()
-            producer.produce(TOPIC, BODY, on_delivery=lambda e, _: e and failures.append(e))
+            producer.produce(TOPIC, BODY, on_delivery=note)
             producer.flush()
             if number > count // 10:
                 took.append((clock() - began) * 1_000.0)
@@ -154,16 +154,15 @@ class KafkaPair:
     def in_flight(self, limit: int, count: int, linger_ms: float = 0.0) -> float:
         """Return messages a second with at most `limit` unacknowledged."""
         producer = self._producer(linger_ms=linger_ms)
-        failures: list[Any] = []
+        failures, note = self._noting()
         pending = 0
 
-        def delivered(failure: Any, _message: Any) -> None:
+        def delivered(failure: Any, message: Any) -> None:
             nonlocal pending
             pending -= 1
-            if failure is not None:
-                failures.append(failure)
+            note(failure, message)
 
-        producer.produce(TOPIC, BODY, on_delivery=lambda e, _: e and failures.append(e))
+        producer.produce(TOPIC, BODY, on_delivery=note)
         producer.flush()
         began = time.perf_counter()
         for _ in range(count):
@@ -185,24 +184,30 @@ class KafkaPair:
             queue_buffering_max_messages=1_000_000,
             queue_buffering_max_kbytes=2 * 1024**2,
         )
-        failures: list[Any] = []
-
-        def delivered(failure: Any, _message: Any) -> None:
-            if failure is not None:
-                failures.append(failure)
-
-        producer.produce(TOPIC, BODY, on_delivery=delivered)
+        failures, note = self._noting()
+        producer.produce(TOPIC, BODY, on_delivery=note)
         producer.flush()
         produce = producer.produce
         began = time.perf_counter()
         for number in range(count):
-            produce(TOPIC, BODY, on_delivery=delivered)
+            produce(TOPIC, BODY, on_delivery=note)
             if not number % 1_000:
                 producer.poll(0)
         producer.flush()
         seconds = time.perf_counter() - began
         self._check(failures)
         return count / seconds
+
+    @staticmethod
+    def _noting() -> tuple[list[Any], Callable[[Any, Any], None]]:
+        """Return a list, and a callback that puts what was not delivered into it."""
+        failures: list[Any] = []
+
+        def note(failure: Any, _message: Any) -> None:
+            if failure is not None:
+                failures.append(failure)
+
+        return failures, note
 
     @staticmethod
     def _check(failures: list[Any]) -> None:

@@ -1,5 +1,7 @@
 """What hastore's client is asked to do: each load returns its rate, or the times of its puts."""
 
+import contextlib
+import threading
 import time
 from collections import deque
 from typing import Any
@@ -30,12 +32,44 @@ def pipelined(
         if queues is None:
             futures = deque(producer.send("pipelined", BODY) for _ in range(count))
         else:
+            topic = f"queues{queues}"
             futures = deque(
-                producer.send("queues", BODY, queue=number % queues) for number in range(count)
+                producer.send(topic, BODY, queue=number % queues) for number in range(count)
             )
         for future in futures:
             future.result()
         return count / (time.perf_counter() - began)
+
+
+def shared(bootstrap: list[str], *, producers: int, in_flight: int, count: int) -> float:
+    """Return messages a second of so many producers, a thread each, that share `in_flight`."""
+    each, ready = count // producers, threading.Barrier(producers + 1)
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            with Producer(bootstrap, max_in_flight=in_flight // producers) as producer:
+                producer.send_sync("shared", BODY)
+                ready.wait()
+                for future in [producer.send("shared", BODY) for _ in range(each)]:
+                    future.result()
+        except BaseException as failure:
+            failures.append(failure)
+            ready.abort()
+            raise
+
+    threads = [threading.Thread(target=work) for _ in range(producers)]
+    for thread in threads:
+        thread.start()
+    with contextlib.suppress(threading.BrokenBarrierError):
+        ready.wait()
+    began = time.perf_counter()
+    for thread in threads:
+        thread.join()
+    seconds = time.perf_counter() - began
+    if failures:
+        raise failures[0]
+    return each * producers / seconds
 
 
 def batched(bootstrap: list[str], *, batch: int, in_flight: int, count: int) -> float:

@@ -82,7 +82,8 @@ def _build(folder: pathlib.Path, peer: str, version: str) -> None:
         if done.returncode == 0:
             return
         said = done.stdout + done.stderr
-    raise NoPeer(f"Maven could not get {peer}: {said.strip()[-500:]}")
+    first = next((line for line in said.splitlines() if "ERROR" in line), "no word from it")
+    raise NoPeer(f"Maven could not get {peer}: {first}")
 
 
 if __name__ == "__main__":

@@ -1,30 +1,32 @@
-"""Replicate a log to a new, empty slave, beside bare copies of the same file over loopback.
+"""Replicate a log of 1 GiB to a new, empty slave, beside RocketMQ and beside bare copies of it.
 
-    python -m benchmarks.replication [--gib 1] [--repeats 5] [--dir FOLDER]
+    python -m benchmarks.replication [--repeats 5] [--scale 1] [--dir FOLDER]
 
-Each repeat runs all three, in turn:
+Each repeat runs all of these, in turn:
   * `sendfile` to `recv_into` of 1 MiB buffers: what loopback and the page cache can do at all;
   * the same, and each piece is written to a new file, preallocated like a log file;
+  * RocketMQ: a bare store as the master and one as the slave, without brokers, in JVMs that stay
+    warm. Clock: from the connection to the last byte, and until the slave's queues know it all;
   * hastore: a fresh master process on the log, a fresh slave process on an empty store. Clock: from
     the moment the slave says that it follows, to the master having its report of the last byte, and
     further until the slave's queues and index know all of it.
+CPU seconds count from the slave's start on; those of RocketMQ until its queues are caught up.
 """
 
-import argparse
 import contextlib
-import multiprocessing
-import os
 import pathlib
 import shutil
-import socket
 import time
 from typing import Any
 
+from benchmarks.bare import PIECE_BYTES, bare_copy
 from benchmarks.common import (
+    BODY_BYTES,
     MIB,
-    Cost,
     Group,
-    ended,
+    arguments,
+    at_least,
+    at_most,
     figure,
     fill_store,
     save,
@@ -33,52 +35,17 @@ from benchmarks.common import (
     touch_memory,
     wait_until,
 )
+from benchmarks.maven import peer_version
+from benchmarks.rocketmq import RocketStores
+from benchmarks.side_by_side import start_peer
 
-PIECE_BYTES = MIB
+__all__ = ["PIECE_BYTES"]  # for recovery.py
 REPLAY_S = 60.0
+FILE_BYTES = 1024 * MIB
+Run = dict[str, Any]
 
 
-def send_file(path: str, listener: socket.socket, size: int) -> None:
-    """Send the first `size` bytes of a file to whoever connects."""
-    sock, _ = listener.accept()
-    with sock, open(path, "rb") as file:
-        position = 0
-        while position < size:
-            position += os.sendfile(sock.fileno(), file.fileno(), position, size - position)
-        sock.recv(1)  # until the receiver has all
-
-
-def bare_copy(path: pathlib.Path, size: int, target: pathlib.Path | None) -> float:
-    """Copy a file's bytes over loopback, into memory or into a new file; returns seconds."""
-    with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
-        fork = multiprocessing.get_context("fork")
-        sender = fork.Process(target=send_file, args=(str(path), listener, size), daemon=True)
-        sender.start()
-        stack.enter_context(ended(sender))
-        sock = stack.enter_context(socket.create_connection(listener.getsockname()))
-        descriptor = None
-        if target is not None:
-            file = stack.enter_context(open(target, "wb", buffering=0))
-            descriptor = file.fileno()
-            os.posix_fallocate(descriptor, 0, size)
-        buffer = memoryview(bytearray(PIECE_BYTES))
-        got = 0
-        began = time.perf_counter()
-        while got < size:
-            count = sock.recv_into(buffer)
-            if not count:
-                raise RuntimeError("the sender ended early")
-            if descriptor is not None:
-                os.pwrite(descriptor, buffer[:count], got)
-            got += count
-        seconds = time.perf_counter() - began
-        sock.sendall(b"x")
-    if target is not None:
-        target.unlink()
-    return seconds
-
-
-def replicate(group: Group, end: int) -> dict[str, Any]:
+def replicate(group: Group, end: int) -> Run:
     """Start a new pair on the log in node 1's store; returns seconds and costs."""
     master, slave = group[1], group[2]
     shutil.rmtree(slave.store, ignore_errors=True)
@@ -95,7 +62,7 @@ def replicate(group: Group, end: int) -> dict[str, Any]:
     began = wait_until(lambda: slave.said("following node"), 5.0, "the slave never followed")
     after = {"master": master.cost(), "slave": slave.cost()}
     wait_until(
-        lambda: slave.status()["dispatched_offset"] == end, REPLAY_S, "replay did not end", 0.05
+        lambda: slave.status()["dispatched_offset"] == end, REPLAY_S, "replay did not end", 0.02
     )
     caught_up = time.time()
     last = {"master": master.cost(), "slave": slave.cost()}
@@ -125,62 +92,103 @@ def check_equal(left: pathlib.Path, right: pathlib.Path, end: int) -> None:
                 due -= piece
 
 
+def open_copy(rocket: RocketStores, store: pathlib.Path) -> None:
+    """Give RocketMQ's master a copy of hastore's store, which it opens as one of its own."""
+    shutil.copytree(store, rocket.root("master"), ignore=shutil.ignore_patterns("hastore"))
+    rocket.open("master")
+
+
+def follow(rocket: RocketStores, end: int) -> Run:
+    """Let a new slave of RocketMQ follow its master, and check what it got."""
+    run = rocket.follow(end)
+    check_equal(rocket.root("master"), rocket.root("slave"), end)
+    return run
+
+
+def figures_of(
+    runs: list[Run], rocket_runs: list[Run], bare: list[float], stored: list[float], end: int
+) -> list[dict[str, Any]]:
+    """Return the figures of all repeats."""
+    gib, name = end / 2**30, "replication to an empty slave"
+
+    def rates(of: list[Run], key: str) -> list[float]:
+        return [end / run[key] / 1e6 for run in of]
+
+    ours, theirs = rates(runs, "seconds"), rates(rocket_runs, "seconds")
+    late, their_late = rates(runs, "caught_up_seconds"), rates(rocket_runs, "caught_up_seconds")
+    out = [
+        figure(name, "MB/s", ours, "RocketMQ", theirs, at_least(4.0)),
+        figure(name, "MB/s", ours, "sendfile, recv_into", bare, at_least(0.7)),
+        figure(name, "MB/s", ours, "sendfile, recv_into, pwrite", stored),
+        figure(
+            "the same until its queues are caught up",
+            "MB/s",
+            late,
+            "RocketMQ",
+            their_late,
+            at_least(2.0),
+        ),
+    ]
+    for who, limit in (("slave", 0.4), ("master", 0.5)):
+        used = [run["cpu_caught_up_s"][who] / gib for run in runs]
+        peers = [run["cpu_s"][who] / gib for run in rocket_runs]
+        told = f"CPU of the {who} until the queues are caught up"
+        out.append(figure(told, "s/GiB", used, "RocketMQ", peers, at_most(limit)))
+    for who in ("slave", "master"):
+        used = [run["cpu_s"][who] / gib for run in runs]
+        out.append(figure(f"CPU of the {who} until all is reported", "s/GiB", used))
+    for who in ("master", "slave"):
+        out.append(
+            figure(
+                f"memory of the {who} that is not mapped log, replicating",
+                "MiB",
+                [run["costs"][who].anonymous_mib for run in runs],
+                "RocketMQ's bare store",
+                [run["costs"][who].anonymous_mib for run in rocket_runs],
+                resident=max(run["costs"][who].resident_mib for run in runs),
+            )
+        )
+    return out
+
+
 def main() -> None:
     """Run it."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--gib", type=float, default=1.0)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--dir", help="where the stores lie (default: the temporary folder)")
-    given = parser.parse_args()
-    size = int(given.gib * 1024 * MIB)
-    file_size = 1024 * MIB
-    with (
-        scratch(given.dir, 8 * file_size + size) as folder,
-        Group(
-            folder, store={"commitlog_file_size": file_size}, ha={"max_gap_not_in_sync": 2**40}
-        ) as group,
-    ):
-        say(f"replication: writing {given.gib:g} GiB of log")
-        touch_memory(folder, 4 * size)
-        end = fill_store(group[1].store, size, file_size)
-        first = group[1].store / "commitlog" / f"{0:020}"
-        span = min(end, file_size)
-        bare: list[float] = []
-        stored: list[float] = []
-        runs: list[dict[str, Any]] = []
-        for repeat in range(given.repeats):
-            bare.append(span / bare_copy(first, span, None) / 1e6)
-            stored.append(span / bare_copy(first, span, folder / "copy") / 1e6)
-            run = replicate(group, end)
-            runs.append(run)
-            rate, late = end / run["seconds"] / 1e6, end / run["caught_up_seconds"] / 1e6
-            say(
-                f"replication {repeat + 1}/{given.repeats}: {rate:,.0f} MB/s, caught up "
-                f"{late:,.0f} MB/s; bare {bare[-1]:,.0f} MB/s, into a file {stored[-1]:,.0f} MB/s"
+    given = arguments(__doc__)
+    size = int(FILE_BYTES * given.scale)
+    bare: list[float] = []
+    stored: list[float] = []
+    runs: list[Run] = []
+    rocket_runs: list[Run] = []
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(scratch(given.dir, 10 * FILE_BYTES))
+        group = stack.enter_context(
+            Group(
+                folder, store={"commitlog_file_size": FILE_BYTES}, ha={"max_gap_not_in_sync": 2**40}
             )
-    rates = [end / run["seconds"] / 1e6 for run in runs]
-    replayed = [end / run["caught_up_seconds"] / 1e6 for run in runs]
-    gib = end / 2**30
-    figures = [
-        figure("replication to an empty slave", "MB/s", rates, "sendfile, recv_into", bare),
-        figure(
-            "replication to an empty slave", "MB/s", rates, "sendfile, recv_into, pwrite", stored
-        ),
-        figure("the same until its queues are caught up", "MB/s", replayed),
-    ]
-    for name in ("master", "slave"):
-        used = [run["cpu_s"][name] / gib for run in runs]
-        figures.append(figure(f"CPU of the {name} until all is reported", "s/GiB", used))
-    used = [run["cpu_caught_up_s"]["slave"] / gib for run in runs]
-    figures.append(figure("CPU of the slave until its queues are caught up", "s/GiB", used))
-    for name in ("master", "slave"):
-        costs: list[Cost] = [run["costs"][name] for run in runs]
-        own = [cost.anonymous_mib for cost in costs]
-        resident = max(cost.resident_mib for cost in costs)
-        figures.append(
-            figure(f"memory of the {name} that is not mapped log", "MiB", own, resident=resident)
         )
-    save("replication", figures, {"bytes": end, "file_size": file_size, "body": 1024})
+        say(f"replication: writing {size / 2**30:g} GiB of log")
+        touch_memory(folder, 4 * size)
+        end = fill_store(group[1].store, size, FILE_BYTES)
+        first = group[1].store / "commitlog" / f"{0:020}"
+        rocket = start_peer(stack, "RocketMQ", lambda: RocketStores(folder))
+        if rocket is not None:
+            open_copy(rocket, group[1].store)
+            follow(rocket, end)  # to get warm
+        for repeat in range(given.repeats):
+            bare.append(end / bare_copy(first, end, None) / 1e6)
+            stored.append(end / bare_copy(first, end, folder / "copy") / 1e6)
+            if rocket is not None:
+                rocket_runs.append(follow(rocket, end))
+            runs.append(replicate(group, end))
+            told = f"bare {bare[-1]:,.0f}, into a file {stored[-1]:,.0f}"
+            for who, all_runs in (("hastore", runs), ("RocketMQ", rocket_runs)):
+                if all_runs:
+                    told += f"; {who} {end / all_runs[-1]['seconds'] / 1e6:,.0f}, caught up "
+                    told += f"{end / all_runs[-1]['caught_up_seconds'] / 1e6:,.0f}"
+            say(f"replication {repeat + 1}/{given.repeats}, MB/s: {told}")
+    settings = {"bytes": end, "file_size": FILE_BYTES, "body": BODY_BYTES}
+    figures = figures_of(runs, rocket_runs, bare, stored, end)
+    save("replication", figures, settings | {"rocketmq": peer_version("rocketmq")})
 
 
 if __name__ == "__main__":

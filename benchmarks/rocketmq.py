@@ -9,6 +9,7 @@ they differ from RocketMQ's defaults, that is said here.
 """
 
 import pathlib
+import shutil
 import time
 from typing import Any
 
@@ -60,6 +61,76 @@ def store_settings(root: pathlib.Path, role: str, ha_port: int, **more: Any) -> 
         **({"inSyncReplicas": 2, "totalReplicas": 2} if role == "SYNC_MASTER" else {}),
         **more,
     }
+
+
+class RocketStores:
+    """Bare stores, master and slave, each in a JVM of its own, without broker or client."""
+
+    def __init__(self, folder: pathlib.Path, **store: Any) -> None:
+        """Choose ports; `store` overrides settings of both. NoPeer without Java."""
+        self._class_path = class_path("rocketmq")
+        self.folder = folder / "rocketmq-stores"
+        self.folder.mkdir()
+        self._store = store
+        self._ports = dict(zip(("master", "slave"), free_ports(2), strict=True))
+        self.jvms: dict[str, Jvm] = {}
+
+    def __enter__(self) -> "RocketStores":
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def root(self, name: str) -> pathlib.Path:
+        """Where the store of `master` or `slave` lies."""
+        return self.folder / f"store-{name}"
+
+    def start(self) -> "RocketStores":
+        """Start both JVMs; no store is open yet."""
+        for name in ("master", "slave"):
+            self.jvms[name] = Jvm(self._class_path, self.folder, name)
+        return self
+
+    def open(self, name: str) -> None:
+        """Open a store; the slave's has the master's address then."""
+        role = "SYNC_MASTER" if name == "master" else "SLAVE"
+        settings = store_settings(self.root(name), role, self._ports[name], **self._store)
+        broker = {**BROKER, "brokerId": 0 if name == "master" else 1}
+        master = None if name == "master" else f"127.0.0.1:{self._ports['master']}"
+        self.jvms[name].call("store.open", store=settings, broker=broker, master=master)
+
+    def follow(self, end: int) -> dict[str, Any]:
+        """Open a new, empty slave and wait for all of the master's log, up to `end`.
+
+        Returns seconds to the last byte and until the queues are caught up, counted from the
+        moment of the connection, and what both processes used from the opening on.
+        """
+        shutil.rmtree(self.root("slave"), ignore_errors=True)
+        before = self.costs()
+        self.open("slave")
+        result: dict[str, Any] = self.jvms["slave"].call("store.follow", end=end)
+        after = self.costs()
+        result["cpu_s"] = {name: after[name].cpu_s - before[name].cpu_s for name in after}
+        result["costs"] = after
+        self.jvms["slave"].call("store.close")
+        return result
+
+    def put(self, threads: int, count: int) -> float:
+        """Return messages a second put by threads of the master's own process."""
+        seconds = self.jvms["master"].call(
+            "store.put", topic=TOPIC, size=BODY_BYTES, threads=threads, count=count
+        )
+        return count / float(seconds)
+
+    def costs(self) -> dict[str, Cost]:
+        """Return what each process has used."""
+        return {name: jvm.cost() for name, jvm in self.jvms.items()}
+
+    def close(self) -> None:
+        """Kill both at once."""
+        for jvm in self.jvms.values():
+            jvm.kill()
+        self.jvms.clear()
 
 
 class RocketPair:
@@ -169,14 +240,17 @@ class RocketPair:
             master.call("broker.role", role=self._role)
         return count / float(seconds)
 
-    def consume(self, topic: str, count: int, queues: int) -> tuple[float, int]:
-        """Read a topic from its beginning by a pull consumer; seconds and bytes of bodies."""
+    def consume(self, topic: str, count: int, queues: int, batch: int) -> tuple[float, int]:
+        """Read a topic from its beginning by a pull consumer; seconds and bytes of bodies.
+
+        A thread for each queue asks for `batch` messages at a time.
+        """
         answer = self.jvms["client"].call(
-            "consume",
+            "consume.pull",
             topic=topic,
             count=count,
             queues=queues,
-            batch=1_024,
+            batch=batch,
             namesrv=self.name_server,
         )
         return float(answer["seconds"]), int(answer["bytes"])

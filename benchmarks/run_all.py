@@ -41,7 +41,7 @@ def run(name: str, repeats: int, folder: str | None) -> bool:
 
 def rows(document: Document) -> list[tuple[str, ...]]:
     """Return the table of one result: figure, ours, the peer's, the ratio."""
-    out = []
+    out: list[tuple[str, ...]] = []
     for one in document["figures"]:
         note = ""
         if "cpu_us_per_message" in one:

@@ -2,14 +2,19 @@ package bench;
 
 import com.alibaba.fastjson2.JSONObject;
 import java.net.InetSocketAddress;
+import java.util.HashMap;
 import java.util.Random;
 import java.util.concurrent.ConcurrentHashMap;
+import java.util.function.BooleanSupplier;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.TopicConfig;
+import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageExtBrokerInner;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.MessageStore;
 import org.apache.rocketmq.store.PutMessageStatus;
+import org.apache.rocketmq.store.ha.HAClient;
+import org.apache.rocketmq.store.ha.HAConnectionState;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
 /** A bare DefaultMessageStore, without a broker around it; `store.status` serves a broker's too. */
@@ -19,6 +24,7 @@ final class Stores {
 
     void addTo(Bench bench) {
         bench.add("store.open", this::open);
+        bench.add("store.follow", this::follow);
         bench.add("store.put", this::put);
         bench.add("store.status", this::status);
         bench.add("store.close", this::close);
@@ -41,6 +47,35 @@ final class Stores {
         return status(request);
     }
 
+    /**
+     * Wait until the store, a slave's, has all of its master's log up to `end`; seconds from the
+     * moment it is connected to the last byte, and until its queues and index know all of it.
+     */
+    private Object follow(JSONObject request) throws Exception {
+        long end = request.getLongValue("end");
+        HAClient client = current.getHaService().getHAClient();
+        client.wakeup(); // it began without an address and would sleep for 5 s
+        await(() -> client.getCurrentState() == HAConnectionState.TRANSFER);
+        long began = System.nanoTime();
+        await(() -> current.getMaxPhyOffset() >= end);
+        long all = System.nanoTime();
+        await(() -> current.dispatchBehindBytes() == 0);
+        JSONObject result = new JSONObject();
+        result.put("seconds", (all - began) / 1e9);
+        result.put("caught_up_seconds", (System.nanoTime() - began) / 1e9);
+        return result;
+    }
+
+    private static void await(BooleanSupplier what) throws InterruptedException {
+        long deadline = System.nanoTime() + 120_000_000_000L;
+        while (!what.getAsBoolean()) {
+            if (System.nanoTime() > deadline) {
+                throw new IllegalStateException("the slave did not get there in time");
+            }
+            Thread.sleep(1);
+        }
+    }
+
     private Object close(JSONObject request) {
         current.shutdown();
         return true;
@@ -60,6 +95,7 @@ final class Stores {
             message.setBornTimestamp(System.currentTimeMillis());
             message.setBornHost(host);
             message.setStoreHost(host);
+            MessageAccessor.setProperties(message, new HashMap<>());
             message.setPropertiesString("");
             PutMessageStatus status = store.putMessage(message).getPutMessageStatus();
             if (status != PutMessageStatus.PUT_OK) {

@@ -1,0 +1,110 @@
+"""Put with more of everything: does the rate stay flat?
+
+    python -m benchmarks.growth [--repeats 5] [--scale 1] [--dir FOLDER]
+
+Synchronous puts of 1 KiB, each beside the smallest of its kind in the same repeat: 1, 4, 16 and 64
+producers in one client process, 256 puts in flight between them; 1, 2 and 4 slaves, `acks: 1`, 64
+in flight; 1, 100 and 10,000 queues, 256 in flight. The size of the log has a benchmark of its own,
+`growth_log`. Everything shares the machine's cores: what costs more CPU a message shows here.
+"""
+
+import contextlib
+from typing import Any
+
+from benchmarks.common import BODY_BYTES, MIB, Cost, Group, arguments, figure, save, say, scratch
+from benchmarks.loads import pipelined, shared
+from benchmarks.side_by_side import OURS, Row, run_rounds, with_client
+
+PRODUCERS = (1, 4, 16, 64)
+SLAVES = (1, 2, 4)
+QUEUES = (1, 100, 10_000)
+# A queue's first file is allocated whole: with the default of 300,000 units 10,000 queues would
+# take 60 GB.
+QUEUE_UNITS = 3_000
+
+
+def row(name: str, load: Any, count: int) -> Row:
+    """Return a row of hastore alone."""
+    return Row(name, "msg/s", {OURS: (count, load)}, {})
+
+
+def rows_of(groups: dict[int, Group], many: Group) -> dict[str, list[Row]]:
+    """Return the rows of each kind, the smallest first."""
+    pair = groups[1].bootstrap
+    producers = [
+        row(
+            f"{number} producers",
+            lambda n, k=number: shared(pair, producers=k, in_flight=256, count=n),
+            16_000,
+        )
+        for number in PRODUCERS
+    ]
+    slaves = [
+        row(
+            f"{number} slaves",
+            lambda n, k=number: pipelined(groups[k].bootstrap, in_flight=64, count=n),
+            12_000,
+        )
+        for number in SLAVES
+    ]
+    queues = [
+        row(
+            f"{number:,} queues",
+            lambda n, k=number: pipelined(many.bootstrap, in_flight=256, count=n, queues=k),
+            20_000,
+        )
+        for number in QUEUES
+    ]
+    return {"producers": producers, "slaves": slaves, "queues": queues}
+
+
+def figures_of(kinds: dict[str, list[Row]]) -> list[dict[str, Any]]:
+    """Return a figure for each row, beside the smallest of its kind."""
+    out = []
+    for rows in kinds.values():
+        least = rows[0]
+        for one in rows:
+            cpu = one.cpu(OURS)
+            peer = (None, []) if one is least else (least.name, least.samples[OURS])
+            out.append(figure(one.name, one.unit, one.samples[OURS], *peer, cpu_us_per_message=cpu))
+    return out
+
+
+def costs_of(groups: list[Group]) -> dict[str, Cost]:
+    """Return what the nodes have used, those of the same name together: one group is at work."""
+    out: dict[str, Cost] = {}
+    for group in groups:
+        for who, cost in group.costs().items():
+            seen = out.get(who, Cost(0.0, 0.0, 0.0))
+            out[who] = Cost(seen.cpu_s + cost.cpu_s, cost.resident_mib, cost.anonymous_mib)
+    return out
+
+
+def main() -> None:
+    """Run it."""
+    given = arguments(__doc__)
+    with contextlib.ExitStack() as stack:
+        folder = stack.enter_context(scratch(given.dir, 30 * 1024 * MIB))
+
+        def start(name: str, slaves: int, **store: int) -> Group:
+            place = folder / name
+            place.mkdir()
+            group = stack.enter_context(Group(place, slaves + 1, store=store))
+            group.start()
+            return group
+
+        groups = {slaves: start(f"slaves{slaves}", slaves) for slaves in SLAVES}
+        many = start("queues", 1, default_queues=max(QUEUES), consume_queue_units=QUEUE_UNITS)
+        kinds = rows_of(groups, many)
+        everyone = [*groups.values(), many]
+        for rows in kinds.values():
+            costs = with_client(lambda: costs_of(everyone))
+            run_rounds(rows, {OURS: costs}, given.repeats, given.scale)
+            for one in rows:
+                rates = ", ".join(f"{rate:,.0f}" for rate in one.samples[OURS])
+                say(f"growth, {one.name}: {rates} msg/s")
+    save("growth", figures_of(kinds), {"body": BODY_BYTES, "consume_queue_units": QUEUE_UNITS})
+
+
+if __name__ == "__main__":
+    main()
