@@ -32,10 +32,10 @@ POLICIES = ("raise", "earliest", "latest", "common")
 
 
 class Chunk(NamedTuple):
-    """What one pull brought: `count` records as they lie in the log, and the position behind."""
+    """What one pull brought: `number` records as they lie in the log, and the position behind."""
 
     payload: bytes
-    count: int
+    number: int
     epochs: list[tuple[int, int]]
     after: Position
 
@@ -101,9 +101,9 @@ class QueueReader:
         self.ready, damage = decode_messages(chunk.payload, chunk.epochs)
         if damage is None:
             last = self.ready[-1].offset if self.ready else None
-            if len(self.ready) == chunk.count and chunk.after.offset in (None, last):
+            if len(self.ready) == chunk.number and chunk.after.offset in (None, last):
                 return
-            damage = CorruptRecordError(f"a reply of {chunk.count} messages has others in it")
+            damage = CorruptRecordError(f"a reply of {chunk.number} messages has others in it")
             self.ready = []
         self.damage = damage
         self.rid = self.fetch = None  # a pull from behind the damage may be under way
