@@ -4,7 +4,8 @@
 #   make run SPARK=0    the same without Spark
 #   make test           all tests          (make test PYTEST_ARGS="tests/store -x")
 #   make check          style, types, imports
-#   make bench          the benchmarks beside their peers
+#   make bench          the benchmarks beside RocketMQ and Kafka, about 15 minutes; wants Java 17 and Maven for these two
+#   make bench-growth   the same load on a log of 1 and of 16 GiB, about 10 minutes and 34 GiB of disk
 #   make torture        500 cycles of kill -9, flip and rejoin, about 20 minutes (CYCLES=n: 2 to 3 s each; SEED=n: replays one)
 
 PYTHON ?= python3
@@ -22,7 +23,7 @@ JAVA_EXTRA := $(if $(filter 1,$(JAVA_OK)),,$(comma)java)
 RUN_EXTRAS := $(if $(filter 0,$(SPARK)),demo,demo$(comma)spark$(JAVA_EXTRA))
 RUN_FLAGS := $(if $(filter 0,$(SPARK)),--no-spark)
 
-.PHONY: run test check bench torture clean
+.PHONY: run test check bench bench-growth torture clean
 
 run: $(VENV)/.run-$(SPARK)
 	$(BIN)/python bin/hastore demo --scale $(SCALE) $(RUN_FLAGS)
@@ -35,8 +36,11 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/python -m pytest -q tests/test_style.py
 
-bench: $(VENV)/.run-1
+bench: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.run_all
+
+bench-growth: $(VENV)/.bench
+	$(BIN)/python -m benchmarks.run_all --only growth_log
 
 torture: $(VENV)/.dev
 	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s tests/torture
@@ -51,6 +55,10 @@ $(VENV)/bin/python:
 
 $(VENV)/.run-$(SPARK): setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(RUN_EXTRAS)]"
+	@touch $@
+
+$(VENV)/.bench: setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]"
 	@touch $@
 
 $(VENV)/.dev: setup.cfg pyproject.toml | $(VENV)/bin/python

@@ -130,7 +130,7 @@ def machine() -> dict[str, Any]:
         "linux": platform.release().split("-")[0],
         "python": platform.python_version(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
-        "load_before": round(os.getloadavg()[0], 2),
+        "load": round(os.getloadavg()[0], 2),
     }
 
 

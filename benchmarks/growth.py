@@ -3,16 +3,17 @@
     python -m benchmarks.growth [--repeats 5] [--scale 1] [--dir FOLDER]
 
 Synchronous puts of 1 KiB, each beside the smallest of its kind in the same repeat: 1, 4, 16 and 64
-producers in one client process, 256 puts in flight between them; 1, 2 and 4 slaves, `acks: 1`, 64
-in flight; 1, 100 and 10,000 queues, 256 in flight. The size of the log has a benchmark of its own,
-`growth_log`. Everything shares the machine's cores: what costs more CPU a message shows here.
+producers in up to four client processes, 256 puts in flight between them; 1, 2 and 4 slaves,
+`acks: 1`, 64 in flight; 1, 100 and 10,000 queues, 256 in flight. The size of the log has a
+benchmark of its own, `growth_log`. Everything shares the machine's cores: what costs more CPU a
+message shows here.
 """
 
 import contextlib
 from typing import Any
 
 from benchmarks.common import BODY_BYTES, MIB, Cost, Group, arguments, figure, save, say, scratch
-from benchmarks.loads import pipelined, shared
+from benchmarks.loads import TOPIC_QUEUES, pipelined, shared
 from benchmarks.side_by_side import OURS, Row, run_rounds, with_client
 
 PRODUCERS = (1, 4, 16, 64)
@@ -94,7 +95,7 @@ def main() -> None:
             return group
 
         groups = {slaves: start(f"slaves{slaves}", slaves) for slaves in SLAVES}
-        many = start("queues", 1, default_queues=max(QUEUES), consume_queue_units=QUEUE_UNITS)
+        many = start("queues", 1, default_queues=TOPIC_QUEUES, consume_queue_units=QUEUE_UNITS)
         kinds = rows_of(groups, many)
         everyone = [*groups.values(), many]
         for rows in kinds.values():

@@ -1,13 +1,20 @@
 """What hastore's client is asked to do: each load returns its rate, or the times of its puts."""
 
 import contextlib
-import threading
+import itertools
+import multiprocessing
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from benchmarks.bare import BODY, timed
+from benchmarks.common import ended
 from hastore.client.producer import Producer
+
+TOPIC_QUEUES = 1_000  # a topic has 1,024 at most
+CLIENT_PROCESSES = 4
+SHARED_S = 60.0
 
 
 def blocking(bootstrap: list[str], count: int) -> list[float]:
@@ -32,9 +39,11 @@ def pipelined(
         if queues is None:
             futures = deque(producer.send("pipelined", BODY) for _ in range(count))
         else:
-            topic = f"queues{queues}"
+            places = [divmod(number, TOPIC_QUEUES) for number in range(queues)]
+            where = [(f"queues{queues}-{topic}", queue) for topic, queue in places]
             futures = deque(
-                producer.send(topic, BODY, queue=number % queues) for number in range(count)
+                producer.send(topic, BODY, queue=queue)
+                for topic, queue in itertools.islice(itertools.cycle(where), count)
             )
         for future in futures:
             future.result()
@@ -42,34 +51,46 @@ def pipelined(
 
 
 def shared(bootstrap: list[str], *, producers: int, in_flight: int, count: int) -> float:
-    """Return messages a second of so many producers, a thread each, that share `in_flight`."""
-    each, ready = count // producers, threading.Barrier(producers + 1)
-    failures: list[BaseException] = []
+    """Return messages a second of so many producers that share `in_flight`.
 
-    def work() -> None:
-        try:
-            with Producer(bootstrap, max_in_flight=in_flight // producers) as producer:
-                producer.send_sync("shared", BODY)
-                ready.wait()
-                for future in [producer.send("shared", BODY) for _ in range(each)]:
-                    future.result()
-        except BaseException as failure:
-            failures.append(failure)
-            ready.abort()
-            raise
+    A thread each, in up to four processes: one interpreter would measure itself.
+    """
+    processes = min(producers, CLIENT_PROCESSES)
+    fork = multiprocessing.get_context("fork")
+    ready = fork.Barrier(processes + 1)
+    arguments = (bootstrap, producers // processes, in_flight // producers, count // producers)
+    children = [
+        fork.Process(target=_producers, args=(*arguments, ready), daemon=True)
+        for _ in range(processes)
+    ]
+    for child in children:
+        child.start()
+    with ended(*children):
+        ready.wait(SHARED_S)
+        began = time.perf_counter()
+        for child in children:
+            child.join(SHARED_S)
+        seconds = time.perf_counter() - began
+        if any(child.exitcode for child in children):
+            raise RuntimeError("a client process failed, or was late")
+    return count // producers * producers / seconds
 
-    threads = [threading.Thread(target=work) for _ in range(producers)]
-    for thread in threads:
-        thread.start()
-    with contextlib.suppress(threading.BrokenBarrierError):
-        ready.wait()
-    began = time.perf_counter()
-    for thread in threads:
-        thread.join()
-    seconds = time.perf_counter() - began
-    if failures:
-        raise failures[0]
-    return each * producers / seconds
+
+def _producers(bootstrap: list[str], threads: int, in_flight: int, count: int, ready: Any) -> None:
+    def work(producer: Producer) -> None:
+        for future in [producer.send("shared", BODY) for _ in range(count)]:
+            future.result()
+
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor(threads) as pool:
+        producers = [
+            stack.enter_context(Producer(bootstrap, max_in_flight=in_flight))
+            for _ in range(threads)
+        ]
+        for producer in producers:
+            producer.send_sync("shared", BODY)
+        ready.wait(SHARED_S)
+        for _ in pool.map(work, producers):
+            pass
 
 
 def batched(bootstrap: list[str], *, batch: int, in_flight: int, count: int) -> float:

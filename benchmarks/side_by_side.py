@@ -11,6 +11,7 @@ from benchmarks.common import Cost, Target, figure, percentile, say
 from benchmarks.maven import NoPeer
 
 OURS = "hastore"
+IDLE_US = 2.0  # a process that used less a message did nothing for it
 Costs = Callable[[], dict[str, Cost]]
 Loads = Mapping[str, "tuple[int, Callable[[int], Any]]"]  # system -> (count, load of that count)
 
@@ -43,9 +44,10 @@ class Row:
             self.cpu_us.setdefault(system, {}).setdefault(who, []).append(used)
 
     def cpu(self, system: str) -> dict[str, float]:
-        """Return the median CPU us a message of each process of a system."""
+        """Return the median CPU us a message of each process of a system that had work."""
         used = self.cpu_us.get(system, {})
-        return {who: round(statistics.median(each), 1) for who, each in used.items()}
+        medians = {who: round(statistics.median(each), 1) for who, each in used.items()}
+        return {who: median for who, median in medians.items() if median >= IDLE_US}
 
     def figures(self, name: str = "", pick: Callable[[Any], float] = float) -> list[dict[str, Any]]:
         """Return a figure for each peer, or one of hastore alone."""
@@ -99,5 +101,11 @@ def run_rounds(
 
 
 def with_client(costs: Costs) -> Costs:
-    """Return costs with this process's, which is the client."""
-    return lambda: {**costs(), "client": Cost.of(os.getpid())}
+    """Return costs with those of this process, which is the client, and of its ended children."""
+
+    def all_costs() -> dict[str, Cost]:
+        own, times = Cost.of(os.getpid()), os.times()
+        cpu_s = own.cpu_s + times.children_user + times.children_system
+        return {**costs(), "client": dataclasses.replace(own, cpu_s=cpu_s)}
+
+    return all_costs

@@ -1,0 +1,192 @@
+"""Tell the results: tables for a terminal and for the documents, and a summary for programs."""
+
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.common import RESULTS, ROOT, say
+
+DOCUMENT = ROOT / "docs" / "benchmarks.md"
+README = ROOT / "README.md"
+FIGURES = ("<!-- figures -->", "<!-- end of figures -->")
+HEADLINE = ("<!-- headline -->", "<!-- end of headline -->")
+# What README shows: how a row of the summary begins, and its peer's name.
+HEADLINES = (
+    ("one blocking put, p50", "RocketMQ"),
+    ("one blocking put, p50", "Kafka"),
+    ("64 puts in flight", "RocketMQ"),
+    ("64 puts in flight", "Kafka"),
+    ("send_batch of 100", "RocketMQ"),
+    ("own batching", "Kafka"),
+    ("synchronous flush", "RocketMQ"),
+    ("replication to an empty slave", "RocketMQ"),
+    ("one consumer", "RocketMQ"),
+    ("SIGKILL of the master to the first", "RocketMQ"),
+    ("restart with 4 GiB of log, clean", "RocketMQ"),
+    ("memory of the master that is not mapped log", "RocketMQ"),
+)
+Document = dict[str, Any]
+
+
+def read(name: str) -> Document | None:
+    """Return the latest result of one benchmark, None when there is none."""
+    path = pathlib.Path(RESULTS / f"{name}.json")
+    document: Document | None = json.loads(path.read_text()) if path.exists() else None
+    return document
+
+
+def number(value: float) -> str:
+    """Return a number in three digits or more."""
+    if value >= 100:
+        return f"{value:,.0f}"
+    return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
+
+
+def told(spread: dict[str, float]) -> str:
+    """Return "median (min to max)"."""
+    low, middle, high = (number(spread[key]) for key in ("min", "median", "max"))
+    return middle if low == high else f"{middle} ({low} to {high})"
+
+
+def target(one: Document) -> str:
+    """Return what was promised of a figure."""
+    if "target" not in one:
+        return ""
+    unit = f" {one['unit']}" if one["target"]["of"] == "figure" else ""
+    return f"{one['target']['sense']} {one['target']['limit']:g}{unit}"
+
+
+def verdict(one: Document) -> str:
+    """Return whether it was kept."""
+    if "target" not in one:
+        return ""
+    return {True: "met", False: "**missed**", None: "not run"}[one["met"]]
+
+
+def rows(document: Document) -> list[tuple[str, ...]]:
+    """Return the table of one result."""
+    out: list[tuple[str, ...]] = []
+    for one in document["figures"]:
+        beside = f"{one['peer']}: {told(one['theirs'])}" if "theirs" in one else ""
+        ratio = told(one["ratio"]) if "ratio" in one else ""
+        ours = f"{told(one['ours'])} {one['unit']}"
+        out.append((one["name"], ours, beside, ratio, target(one), verdict(one)))
+    return out
+
+
+def used(costs: dict[str, float]) -> str:
+    """Return CPU us a message, process by process."""
+    return ", ".join(f"{who} {us:g}" for who, us in costs.items())
+
+
+def cpu_rows(document: Document) -> list[tuple[str, str, str]]:
+    """Return what each process used in each load, ours and the peers'."""
+    out: list[tuple[str, str, str]] = []
+    for one in document["figures"]:
+        if "cpu_us_per_message" in one:
+            ours = (one["name"], "hastore", used(one["cpu_us_per_message"]))
+            if ours not in out:
+                out.append(ours)
+        if "peer_cpu_us_per_message" in one:
+            out.append((one["name"], one["peer"], used(one["peer_cpu_us_per_message"])))
+    return out
+
+
+def resident_rows(document: Document) -> list[tuple[str, str, str]]:
+    """Return resident memory with the mapped log."""
+    out = []
+    for one in document["figures"]:
+        if "resident" in one:
+            theirs = f"{one['peer_resident']:,.0f}" if "peer_resident" in one else ""
+            out.append((one["name"].replace("not ", ""), f"{one['resident']:,.0f}", theirs))
+    return out
+
+
+def show(document: Document) -> None:
+    """Print one result as a table."""
+    heads = ("figure", "ours", "beside", "ratio", "target", "")
+    table = Table(*heads, title=document["benchmark"], box=None)
+    for row in rows(document):
+        table.add_row(*(cell.replace("**", "") for cell in row))
+    Console(width=200).print(table)
+
+
+def write_summary(documents: Sequence[Document], seconds: dict[str, float]) -> Document:
+    """Write `results/summary.json`: every figure that has a target, and its verdict."""
+    figures = [
+        {"benchmark": document["benchmark"], **one}
+        for document in documents
+        for one in document["figures"]
+        if "target" in one
+    ]
+    summary = {
+        "machine": documents[0]["machine"] if documents else {},
+        "seconds": {name: round(value, 1) for name, value in seconds.items()},
+        "met": sum(one["met"] is True for one in figures),
+        "missed": sum(one["met"] is False for one in figures),
+        "not_run": sum(one["met"] is None for one in figures),
+        "figures": figures,
+    }
+    (RESULTS / "summary.json").write_text(json.dumps(summary, indent=1) + "\n")
+    return summary
+
+
+# ---- documents
+
+
+def table_of(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """Return a table in Markdown."""
+    out = [f"| {' | '.join(heads)} |\n", f"|{'---|' * len(heads)}\n"]
+    out += [f"| {' | '.join(line)} |\n" for line in lines]
+    return "".join(out)
+
+
+def between(path: pathlib.Path, marks: tuple[str, str], text: str) -> None:
+    """Put text between a document's two marks."""
+    head, first, rest = path.read_text().partition(marks[0])
+    _, last, tail = rest.partition(marks[1])
+    if not first or not last:
+        raise SystemExit(f"{path}: the marks {marks[0]} and {marks[1]} are not there")
+    path.write_text(f"{head}{first}\n{text}{last}{tail}")
+    say(f"{path.relative_to(ROOT)} has the figures")
+
+
+def section(document: Document) -> str:
+    """Return one benchmark's part of docs/benchmarks.md."""
+    machine = document["machine"]
+    heads = ("figure", "ours: median (min to max)", "beside it", "ratio", "target", "")
+    parts = [
+        f"\n### {document['benchmark']}\n\n{machine['date']}, {machine['processor']}, "
+        f"{machine['cores']} cores, {machine['memory_gib']:g} GiB, Linux {machine['linux']}, "
+        f"Python {machine['python']}, load at the end {machine['load']:g}\n\n",
+        table_of(heads, rows(document)),
+    ]
+    cpu, resident = cpu_rows(document), resident_rows(document)
+    if cpu:
+        parts += ["\n", table_of(("load", "system", "CPU us a message, median"), cpu)]
+    if resident:
+        parts += ["\n", table_of(("resident, MiB, with the mapped log", "ours", "peer"), resident)]
+    return "".join(parts)
+
+
+def write_docs(documents: Sequence[Document], summary: Document) -> None:
+    """Put the figures into docs/benchmarks.md, and the headline into README.md."""
+    counts = f"{summary['met']} targets met, {summary['missed']} missed"
+    if summary["not_run"]:
+        counts += f", {summary['not_run']} not run"
+    intro = f"\n{counts}. Each ratio is ours over the peer's.\n"
+    between(DOCUMENT, FIGURES, intro + "".join(map(section, documents)) + "\n")
+    lines = []
+    for begins, peer in HEADLINES:
+        for one in summary["figures"]:
+            if one["name"].startswith(begins) and peer in one["peer"] and "ratio" in one:
+                ratio = number(one["ratio"]["median"])
+                ours = f"{number(one['ours']['median'])} {one['unit']}"
+                theirs = f"{number(one['theirs']['median'])} {one['unit']}"
+                lines.append((one["name"], ours, f"{one['peer']}: {theirs}", ratio))
+    table = table_of(("median of five", "hastore", "beside it, in the same run", "ratio"), lines)
+    between(README, HEADLINE, f"\n{table}\n")
