@@ -33,17 +33,13 @@ MAY_IMPORT = {
     "config_file": ("config", "config_check", "config_values", "errors"),
     "protocol": ("errors", "protocol"),
     "store.record": ("errors", "store.host", "store.properties", "store.record"),
-    "store.record_batch": ("errors", "store.record"),
     "store.host": ("errors",),
     "store.properties": ("errors",),
     "store": (*COMMON, "store"),
     # The store is behind replica_log; the node's own state file goes through the shim.
     "ha": (*COMMON, "protocol", "ha", "store.filesystem"),
     "ha.replica_log": (*COMMON, "protocol", "ha", "store"),
-    "client": (
-        *(*COMMON, "protocol", "client"),
-        *("store.record", "store.record_batch", "store.properties", "store.host"),
-    ),
+    "client": (*COMMON, "protocol", "client", "store.record", "store.properties", "store.host"),
     "aio": ("client", "protocol.api"),
     "server": (*COMMON, "config_file", "protocol", "store", "ha", "server"),
     "spark": (
@@ -58,7 +54,6 @@ MAY_IMPORT = {
 PURE = (
     "protocol",
     "store.record",
-    "store.record_batch",
     "store.properties",
     "store.host",
     "config_check",

@@ -23,11 +23,11 @@ from hastore.store.record import (
     STORE_IPV4,
     STORE_IPV6,
     V1_MAGIC,
+    V1_MAX_TOPIC_BYTES,
     Record,
     decode_record,
     layout_of,
 )
-from hastore.store.record_batch import is_topic
 
 # totalSize, magic, bodyCRC, queueId, queueOffset, physicalOffset, sysFlag, and the bodyLength of a
 # V1 record between IPv4 hosts
@@ -163,7 +163,7 @@ def decode_messages(
             tail = payload[topic_at:stop]
             if not tail.startswith(topic):
                 topic = tail[: 1 + tail[0]]
-                if not is_topic(topic):
+                if not _is_topic(topic):
                     break
             place = len(topic)
             rest = len(tail) - place - 2  # the bytes of the properties
@@ -190,3 +190,10 @@ def decode_messages(
     return found, CorruptRecordError(
         f"byte {at} of a reply of {length} bytes begins no valid record"
     )
+
+
+def _is_topic(field: bytes) -> bool:
+    """Whether a V1 record's topic, its length in front, is one: whole, and not torn into zeros."""
+    if len(field) != field[0] + 1 or field[0] > V1_MAX_TOPIC_BYTES:
+        return False
+    return len(field) == 1 or field[1] != 0 != field[-1]

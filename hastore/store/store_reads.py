@@ -2,12 +2,12 @@
 
 import enum
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from hastore.errors import CorruptRecordError, StoreError
-from hastore.store.consume_queue import UNIT, UNIT_BYTES
+from hastore.store.consume_queue import UNIT_BYTES
 from hastore.store.parts import StoreParts
+from hastore.store.pull_places import PullPlaces
 from hastore.store.record import (
     BLANK_SIZE,
     MIN_RECORD_SIZE,
@@ -19,7 +19,6 @@ from hastore.store.record import (
 )
 from hastore.store.record_batch import count_valid
 from hastore.store.retention import first_store_timestamp_ms
-from hastore.store.unit_files import BLANK_UNIT_SIZE
 
 _HEAD = struct.Struct(">iI20xq")  # totalSize, magic, physicalOffset
 _UNITS_AT_ONCE = 1024
@@ -47,40 +46,6 @@ class PullResult:
     records: bytes = b""
     count: int = 0
     last_offset: int | None = None  # of the last of the records, in the log
-
-
-class _Places:
-    """Where the records of one pull lie: below `limit`, as many as there is room for."""
-
-    __slots__ = ("first", "limit", "max_bytes", "max_messages", "offsets", "positions", "sizes")
-
-    def __init__(self, max_messages: int, max_bytes: int, limit: int) -> None:
-        self.max_messages = max_messages
-        self.max_bytes = max_bytes
-        self.limit = limit
-        self.first = -1  # the position of the first unit, taken or not
-        self.positions: list[int] = []  # in the queue
-        self.offsets: list[int] = []  # in the log
-        self.sizes: list[int] = []
-
-    def take(self, units: Iterable[tuple[int, tuple[int, int, int]]]) -> bool:
-        """Take (position, (offset, size, tags code)) in order; False: the rest has no room."""
-        left, limit = self.max_bytes, self.limit
-        room = self.max_messages - len(self.offsets)
-        for position, (offset, size, _) in units:
-            if size <= 0 or size == BLANK_UNIT_SIZE:
-                continue
-            if self.first < 0:
-                self.first = position
-            if not room or offset + size > limit or (size > left and self.offsets):
-                return False
-            room -= 1
-            left -= size
-            self.positions.append(position)
-            self.offsets.append(offset)
-            self.sizes.append(size)
-        self.max_bytes = left
-        return room > 0
 
 
 class StoreReads:
@@ -117,7 +82,7 @@ class StoreReads:
             return PullResult(status, high, low, high)
         wanted = max(1, min(max_messages, _UNITS_MAX))
         limit = min(limit_offset, self._log.max_offset)
-        places = _Places(wanted, max_bytes, limit)
+        places = PullPlaces(wanted, max_bytes, limit)
         self._find(places, topic, queue_id, queue_offset, high)
         if not places.offsets:
             return PullResult(PullStatus.NO_NEW, max(places.first, queue_offset), low, high)
@@ -137,12 +102,12 @@ class StoreReads:
             places.offsets[last],
         )  # fmt: skip
 
-    def _find(self, places: _Places, topic: str, queue_id: int, at: int, high: int) -> None:
+    def _find(self, places: PullPlaces, topic: str, queue_id: int, at: int, high: int) -> None:
         """Take places from a position on, over holes where the queue has none."""
         queues = self._parts.queues
         if queues.get_batch(topic, queue_id) is not None:
             found = queues.read(topic, queue_id, at, places.max_messages)
-            places.take((unit[0], unit[1:]) for unit in found)
+            places.take_each((unit[0], unit[1:]) for unit in found)
             if places.first >= 0:
                 return
         queue = queues.get(topic, queue_id)
@@ -151,12 +116,12 @@ class StoreReads:
             units = len(raw) // UNIT_BYTES
             if not units:  # a hole of whole files, or retention was faster
                 at = next((start for start in queue.files.starts if start > at), high)
-            elif not places.take(enumerate(UNIT.iter_unpack(raw[: units * UNIT_BYTES]), at)):
+            elif not places.take(raw[: units * UNIT_BYTES], at):
                 return
             else:
                 at += units
 
-    def _copy(self, places: _Places) -> bytes:
+    def _copy(self, places: PullPlaces) -> bytes:
         """Return the records' bytes, one behind the other; neighbours in the log at once."""
         queue = self._log.queue
         pieces: list[memoryview] = []

@@ -7,13 +7,25 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import CorruptRecordError
-from hastore.store.record import MIN_RECORD_SIZE, OFFSETS, OFFSETS_AT, check_record, encode_record
+from hastore.store.consume_queue import UNIT
+from hastore.store.pull_places import PullPlaces
+from hastore.store.record import (
+    MIN_RECORD_SIZE,
+    OFFSETS,
+    OFFSETS_AT,
+    V1_MAGIC,
+    Host,
+    check_record,
+    encode_record,
+)
 from hastore.store.record_batch import count_valid
 from hastore.store.store_reads import PullStatus
+from hastore.store.unit_files import BLANK_UNIT_SIZE
 from tests.random_records import random_record
 from tests.store.kit import message, opened, put, read_log, scribble
 
-SEEDS = range(10)
+SEEDS = range(12)
+V4 = Host(b"\x7f\0\0\1", 1)
 
 
 def one_by_one(data: bytes, offsets: list[int], sizes: list[int]) -> int:
@@ -28,7 +40,10 @@ def one_by_one(data: bytes, offsets: list[int], sizes: list[int]) -> int:
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_verdict_is_that_of_each_record_alone(seed: int) -> None:
     chance = random.Random(seed)
-    records = [encode_record(random_record(chance)) for _ in range(chance.randint(1, 60))]
+    plain = {"magic": V1_MAGIC, "sys_flag": 0, "topic": "t", "born_host": V4, "store_host": V4}
+    fixed = plain if seed % 3 else {}
+    count = chance.choice((1, 10, 100))
+    records = [encode_record(random_record(chance, **fixed)) for _ in range(count)]
     offsets, at = [], 0
     for number, record in enumerate(records):
         at += chance.choice((0, 0, 500)) + len(record)
@@ -55,6 +70,30 @@ def test_the_verdict_is_that_of_each_record_alone(seed: int) -> None:
     odd = sizes.copy()
     odd[chance.randrange(len(odd))] += chance.choice((-1, 1, 1 << 30))
     assert count_valid(data, offsets, odd) == one_by_one(data, offsets, odd)
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_many_units_are_taken_as_each_alone(seed: int) -> None:
+    chance = random.Random(seed)
+    for _ in range(50):
+        units, offset = [], chance.randrange(1_000)
+        for _ in range(chance.choice((70, 300))):
+            size = chance.choice((91, 200, 1_150))
+            units.append((offset, chance.choice((size, size, size, 0, BLANK_UNIT_SIZE)), 7))
+            offset += size + chance.choice((0, 0, 3_000))
+        limit = chance.choice((offset, chance.randrange(offset), 0))
+        bounds = chance.choice((5, 1_000)), chance.choice((1, 10_000, 1 << 30)), limit
+        many, each = PullPlaces(*bounds), PullPlaces(*bounds)
+        for begin in range(0, len(units), 150):
+            part = units[begin : begin + 150]
+            raw = b"".join(UNIT.pack(*unit) for unit in part)
+            more = each.take_each(enumerate(part, begin))
+            assert many.take(raw, begin) == more, seed
+            assert many.positions == each.positions, seed
+            assert (many.offsets, many.sizes) == (each.offsets, each.sizes), seed
+            assert many.first == each.first
+            if not more:
+                break
 
 
 def test_a_pull_gives_what_lies_before_damage_and_refuses_what_does_not(tmp_path: Path) -> None:
