@@ -20,6 +20,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import HastoreError, StoreError
 from hastore.service import Service
 from hastore.store.dispatcher import Dispatcher, LogView
@@ -36,6 +37,10 @@ log = logging.getLogger(__name__)
 _VIEW_BYTES = 1 << 20  # of log for each batch: about a thousand records of 1 KiB
 _BULK_BYTES = 4 << 20  # the same, when as much is waiting
 _ARRAYS_FROM_BYTES = 1 << 16  # a view of this size loads numpy: 0.1 s of CPU, 15 MiB
+_GROWING_BYTES = 1 << 16  # of growth while a batch is replayed: more is coming
+_GIVE_WAY = 9  # then replay takes a tenth of the time, as long as it is not later than:
+_LATE_MAX_BYTES = 1 << 30
+_GIVE_WAY_MAX_S = 0.02
 _RETRY_S = 1.0  # after a failure
 _TRICKLE_S = 0.002  # appends that come within this time gather longer, up to:
 _LINGER_MAX_S = 0.01
@@ -58,12 +63,14 @@ class IndexBuildService(Service):
         state: ReplayState,
         on_failure: Callable[[str, BaseException], None] | None = None,
         linger_s: float = 0.001,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare; `linger_s` lets small appends gather while nobody waits for replay."""
         super().__init__("IndexBuildService", on_failure)
         self._log = commit_log
         self._dispatchers = tuple(dispatchers)
         self._state = state
+        self._clock = clock
         self._linger_s = self._linger_now_s = linger_s
         self._plain = RecordWalker()
         self._arrays: ArrayWalker | None = None  # loads numpy when there is a lot to do
@@ -109,6 +116,7 @@ class IndexBuildService(Service):
                 if self.stopping.is_set():
                     return
                 self._busy = True
+            began_ms = self._clock.monotonic_ms()
             try:
                 moved = self._step_or_reason()
             finally:
@@ -119,6 +127,8 @@ class IndexBuildService(Service):
                 self._sleep()
             elif self.on_dispatched is not None:  # not busy: it may wait for who pauses replay
                 self.on_dispatched(self._dispatched)
+            if moved:
+                self._give_way(self._clock.monotonic_ms() - began_ms)
 
     def replay(self) -> int:
         """Replay all there is in the calling thread (before `start`); returns `dispatched_offset`.
@@ -213,6 +223,22 @@ class IndexBuildService(Service):
                 self._changed.wait_for(
                     lambda: bool(self._waiters) or self.stopping.is_set(), self._linger_now_s
                 )
+
+    def _give_way(self, spent_ms: float) -> None:
+        """Sleep while the log grows faster than replay follows: who appends needs the interpreter.
+
+        Replay makes up for it in a fraction of the time once the bulk is in.
+        """
+        end = self._log.max_offset
+        late = end - self._dispatched
+        if late < _BULK_BYTES or end - self._seen_end < _GROWING_BYTES:
+            return
+        pause_s = spent_ms / 1000 * (_GIVE_WAY if late < _LATE_MAX_BYTES else 1)
+        with self._changed:
+            self._changed.wait_for(
+                lambda: bool(self._waiters or self._pauses) or self.stopping.is_set(),
+                min(pause_s, _GIVE_WAY_MAX_S),
+            )
 
     def _has_work(self) -> bool:
         return not self._idle or self.stopping.is_set() or self._log.max_offset != self._seen_end

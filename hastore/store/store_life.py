@@ -76,7 +76,11 @@ class StoreLife:
             entries=config.index_entries,
         )
         build = IndexBuildService(
-            commit_log, [queues, index, window, table], state=state, on_failure=self._on_failure
+            commit_log,
+            [queues, index, window, table],
+            state=state,
+            on_failure=self._on_failure,
+            clock=clock,
         )
         flush = FlushService(
             commit_log,

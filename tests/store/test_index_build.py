@@ -5,10 +5,12 @@ import random
 import shutil
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from hastore.store import index_build
 from hastore.store.file_protocols import File
 from hastore.store.filesystem import REAL, RealFileSystem
 from tests.store.derived import BOOT, Derived, rebuilt
@@ -252,6 +254,35 @@ def test_notify_wakes_an_idle_replay_soon(tmp_path: Path) -> None:
         waits.append(time.monotonic() - started)
     assert sorted(waits)[10] < 0.1
     derived.build.stop()
+
+
+def test_replay_gives_way_to_bulk_but_not_to_who_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(index_build, "_BULK_BYTES", 4_000)
+    monkeypatch.setattr(index_build, "_VIEW_BYTES", 4_000)
+    monkeypatch.setattr(index_build, "_GROWING_BYTES", 1)
+    monkeypatch.setattr(index_build, "_GIVE_WAY", 1e9)
+    monkeypatch.setattr(index_build, "_GIVE_WAY_MAX_S", 30.0)
+    log = MemoryLog(file_size=1 << 20)
+    records = fill(log, 2_000)
+    end = log.max_offset
+    log.max_offset = records[100].physical_offset
+    derived = Derived.over(tmp_path / "a", log)
+    derived.queues.dispatch = grow(log, end, derived.queues.dispatch)  # type: ignore
+    derived.build.start()
+    time.sleep(0.3)
+    assert 0 < derived.build.dispatched_offset < log.max_offset
+    assert derived.build.wait_dispatched(records[1_000].physical_offset, 5)
+    assert derived.build.stop()
+
+
+def grow(log: MemoryLog, end: int, dispatch: Callable[[object], None]) -> Callable[[object], None]:
+    def dispatch_and_grow(batch: object) -> None:
+        dispatch(batch)
+        log.max_offset = min(end, log.max_offset + 20_000)
+
+    return dispatch_and_grow
 
 
 def test_garbage_stops_replay_with_a_reason(tmp_path: Path) -> None:
