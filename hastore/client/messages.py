@@ -148,7 +148,9 @@ def decode_messages(
     following = iter(epochs)
     epoch: int | None = None
     next_epoch, epoch_end = next(following, (0, _NO_END))
-    topic = b"\0"  # length and bytes of the last topic that was found good
+    # The last tail that was found good: its bytes before the properties, its length, whether it has
+    # any properties. Most are alike, so a look at these is all that the next one takes.
+    start, tail_length, has_properties = b"", -1, False
     at, length = 0, len(payload)
     while length - at >= MIN_RECORD_SIZE:
         size, magic, crc, queue_id, queue_offset, offset, flags, body_length = unpack(payload, at)
@@ -158,18 +160,15 @@ def decode_messages(
         if magic == V1_MAGIC and not flags & FLAG_IPV6:
             body_at = at + _BODY_AT
             topic_at = body_at + body_length
-            if body_length < 0 or topic_at > stop - 3:
-                break
             tail = payload[topic_at:stop]
-            if not tail.startswith(topic):
-                topic = tail[: 1 + tail[0]]
-                if not _is_topic(topic):
-                    break
-            place = len(topic)
-            rest = len(tail) - place - 2  # the bytes of the properties
-            if rest < 0 or rest != tail[place] << 8 | tail[place + 1]:
+            if body_length < 0:
                 break
-            if rest and (rest > MAX_PROPERTIES_BYTES or not tail[-1]):
+            if len(tail) != tail_length or not tail.startswith(start):
+                start, tail_length = _start_of(tail), len(tail)
+                has_properties = tail_length > len(start)
+                if not start:
+                    break
+            if has_properties and not tail[-1]:  # torn into zeros
                 break
         else:
             layout = layout_of(payload, at, stop)
@@ -192,8 +191,16 @@ def decode_messages(
     )
 
 
-def _is_topic(field: bytes) -> bool:
-    """Whether a V1 record's topic, its length in front, is one: whole, and not torn into zeros."""
-    if len(field) != field[0] + 1 or field[0] > V1_MAX_TOPIC_BYTES:
-        return False
-    return len(field) == 1 or field[1] != 0 != field[-1]
+def _start_of(tail: bytes) -> bytes:
+    """Return a V1 record's topic and both its lengths, b"" when they do not fit or are torn."""
+    if len(tail) < 3 or tail[0] > V1_MAX_TOPIC_BYTES:
+        return b""
+    end = 3 + tail[0]
+    if end > len(tail):
+        return b""
+    size = tail[end - 2] << 8 | tail[end - 1]
+    if size > MAX_PROPERTIES_BYTES or end + size != len(tail):
+        return b""
+    if tail[0] and not (tail[1] and tail[end - 3]):
+        return b""
+    return tail[:end]
