@@ -7,8 +7,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from hastore.errors import ProtocolError
+from hastore.ha.digests import own_digest
 from hastore.ha.epochs import last_epoch
 from hastore.ha.peer import Deadline, receive_frame
+from hastore.ha.rules import digest_due, digest_problem
 from hastore.protocol.ha_link import data_header
 from hastore.protocol.hello import (
     ANSWER_MAGIC,
@@ -83,8 +85,18 @@ def _decide(connection: "HAConnection", hello: Hello) -> Answer:
     if hello.purpose is Purpose.COPY:
         if not 0 <= hello.copy_from <= hello.copy_to <= member.store.max_offset:
             return Refused(f"no range [{hello.copy_from}, {hello.copy_to}) in this log")
+        problem = _digest_problem(connection, hello)
+        if problem is not None:
+            return Refused(problem)
         return CopyFrom(hello.copy_from)
     return service.follow(connection, hello)
+
+
+def _digest_problem(connection: "HAConnection", hello: Hello) -> str | None:
+    member = connection.service.member
+    store = member.store
+    due = digest_due(hello, member.state.history, store.min_offset, store.max_offset)
+    return digest_problem(hello, due, own_digest(store, hello))
 
 
 def _promise(connection: "HAConnection", hello: Hello) -> Answer:

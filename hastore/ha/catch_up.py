@@ -6,15 +6,16 @@ import logging
 import socket
 from collections.abc import Callable
 
-from hastore.errors import PromotionRefused, ProtocolError
-from hastore.ha.epochs import History, common_point, last_epoch
+from hastore.errors import HastoreError, PromotionRefused, ProtocolError
+from hastore.ha.digests import say_digest
+from hastore.ha.epochs import History, common_point, last_epoch, nothing_to_compare
 from hastore.ha.member import Member
 from hastore.ha.peer import Call, call
 from hastore.ha.receiving import Receiver
 from hastore.ha.rewind import cut_back
 from hastore.ha.survey import check_peer
 from hastore.protocol.ha_link import Data, FrameStart, StreamDecoder
-from hastore.protocol.hello import CopyFrom, Purpose, Refused
+from hastore.protocol.hello import CopyFrom, Hello, Purpose, Refused
 
 log = logging.getLogger(__name__)
 
@@ -40,6 +41,7 @@ def catch_up(
     this log lacks (`source_min`: its first byte); `on_progress(done, due)` in bytes.
     """
     store, state = member.store, member.state
+    _compare(member, node, address, history, source_min, end)
     with member.gate.lock:
         if state.data.promised_epoch != epoch:
             raise PromotionRefused(f"epoch {state.data.promised_epoch} was promised meanwhile")
@@ -51,7 +53,10 @@ def catch_up(
                 f"node {node}",
                 final=True,
             )
-        if common < min(source_min, end):
+        blind = nothing_to_compare(
+            state.history, store.min_offset, store.max_offset, history, source_min, end
+        )
+        if blind or common < min(source_min, end):
             raise PromotionRefused(
                 f"node {node} is ahead and its log begins at {source_min}, beyond this node's "
                 f"common point {common}; promote node {node}",
@@ -67,11 +72,40 @@ def catch_up(
         receiver = Receiver(member, epoch, history)
         receiver.begin()
         if store.max_offset < end:
-            _copy(member, receiver, node, address, history, end, on_progress)
+            _copy(member, receiver, node, address, history, source_min, end, on_progress)
     finally:
         member.gate.close()
     if store.max_offset != end or last_epoch(state.history) != last_epoch(history):
         raise PromotionRefused(f"the copy from node {node} ended early; asking anew")
+
+
+def _compare(
+    member: Member, node: int, address: str, history: History, source_min: int, end: int
+) -> None:
+    """Compare what only a RocketMQ master vouches for, before anything is cut or copied: an empty
+    COPY that says the digest. PromotionRefused, finally, when the bytes differ.
+    """
+    digest = say_digest(member, history, source_min, end)
+    if digest:
+        at = digest["digest_to"]
+        hello = member.hello(Purpose.COPY, copy_from=at, copy_to=at, **digest)
+        _ask(member, hello, node, address, final=True).close()
+
+
+def _ask(member: Member, hello: Hello, node: int, address: str, *, final: bool) -> Call:
+    """Call for a copy; PromotionRefused (finally, if so asked) for a refusal."""
+    opened = call(address, hello, member.secret, member.clock, member.config.ha.hello_timeout_ms)
+    try:
+        check_peer(member, opened.hello, node, address)
+        if isinstance(opened.answer, Refused):
+            reason = f"node {node} refuses the copy: {opened.answer.reason}"
+            raise PromotionRefused(reason, final=final)
+        if not isinstance(opened.answer, CopyFrom):
+            raise ProtocolError(f"node {node} answered a COPY with {opened.answer!r}")
+    except HastoreError:
+        opened.close()
+        raise
+    return opened
 
 
 def _copy(
@@ -80,6 +114,7 @@ def _copy(
     node: int,
     address: str,
     history: History,
+    source_min: int,
     end: int,
     on_progress: Callable[[int, int], None],
 ) -> None:
@@ -89,15 +124,10 @@ def _copy(
         copy_to=end,
         expect_epoch=last_epoch(history),
         expect_end=end,
+        **say_digest(member, history, source_min, end),
     )
-    timeout_ms = member.config.ha.hello_timeout_ms
-    opened = call(address, hello, member.secret, member.clock, timeout_ms)
+    opened = _ask(member, hello, node, address, final=False)
     try:
-        check_peer(member, opened.hello, node, address)
-        if isinstance(opened.answer, Refused):
-            raise PromotionRefused(f"node {node} refuses the copy: {opened.answer.reason}")
-        if not isinstance(opened.answer, CopyFrom):
-            raise ProtocolError(f"node {node} answered a COPY with {opened.answer!r}")
         opened.sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
         _receive(member, receiver, opened, end, on_progress)
     finally:

@@ -9,7 +9,7 @@ import logging
 import socket
 
 from hastore.errors import HastoreError, ProtocolError
-from hastore.ha.epochs import EpochEntry
+from hastore.ha.epochs import CLASSIC_EPOCH, EpochEntry
 from hastore.ha.follower import Follower
 from hastore.ha.member import Member
 from hastore.ha.peer import split_address
@@ -17,7 +17,6 @@ from hastore.ha.slave_stream import SlaveStream
 
 log = logging.getLogger(__name__)
 
-CLASSIC_EPOCH = 0
 RECONNECT_S = 5.0
 
 

@@ -9,9 +9,13 @@ from hastore.protocol.hello import WireEpoch as EpochEntry
 
 History = tuple[EpochEntry, ...]
 
+CLASSIC_EPOCH = 0  # of what came from a RocketMQ master
+
 __all__ = [
+    "CLASSIC_EPOCH",
     "EpochEntry",
     "History",
+    "classic_range",
     "common_point",
     "due_entries",
     "epoch_at",
@@ -20,6 +24,7 @@ __all__ = [
     "last_epoch",
     "next_epoch",
     "next_start",
+    "nothing_to_compare",
     "start_of",
 ]
 
@@ -71,6 +76,34 @@ def common_point(mine: History, my_end: int, theirs: History, their_end: int) ->
         if other is not None:
             return min(_end_of(mine, index, my_end), _end_of(theirs, other, their_end)), index + 1
     return 0, 0
+
+
+def classic_range(
+    mine: History, my_min: int, my_end: int, theirs: History, their_min: int, their_end: int
+) -> tuple[int, int] | None:
+    """Return the bytes [start, end) that both logs claim to share for no better reason than that
+    each followed some RocketMQ master; None where they share an epoch of their own, or nothing.
+
+    Epoch 0 names no writer: two logs of it may have followed two masters. The same for both sides.
+    """
+    common, kept = common_point(mine, my_end, theirs, their_end)
+    if not kept or mine[kept - 1].epoch != CLASSIC_EPOCH:
+        return None
+    starts = (start_of(mine, CLASSIC_EPOCH) or 0, start_of(theirs, CLASSIC_EPOCH) or 0)
+    start = max(my_min, their_min, *starts)
+    return (start, common) if start < common else None
+
+
+def nothing_to_compare(
+    mine: History, my_min: int, my_end: int, theirs: History, their_min: int, their_end: int
+) -> bool:
+    """Whether my log holds bytes of a RocketMQ master that the other log, which goes on from there,
+    has none of any more: retention took them.
+    """
+    common, kept = common_point(mine, my_end, theirs, their_end)
+    if not kept or mine[kept - 1].epoch != CLASSIC_EPOCH or common <= my_min:
+        return False
+    return classic_range(mine, my_min, my_end, theirs, their_min, their_end) is None
 
 
 def due_entries(mine: History, my_end: int, theirs: History) -> History:

@@ -10,6 +10,7 @@ One thread owns the link; `drop_link()` and `stop()` may come from any other.
 import logging
 
 from hastore.errors import HastoreError, ProtocolError, StoreFullError
+from hastore.ha.digests import say_digest
 from hastore.ha.follower import Follower
 from hastore.ha.member import Member
 from hastore.ha.peer import Call, call
@@ -67,9 +68,11 @@ class HAClient(Follower):
         self.known_master = (best.hello.open_epoch, best.node)
         self._raise_promise(best.hello)
         member = self._member
+        theirs = best.hello
+        digest = say_digest(member, theirs.history, theirs.min_offset, theirs.max_offset)
         opened = call(
             best.address,
-            member.hello(Purpose.FOLLOW),
+            member.hello(Purpose.FOLLOW, **digest),
             member.secret,
             member.clock,
             member.config.ha.hello_timeout_ms,

@@ -14,6 +14,7 @@ from hastore.config import SyncFrom
 from hastore.errors import ProtocolError, ReplicationError
 from hastore.ha.accept_socket_service import AcceptSocketService
 from hastore.ha.acks import AckTable, ClassicReporter
+from hastore.ha.digests import own_digest
 from hastore.ha.epochs import EpochEntry
 from hastore.ha.group_transfer import GroupTransferService, Need, Progress
 from hastore.ha.ha_connection import HAConnection
@@ -143,6 +144,7 @@ class HAService:
         yet.
         """
         member = self.member
+        digest = own_digest(member.store, hello)  # reads up to 64 MiB: not under the lock
         with member.gate.lock:
             epoch, data, store = member.open_epoch, member.state.data, member.store
             if not epoch:
@@ -154,6 +156,7 @@ class HAService:
                 store.min_offset,
                 store.max_offset,
                 store.file_size,
+                digest,
             )
             answer = answer_follow(view, hello)
             if isinstance(answer, Refused):

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from hastore.ha.epochs import (
     EpochEntry,
     History,
+    classic_range,
     common_point,
     epoch_node,
     keep_until,
     last_epoch,
+    nothing_to_compare,
 )
 from hastore.protocol.hello import Hello, Refused, Resync, RewindTo, StreamFrom
 
@@ -29,6 +31,7 @@ class MasterView:
     min_offset: int
     max_offset: int
     file_size: int
+    digest: bytes = b""  # of the master's own bytes in the range whose digest the slave said
 
 
 def check_identity(
@@ -76,8 +79,16 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
         # does not share.
         _, kept = common_point(hello.history, 0, master.history, master.max_offset)
         return RewindTo(0, kept) if kept < len(hello.history) else StreamFrom(0)
+    due = digest_due(hello, master.history, master.min_offset, master.max_offset)
+    problem = digest_problem(hello, due, master.digest)
+    if problem is not None:
+        return Refused(problem)
     common, kept = common_point(hello.history, hello.max_offset, master.history, master.max_offset)
-    if kept == 0 or common < max(master.min_offset, hello.min_offset):
+    blind = nothing_to_compare(
+        hello.history, hello.min_offset, hello.max_offset,
+        master.history, master.min_offset, master.max_offset,
+    )  # fmt: skip
+    if kept == 0 or blind or common < max(master.min_offset, hello.min_offset):
         # Also when the slave's own retention has passed the point: it cannot be cut to there.
         if hello.confirmed_offset > max(common, hello.min_offset):
             return Refused(
@@ -91,6 +102,40 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
     if common < hello.max_offset or kept < len(hello.history):
         return RewindTo(common, kept)
     return StreamFrom(hello.max_offset)
+
+
+def digest_due(
+    hello: Hello, history: History, min_offset: int, max_offset: int
+) -> tuple[int, int] | None:
+    """Return the range whose digest the caller must say, None when it need not say any.
+
+    The log asked is [`min_offset`, `max_offset`) with `history`.
+    """
+    return classic_range(
+        hello.history, hello.min_offset, hello.max_offset, history, min_offset, max_offset
+    )
+
+
+def digest_problem(hello: Hello, due: tuple[int, int] | None, own: bytes) -> str | None:
+    """Return why the caller's log is none to go on with, None when it may be.
+
+    `own`: the digest of the range that the caller named, of this node's bytes.
+    """
+    if due is None:
+        return None
+    start, end = due
+    if not hello.digest or (hello.digest_from, hello.digest_to) != due:
+        return (
+            f"both logs hold bytes [{start}, {end}) of a RocketMQ master, and node {hello.node} "
+            "did not say their digest; it is asked again"
+        )
+    if hello.digest != own:
+        return (
+            f"node {hello.node} followed another RocketMQ master than the node that it asks: their "
+            f"bytes [{start}, {end}) differ; decide which log is right, move the other store away "
+            "and start that node empty under a new node number: it is copied from its master"
+        )
+    return None
 
 
 def may_promise(promised_epoch: int, candidate: int, epoch: int) -> str | None:

@@ -38,6 +38,7 @@ MAGIC_BYTES = 8
 HELLO_BYTES_MAX = 64 * 1024
 NONCE_BYTES = 32
 PROOF_BYTES = 32
+DIGEST_BYTES = 32
 _LENGTH = struct.Struct(">I")
 LENGTH_BYTES = _LENGTH.size
 
@@ -90,6 +91,10 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     copy_to: int = 0
     expect_epoch: int = 0
     expect_end: int = 0
+    # FOLLOW, COPY: of the bytes that only a RocketMQ master vouches for (ha/digests.py).
+    digest_from: int = 0
+    digest_to: int = 0
+    digest: bytes = b""
 
 
 class Surveyed(msgspec.Struct, frozen=True, tag="surveyed"):
@@ -239,6 +244,13 @@ def _check(hello: Hello) -> None:
         raise ProtocolError(
             f"confirmed offset {hello.confirmed_offset} beyond the log's end {hello.max_offset}"
         )
+    if not 0 <= hello.digest_from <= hello.digest_to <= hello.max_offset:
+        raise ProtocolError(
+            f"a digest of [{hello.digest_from}, {hello.digest_to}), the log ends at "
+            f"{hello.max_offset}"
+        )
+    if len(hello.digest) not in (0, DIGEST_BYTES):
+        raise ProtocolError(f"a digest of {len(hello.digest)} bytes")
     epoch, start = -1, 0
     for entry in hello.history:
         if entry.epoch <= epoch or entry.start < start:

@@ -15,7 +15,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import Config
 from hastore.config_file import config_error, parse_config
 from hastore.errors import ConfigError, StoreBrokenError, StoreError
-from hastore.ha.classic_client import CLASSIC_EPOCH
+from hastore.ha.epochs import CLASSIC_EPOCH
 from hastore.ha.group_transfer import GroupTransferService
 from hastore.ha.ha_service import HAService
 from hastore.ha.member import Member

@@ -27,7 +27,8 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.ha import answering, catch_up, ha_client, promoter, rewind
-from hastore.ha.epochs import epoch_at, epoch_node, last_epoch
+from hastore.ha.digests import say_digest
+from hastore.ha.epochs import CLASSIC_EPOCH, EpochEntry, epoch_at, epoch_node, last_epoch
 from hastore.ha.group_transfer import GroupTransferService, Need, Outcome
 from hastore.ha.ha_connection import ReadSocketService
 from hastore.ha.ha_service import HAService
@@ -437,6 +438,7 @@ class World:
         retention: bool = False,
         reacks: bool = False,
         crash_rate: float = 0.01,
+        classic: str = "",
     ) -> None:
         self.rng = random.Random(seed)
         self.numbers = list(range(1, nodes + 1))
@@ -464,6 +466,32 @@ class World:
         self.nodes = {n: SimNode(self, n) for n in self.numbers}
         for node in self.nodes.values():
             node.start()
+        self.stranger: set[int] = set()  # values of another RocketMQ master
+        if classic:
+            self._follow_rocketmq(classic)
+
+    def _follow_rocketmq(self, classic: str) -> None:
+        """Let every node have followed a RocketMQ master before, the last one perhaps another:
+        `classic` is "same" or "two".
+        """
+        logs = []
+        for _ in range(1 if classic == "same" else 2):
+            log = bytearray()
+            for _ in range(self.rng.randint(1, 20)):
+                self.values += 1
+                self.written[self.values] = (CLASSIC_EPOCH, len(log))
+                log += bytes([self.values]) * size_of(self.values)
+            logs.append(log)
+        if len(logs) > 1:
+            self.stranger = set(logs[1])
+        for node in self.nodes.values():
+            log = logs[-1] if node.number == self.numbers[-1] else logs[0]
+            store = node.store
+            store.data = log[: self.rng.randint(0, len(log))]
+            store.flushed_offset = len(store.data)
+            if store.data:
+                entry = EpochEntry(CLASSIC_EPOCH, 0, self.acks, tuple(self.numbers))
+                node.state.take_entries([entry])
 
     # ---- the network
 
@@ -530,8 +558,8 @@ class World:
         return Call(SlaveSocket(connection), said, answer)  # type: ignore[arg-type]
 
     def copy(
-        self, member: Member, receiver: Any, node: int, address: str, history: Any, end: int,
-        on_progress: Any,
+        self, member: Member, receiver: Any, node: int, address: str, history: Any,
+        source_min: int, end: int, on_progress: Any,
     ) -> None:  # fmt: skip
         """Stand in for the catch-up's socket; both ends are the product's."""
         del address, on_progress
@@ -540,6 +568,7 @@ class World:
         hello = member.hello(
             Purpose.COPY, copy_from=member.store.max_offset, copy_to=end,
             expect_epoch=last_epoch(history), expect_end=end,
+            **say_digest(member, history, source_min, end),
         )  # fmt: skip
         _, answer, connection = self.call(source, node, hello)
         if isinstance(answer, Refused):
@@ -882,6 +911,9 @@ class World:
         if history and history[-1].start > store.max_offset:
             raise Violation(f"node {node.number}: an entry beyond the log's end")
         limit = max(store.confirmed_offset, store.readable_offset)
+        foreign = {value in self.stranger for _, value in store.records() if self._classic(value)}
+        if len(foreign) > 1:
+            raise Violation(f"node {node.number} holds bytes of two RocketMQ masters")
         for at, value in store.records():
             epoch = epoch_at(history, at)
             if (epoch, at) != self.written[value]:
@@ -891,12 +923,17 @@ class World:
                 )
             assert epoch is not None
             other, place = seen.setdefault((epoch, at), (value, node.number))
-            if other != value:
+            if other != value and not (epoch == CLASSIC_EPOCH and self.stranger):
                 raise Violation(f"3: nodes {place} and {node.number} differ at {at} of {epoch}")
-            if at + size_of(value) <= limit and value not in self.confirmed_in:
+            # Retention may have taken what RocketMQ wrote, unconfirmed; a resync then starts there.
+            taken = self.retention and self._classic(value)
+            if at + size_of(value) <= limit and value not in self.confirmed_in and not taken:
                 raise Violation(
                     f"4: node {node.number} shows value {value} as confirmed, which it never was"
                 )
+
+    def _classic(self, value: int) -> bool:
+        return self.written[value][0] == CLASSIC_EPOCH
 
     # ---- the end of a walk
 
@@ -993,6 +1030,7 @@ def installed(world: World) -> Iterator[World]:
         (ha_client, "call", world.follow_call),
         (ha_client, "SlaveStream", SimStream),
         (catch_up, "_copy", world.copy),
+        (catch_up, "call", world.follow_call),
         (answering, "COPY_FRAME_BYTES", 2),
     ]
     before = [(place, name, getattr(place, name)) for place, name, _ in places]
@@ -1020,14 +1058,17 @@ def settings_of(seed: int) -> dict[str, Any]:
     }
 
 
-def walk(seed: int, steps: int = 200) -> World:
-    """Take one walk; Violation carries the seed and the last steps."""
-    world = World(seed, **settings_of(seed))
+def walk(seed: int, steps: int = 200, classic: str = "") -> World:
+    """Take one walk; Violation carries the seed and the last steps. What two RocketMQ masters left
+    does not heal: a person must decide.
+    """
+    world = World(seed, **settings_of(seed), classic=classic)
     with installed(world):
         try:
             for _ in range(steps):
                 world.step()
-            world.heal()
+            if classic != "two":
+                world.heal()
         except Violation as violation:
             tail = "\n".join(world.trace[-40:])
             raise Violation(

@@ -51,6 +51,19 @@ def test_what_must_hold_holds_in_fresh_walks():
         assert seen.get(what, 0) > count // 100, (what, seen)  # the walks are not vacuous
 
 
+@pytest.mark.parametrize("classic", ["same", "two"])
+def test_what_must_hold_holds_behind_rocketmq(classic):
+    """The nodes followed one RocketMQ master before, or two: then nothing is ever mixed."""
+    first = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
+    count = int(os.environ.get("HASTORE_SEEDS", "60"))
+    print(f"HASTORE_SEED={first} HASTORE_SEEDS={count}")
+    seen: dict[str, int] = {}
+    for seed in range(first, first + count):
+        for what, times in walk(seed, classic=classic).counts.items():
+            seen[what] = seen.get(what, 0) + times
+    assert seen.get("put", 0) > count and seen.get("follow", 0) > count, seen
+
+
 @pytest.mark.parametrize("seed", sorted(FAILED_ONCE))
 def test_what_failed_once_holds(seed):
     walk(seed, 150)
