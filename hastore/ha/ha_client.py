@@ -72,7 +72,7 @@ class HAClient(Follower):
         digest = say_digest(member, theirs.history, theirs.min_offset, theirs.max_offset)
         opened = call(
             best.address,
-            member.hello(Purpose.FOLLOW, **digest),
+            member.hello(Purpose.FOLLOW, accept_loss=self.accept_loss, **digest),
             member.secret,
             member.clock,
             member.config.ha.hello_timeout_ms,
@@ -164,4 +164,5 @@ class HAClient(Follower):
             store.begin_at(answer.offset)
             state.replace_history(answer.entries)
             store.set_limits(confirmed=answer.offset, readable=answer.offset)
+            self.accept_loss = False
         log.warning("resync from %d: the old store lies in %s", answer.offset, kept)

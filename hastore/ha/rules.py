@@ -81,6 +81,8 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
         return RewindTo(0, kept) if kept < len(hello.history) else StreamFrom(0)
     due = digest_due(hello, master.history, master.min_offset, master.max_offset)
     problem = digest_problem(hello, due, master.digest)
+    if problem is not None and hello.accept_loss:
+        return _resync(master)
     if problem is not None:
         return Refused(problem)
     common, kept = common_point(hello.history, hello.max_offset, master.history, master.max_offset)
@@ -97,11 +99,14 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
                 f"common point {common}, and this master's log starts at {master.min_offset}; "
                 "the group disagrees: see `hastore status` of both, then decide with --accept-loss"
             )
-        entries = keep_until(master.history, master.min_offset)
-        return Resync(master.min_offset, entries)
+        return _resync(master)
     if common < hello.max_offset or kept < len(hello.history):
         return RewindTo(common, kept)
     return StreamFrom(hello.max_offset)
+
+
+def _resync(master: MasterView) -> Resync:
+    return Resync(master.min_offset, keep_until(master.history, master.min_offset))
 
 
 def digest_due(
@@ -132,8 +137,9 @@ def digest_problem(hello: Hello, due: tuple[int, int] | None, own: bytes) -> str
     if hello.digest != own:
         return (
             f"node {hello.node} followed another RocketMQ master than the node that it asks: their "
-            f"bytes [{start}, {end}) differ; decide which log is right, move the other store away "
-            "and start that node empty under a new node number: it is copied from its master"
+            f"bytes [{start}, {end}) differ; decide which log is right, then give up the other: "
+            "`hastore demote -c FILE --accept-loss` on its node sets its store aside in rescued/ "
+            "and copies it anew"
         )
     return None
 

@@ -95,6 +95,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     digest_from: int = 0
     digest_to: int = 0
     digest: bytes = b""
+    accept_loss: bool = False  # FOLLOW: the operator gives up this log where it differs
 
 
 class Surveyed(msgspec.Struct, frozen=True, tag="surveyed"):

@@ -2,6 +2,7 @@
 
 import contextlib
 import hashlib
+import pathlib
 
 import pytest
 
@@ -157,7 +158,15 @@ def test_who_followed_another_master_is_refused_and_keeps_its_bytes(make_group, 
     two.follow()
     wait_for(lambda: "another RocketMQ master" in (two.client.problem or ""))
     assert not two.linked and two.bytes() == kept
-    assert "under a new node number" in two.client.problem
+    assert "hastore demote -c FILE --accept-loss" in two.client.problem
+    two.client.accept_loss = True  # what that command does
+    wait_for(lambda: two.linked)
+    one.put_confirmed(b"x")
+    wait_for(lambda: two.store.confirmed_offset == one.store.max_offset)
+    assert two.bytes() == one.bytes() and two.state.history == one.state.history
+    assert not two.client.accept_loss
+    (aside,) = (pathlib.Path(two.config.store.root) / "rescued").iterdir()
+    assert (aside / "commitlog" / f"{0:020d}").read_bytes().startswith(kept)
 
 
 def test_a_promotion_copies_nothing_from_another_masters_log(make_group):
