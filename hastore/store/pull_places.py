@@ -2,13 +2,11 @@
 
 from collections.abc import Iterable
 
-import numpy as np
-
 from hastore.store.consume_queue import UNIT, UNIT_BYTES
 from hastore.store.unit_files import BLANK_UNIT_SIZE
 
 _MANY = 64  # units from which on numpy is quicker
-_UNIT = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")])
+_UNIT = [("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")]
 Place = tuple[int, tuple[int, int, int]]  # position in the queue; offset, size, tags code
 
 
@@ -30,7 +28,9 @@ class PullPlaces:
         """Take from whole units, the first one of position `at`; False: the rest has no room."""
         if len(raw) < _MANY * UNIT_BYTES:
             return self.take_each(enumerate(UNIT.iter_unpack(raw), at))
-        units = np.frombuffer(raw, _UNIT)
+        import numpy as np  # only now: it would be a quarter of a node's start
+
+        units = np.frombuffer(raw, np.dtype(_UNIT))
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
         positions = np.arange(at, at + len(units))
         real = (sizes > 0) & (sizes != BLANK_UNIT_SIZE)

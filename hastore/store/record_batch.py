@@ -4,12 +4,12 @@ A reply to a pull is a thousand records; mostly all are V1 between IPv4 hosts. T
 are checked as columns, any others one by one.
 """
 
-from collections.abc import Sequence
-from typing import Any
+from __future__ import annotations
 
-import numpy as np
-import numpy.typing as npt
-from zlib_ng import zlib_ng
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from zlib_ng.zlib_ng import crc32
 
 from hastore.store.record import (
     FLAG_IPV6,
@@ -20,18 +20,18 @@ from hastore.store.record import (
     check_record,
 )
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 _MANY = 48  # records from which on columns are quicker
 _BODY_AT = 88
-_FRONT = np.dtype(
-    {
-        "names": ["size", "magic", "crc", "physical", "flags", "body_length"],
-        "formats": [">i4", ">u4", ">u4", ">i8", ">i4", ">i4"],
-        "offsets": [0, 4, 8, 28, 36, 84],
-        "itemsize": _BODY_AT,
-    }
-)
+_FRONT: Any = {  # a dtype
+    "names": ["size", "magic", "crc", "physical", "flags", "body_length"],
+    "formats": [">i4", ">u4", ">u4", ">i8", ">i4", ">i4"],
+    "offsets": [0, 4, 8, 28, 36, 84],
+    "itemsize": _BODY_AT,
+}
 _CRC_MASK = 0x7FFFFFFF
-_Ints = npt.NDArray[np.int64]
 
 
 def count_valid(data: bytes, offsets: Sequence[int], sizes: Sequence[int]) -> int:
@@ -41,6 +41,8 @@ def count_valid(data: bytes, offsets: Sequence[int], sizes: Sequence[int]) -> in
     has it.
     """
     if len(offsets) >= _MANY:
+        import numpy as np  # only now: it would be a quarter of a node's start
+
         size = np.array(sizes, np.int64)
         ends = np.cumsum(size)
         if ends[-1] <= len(data) and int(size.min()) >= MIN_RECORD_SIZE:
@@ -55,12 +57,16 @@ def count_valid(data: bytes, offsets: Sequence[int], sizes: Sequence[int]) -> in
     return len(offsets)
 
 
-def _count_plain(data: bytes, offsets: _Ints, sizes: _Ints, ends: _Ints) -> int | None:
+def _count_plain(
+    data: bytes, offsets: npt.NDArray[Any], sizes: npt.NDArray[Any], ends: npt.NDArray[Any]
+) -> int | None:
     """Return the same for V1 records between IPv4 hosts; None when a layout is not of these."""
+    import numpy as np
+
     starts = ends - sizes
     raw = np.frombuffer(data, np.uint8)
     shape = (len(data) - _BODY_AT + 1,)
-    fronts: npt.NDArray[Any] = np.ndarray(shape, _FRONT, buffer=data, strides=(1,))
+    fronts: npt.NDArray[Any] = np.ndarray(shape, np.dtype(_FRONT), buffer=data, strides=(1,))
     front = fronts[starts]
     body_ends = starts + _BODY_AT + front["body_length"]
     good = (
@@ -86,9 +92,9 @@ def _count_plain(data: bytes, offsets: _Ints, sizes: _Ints, ends: _Ints) -> int 
     )
     if not good.all():
         return None
-    view, crc32 = memoryview(data), zlib_ng.crc32
+    view, checksum = memoryview(data), crc32
     computed = [
-        crc32(view[start:end])
+        checksum(view[start:end])
         for start, end in zip((starts + _BODY_AT).tolist(), body_ends.tolist(), strict=True)
     ]
     wrong = (np.array(computed, np.int64) & _CRC_MASK) != front["crc"]
