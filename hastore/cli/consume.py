@@ -41,17 +41,18 @@ def seek(consumer: Consumer, queue_id: int | None, start: str) -> None:
     consumer.seek_to_time(int(moment.timestamp() * 1000))
 
 
-def _to_the_end(consumer: Consumer, ends: dict[int, int], follow: bool) -> Iterator[Message]:
-    """Yield messages up to `ends` (queue -> queue offset), or for ever with `follow`."""
+def _to_the_end(consumer: Consumer, ends: dict[int, int], follow: bool) -> Iterator[list[Message]]:
+    """Yield batches up to `ends` (queue -> queue offset), or for ever with `follow`."""
     waited_s = 0.0
     while follow or any(
         position.queue_offset < ends.get(queue, 0)
         for queue, position in consumer.positions().items()
     ):
         batch = consumer.poll(timeout_s=POLL_S)
-        for message in batch:
-            if follow or message.queue_offset < ends.get(message.queue_id, 0):
-                yield message
+        if follow:
+            yield batch
+        else:
+            yield [one for one in batch if one.queue_offset < ends.get(one.queue_id, 0)]
         waited_s = 0.0 if batch else waited_s + POLL_S
         if not follow and waited_s >= PATIENCE_S:
             raise ClientError(f"the topic's end did not come within {PATIENCE_S:.0f} s; try again")
@@ -99,13 +100,15 @@ def consume_command(
     with Consumer(topic, addresses, queues=queues, start=place) as consumer:
         if start not in ("earliest", "latest"):
             seek(consumer, queue_id, start)
-        for message in _to_the_end(consumer, ends, follow):
+        for batch in _to_the_end(consumer, ends, follow):
+            wanted = batch if most is None else batch[: most - printed]
             if as_json:
-                put_json(describe_message(message))
+                for message in wanted:
+                    put_json(describe_message(message))
             else:
-                sys.stdout.buffer.write(message.body + b"\n")
+                sys.stdout.buffer.writelines([message.body + b"\n" for message in wanted])
                 if follow:
                     sys.stdout.buffer.flush()
-            printed += 1
+            printed += len(wanted)
             if printed == most:
                 return

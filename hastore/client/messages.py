@@ -6,7 +6,7 @@ import struct
 from collections.abc import Sequence
 
 import msgspec
-from zlib_ng import zlib_ng
+from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Position
@@ -144,7 +144,7 @@ def decode_messages(
     offset), rising. Any physicalOffset passes: only the node knows the place.
     """
     found: list[Message] = []
-    add, unpack, crc32 = found.append, _FRONT.unpack_from, zlib_ng.crc32
+    add, unpack, checksum = found.append, _FRONT.unpack_from, crc32
     following = iter(epochs)
     epoch: int | None = None
     next_epoch, epoch_end = next(following, (0, _NO_END))
@@ -177,7 +177,7 @@ def decode_messages(
             body_at, topic_at = layout[4], layout[4] + layout[5]
             tail = payload[topic_at:stop]
         body = payload[body_at:topic_at]
-        if crc32(body) & _CRC_MASK != crc:
+        if checksum(body) & _CRC_MASK != crc:
             break
         while offset >= epoch_end:
             epoch = next_epoch
