@@ -187,13 +187,16 @@ class IndexBuildService(Service):
         return True
 
     def _walk(self, view: memoryview, offset: int, left: int) -> Walk:
+        if self._arrays is None and len(view) < _ARRAYS_FROM_BYTES:
+            return self._plain.walk(view, offset, left)
+        return self._load_arrays().walk(view, offset, left)
+
+    def _load_arrays(self) -> "ArrayWalker":
         if self._arrays is None:
-            if len(view) < _ARRAYS_FROM_BYTES:
-                return self._plain.walk(view, offset, left)
             from hastore.store.replay_arrays import ArrayWalker
 
             self._arrays = ArrayWalker(self._plain)
-        return self._arrays.walk(view, offset, left)
+        return self._arrays
 
     def _advance(self, offset: int) -> None:
         self._state.save_dispatched(offset)
@@ -204,6 +207,7 @@ class IndexBuildService(Service):
 
     def _sleep(self) -> None:
         """Wait for new bytes, a retry or the stop; then let small appends gather."""
+        quiet = False
         with self._changed:
             if self.blocked_reason is not None:
                 self._changed.wait_for(self.stopping.is_set, _RETRY_S)
@@ -217,12 +221,14 @@ class IndexBuildService(Service):
                 self._linger_now_s = min(2 * self._linger_now_s, _LINGER_MAX_S)
             else:
                 self._linger_now_s = self._linger_s
-                self._changed.wait_for(self._has_work, _IDLE_S)
+                quiet = not self._changed.wait_for(self._has_work, _IDLE_S)
             self._idle = False
             if self._linger_now_s and not self._waiters:
                 self._changed.wait_for(
                     lambda: bool(self._waiters) or self.stopping.is_set(), self._linger_now_s
                 )
+        if quiet:  # now it is in nobody's way
+            self._load_arrays()
 
     def _give_way(self, spent_ms: float) -> None:
         """Sleep while the log grows faster than replay follows: who appends needs the interpreter.
