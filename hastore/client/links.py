@@ -7,12 +7,14 @@ client above knows what may have been sent, and decides itself what to send agai
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import select
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import zmq
 from zmq.utils.monitor import recv_monitor_message
@@ -25,6 +27,9 @@ log = logging.getLogger(__name__)
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 RECONNECT_MS = 50
 RECONNECT_MAX_MS = 1_000
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_POLLIN = int(zmq.POLLIN)
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
@@ -39,8 +44,7 @@ class Link:
     generation: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(NamedTuple):
     """A reply, or with `reply` None the news that a link went up or down."""
 
     address: str
@@ -60,6 +64,8 @@ class LinkSet:
         weakref.finalize(self, os.close, self._wakeup)
         self._woken = False
         self._closed = False
+        self._signalled = True  # a socket may have something: asked, or used, since the last look
+        self._polled: list[tuple[zmq.Socket[bytes], int]] = []
         self._epoll.register(self._wakeup, select.EPOLLIN)
 
     @property
@@ -77,6 +83,7 @@ class LinkSet:
         for address in addresses:
             if address not in self._links:
                 self._links[address] = self._connect(address)
+                self._note_sockets()
 
     def reopen(self, address: str) -> None:
         """Replace a link, whose connection is dead or whose replies are no longer wanted."""
@@ -84,18 +91,20 @@ class LinkSet:
         if link is not None:
             self._disconnect(link)
         self._links[address] = self._connect(address)
+        self._note_sockets()
 
     def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
         """Send a request; False when the address is not connected or takes no more now."""
         link = self._links.get(address)
         if link is None:
             return False
+        self._signalled = True
         try:
             if payload is None:
-                link.dealer.send(api.encode(message), zmq.NOBLOCK)
+                link.dealer.send(api.encode(message), _NOBLOCK)
             else:
-                link.dealer.send(api.encode(message), zmq.NOBLOCK | zmq.SNDMORE)
-                link.dealer.send(payload, zmq.NOBLOCK)
+                link.dealer.send(api.encode(message), _MORE)
+                link.dealer.send(payload, _NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -107,18 +116,26 @@ class LinkSet:
             os.eventfd_write(self._wakeup, 1)
 
     def wait(self, timeout_s: float) -> list[Arrival]:
-        """Sleep until something arrives, `wake` was called or the time is up; return what came.
-
-        News of a link precedes the replies that came over its new connection.
-        """
-        arrivals = self._collect()
+        """Sleep until something arrives, `wake` was called or the time is up; return what came."""
+        arrivals = self.collect()
         if arrivals:
             return arrivals
+        self.sleep(timeout_s)
+        return self.collect()
+
+    def sleep(self, timeout_s: float) -> None:
+        """Sleep until something may have arrived; touches no socket.
+
+        Only after a `collect` that found nothing: libzmq tells of an arrival once.
+        """
         for descriptor, _ in self._epoll.poll(timeout_s):
             if descriptor == self._wakeup:
-                os.eventfd_read(self._wakeup)
+                with contextlib.suppress(BlockingIOError):  # two may sleep here: one is first
+                    os.eventfd_read(self._wakeup)
+                # Behind the read: who came in between saw a wake-up under way, a turn follows.
                 self._woken = False
-        return self._collect()
+            else:
+                self._signalled = True
 
     def close(self) -> None:
         """Close all links; what was handed over but not sent gets 1 s more."""
@@ -128,33 +145,54 @@ class LinkSet:
         for link in self._links.values():
             self._disconnect(link, linger_ms=1_000)
         self._links.clear()
+        self._polled.clear()
         self._epoll.close()
         self._context.term()
 
-    def _collect(self) -> list[Arrival]:
+    def collect(self) -> list[Arrival]:
+        """Return what has arrived; news of a link precedes what came over its new connection."""
         arrivals: list[Arrival] = []
-        for link in self._links.values():
-            if _has_message(link.monitor):
-                self._follow(link, arrivals)
-            while _has_message(link.dealer):
-                self._receive(link, arrivals)
+        if not self._signalled:
+            return arrivals
+        self._signalled = False
+        while ready := zmq.zmq_poll(self._polled, 0):
+            readable = {waiting for waiting, _ in ready}
+            for link in self._links.values():
+                if link.monitor in readable:
+                    self._follow(link, arrivals)
+                if link.dealer in readable:
+                    self._receive(link, arrivals)
         return arrivals
 
     def _follow(self, link: Link, arrivals: list[Arrival]) -> None:
-        while _has_message(link.monitor):
-            event = recv_monitor_message(link.monitor, zmq.NOBLOCK)
-            link.up = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
-            link.generation += link.up
-            arrivals.append(Arrival(link.address, None, up=link.up))
+        event = recv_monitor_message(link.monitor, _NOBLOCK)
+        link.up = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        link.generation += link.up
+        arrivals.append(Arrival(link.address, None, up=link.up))
 
     def _receive(self, link: Link, arrivals: list[Arrival]) -> None:
-        frames = link.dealer.recv_multipart(zmq.NOBLOCK)
+        frame = link.dealer.recv(_NOBLOCK, copy=False)  # a Frame knows whether more follow
+        header, payload = frame.bytes, b""
+        if frame.more:
+            frame = link.dealer.recv(_NOBLOCK, copy=False)
+            payload = frame.bytes
+        while frame.more:
+            frame = link.dealer.recv(_NOBLOCK, copy=False)
         try:
-            reply = api.decode_reply(frames[0])
+            reply = api.decode_reply(header)
         except ProtocolError as failure:
             log.warning("client: %s sent no reply of the API: %s", link.address, failure)
             return
-        arrivals.append(Arrival(link.address, reply, frames[1] if len(frames) > 1 else b""))
+        arrivals.append(Arrival(link.address, reply, payload))
+
+    def _note_sockets(self) -> None:
+        """Say which sockets `collect` asks; each is asked once for news and once for replies."""
+        self._polled = [
+            (waiting, _POLLIN)
+            for link in self._links.values()
+            for waiting in (link.monitor, link.dealer)
+        ]
+        self._signalled = True
 
     def _connect(self, address: str) -> Link:
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
@@ -179,7 +217,3 @@ class LinkSet:
         link.dealer.disable_monitor()
         link.dealer.close(linger_ms)
         link.monitor.close(0)
-
-
-def _has_message(waiting: zmq.Socket[bytes]) -> bool:
-    return bool(int(waiting.getsockopt(zmq.EVENTS)) & int(zmq.POLLIN))

@@ -17,6 +17,18 @@ from hastore.client.results import SendResult, Status
 from hastore.errors import ClientError
 
 
+@dataclass(frozen=True, slots=True)
+class SendOptions:
+    """How a producer sends; times in ms."""
+
+    acks: int | None
+    sync_flush: bool
+    linger_ms: float
+    batch_bytes: int
+    delivery_timeout_ms: float
+    idempotent: bool
+
+
 @dataclass(slots=True, eq=False)
 class Entry:
     """One message, or one piece of a batch. `unknown`: an attempt may have stored it."""
@@ -111,6 +123,10 @@ class Window:
             return []
         with self.lock:
             return [e for e in self._order if not e.settled and e.expires_ms <= now_ms]
+
+    def unsettled(self) -> list[Entry]:
+        """Return what has not ended, by sequence number, the lock held."""
+        return [entry for entry in self._order if not entry.settled]
 
     def close(self) -> list[Entry]:
         """Let nobody in any more; return what is unsettled."""

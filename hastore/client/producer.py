@@ -19,9 +19,9 @@ from typing import Literal
 from hastore.client.addresses import parse_bootstrap
 from hastore.client.encoding import RecordEncoder
 from hastore.client.futures import SendFuture
-from hastore.client.outbox import Entry, Window
+from hastore.client.outbox import Entry, SendOptions, Window
 from hastore.client.results import SendResult
-from hastore.client.sender import MAX_FRAME_RECORDS, Sender, SendOptions
+from hastore.client.sender import MAX_FRAME_RECORDS, Sender
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import MessageIllegalError, UnreachableError, UsageError
 from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE, WINDOW
@@ -136,15 +136,8 @@ class Producer:
         Raises MessageIllegalError at once for what no master would take, UnreachableError when no
         master was found within the delivery timeout (the number of queues is not known then).
         """
-        body = self._checked(topic, body)
-        queue_id = self._choose_queue(topic, key) if queue is None else queue
-        pairs = _pairs(key, tags, properties)
-        future: SendFuture[SendResult] = SendFuture()
-        with self._window.lock:
-            seq = self._window.wait_room(1)
-            born_ms = self._clock.wall_ms()
-            payload = self._encoder.encode(topic, body, queue_id, pairs, seq, born_ms)
-            self._submit(topic, seq, 1, payload, future, is_batch=False)
+        future = self._send(topic, body, key, tags, properties, queue)
+        self._sender.attend()
         return future
 
     def send_sync(
@@ -158,7 +151,8 @@ class Producer:
         queue: int | None = None,
     ) -> SendResult:
         """Send a message and wait for its result; raises what the Future would."""
-        future = self.send(topic, body, key=key, tags=tags, properties=properties, queue=queue)
+        future = self._send(topic, body, key, tags, properties, queue)
+        self._sender.carry(future)
         return future.result()
 
     def send_batch(
@@ -181,13 +175,14 @@ class Producer:
         while at < len(checked):
             count = self._fitting(checked[at:at + limit])
             parts.append(self._send_part(topic, checked[at:at + count], queue))
+            self._sender.attend()
             at += count
         return _joined(parts)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was sent so far is settled; False when the time is up first."""
         self._sender.flushing = True
-        self._sender.wake()
+        self._sender.attend()
         try:
             return self._window.wait_settled(self._window.next_seq, timeout_s)
         finally:
@@ -201,6 +196,27 @@ class Producer:
         self._sender.stop()
 
     # -- behind the scenes
+
+    def _send(
+        self,
+        topic: str,
+        body: bytes,
+        key: str | None,
+        tags: str | None,
+        properties: Properties,
+        queue: int | None,
+    ) -> SendFuture[SendResult]:
+        """Submit a message; the sender is still to be told."""
+        body = self._checked(topic, body)
+        queue_id = self._choose_queue(topic, key) if queue is None else queue
+        pairs = _pairs(key, tags, properties)
+        future: SendFuture[SendResult] = SendFuture()
+        with self._window.lock:
+            seq = self._window.wait_room(1)
+            born_ms = self._clock.wall_ms()
+            payload = self._encoder.encode(topic, body, queue_id, pairs, seq, born_ms)
+            self._submit(topic, seq, 1, payload, future, is_batch=False)
+        return future
 
     def _checked(self, topic: str, body: bytes) -> bytes:
         if topic not in self._topics:

@@ -16,13 +16,15 @@ import itertools
 import logging
 import threading
 from collections import deque
-from dataclasses import dataclass
+from typing import Any
 
 from hastore.client.cluster import ClusterView
+from hastore.client.futures import SendFuture
 from hastore.client.links import Arrival, LinkSet
-from hastore.client.outbox import Entry, Frame, Window, in_order
+from hastore.client.outbox import Entry, Frame, SendOptions, Window, in_order
 from hastore.client.results import Status
 from hastore.client.settling import settle_failure, settle_reply, settle_unasked
+from hastore.client.wheel import Wheel
 from hastore.clock import Clock
 from hastore.protocol import api
 from hastore.service import Service
@@ -39,18 +41,6 @@ ATTEMPT_SLACK_MS = 1_000.0
 PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 
 
-@dataclass(frozen=True, slots=True)
-class SendOptions:
-    """How a producer sends; times in ms."""
-
-    acks: int | None
-    sync_flush: bool
-    linger_ms: float
-    batch_bytes: int
-    delivery_timeout_ms: float
-    idempotent: bool
-
-
 class Sender(Service):
     """Send what is submitted, to whoever is master, until it is settled."""
 
@@ -62,6 +52,7 @@ class Sender(Service):
         self._window = window
         self._clock = clock
         self._links = LinkSet()
+        self._wheel = Wheel(self._links, self._turn, self._under_way, self._cut_off)
         self.cluster = ClusterView(addresses)
         self.found = threading.Event()  # a master was found at least once
         self.flushing = False  # linger no longer
@@ -78,27 +69,37 @@ class Sender(Service):
         self._next_search_ms = 0.0
 
     def submit(self, entry: Entry) -> None:
-        """Hand an entry over; any thread may call this, in the order of the sequence numbers."""
+        """Hand an entry over, in the order of the sequence numbers; `attend` or `carry` follows."""
         self._incoming.append(entry)
-        self._links.wake()
+
+    def attend(self) -> None:
+        """See to what was submitted, to `stopping` or to `flushing`; any thread may call this."""
+        self._wheel.wake()
+
+    def carry(self, future: SendFuture[Any]) -> None:
+        """See to what was submitted in the calling thread, which waits for this future anyway.
+
+        Returns when the future has ended, or at once when others are waited for too.
+        """
+        self._wheel.carry(future, self.stopping)
 
     def wake(self) -> None:
-        """Let the thread look at `stopping` and `flushing`."""
-        self._links.wake()
+        """Let the thread see `stopping`."""
+        self._wheel.stop()
 
     def run(self) -> None:
         """Send and settle until stopped."""
         try:
             self._links.open(self.cluster.addresses)
-            while not self.stopping.is_set():
-                self._turn()
+            self._wheel.run(self.stopping)
         finally:
-            self._end()
+            with self._wheel.turning:
+                self._end()
 
-    def _turn(self) -> None:
-        arrivals = self._links.wait(self._sleep_s(self._clock.monotonic_ms()))
+    def _turn(self) -> float:
+        """Do what there is to do; returns how long to sleep, in s, -1 for ever."""
         now = self._clock.monotonic_ms()
-        for arrival in arrivals:
+        for arrival in self._links.collect():
             self._arrived(arrival, now)
         incoming = self._incoming
         while incoming:
@@ -106,6 +107,26 @@ class Sender(Service):
         self._expire(now)
         self._look_after(now)
         self._transmit(now)
+        late = self._links.collect()  # sending may have used up the sockets' signals
+        for arrival in late:
+            self._arrived(arrival, now)
+        return 0.0 if late else self._sleep_s(now)
+
+    def _under_way(self) -> int:
+        return len(self._incoming) + len(self._unsent) + len(self._frames)
+
+    def _cut_off(self) -> None:
+        """Begin anew: a turn ended in the middle, what it did of an entry is not known."""
+        self._roll_back(list(self._frames.values()), unknown=True)
+        with self._window.lock:  # nothing is submitted meanwhile
+            left = self._window.unsettled()
+            self._incoming.clear()
+        for entry in left:
+            entry.unknown = True
+        self._unsent = in_order(left)
+        self._window.release()
+        if self.cluster.master is not None:
+            self._links.reopen(self.cluster.master)
 
     def _end(self) -> None:
         left = self._window.close()

@@ -426,7 +426,7 @@ def test_an_answer_that_does_not_fit_is_no_success(
 def test_an_idle_producer_sleeps(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
     real = Sender._turn
-    monkeypatch.setattr(Sender, "_turn", lambda self: (turns.append(1), real(self)))
+    monkeypatch.setattr(Sender, "_turn", lambda self: (turns.append(1), real(self))[1])
     with Producer([node.address]) as producer:
         producer.send_sync("t", b"1", queue=0)
         time.sleep(0.1)

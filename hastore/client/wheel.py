@@ -1,0 +1,124 @@
+"""Who turns the producer's wheel: its own thread, or the caller of a lone synchronous put.
+
+A put that waits alone would wake the thread to be sent and be woken by it to return: two switches
+of threads, a quarter of its time. So a caller that finds nothing under way turns the wheel itself
+until its put has ended; the thread then rests on a descriptor of its own.
+
+    by thread   the thread sleeps on the links; callers that send wake it there
+    by caller   the thread rests; a caller sleeps on the links, or nobody does between two puts
+
+The wheel goes over to a caller when that holds `turning`, and back to the thread when a caller
+leaves something under way, when somebody else sends, and when no caller came for REST_S. Whoever
+turns holds `turning`, a caller also while it sleeps; the thread only while it works.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import threading
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from hastore.client.futures import SendFuture
+from hastore.client.links import LinkSet
+
+REST_S = 0.05
+
+
+class Wheel:
+    """Turn `turn`, which does what there is to do and returns how long to sleep (s, -1 for ever).
+
+    `under_way` counts what needs further turns: what was submitted and has not ended. `broken` is
+    called when a caller's turn was cut off, by a signal's exception perhaps at any point in it.
+    """
+
+    def __init__(
+        self,
+        links: LinkSet,
+        turn: Callable[[], float],
+        under_way: Callable[[], int],
+        broken: Callable[[], None],
+    ) -> None:
+        self._links = links
+        self._turn = turn
+        self._under_way = under_way
+        self._broken = broken
+        self.turning = threading.Lock()
+        self._by_caller = False
+        self._carrying = False  # a caller is at the wheel
+        self._carried = 0  # puts of callers; tells the resting thread whether they still come
+        self._rest = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._rest)
+        self._resting = select.poll()
+        self._resting.register(self._rest, select.POLLIN)
+
+    def wake(self) -> None:
+        """Make whoever turns look again; any thread, after what there is to see is in place."""
+        self._links.wake()
+        if self._by_caller and not self._carrying:  # the thread rests, or is on its way to
+            os.eventfd_write(self._rest, 1)
+
+    def run(self, stopping: threading.Event) -> None:
+        """Turn until `stopping`."""
+        seen = 0
+        resting = False
+        while not stopping.is_set():
+            if self._by_caller:
+                if not resting:  # a wake-up that this thread took may have been the caller's
+                    self._links.wake()
+                resting = True
+                self._pause()
+                if not self.turning.acquire(blocking=False):
+                    continue
+                try:
+                    self._by_caller = self._carried != seen and not self._under_way()
+                    seen = self._carried
+                    self._turn()  # expiry, and news of the links
+                finally:
+                    self.turning.release()
+            else:
+                resting = False
+                with self.turning:
+                    if self._by_caller:
+                        continue
+                    sleep_s = self._turn()
+                self._links.sleep(sleep_s)
+
+    def stop(self) -> None:
+        """Wake all who sleep; `stopping` was set before."""
+        self._links.wake()
+        os.eventfd_write(self._rest, 1)
+
+    def carry(self, future: SendFuture[Any], stopping: threading.Event) -> None:
+        """Turn until the future has ended if nothing but its put is under way; else wake who turns.
+
+        The put was submitted before. Returns early when the producer is stopped.
+        """
+        if not self.turning.acquire(blocking=False):
+            self.wake()
+            return
+        try:
+            if self._under_way() <= 1:
+                self._carrying = self._by_caller = True
+                self._carried += 1
+                sleep_s = self._turn()
+                while not future.done() and not stopping.is_set():
+                    self._links.sleep(sleep_s)
+                    sleep_s = self._turn()
+        except BaseException:  # a signal's, mostly: it ends the caller's wait, and nothing else
+            self._broken()
+            raise
+        finally:
+            # In this order: who submits from here on sees that nobody carries, and wakes the rest.
+            self._carrying = False
+            if self._under_way():
+                self._by_caller = False
+            self.turning.release()
+            if not self._by_caller:
+                self.stop()
+
+    def _pause(self) -> None:
+        if self._resting.poll(REST_S * 1000.0):
+            os.eventfd_read(self._rest)

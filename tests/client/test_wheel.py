@@ -1,0 +1,158 @@
+"""Callers and the producer's thread take turns at its wheel: nobody waits for a wake-up in vain."""
+
+from __future__ import annotations
+
+import random
+import signal
+import threading
+import time
+from concurrent.futures import Future
+from typing import Any
+
+import pytest
+
+from hastore import Producer
+from hastore.client.links import LinkSet
+from hastore.client.results import SendResult
+from hastore.errors import ClientError, OutcomeUnknown
+from hastore.store.record import decode_record
+from tests.client.conftest import Node
+
+
+def bodies(node: Node) -> list[bytes]:
+    log, at, found = bytes(node.backend.store.log), 0, []
+    while at < len(log):
+        record = decode_record(log, at)
+        found.append(record.body)
+        at += record.size
+    return found
+
+
+def test_a_lone_caller_turns_the_wheel_itself(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    senders: set[str] = set()
+    real = LinkSet.send
+
+    def send(self: LinkSet, *arguments: Any) -> bool:
+        if len(arguments) > 2:
+            senders.add(threading.current_thread().name)
+        return real(self, *arguments)
+
+    monkeypatch.setattr(LinkSet, "send", send)
+    with Producer([node.address]) as producer:
+        for number in range(50):
+            producer.send_sync("t", b"%d" % number)
+        assert senders == {threading.current_thread().name}
+        time.sleep(0.2)  # no caller comes: the thread takes over
+        producer.send("t", b"50").result(5)
+        assert senders == {threading.current_thread().name, "ProducerSender"}
+        producer.send_sync("t", b"51")
+    assert bodies(node) == [b"%d" % number for number in range(52)]
+
+
+def test_callers_threads_and_futures_mixed(node: Node) -> None:
+    seed = time.time_ns() % 2**32
+    print("seed", seed)
+    took: list[float] = []
+    failures: list[BaseException] = []
+
+    def work(number: int, producer: Producer) -> None:
+        chance = random.Random(seed + number)
+        waiting: list[Future[SendResult]] = []
+        try:
+            for place in range(300):
+                body = b"%d:%d" % (number, place)
+                if chance.random() < 0.5:
+                    began = time.perf_counter()
+                    producer.send_sync("t", body, queue=0)
+                    took.append(time.perf_counter() - began)
+                else:
+                    waiting.append(producer.send("t", body, queue=0))
+                if chance.random() < 0.05:
+                    waiting.pop().result(10) if waiting else None
+                if chance.random() < 0.02:
+                    time.sleep(chance.choice([0.001, 0.06]))
+            for future in waiting:
+                future.result(10)
+        except BaseException as failure:
+            failures.append(failure)
+
+    with Producer([node.address]) as producer:
+        threads = [threading.Thread(target=work, args=(n, producer)) for n in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
+    assert not failures
+    stored = bodies(node)
+    assert len(stored) == 1200
+    for number in range(4):
+        mine = [body for body in stored if body.startswith(b"%d:" % number)]
+        assert mine == [b"%d:%d" % (number, place) for place in range(300)]
+    # A wake-up that went astray would be made good by a search after 300 ms.
+    assert sum(seconds > 0.25 for seconds in took) <= len(took) // 100
+
+
+class Alarm(Exception):
+    """What a caller's own signal handler raises."""
+
+
+def test_a_signal_in_the_middle_of_a_turn_loses_and_doubles_nothing(node: Node) -> None:
+    seed = time.time_ns() % 2**32
+    print("seed", seed)
+    chance = random.Random(seed)
+
+    def ring(*_: Any) -> None:
+        raise Alarm
+
+    before = signal.signal(signal.SIGALRM, ring)
+    acknowledged: list[bytes] = []
+    cut = 0
+    try:
+        with Producer([node.address], delivery_timeout_s=10) as producer:
+            producer.send_sync("t", b"first")
+            for number in range(400):
+                body = b"%d" % number
+                try:
+                    if number % 4 == 0:
+                        signal.setitimer(signal.ITIMER_REAL, chance.uniform(0.00005, 0.002))
+                    producer.send_sync("t", body, queue=0)
+                    acknowledged.append(body)
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except Alarm:
+                    cut += 1
+                except OutcomeUnknown:
+                    cut += 1
+                finally:
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+            producer.send_sync("t", b"last", queue=0)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    stored = bodies(node)
+    assert len(stored) == len(set(stored))
+    assert set(acknowledged) <= set(stored)
+    assert [body for body in stored if body in set(acknowledged)] == acknowledged
+    assert stored[0] == b"first" and stored[-1] == b"last"
+    print("cut", cut)
+
+
+def test_closing_ends_a_caller_that_waits(node: Node) -> None:
+    node.backend.transfer.hold = True
+    producer = Producer([node.address], delivery_timeout_s=30)
+    ended: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            producer.send_sync("t", b"1", queue=0)
+        except ClientError as failure:
+            ended.append(failure)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    time.sleep(0.2)
+    producer.close(0.1)
+    thread.join(5)
+    assert not thread.is_alive()
+    assert [type(failure) for failure in ended] == [OutcomeUnknown]
