@@ -18,6 +18,7 @@ _COMMANDS = {
     "demote": "flip:demote_command",
     "serve": "nodes:serve_command",
     "log": "log:log_group",
+    "positions": "positions:positions_group",
     "perf": "perf:perf_group",
     "doctor": "doctor:doctor_command",
     "demo": "demo:demo_command",

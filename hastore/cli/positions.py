@@ -1,0 +1,136 @@
+"""`hastore positions`: consumers' positions from and to a RocketMQ broker's file."""
+
+import pathlib
+import sys
+from dataclasses import dataclass
+
+import click
+
+from hastore.cli.common import (
+    DONE,
+    bootstrap_addresses,
+    put_json,
+    say,
+    with_bootstrap,
+    with_json,
+)
+from hastore.client.admin import Admin, QueueRanges
+from hastore.client.positions import Offsets, Positions, fit, format_offsets, parse_offsets
+
+IMPORTED, KEPT, NO_TOPIC = "imported", "kept", "no such topic"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What became of one group's positions in one topic."""
+
+    group: str
+    topic: str
+    outcome: str
+    positions: Offsets
+    corrected: tuple[int, ...] = ()  # queues whose position lay outside the log
+
+    def show(self, as_json: bool) -> None:
+        """Print it."""
+        if as_json:
+            positions = {str(queue): offset for queue, offset in self.positions.items()}
+            put_json(
+                {
+                    "group": self.group,
+                    "topic": self.topic,
+                    "outcome": self.outcome,
+                    "positions": positions,
+                    "corrected": list(self.corrected),
+                }
+            )
+            return
+        places = " ".join(f"{queue}:{offset}" for queue, offset in self.positions.items())
+        click.echo(f"{self.outcome}  {self.group}  {self.topic}  {places}")
+        if self.corrected:
+            say(
+                f"{self.group}, {self.topic}: the position in queue "
+                f"{', '.join(map(str, self.corrected))} lay outside the log and was corrected"
+            )
+
+
+@click.group("positions", short_help="Consumers' positions from and to a RocketMQ broker.")
+def positions_group() -> None:
+    """Exchange consumers' positions with a RocketMQ broker's config/consumerOffset.json."""
+
+
+@positions_group.command("import", short_help="Take positions from a broker's file.")
+@click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=pathlib.Path))
+@click.option("--group", "groups", multiple=True, metavar="G", help="Only this consumer group.")
+@click.option("--topic", "topics", multiple=True, metavar="T", help="Only this topic.")
+@click.option("--overwrite", is_flag=True, help="Also where the group has positions already.")
+@with_bootstrap
+@with_json
+def import_command(
+    file: pathlib.Path,
+    groups: tuple[str, ...],
+    topics: tuple[str, ...],
+    overwrite: bool,
+    bootstrap: str | None,
+    as_json: bool,
+) -> int:
+    """Commit the positions of FILE, a broker's consumerOffset.json, under their groups' names.
+
+    Where a group has committed already its own positions are kept, so a second run changes nothing.
+    A position outside a queue is moved to its nearest end, as a broker would.
+    """
+    wanted = {
+        (group, topic): offsets
+        for (group, topic), offsets in parse_offsets(file.read_text()).items()
+        if (not groups or group in groups) and (not topics or topic in topics)
+    }
+    addresses = bootstrap_addresses(bootstrap)
+    with Admin(addresses) as admin:
+        ranges = admin.topics()
+    with Positions(addresses) as positions:
+        for (group, topic), offsets in sorted(wanted.items()):
+            take(positions, ranges, group, topic, offsets, overwrite=overwrite).show(as_json)
+    if not wanted:
+        say("no position to import")
+    return DONE
+
+
+def take(
+    positions: Positions,
+    ranges: dict[str, QueueRanges],
+    group: str,
+    topic: str,
+    offsets: Offsets,
+    *,
+    overwrite: bool,
+) -> Taken:
+    """Commit one group's positions in one topic; raises what a put would."""
+    fitting = fit(offsets, ranges.get(topic, {}))
+    if not fitting:
+        return Taken(group, topic, NO_TOPIC, {})
+    known = {} if overwrite else positions.committed(group, topic)
+    if known:
+        kept = {queue: place.queue_offset for queue, place in sorted(known.items())}
+        return Taken(group, topic, KEPT, kept)
+    positions.commit(group, topic, fitting)
+    corrected = tuple(queue for queue, offset in fitting.items() if offset != offsets[queue])
+    return Taken(group, topic, IMPORTED, fitting, corrected)
+
+
+@positions_group.command("export", short_help="Write positions as a broker's file.")
+@click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=pathlib.Path))
+@click.option("--group", "groups", multiple=True, metavar="G", help="Only this consumer group.")
+@with_bootstrap
+def export_command(
+    file: pathlib.Path | None, groups: tuple[str, ...], bootstrap: str | None
+) -> int:
+    """Write all groups' positions to FILE (else stdout) as a RocketMQ broker reads them."""
+    with Positions(bootstrap_addresses(bootstrap)) as positions:
+        found = positions.all()
+    text = format_offsets(
+        {key: offsets for key, offsets in found.items() if not groups or key[0] in groups}
+    )
+    if file is None:
+        sys.stdout.write(text + "\n")
+    else:
+        file.write_text(text + "\n")
+    return DONE

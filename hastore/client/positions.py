@@ -1,0 +1,173 @@
+"""All consumer groups' committed positions: read, kept, and exchanged with RocketMQ's file.
+
+A RocketMQ broker keeps them in `config/consumerOffset.json`, as TOPIC@GROUP -> queue -> offset. A
+queue offset means the same message on both sides, so a consumer goes on where it stood.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
+
+import msgspec
+
+from hastore.client.addresses import parse_bootstrap
+from hastore.client.consumer import Consumer
+from hastore.client.requester import Requester, expect
+from hastore.client.results import Position, SendResult, Status, failure_of
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.errors import ClientError, UsageError
+from hastore.protocol import api
+
+Offsets = dict[int, int]  # queue -> the next queue offset
+_TABLE = "offsetTable"
+# RocketMQ writes numbers as keys, which JSON does not know. Strings are matched to be left alone.
+_NUMBER_KEY = re.compile(r'("(?:\\.|[^"\\])*")|([{,]\s*)(\d+)(\s*:)')
+_names: msgspec.json.Decoder[tuple[api.Group, api.Name]] = msgspec.json.Decoder(
+    tuple[api.Group, api.Name]
+)
+
+
+class _Body(msgspec.Struct, frozen=True):
+    group: str
+    topic: str
+    positions: dict[int, tuple[int, int | None, int | None]]
+
+
+def parse_offsets(text: str) -> dict[tuple[str, str], Offsets]:
+    """Return (group, topic) -> queue -> offset of RocketMQ's file; UsageError names what is wrong.
+
+    Queues without a position (an offset below 0) are left out.
+    """
+    plain = _NUMBER_KEY.sub(lambda m: m[1] or f'{m[2]}"{m[3]}"{m[4]}', text)
+    try:
+        table = json.loads(plain)[_TABLE]
+        entries = [(str(key), dict(queues)) for key, queues in table.items()]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(f"no consumerOffset.json of RocketMQ: {error!r}") from error
+    found: dict[tuple[str, str], Offsets] = {}
+    for key, queues in entries:
+        topic, _, group = key.partition("@")
+        try:
+            _names.decode(json.dumps((group, topic)).encode())
+            offsets = {int(queue): int(offset) for queue, offset in queues.items()}
+        except (ValueError, TypeError) as error:
+            raise UsageError(f"consumerOffset.json, {key!r}: {error}") from error
+        offsets = {queue: offset for queue, offset in sorted(offsets.items()) if offset >= 0}
+        if offsets:
+            found[group, topic] = offsets
+    return found
+
+
+def format_offsets(positions: Mapping[tuple[str, str], Offsets]) -> str:
+    """Return the text of RocketMQ's file."""
+    table = {f"{topic}@{group}": queues for (group, topic), queues in sorted(positions.items())}
+    return json.dumps({_TABLE: table}, indent="\t")
+
+
+def fit(offsets: Offsets, ranges: Mapping[int, tuple[int, int]]) -> Offsets:
+    """Return the positions as this log has them: inside each queue's first and end offset, as a
+    broker would correct them. A queue that the log does not have is left out.
+    """
+    return {
+        queue: min(max(offset, ranges[queue][0]), ranges[queue][1])
+        for queue, offset in offsets.items()
+        if queue in ranges
+    }
+
+
+class Positions:
+    """The positions of any group; used by one thread at a time."""
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] | None = None,
+        *,
+        timeout_s: float = 10.0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Connect by itself; UsageError for an address that is none."""
+        self._addresses = parse_bootstrap(bootstrap)
+        self._timeout_s = timeout_s
+        self._requester = Requester(self._addresses, clock)
+
+    def __enter__(self) -> Positions:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._requester.close()
+
+    def committed(self, group: str, topic: str) -> dict[int, Position]:
+        """Return a group's positions in a topic, as the master knows them."""
+        make = _fetch(group, topic)
+        reply, _ = self._requester.ask_master(make, self._timeout_s)
+        return expect(api.Positions, reply).positions
+
+    def commit(self, group: str, topic: str, offsets: Offsets) -> None:
+        """Keep positions, as durable as any message; raises what Producer.send_sync would."""
+        places = {queue: Position(offset) for queue, offset in offsets.items()}
+        wait_ms = int(min(max(1.0, self._timeout_s * 1000.0), 3_000.0))
+        make = _commit(group, topic, places, wait_ms)
+        reply, _ = self._requester.ask_master(make, self._timeout_s)
+        done = expect(api.PutDone, reply)
+        if done.status is not Status.PUT_OK:
+            result = SendResult(done.status, api.POSITIONS_TOPIC, 0, done.level)
+            raise failure_of(done.status, done.reason, result, unknown=False)
+
+    def all(self) -> dict[tuple[str, str], Offsets]:
+        """Return every group's positions in every topic, read from the log's topic of commits.
+
+        ClientError when a commit in it cannot be read.
+        """
+        reply, _ = self._requester.ask_master(_ask_topics, self._timeout_s)
+        queues = expect(api.Topics, reply).topics.get(api.POSITIONS_TOPIC, {})
+        found: dict[tuple[str, str], Offsets] = {}
+        for queue, (_, end) in queues.items():
+            with Consumer(
+                api.POSITIONS_TOPIC,
+                self._addresses,
+                queues=[queue],
+                on_lost="earliest",
+                read_from="master",
+            ) as consumer:
+                while consumer.position(queue).queue_offset < end:
+                    messages = consumer.poll(timeout_s=self._timeout_s)
+                    if not messages:
+                        raise ClientError(f"{api.POSITIONS_TOPIC} cannot be read up to {end}")
+                    for message in messages:
+                        _note(found, message.body)
+        return found
+
+
+def _note(found: dict[tuple[str, str], Offsets], body: bytes) -> None:
+    try:
+        commit = msgspec.json.decode(body, type=_Body)
+    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        raise ClientError(f"a commit in {api.POSITIONS_TOPIC} cannot be read: {error}") from error
+    queues = found.setdefault((commit.group, commit.topic), {})
+    queues.update({queue: place[0] for queue, place in sorted(commit.positions.items())})
+
+
+def _ask_topics(rid: int) -> api.Request:
+    return api.AskTopics(rid, api.POSITIONS_TOPIC)
+
+
+def _fetch(group: str, topic: str) -> Callable[[int], api.Request]:
+    return lambda rid: api.Fetch(rid, group, topic)
+
+
+def _commit(
+    group: str, topic: str, places: dict[int, Position], wait_ms: int
+) -> Callable[[int], api.Request]:
+    return lambda rid: api.Commit(rid, group, topic, places, wait_ms)

@@ -1,0 +1,95 @@
+"""`hastore positions`: from a broker's file into the log, and out again."""
+
+import json
+
+import pytest
+
+from hastore.client.consumer import Consumer
+from hastore.client.producer import Producer
+from tests.process.harness import Group, hastore
+
+
+@pytest.fixture(scope="module")
+def node(tmp_path_factory):
+    """A node with ten messages in each of two queues of T."""
+    with Group(tmp_path_factory.mktemp("positions"), 1, master_role="ASYNC_MASTER") as group:
+        group[1].start("master").wait_writable()
+        with Producer([group[1].api]) as producer:
+            for number in range(20):
+                producer.send_sync("T", b"%d" % number, queue=number % 2)
+        yield group[1]
+
+
+@pytest.fixture
+def positions(node, tmp_path):
+    def run(*arguments, table=None):
+        if table is not None:
+            file = tmp_path / "consumerOffset.json"
+            file.write_text(json.dumps({"offsetTable": table}))
+            arguments = (*arguments, str(file))
+        return hastore("positions", *arguments, "--bootstrap", node.api.removeprefix("tcp://"))
+
+    return run
+
+
+def taken(done):
+    assert done.returncode == 0, done.stderr
+    found = [json.loads(line) for line in done.stdout.splitlines()]
+    return {(one["group"], one["topic"]): (one["outcome"], one["positions"]) for one in found}
+
+
+def test_a_consumer_goes_on_where_the_broker_says(node, positions):
+    table = {"T@readers": {"0": 7, "1": 99}, "gone@readers": {"0": 1}, "T@others": {"0": 2}}
+    done = positions("import", "--json", table=table)
+    assert taken(done) == {
+        ("readers", "T"): ("imported", {"0": 7, "1": 10}),
+        ("readers", "gone"): ("no such topic", {}),
+        ("others", "T"): ("imported", {"0": 2}),
+    }
+    with Consumer("T", [node.api], group="readers") as consumer:
+        got = [message.body for message in consumer.poll(timeout_s=5)]
+    assert got == [b"14", b"16", b"18"]
+    done = positions("import", table={"T@people": {"0": 3, "1": 11}})
+    assert done.stdout == "imported  people  T  0:3 1:10\n"
+    assert "the position in queue 1 lay outside the log" in done.stderr
+
+
+def test_what_a_group_has_committed_is_kept_unless_told(positions):
+    assert taken(positions("import", "--json", table={"T@twice": {"0": 4}})) == {
+        ("twice", "T"): ("imported", {"0": 4})
+    }
+    table = {"T@twice": {"0": 1}}
+    assert taken(positions("import", "--json", table=table)) == {("twice", "T"): ("kept", {"0": 4})}
+    assert taken(positions("import", "--json", "--overwrite", table=table)) == {
+        ("twice", "T"): ("imported", {"0": 1})
+    }
+
+
+def test_only_what_is_wanted(positions):
+    table = {"T@one": {"0": 1}, "T@two": {"0": 1}, "U@one": {"0": 1}}
+    done = positions("import", "--json", "--group", "one", "--topic", "T", table=table)
+    assert list(taken(done)) == [("one", "T")]
+    assert "no position to import" in positions("import", "--group", "x", table=table).stderr
+
+
+def test_they_come_out_as_a_brokers_file(node, positions, tmp_path):
+    with Consumer("T", [node.api], group="leaving") as consumer:
+        consumer.seek(0, 5)
+        consumer.seek(1, 6)
+        consumer.commit()
+        consumer.seek(1, 9)
+        consumer.commit()
+    done = positions("export", "--group", "leaving")
+    assert done.returncode == 0, done.stderr
+    table = json.loads(done.stdout)["offsetTable"]
+    assert {queue: table["T@leaving"][queue] for queue in "01"} == {"0": 5, "1": 9}
+    assert list(table) == ["T@leaving"]
+    file = tmp_path / "all.json"
+    assert positions("export", str(file)).returncode == 0
+    assert "T@leaving" in json.loads(file.read_text())["offsetTable"]
+
+
+def test_a_file_of_something_else_is_wrong_usage(positions, tmp_path):
+    done = positions("import", table=3)
+    assert done.returncode == 2 and "no consumerOffset.json" in done.stderr
+    assert positions("import", str(tmp_path / "none")).returncode == 2

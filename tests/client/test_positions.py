@@ -1,0 +1,69 @@
+"""RocketMQ's consumerOffset.json: read as the broker writes it, and written for it."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hastore.client.positions import fit, format_offsets, parse_offsets
+from hastore.errors import UsageError
+
+# As a broker of 5.3.3 writes it: numbers as keys.
+OF_A_BROKER = """{
+	"dataVersion":{
+		"counter":17,
+		"stateVersion":0,
+		"timestamp":1795271801123
+	},
+	"offsetTable":{
+		"flights@delays":{0:250,1:0,2:249,3:-1
+		},
+		"%RETRY%delays@delays":{0:3
+		},
+		"odd{1:2}@g,3:4":{7:1}
+	}
+}"""
+
+
+def test_a_brokers_file_is_understood():
+    assert parse_offsets(OF_A_BROKER) == {
+        ("delays", "flights"): {0: 250, 1: 0, 2: 249},
+        ("delays", "%RETRY%delays"): {0: 3},
+        ("g,3:4", "odd{1:2}"): {7: 1},
+    }
+
+
+NAMES = st.text('abc%_-|{}:,"\\ 1日', min_size=1, max_size=12)
+TABLES = st.dictionaries(
+    st.tuples(NAMES, NAMES),
+    st.dictionaries(st.integers(0, 2**31 - 1), st.integers(0, 2**63 - 1), min_size=1, max_size=5),
+    max_size=5,
+)
+
+
+@given(TABLES)
+def test_what_is_written_comes_back(table):
+    text = format_offsets(table)
+    assert parse_offsets(text) == table
+    json.loads(text)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "[]", "{}", '{"offsetTable": 3}', '{"offsetTable": {"t@g": 3}}',
+        '{"offsetTable": {"t": {"0": 1}}}', '{"offsetTable": {"@g": {"0": 1}}}',
+        '{"offsetTable": {"t@g": {"x": 1}}}', '{"offsetTable": {"t@g": {"0": null}}}',
+        '{"offsetTable": {"t@g": {0:1}}',
+    ],
+)  # fmt: skip
+def test_another_file_is_named_as_such(text):
+    with pytest.raises(UsageError, match=r"consumerOffset\.json"):
+        parse_offsets(text)
+
+
+def test_positions_are_moved_into_the_log():
+    ranges = {0: (10, 50), 1: (0, 5)}
+    assert fit({0: 3, 1: 5, 2: 7}, ranges) == {0: 10, 1: 5}
+    assert fit({0: 51, 1: 2}, ranges) == {0: 50, 1: 2}
