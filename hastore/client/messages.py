@@ -14,6 +14,7 @@ from hastore.store.host import Host, message_id
 from hastore.store.properties import decode_properties, find_property
 from hastore.store.record import (
     FLAG_BORN_IPV6,
+    FLAG_INNER_BATCH,
     FLAG_IPV6,
     FLAG_STORE_IPV6,
     IPV6_EXTRA,
@@ -106,9 +107,14 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
     @property
     def next_position(self) -> Position:
         """The position behind this message; without its epoch when the node told none."""
+        behind = self.queue_offset + 1
+        if _FLAGS_AND_BORN.unpack_from(self._head, _FLAGS_AT)[0] & FLAG_INNER_BATCH:
+            messages = find_property(self._raw_properties(), b"INNER_NUM") or b""
+            if messages.isdigit() and len(messages) <= 5:  # what several of a producer's came as
+                behind = self.queue_offset + max(1, int(messages))
         if self.epoch is None:
-            return Position(self.queue_offset + 1)
-        return Position(self.queue_offset + 1, self.epoch, self.offset)
+            return Position(behind)
+        return Position(behind, self.epoch, self.offset)
 
     def _topic_place(self) -> tuple[int, int]:
         tail = self._tail

@@ -10,12 +10,14 @@ from hastore.store.parts import StoreParts
 from hastore.store.pull_places import PullPlaces
 from hastore.store.record import (
     BLANK_SIZE,
+    FLAG_INNER_BATCH,
     MIN_RECORD_SIZE,
     V1_MAGIC,
     V2_MAGIC,
     Record,
     check_record,
     decode_record,
+    find_property,
 )
 from hastore.store.record_batch import count_valid
 from hastore.store.retention import first_store_timestamp_ms
@@ -97,9 +99,11 @@ class StoreReads:
                 )
             records = records[: sum(places.sizes[:count])]
         last = count - 1
+        behind = places.positions[last] + 1
+        if self._parts.queues.get_batch(topic, queue_id) is not None:
+            behind = _behind(decode_record(records, sum(places.sizes[:last])), behind)
         return PullResult(
-            PullStatus.FOUND, places.positions[last] + 1, low, high, records, count,
-            places.offsets[last],
+            PullStatus.FOUND, behind, low, high, records, count, places.offsets[last]
         )  # fmt: skip
 
     def _find(self, places: PullPlaces, topic: str, queue_id: int, at: int, high: int) -> None:
@@ -193,6 +197,15 @@ class StoreReads:
             return first_store_timestamp_ms(self._log, offset)
         except StoreError:  # retention was faster
             return None
+
+
+def _behind(record: Record, behind: int) -> int:
+    """Return the position behind a record: an inner batch fills as many as it has messages."""
+    if record.sys_flag & FLAG_INNER_BATCH:
+        messages = find_property(record.properties, b"INNER_NUM") or b""
+        if messages.isdigit() and len(messages) <= 5:  # an int16
+            return behind - 1 + max(1, int(messages))
+    return behind
 
 
 def walk_whole(parts: StoreParts, start: int) -> int:

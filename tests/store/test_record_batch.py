@@ -2,19 +2,24 @@
 
 import os
 import random
+import zlib
 from pathlib import Path
 
 import pytest
 
+from hastore.client.messages import decode_messages
 from hastore.errors import CorruptRecordError
+from hastore.protocol.api import Position
 from hastore.store.consume_queue import UNIT
 from hastore.store.pull_places import PullPlaces
 from hastore.store.record import (
+    FLAG_INNER_BATCH,
     MIN_RECORD_SIZE,
     OFFSETS,
     OFFSETS_AT,
     V1_MAGIC,
     Host,
+    Record,
     check_record,
     encode_record,
 )
@@ -137,3 +142,41 @@ def test_a_pull_passes_over_a_hole_of_whole_queue_files_and_over_no_record(tmp_p
             "TopicA", 0, 31, max_messages=1_000, max_bytes=1 << 20, limit_offset=store.max_offset
         )
         assert (found.count, found.next_queue_offset) == (30, 5_050)
+
+
+def inner_batch(base: int, count: int, offset: int) -> bytes:
+    """A record that RocketMQ wrote for `count` messages of a queue from position `base` on."""
+    body = b"%d messages" % count
+    return encode_record(
+        Record(
+            body,
+            "Batches",
+            properties=b"INNER_BASE\x01%d\x02INNER_NUM\x01%d\x02" % (base, count),
+            sys_flag=FLAG_INNER_BATCH,
+            queue_offset=base,
+            physical_offset=offset,
+            body_crc=zlib.crc32(body) & 0x7FFFFFFF,
+            store_timestamp_ms=1,
+        )
+    )
+
+
+def test_behind_an_inner_batch_comes_the_next_one(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for base, count in ((0, 5), (5, 3), (8, 1)):
+            store.append_replica(store.max_offset, inner_batch(base, count, store.max_offset))
+        assert store.wait_dispatched(store.max_offset, 10)
+        found = []
+        for at in (0, 2, 5, 8):
+            result = store.pull(
+                "Batches", 0, at, max_messages=1, max_bytes=9, limit_offset=store.max_offset
+            )
+            (message,), damage = decode_messages(result.records, [])
+            assert (result.count, damage) == (1, None)
+            assert message.next_position == Position(result.next_queue_offset)
+            found.append((message.queue_offset, result.next_queue_offset))
+        assert found == [(0, 5), (0, 5), (5, 8), (8, 9)]
+        every = store.pull(
+            "Batches", 0, 0, max_messages=9, max_bytes=9_999, limit_offset=store.max_offset
+        )
+        assert (every.count, every.next_queue_offset) == (3, 9)
