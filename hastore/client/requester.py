@@ -121,25 +121,33 @@ class Requester:
     ) -> tuple[api.Reply, bytes]:
         """Ask the master, looking for it as long as `timeout_s` lasts.
 
-        UnreachableError when there is none. Only for requests that may be repeated.
+        Returns the last refusal when there was one. UnreachableError when there is no master. Only
+        for requests that may be repeated.
         """
         deadline = self.deadline(timeout_s)
+        refusal: tuple[api.Reply, bytes] | None = None
         while True:
             left = self.left_s(deadline)
             master = self.cluster.master
-            if master is not None:
-                reply, payload = self.ask(master, make, left)
-                refused = isinstance(reply, api.PutDone) and reply.status.is_refusal
-                if not refused or left <= _PAUSE_S:
-                    return reply, payload
-                self.cluster.lose()
-                self.links.wait(_PAUSE_S)
-            elif left <= 0.0:
-                raise UnreachableError(f"no writable master: {self.cluster.reason()}")
-            else:
-                self.survey(left)
-                if self.cluster.master is None:
+            try:
+                if master is not None:
+                    refusal = None  # an attempt that goes unanswered may have been taken
+                    reply, payload = self.ask(master, make, left)
+                    if not (isinstance(reply, api.PutDone) and reply.status.is_refusal):
+                        return reply, payload
+                    refusal = reply, payload
+                    self.cluster.lose()
                     self.links.wait(min(left, _PAUSE_S))
+                elif left <= 0.0:
+                    raise UnreachableError(f"no writable master: {self.cluster.reason()}")
+                else:
+                    self.survey(left)
+                    if self.cluster.master is None:
+                        self.links.wait(min(left, _PAUSE_S))
+            except UnreachableError:
+                if refusal is None:
+                    raise
+                return refusal
 
     def ask_any(
         self, addresses: Iterable[str], make: Callable[[int], api.Request], timeout_s: float
