@@ -44,7 +44,11 @@ class Broker:
                 "haListenPort": self.ha,
                 **store,
             },
-            broker={"namesrvAddr": self.namesrv, "listenPort": self.listen},
+            broker={
+                "namesrvAddr": self.namesrv,
+                "listenPort": self.listen,
+                "flushConsumerOffsetInterval": 500,
+            },
         )
         for topic in topics:
             peer.call("broker.topic", topic=topic, queues=4)

@@ -152,15 +152,90 @@ def test_there_and_back(broker, make_group, make_peer, tmp_path, spark):  # noqa
     assert broker.max_offset >= end
     results = broker.produce("single", 100, seed=9)
     assert {result[0] for result in results} == {"SEND_OK"}
-    count_all = len(got) + 100
-    consumed = broker.peer.call(
+    wanted = [line for line in lines_of(read_log(broker.root)) if line.startswith("single\t")]
+    assert consume(broker, len(got) + 100, tmp_path / "consumed") == wanted
+
+
+def consume(broker, count, file, **options):
+    """Let the official consumer read; return its lines."""
+    got = broker.peer.call(
         "consume",
         namesrv=broker.namesrv,
         topics=["single"],
-        count=count_all,
+        count=count,
         timeout=40,
-        file=str(tmp_path / "consumed"),
+        file=str(file),
+        **options,
     )
-    assert consumed == count_all
-    wanted = [line for line in lines_of(read_log(broker.root)) if line.startswith("single\t")]
-    assert read_lines(tmp_path / "consumed") == wanted
+    assert got == count
+    return read_lines(file)
+
+
+@pytest.mark.timeout(240)
+def test_by_disk_and_the_consumers_go_on(broker, make_group, tmp_path):
+    """All of it with both sides stopped: the log's files are copied, there and back, and the
+    consumers' positions are carried along.
+    """
+    broker.start(topics=["single"])
+    sent = broker.produce("single", 400)
+    consume(broker, 400, tmp_path / "first", group="readers")
+    unread = broker.produce("single", 100, seed=2)
+    assert {result[0] for result in sent + unread} == {"SEND_OK"}
+    config = broker.root / "config"
+    known = config / "consumerOffset.json"
+    wait_until(lambda: known.exists() and '"single@readers"' in known.read_text(), 15, "saved")
+    broker.peer.kill()  # as good as a stop, which takes it 10 s
+
+    # There: a copy of the log for one node, the other is copied from it.
+    group = make_group(2, store=sizes())
+    group[1].store.mkdir()
+    copy_log(broker.root, group[1].store)
+    group.start()
+    bootstrap = ",".join(address.removeprefix("tcp://") for address in group.bootstrap)
+    done = hastore(
+        "positions", "import", str(known), "--group", "readers", "--json",
+        "--bootstrap", bootstrap,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    outcomes = {(one["topic"], one["outcome"]) for one in map(json.loads, done.stdout.splitlines())}
+    assert ("single", "imported") in outcomes
+    with Producer(group.bootstrap) as producer:
+        for number in range(200):
+            producer.send_sync("single", f"py{number}".encode(), key="py", queue=number % 4)
+    with Consumer("single", group.bootstrap, group="readers") as consumer:
+        got = []
+        while len(got) < 100 + 50:
+            messages = consumer.poll(max_messages=150 - len(got), timeout_s=5)
+            assert messages, len(got)
+            got += messages
+        consumer.commit()
+        left = {queue: place.queue_offset for queue, place in consumer.positions().items()}
+    begun = {(result[1], result[2]) for result in unread}
+    assert len({(m.queue_id, m.queue_offset) for m in got} & begun) >= 50, "what was not read yet"
+    assert not {(m.queue_id, m.queue_offset) for m in got} & {(r[1], r[2]) for r in sent}
+
+    # And back: stop, copy, let RocketMQ build its queues anew.
+    saved = tmp_path / "consumerOffset.json"
+    done = hastore("positions", "export", str(saved), "--bootstrap", bootstrap)
+    assert done.returncode == 0, done.stderr
+    for node in group:
+        assert node.stop() == 0
+    log = assert_equal_stores(group[1].store, group[2].store)
+    for derived in ("consumequeue", "index"):
+        shutil.rmtree(broker.root / derived)
+    (broker.root / "checkpoint").unlink()
+    for file in sorted((group[1].store / "commitlog").iterdir()):
+        shutil.copy(file, broker.root / "commitlog")
+    (broker.root / "abort").touch()
+    shutil.copy(saved, config)
+    broker.start(topics=["single"])
+    assert broker.max_offset == log.end
+    assert {result[0] for result in broker.produce("single", 30, seed=3)} == {"SEND_OK"}
+
+    def is_left(line):
+        topic, queue, queue_offset = line.split("\t")[:3]
+        return topic == "single" and int(queue_offset) >= left[int(queue)]
+
+    wanted = [line for line in lines_of(read_log(broker.root)) if is_left(line)]
+    assert len(wanted) == 100 + 200 - 150 + 30
+    assert consume(broker, len(wanted), tmp_path / "last", group="readers") == wanted

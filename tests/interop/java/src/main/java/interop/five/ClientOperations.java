@@ -175,7 +175,9 @@ final class ClientOperations {
 
     /** Read `topics` with a push consumer until `count` messages came; write a line for each. */
     private Object consume(JSONObject request) throws Exception {
-        DefaultMQPushConsumer consumer = new DefaultMQPushConsumer("consumers-" + instance());
+        String group = request.getString("group");
+        DefaultMQPushConsumer consumer =
+            new DefaultMQPushConsumer(group == null ? "consumers-" + instance() : group);
         consumer.setInstanceName(instance());
         consumer.setNamesrvAddr(request.getString("namesrv"));
         consumer.setConsumeFromWhere(ConsumeFromWhere.CONSUME_FROM_FIRST_OFFSET);
