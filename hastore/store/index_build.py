@@ -38,9 +38,9 @@ _VIEW_BYTES = 1 << 20  # of log for each batch: about a thousand records of 1 Ki
 _BULK_BYTES = 4 << 20  # the same, when as much is waiting
 _ARRAYS_FROM_BYTES = 1 << 16  # a view of this size loads numpy: 0.1 s of CPU, 15 MiB
 _GROWING_BYTES = 1 << 16  # of growth while a batch is replayed: more is coming
-_GIVE_WAY = 9  # then replay takes a tenth of the time, as long as it is not later than:
-_LATE_MAX_BYTES = 1 << 30
-_GIVE_WAY_MAX_S = 0.02
+_REST = 9  # times as long as a batch took: then replay takes a tenth of the time,
+_LATE_MAX_BYTES = 1 << 30  # as long as it is not later than this; then half of it
+_REST_MAX_S = 0.02
 _RETRY_S = 1.0  # after a failure
 _TRICKLE_S = 0.002  # appends that come within this time gather longer, up to:
 _LINGER_MAX_S = 0.01
@@ -95,9 +95,7 @@ class IndexBuildService(Service):
         """Open the dispatchers, cut to match the log's end, and return where replay goes on."""
         end = self._log.max_offset
         dispatched, synced, trusted = self._state.load()
-        offset = min(dispatched if trusted else synced, end)
-        if offset < self._log.min_offset:
-            offset = self._log.min_offset
+        offset = max(min(dispatched if trusted else synced, end), self._log.min_offset)
         self._dispatched = min(
             [offset, *(dispatcher.load(offset, trusted) for dispatcher in self._dispatchers)]
         )
@@ -128,7 +126,7 @@ class IndexBuildService(Service):
             elif self.on_dispatched is not None:  # not busy: it may wait for who pauses replay
                 self.on_dispatched(self._dispatched)
             if moved:
-                self._give_way(self._clock.monotonic_ms() - began_ms)
+                self._rest(self._clock.monotonic_ms() - began_ms)
 
     def replay(self) -> int:
         """Replay all there is in the calling thread (before `start`); returns `dispatched_offset`.
@@ -230,20 +228,23 @@ class IndexBuildService(Service):
         if quiet:  # now it is in nobody's way
             self._load_arrays()
 
-    def _give_way(self, spent_ms: float) -> None:
-        """Sleep while the log grows faster than replay follows: who appends needs the interpreter.
+    def _rest(self, spent_ms: float) -> None:
+        """After a batch, leave the interpreter to who appends, as long as nobody waits for replay.
 
-        Replay makes up for it in a fraction of the time once the bulk is in.
+        Small appends gather: a batch of few records costs each of them several times as much. Bulk
+        is let in first: replay makes up for it in a fraction of the time.
         """
         end = self._log.max_offset
         late = end - self._dispatched
-        if late < _BULK_BYTES or end - self._seen_end < _GROWING_BYTES:
-            return
-        pause_s = spent_ms / 1000 * (_GIVE_WAY if late < _LATE_MAX_BYTES else 1)
+        share, longest_s = _REST, _LINGER_MAX_S
+        if late >= _VIEW_BYTES:
+            if late < _BULK_BYTES or end - self._seen_end < _GROWING_BYTES:
+                return
+            share, longest_s = (_REST if late < _LATE_MAX_BYTES else 1), _REST_MAX_S
         with self._changed:
             self._changed.wait_for(
                 lambda: bool(self._waiters or self._pauses) or self.stopping.is_set(),
-                min(pause_s, _GIVE_WAY_MAX_S),
+                min(share * spent_ms / 1000, longest_s),
             )
 
     def _has_work(self) -> bool:

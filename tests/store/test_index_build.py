@@ -262,8 +262,8 @@ def test_replay_gives_way_to_bulk_but_not_to_who_waits(
     monkeypatch.setattr(index_build, "_BULK_BYTES", 4_000)
     monkeypatch.setattr(index_build, "_VIEW_BYTES", 4_000)
     monkeypatch.setattr(index_build, "_GROWING_BYTES", 1)
-    monkeypatch.setattr(index_build, "_GIVE_WAY", 1e9)
-    monkeypatch.setattr(index_build, "_GIVE_WAY_MAX_S", 30.0)
+    monkeypatch.setattr(index_build, "_REST", 1e9)
+    monkeypatch.setattr(index_build, "_REST_MAX_S", 30.0)
     log = MemoryLog(file_size=1 << 20)
     records = fill(log, 2_000)
     end = log.max_offset
