@@ -45,13 +45,14 @@ def draw(figures: list[dict[str, Any]], title: str, path: pathlib.Path) -> None:
         axes.text(right * 1.06, place, f"{middle:.3g}", va="center", fontsize=8)
     axes.set_xscale("log")
     axes.axvline(1, color="black", linewidth=0.8)
+    axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
     names = [f"{one['name']}  |  {one['peer']}" for one in shown]
     axes.set_yticks(range(len(shown)), names, fontsize=8)
     axes.set_ylim(-0.7, len(shown) - 0.3)
     axes.margins(x=0.12)
     axes.set_xlabel(
-        "times better than the peer in the same run: median, thin line smallest to greatest, "
-        "thick mark the target; blue: met, orange: missed",
+        "times better than the peer in the same run: median; thin line: smallest to greatest;\n"
+        "thick mark: the target; blue: met, orange: missed",
         fontsize=8,
     )
     axes.set_title(title, fontsize=10)

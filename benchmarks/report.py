@@ -162,7 +162,7 @@ def section(document: Document) -> str:
     parts = [
         f"\n### {document['benchmark']}\n\n{machine['date']}, {machine['processor']}, "
         f"{machine['cores']} cores, {machine['memory_gib']:g} GiB, Linux {machine['linux']}, "
-        f"Python {machine['python']}, load at the end {machine['load']:g}\n\n",
+        f"Python {machine['python']}, load at the end {machine.get('load', 0):g}\n\n",
         table_of(heads, rows(document)),
     ]
     cpu, resident = cpu_rows(document), resident_rows(document)
