@@ -3,21 +3,38 @@
 No handshake, identity or epoch: what comes from there is epoch 0 of this log's history. An empty
 log starts where the master's first frame says; any other must be continued exactly, heartbeats
 included.
+
+RocketMQ can write a record that nobody can read (a topic of few characters and more than 127
+bytes), and cuts its own log there at its next start, with all that follows. Such a record is not
+kept: it and what follows go to `rescued/`, the log ends before it, and the link rests until the
+master has something else at that place.
 """
 
 import logging
 import socket
 
-from hastore.errors import HastoreError, ProtocolError
+from hastore.errors import CorruptRecordError, HastoreError, ProtocolError
 from hastore.ha.epochs import CLASSIC_EPOCH, EpochEntry
 from hastore.ha.follower import Follower
 from hastore.ha.member import Member
-from hastore.ha.peer import split_address
+from hastore.ha.peer import Deadline, receive_exactly, split_address
+from hastore.ha.rewind import cut_back
 from hastore.ha.slave_stream import SlaveStream
+from hastore.protocol.ha_link import HEADER, HEADER_BYTES, REPORT
 
 log = logging.getLogger(__name__)
 
 RECONNECT_S = 5.0
+CONNECT_S = 5.0
+STUCK_MS = 1_000.0  # that replay stands still, before the record there is looked at
+HEAD_BYTES = 64  # of a record: place, time and CRC tell it from any other
+_UNREADABLE = (
+    "its record at %d can be read by nobody: at its next start RocketMQ cuts its own log there, "
+    "with all that follows. What came before is here, what was received of the rest lies in "
+    "rescued/. Stop who writes such a topic (up to 127 characters, but more bytes), let the "
+    "broker's consumers read to the end, then promote this node; or restart the broker, and this "
+    "node goes on by itself"
+)
 
 
 class ClassicHAClient(Follower):
@@ -28,23 +45,59 @@ class ClassicHAClient(Follower):
     def __init__(self, member: Member, address: str) -> None:
         super().__init__(member, f"connecting to the RocketMQ master {address}")
         self._address = address
+        self._unreadable = b""  # how the record begins that was turned away
 
     def run(self) -> None:
         """Connect and stream until stopped."""
         while not self.stopping.is_set():
             try:
-                self._follow()
-                self._complain(f"the RocketMQ master {self._address} closed the link")
+                if not self._still_there():
+                    self._follow()
+                    self._complain(f"the RocketMQ master {self._address} closed the link")
             except (HastoreError, OSError) as error:
                 self._complain(f"RocketMQ master {self._address}: {error}")
             if self._hurry.wait(RECONNECT_S):
                 self._hurry.clear()
 
     def _follow(self) -> None:
-        with socket.create_connection(split_address(self._address), timeout=5.0) as sock:
+        with socket.create_connection(split_address(self._address), timeout=CONNECT_S) as sock:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             stream = ClassicStream(self._member, sock)
-            self._run_stream(stream, None, f"following the RocketMQ master {self._address}")
+            try:
+                self._run_stream(stream, None, f"following the RocketMQ master {self._address}")
+            except CorruptRecordError:
+                self._turn_away(stream.replayed)
+                raise
+
+    def _turn_away(self, offset: int) -> None:
+        """End the log before a record that nobody can read; what was received is archived."""
+        member = self._member
+        store, state = member.store, member.state
+        with member.gate.lock:
+            if state.last_epoch != CLASSIC_EPOCH or member.open_epoch:
+                return  # promoted meanwhile
+            with store.view(offset, HEAD_BYTES) as view:
+                self._unreadable = bytes(view)
+            cut_back(
+                store, state, offset, len(state.history), accept_loss=False,
+                why="a record of RocketMQ that nobody can read",
+            )  # fmt: skip
+
+    def _still_there(self) -> bool:
+        """Whether the master's log goes on with the record that was turned away."""
+        if not self._unreadable:
+            return False
+        deadline = Deadline(self._member.clock, CONNECT_S * 1000.0)
+        with socket.create_connection(split_address(self._address), timeout=CONNECT_S) as sock:
+            sock.sendall(REPORT.pack(self._member.store.max_offset))
+            offset, size = HEADER.unpack(receive_exactly(sock, HEADER_BYTES, deadline))
+            if offset != self._member.store.max_offset or not size:
+                return False  # a heartbeat: nothing is there any more
+            head = receive_exactly(sock, min(size, len(self._unreadable)), deadline)
+        if head == self._unreadable[: len(head)]:
+            return True
+        self._unreadable = b""
+        return False
 
 
 class ClassicStream(SlaveStream):
@@ -59,6 +112,7 @@ class ClassicStream(SlaveStream):
             master_end=None,
             control_frames=False,
         )
+        self.replayed, self._moved_ms = -1, 0.0
 
     def _open_gate(self) -> None:
         member = self._member
@@ -101,5 +155,17 @@ class ClassicStream(SlaveStream):
         confirmed.
         """
         store = self._member.store
+        self._check_replay()
         if store.readable_offset != store.whole_offset:
             store.set_limits(readable=store.whole_offset)
+
+    def _check_replay(self) -> None:
+        """Raise CorruptRecordError when it is the record itself that replay stands still at."""
+        store, now_ms = self._member.store, self._member.clock.monotonic_ms()
+        replayed = store.dispatched_offset
+        if replayed != self.replayed or replayed >= store.whole_offset:
+            self.replayed, self._moved_ms = replayed, now_ms
+        elif now_ms - self._moved_ms >= STUCK_MS:
+            self._moved_ms = now_ms
+            if store.record_size(replayed) and not store.record_size(replayed, check=True):
+                raise CorruptRecordError(_UNREADABLE % replayed)

@@ -114,6 +114,8 @@ class ReplicaLog(Protocol):
         """Return the room left on the log's disk."""
         ...
 
-    def record_size(self, offset: int) -> int | None:
-        """Return the size of the whole record at `offset`, None when there is none."""
+    def record_size(self, offset: int, *, check: bool = False) -> int | None:
+        """Return the size of the whole record at `offset`, None when there is none: by its head
+        alone, or by all of it, CRC included.
+        """
         ...

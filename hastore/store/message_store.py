@@ -338,9 +338,9 @@ class MessageStore:
         """Return the whole record that begins at `offset`; None without one."""
         return self._reads.record_at(offset)
 
-    def record_size(self, offset: int) -> int | None:
+    def record_size(self, offset: int, *, check: bool = False) -> int | None:
         """Return the size of the whole record at `offset`; None without one."""
-        return self._reads.record_size(offset)
+        return self._reads.record_size(offset, check=check)
 
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """Return the first queue offset stored at or after a time, else the queue's end."""

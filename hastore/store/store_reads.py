@@ -145,8 +145,10 @@ class StoreReads:
         pieces.append(view[start - file_start : end - file_start])
         return b"".join(pieces)
 
-    def record_size(self, offset: int) -> int | None:
-        """Return the size of the whole record at `offset` by its head alone; None without one."""
+    def record_size(self, offset: int, *, check: bool = False) -> int | None:
+        """Return the size of the whole record at `offset` by its head alone, or by all of it; None
+        without one.
+        """
         log = self._log
         if not log.min_offset <= offset < log.max_offset:
             return None
@@ -158,6 +160,9 @@ class StoreReads:
             return None
         left = log.file_size - offset % log.file_size
         fits: bool = size + BLANK_SIZE <= left and offset + size <= log.max_offset
+        if fits and check:
+            with log.view(offset, size) as view:
+                fits = check_record(view, 0, len(view), offset) == size
         return int(size) if fits else None
 
     def record_at(self, offset: int) -> Record | None:

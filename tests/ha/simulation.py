@@ -129,7 +129,8 @@ class MemoryLog:
             yield at, self.data[at]
             at += size_of(self.data[at])
 
-    def record_size(self, offset: int) -> int | None:
+    def record_size(self, offset: int, *, check: bool = False) -> int | None:
+        del check
         if not self.min_offset <= offset < len(self.data):
             return None
         value = self.data[offset]

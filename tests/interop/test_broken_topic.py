@@ -1,0 +1,65 @@
+"""A topic of 43 characters and 129 bytes behind a broker: acknowledged, and read by nobody.
+
+A hastore slave ends its log before such a record, says so, and keeps the rest aside.
+"""
+
+from hastore.client.consumer import Consumer
+from tests.interop.compare import assert_same_log, rocketmq_sizes, sizes
+from tests.interop.test_hastore_slave import follow, wait_at
+from tests.process.harness import wait_until
+
+
+def read_all(node):
+    with Consumer("T", [node.api]) as consumer:
+        got = []
+        while messages := consumer.poll(timeout_s=1):
+            got += messages
+    return got
+
+
+def test_a_slave_ends_its_log_before_it(make_group, make_peer, ports, tmp_path):
+    peer, port, root = make_peer(), ports.take(), tmp_path / "rocketmq"
+    settings = {**rocketmq_sizes(root), "haListenPort": port}
+    peer.call("store.open", store=settings)
+    classic = {"classic_master": f"127.0.0.1:{port}"}
+    group = make_group(1, master_role="SLAVE", store=sizes(), ha=classic)
+    node = follow(group[1])
+
+    def put(count, topic="T"):
+        messages = [{"topic": topic, "queue": 0, "size": 100, "seed": n} for n in range(count)]
+        results = peer.call("store.put", messages=messages)
+        assert {result[0] for result in results} == {"PUT_OK"}
+        return results[0][1]
+
+    def wait_turned_away():
+        status = node.wait_status(
+            lambda s: s["reason"] and "can be read by nobody" in s["reason"], "turned away"
+        )
+        assert f"its record at {broken} " in status["reason"]
+        assert status["max_offset"] == status["readable_offset"] == broken
+        assert status["problems"] in ([], [status["reason"]]), status
+
+    put(3)
+    broken = put(1, topic="日" * 43)
+    put(3)
+    end = peer.call("store.status")["max"]
+    wait_turned_away()
+    assert len(read_all(node)) == 3
+    kept = (node.store / "rescued" / f"0-{broken}" / f"{0:020d}").read_bytes()
+    log = (root / "commitlog" / f"{0:020d}").read_bytes()
+    assert kept[broken:end] == log[broken:end]
+    # Looking again fills no disk, and a restart is possible.
+    wait_until(lambda: peer.call("store.status")["slaves"] == 0, 10, "the link rests")
+    assert node.stop() == 0
+    node.start("slave")
+    wait_turned_away()
+    # RocketMQ comes back without it, and without what it had acknowledged behind it.
+    peer.call("store.close")
+    assert peer.call("store.open", store=settings)["max"] == broken
+    put(5)
+    end = peer.call("store.status")["max"]
+    wait_at(node, end)
+    assert_same_log(root, node.store, end)
+    assert len(read_all(node)) == 8
+    assert node.stop() == 0
+    assert len(list((node.store / "rescued").iterdir())) == 2, "one for each start"
