@@ -597,7 +597,9 @@ class World:
         epoch, store = node.member.open_epoch, node.store
         for value, (of, at) in self.written.items():
             if at + size_of(value) <= confirmed and epoch_at(node.state.history, at) == of:
-                # what retention has deleted was in this log all the same
+                # What retention has deleted was in this log all the same, if it can be told.
+                if at < store.min_offset and self.stranger and of == CLASSIC_EPOCH:
+                    continue
                 if at < store.min_offset or store.data[at] == value:
                     self.confirmed_in.setdefault(value, epoch)
 
