@@ -187,6 +187,11 @@ class Cost:
         sizes = {name: int(kib) / 1024 for name, kib in re.findall(r"(\w+):\s+(\d+) kB", text)}
         return cls(ticks / os.sysconf("SC_CLK_TCK"), sizes["VmRSS"], sizes["RssAnon"])
 
+    def memory(self) -> dict[str, float]:
+        """Return the memory as it goes into the JSON, MiB."""
+        not_mapped = round(self.anonymous_mib, 1)
+        return {"resident": round(self.resident_mib, 1), "not_mapped": not_mapped}
+
 
 def wait_until(what: Callable[[], Any], timeout_s: float, text: str, poll_s: float = 0.01) -> Any:
     """Return the first true value of `what()`; TimeoutError with `text` when none comes."""

@@ -13,6 +13,7 @@ import contextlib
 import subprocess
 import sys
 import time
+from typing import Any
 
 from benchmarks.bare import BODY
 from benchmarks.common import (
@@ -105,6 +106,7 @@ def main() -> None:
         if rocket is not None:
             rocket.threads(64, count)
         master = 1
+        memory: dict[str, Any] = {}
         for repeat in range(given.repeats):
             if rocket is not None:
                 theirs.append(restart_master(rocket))
@@ -113,6 +115,7 @@ def main() -> None:
             seconds, promoted = fail_over(group, master, heir)
             ours.append(seconds)
             promotions.append(promoted)
+            memory["memory_mib"] = {who: cost.memory() for who, cost in group.costs().items()}
             rejoin(group, master, heir)
             master = heir
             say(
@@ -127,6 +130,7 @@ def main() -> None:
             "RocketMQ, restart as master",
             theirs,
             Target(1.0, "at most", "figure"),
+            **memory,
         ),
         figure("SIGKILL of the master to the end of `hastore promote`", "s", promotions),
     ]

@@ -105,7 +105,7 @@ class KafkaPair:
         return " | ".join(text.strip().splitlines()[-5:])
 
     def _create_topic(self) -> None:
-        from confluent_kafka.admin import AdminClient, NewTopic
+        from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
         deadline = time.monotonic() + START_S
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})

@@ -38,7 +38,7 @@ ROCKETMQ, KAFKA, BARE = "RocketMQ", "Kafka", "bare"
 IDLE_S = 2.0
 # Pages of the log are touched ahead: half the master's CPU a message of a batch. Where a store is
 # young and short (replication, restart) it would only cost.
-WARM = {"warmMapedFileEnable": True}
+WARM: dict[str, Any] = {"warmMapedFileEnable": True}
 MEMORY = "memory of the {} that is not mapped log"
 
 

@@ -15,6 +15,7 @@ import time
 
 from benchmarks.common import (
     MIB,
+    Cost,
     Group,
     arguments,
     at_most,
@@ -63,6 +64,7 @@ def main() -> None:
     size, file_size = int(LOG_GIB * 1024 * MIB * given.scale), 1024 * MIB
     clean: dict[str, list[float]] = {"hastore": [], "RocketMQ": []}
     killed: dict[str, list[float]] = {"hastore": [], "RocketMQ": []}
+    costs: dict[str, list[Cost]] = {"hastore": [], "RocketMQ": []}  # of the starts after SIGKILL
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(scratch(given.dir, 4 * file_size + 3 * size))
         group = stack.enter_context(
@@ -89,12 +91,14 @@ def main() -> None:
             pipelined(group.bootstrap, in_flight=512, count=FRESH_PUTS, acks=1)
             node.stop(signal.SIGKILL)
             killed["hastore"].append(node.start())
+            costs["hastore"].append(node.cost())
             node.stop()
             if rocket is not None:
                 clean["RocketMQ"].append(rocket.restart())
                 rocket.put(FRESH_PUTS)
                 rocket.kill_master()
                 killed["RocketMQ"].append(rocket.restart())
+                costs["RocketMQ"].append(rocket.jvms["master"].cost())
                 rocket.stop()
             say(
                 f"restart {repeat + 1}/{given.repeats}: "
@@ -109,6 +113,12 @@ def main() -> None:
     figures = [
         figure(name + "clean", "s", clean[ours], peer, clean[theirs], at_most(0.3)),
         figure(name + "after SIGKILL", "s", killed[ours], peer, killed[theirs], at_most(0.5)),
+    ]
+    cpu = [[cost.cpu_s for cost in costs[who]] for who in (ours, theirs)]
+    memory = [[cost.anonymous_mib for cost in costs[who]] for who in (ours, theirs)]
+    figures += [
+        figure("CPU of a start after SIGKILL", "s", cpu[0], peer, cpu[1]),
+        figure("memory then that is not mapped log", "MiB", memory[0], peer, memory[1]),
     ]
     settings = {"bytes": size, "file_size": file_size, "fresh_puts": FRESH_PUTS}
     save("restart", figures, settings | {"rocketmq": peer_version("rocketmq")})

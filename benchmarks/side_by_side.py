@@ -26,6 +26,7 @@ class Row:
     peers: Mapping[str, tuple[str, Target | None]]  # system -> (as it is told, target)
     samples: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     cpu_us: dict[str, dict[str, list[float]]] = dataclasses.field(default_factory=dict)
+    held: dict[str, dict[str, Cost]] = dataclasses.field(default_factory=dict)  # after the last
 
     def run(self, system: str, costs: Costs | None, scale: float, keep: bool) -> None:
         """Run one system once; keeps nothing of a round that only warms up."""
@@ -39,6 +40,7 @@ class Row:
         if not keep:
             return
         self.samples.setdefault(system, []).append(result)
+        self.held[system] = after
         for who, cost in after.items():
             used = (cost.cpu_s - before[who].cpu_s) / count * 1e6
             self.cpu_us.setdefault(system, {}).setdefault(who, []).append(used)
@@ -49,17 +51,23 @@ class Row:
         medians = {who: round(statistics.median(each), 1) for who, each in used.items()}
         return {who: median for who, median in medians.items() if median >= IDLE_US}
 
+    def used(self, system: str) -> dict[str, Any]:
+        """Return what each process of a system used a message, and holds: for the JSON."""
+        if not self.held.get(system):
+            return {}
+        memory = {who: cost.memory() for who, cost in self.held[system].items()}
+        return {"cpu_us_per_message": self.cpu(system), "memory_mib": memory}
+
     def figures(self, name: str = "", pick: Callable[[Any], float] = float) -> list[dict[str, Any]]:
         """Return a figure for each peer, or one of hastore alone."""
         ours = [pick(one) for one in self.samples[OURS]]
-        cpu = self.cpu(OURS)
-        more: dict[str, Any] = {"cpu_us_per_message": cpu} if cpu else {}
+        more = self.used(OURS)
         out = []
         for system, (told, target) in self.peers.items():
             theirs = [pick(one) for one in self.samples.get(system, [])]
-            used = self.cpu(system)
-            extra = more | ({"peer_cpu_us_per_message": used} if used else {})
-            out.append(figure(name or self.name, self.unit, ours, told, theirs, target, **extra))
+            extra = {f"peer_{key}": value for key, value in self.used(system).items()}
+            told_as = name or self.name
+            out.append(figure(told_as, self.unit, ours, told, theirs, target, **more, **extra))
         return out or [figure(name or self.name, self.unit, ours, **more)]
 
 
