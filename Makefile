@@ -5,6 +5,7 @@
 #   make test           all tests          (make test PYTEST_ARGS="tests/store -x")
 #   make check          style, types, imports
 #   make bench          the benchmarks beside RocketMQ and Kafka, about 15 minutes; wants Java 17 and Maven for these two
+#                       (make bench BENCH_ARGS="--only puts --scale 0.1")
 #   make bench-growth   the same load on a log of 1 and of 16 GiB, about 10 minutes and 34 GiB of disk
 #   make torture        500 cycles of kill -9, flip and rejoin, about 20 minutes (CYCLES=n: 2 to 3 s each; SEED=n: replays one)
 
@@ -13,6 +14,7 @@ VENV ?= .venv
 SPARK ?= 1
 SCALE ?= 1
 PYTEST_ARGS ?=
+BENCH_ARGS ?=
 CYCLES ?= 500
 SEED ?= 0
 BIN := $(VENV)/bin
@@ -37,7 +39,7 @@ check: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/test_style.py
 
 bench: $(VENV)/.bench
-	$(BIN)/python -m benchmarks.run_all
+	$(BIN)/python -m benchmarks.run_all $(BENCH_ARGS)
 
 bench-growth: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.run_all --only growth_log

@@ -99,13 +99,6 @@ def open_copy(rocket: RocketStores, store: pathlib.Path) -> None:
     rocket.open("master")
 
 
-def follow(rocket: RocketStores, end: int) -> Run:
-    """Let a new slave of RocketMQ follow its master, and check what it got."""
-    run = rocket.follow(end)
-    check_equal(rocket.root("master"), rocket.root("slave"), end)
-    return run
-
-
 def figures_of(
     runs: list[Run], rocket_runs: list[Run], bare: list[float], stored: list[float], end: int
 ) -> list[dict[str, Any]]:
@@ -175,12 +168,13 @@ def main() -> None:
         if rocket is not None:
             open_copy(rocket, group[1].store)
             for _ in range(WARM_ROUNDS):
-                follow(rocket, end)
+                rocket.follow(end)
+            check_equal(rocket.root("master"), rocket.root("slave"), end)
         for repeat in range(given.repeats):
             bare.append(end / bare_copy(first, end, None) / 1e6)
             stored.append(end / bare_copy(first, end, folder / "copy") / 1e6)
             if rocket is not None:
-                rocket_runs.append(follow(rocket, end))
+                rocket_runs.append(rocket.follow(end))
             runs.append(replicate(group, end))
             told = f"bare {bare[-1]:,.0f}, into a file {stored[-1]:,.0f}"
             for who, all_runs in (("hastore", runs), ("RocketMQ", rocket_runs)):
