@@ -294,7 +294,7 @@ class ConsumeQueueTable:
         self.reset()
         for topic, queue_id, directory in self._directories("consumequeue"):
             queue = ConsumeQueue(self._cache, directory, self._units)
-            queue.files.load(offset)
+            queue.files.load(offset, whole=synced)
             queue.settle()
             if queue.max_queue_offset or queue.files.starts:
                 self._queues[topic, queue_id] = queue

@@ -59,8 +59,8 @@ class FileSystem(Protocol):
     def list_dir(self, path: str) -> list[str]:
         """Return the names in a directory, sorted; empty when there is no such directory."""
 
-    def make_dirs(self, path: str) -> None:
-        """Make the directory and its parents, durably."""
+    def make_dirs(self, path: str, *, sync: bool = True) -> None:
+        """Make the directory and its parents, durably if `sync`."""
 
     def rename(self, source: str, target: str) -> None:
         """Rename, replacing a target file; durable after `sync_dir` of both directories."""
@@ -76,6 +76,9 @@ class FileSystem(Protocol):
 
     def sync_dir(self, path: str) -> None:
         """Make the names in a directory durable."""
+
+    def sync_all(self, path: str) -> None:
+        """Make durable whatever was written, names too, on the file system that holds `path`."""
 
     def read_bytes(self, path: str, max_bytes: int = 1 << 26) -> bytes:
         """Return a small file whole, or its first `max_bytes` bytes."""

@@ -183,17 +183,18 @@ class RealFileSystem:
         except FileNotFoundError:
             return []
 
-    def make_dirs(self, path: str) -> None:
-        """Make the directory and its parents, each name synced."""
+    def make_dirs(self, path: str, *, sync: bool = True) -> None:
+        """Make the directory and its parents, each name synced unless `sync` is false."""
         if os.path.isdir(path):
             return
         parent = os.path.dirname(os.path.abspath(path))
-        self.make_dirs(parent)
+        self.make_dirs(parent, sync=sync)
         with contextlib.suppress(FileExistsError):  # another thread's; a plain file fails below
             os.mkdir(path)
         if not os.path.isdir(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
-        self.sync_dir(parent)
+        if sync:
+            self.sync_dir(parent)
 
     def rename(self, source: str, target: str) -> None:
         """Rename, replacing a target file."""
@@ -230,6 +231,16 @@ class RealFileSystem:
         try:
             with _named(path):
                 os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def sync_all(self, path: str) -> None:
+        """Sync the file system that holds the path; an error of any of its files is raised."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _libc.syncfs(descriptor) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code), path)
         finally:
             os.close(descriptor)
 

@@ -9,6 +9,7 @@ need not be contiguous.
 """
 
 import contextlib
+import resource
 import struct
 import threading
 from bisect import bisect_right
@@ -18,7 +19,8 @@ from hastore.store.filesystem import File, FileSystem
 
 PLACE = struct.Struct(">qi")
 BLANK_UNIT_SIZE = 0x7FFFFFFF
-_OPEN_FILES_MAX = 128
+_OPEN_FILES_MIN, _OPEN_FILES_MAX = 128, 16_384
+_SYNC_EACH_MAX = 256  # files; more are synced with all else on their file system
 _SCAN_BYTES = 1 << 16
 
 
@@ -34,6 +36,7 @@ class FileCache:
         self._files: OrderedDict[str, File] = OrderedDict()
         self._dirty: set[str] = set()
         self._dirty_dirs: set[str] = set()
+        self._open_max = 0  # known at the first use: a node raises its limit when it starts
 
     def read(self, path: str, size: int, position: int) -> bytes:
         """Return up to `size` bytes; OSError."""
@@ -56,7 +59,10 @@ class FileCache:
         """Make a sparse file of zeros, with its directories."""
         directory = path.rpartition("/")[0]
         with self._lock:
-            self.fs.make_dirs(directory)
+            if not self.fs.is_dir(directory):
+                self.fs.make_dirs(directory, sync=False)
+                above = directory.rpartition("/")[0]
+                self._dirty_dirs |= {above, above.rpartition("/")[0]}
             file = self.fs.open(path, create=True)
             self._dirty_dirs.add(directory)
             self._dirty.add(path)
@@ -84,6 +90,9 @@ class FileCache:
         with self._lock:
             paths, self._dirty = self._dirty, set()
             directories, self._dirty_dirs = self._dirty_dirs, set()
+        if len(paths) > _SYNC_EACH_MAX:
+            self.fs.sync_all(min(paths).rpartition("/")[0])
+            paths = directories = set()
         for path in sorted(paths):
             with contextlib.suppress(FileNotFoundError):  # removed meanwhile
                 file = self.fs.open(path)
@@ -108,7 +117,10 @@ class FileCache:
         if file is None:
             file = self.fs.open(path)
             self._files[path] = file
-            if len(self._files) > _OPEN_FILES_MAX:
+            if not self._open_max:
+                share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+                self._open_max = min(max(share, _OPEN_FILES_MIN), _OPEN_FILES_MAX)
+            if len(self._files) > self._open_max:
                 self._files.popitem(last=False)[1].close()
         else:
             self._files.move_to_end(path)
@@ -132,8 +144,9 @@ class UnitFiles:
         self.units_per_file = units_per_file
         self.starts: list[int] = []  # unit numbers, rising; replaced, never changed in place
         self.end = 0  # the number of the next unit
+        self._last_start, self._last_path = -1, ""  # of the last append
 
-    def load(self, limit: int) -> None:
+    def load(self, limit: int, *, whole: bool = False) -> None:
         """Find the files and drop every unit whose record does not end at or below `limit`.
 
         Files of another size are rewritten: what they say about the queue's end is kept as blanks.
@@ -148,7 +161,7 @@ class UnitFiles:
             self._rewrite(names, sizes, limit)
             return
         self.starts = [int(name) // self.unit_bytes for name in names]
-        self.cut(limit)
+        self.cut(limit, whole=whole)
 
     def path(self, start: int) -> str:
         """Return the path of the file whose first unit is `start`."""
@@ -182,11 +195,14 @@ class UnitFiles:
         size = self.unit_bytes
         at = 0
         while at < len(data):
-            start = self.end // self.units_per_file * self.units_per_file
-            within = self.end - start
-            part = data[at : at + (self.units_per_file - within) * size]
+            within = self.end % self.units_per_file
+            room = (self.units_per_file - within) * size
+            part = data if at == 0 and len(data) <= room else data[at : at + room]
+            start = self.end - within
             self._make(start)
-            self._cache.write(self.path(start), part, within * size)
+            if start != self._last_start:
+                self._last_start, self._last_path = start, self.path(start)
+            self._cache.write(self._last_path, part, within * size)
             self.end += len(part) // size
             at += len(part)
 
@@ -208,18 +224,21 @@ class UnitFiles:
         if self.end < unit:
             self.append(blank * (unit - self.end))
 
-    def cut(self, limit: int) -> None:
-        """Drop every unit whose record does not end at or below `limit`; tolerates holes."""
+    def cut(self, limit: int, *, whole: bool = True) -> None:
+        """Drop every unit whose record does not end at or below `limit`.
+
+        Not `whole`: a power loss may have left holes, so every unit of the last file is read.
+        """
         starts = self.starts
         if not starts:
             self.end = 0
             return
         last = len(starts) - 1
-        while last > 0 and not self._is_full(starts[last - 1], limit):
+        while last > 0 and not self._stays_at(starts[last - 1], self.units_per_file - 1, limit):
             last -= 1
         for start in starts[last + 1 :]:
             self._cache.remove(self.path(start))
-        count = self._count(starts[last], limit)
+        count = (self._search if whole else self._count)(starts[last], limit)
         keep = last + 1
         if count == 0 and (last > 0 or starts[0] == 0):
             self._cache.remove(self.path(starts[last]))
@@ -275,10 +294,9 @@ class UnitFiles:
         finally:
             file.close()
 
-    def _is_full(self, start: int, limit: int) -> bool:
-        raw = self._cache.read(
-            self.path(start), PLACE.size, (self.units_per_file - 1) * self.unit_bytes
-        )
+    def _stays_at(self, start: int, number: int, limit: int) -> bool:
+        """Whether a file has its unit of that number and it stays."""
+        raw = self._cache.read(self.path(start), PLACE.size, number * self.unit_bytes)
         if len(raw) < PLACE.size:
             return False
         offset, size = PLACE.unpack(raw)
@@ -299,6 +317,17 @@ class UnitFiles:
             if whole < min(chunk, total - at):
                 return at + whole
         return total
+
+    def _search(self, start: int, limit: int) -> int:
+        """Count the same in a file without holes: what stays lies before what does not."""
+        low, high = 0, self.units_per_file
+        while low < high:
+            middle = (low + high) // 2
+            if self._stays_at(start, middle, limit):
+                low = middle + 1
+            else:
+                high = middle
+        return low
 
     def _rewrite(self, names: list[str], sizes: list[int], limit: int) -> None:
         end = 0

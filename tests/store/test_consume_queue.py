@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hastore.store.consume_queue import Unit, is_directory_name
+from hastore.store.filesystem import RealFileSystem
 from hastore.store.record import java_hash_code
 from hastore.store.replay_walk import SCHEDULE_TOPIC
 from tests.store.derived import UNITS, Derived
@@ -159,3 +160,26 @@ def test_retention_removes_whole_files_but_the_last(tmp_path: Path) -> None:
     names = [name[-20:] for name in derived.files() if "consume" in name]
     assert names == [f"{20 * start:020d}" for start in (600, 900)]
     assert derived.queues.read("Topic", 0, 100, 5) == []
+
+
+def test_many_dirty_files_are_synced_at_once(tmp_path: Path) -> None:
+    synced: list[str] = []
+
+    class Watched(RealFileSystem):
+        def sync_all(self, path: str) -> None:
+            synced.append(path)
+            super().sync_all(path)
+
+    log = MemoryLog(file_size=1 << 20)
+    for queue_id in range(300):
+        log.append(topic="Topic", queue_id=queue_id)
+    derived = Derived.over(tmp_path, log, fs=Watched())
+    derived.build.replay()
+    derived.build.flush()
+    assert len(synced) == 1 and synced[0].startswith(f"{tmp_path}/consumequeue/Topic/")
+    log.append(topic="Topic", queue_id=7, queue_offset=1)
+    derived.build.replay()
+    derived.build.flush()
+    assert len(synced) == 1
+    assert derived.queues.queue_range("Topic", 7) == (0, 2)
+    derived.build.close()

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -46,7 +45,7 @@ def forget_boot(root: object) -> None:
     found = read_limits(REAL, str(root))
     assert found is not None
     page = LimitsPage(REAL, str(root))
-    page.open(replace(found, boot_id=b"another boot id."))
+    page.open(found._replace(boot_id=b"another boot id."))
     page.close()
 
 
