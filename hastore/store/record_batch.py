@@ -6,7 +6,6 @@ are checked as columns, any others one by one.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from zlib_ng.zlib_ng import crc32
@@ -23,7 +22,6 @@ from hastore.store.record import (
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_MANY = 48  # records from which on columns are quicker
 _BODY_AT = 88
 _FRONT: Any = {  # a dtype
     "names": ["size", "magic", "crc", "physical", "flags", "body_length"],
@@ -34,21 +32,19 @@ _FRONT: Any = {  # a dtype
 _CRC_MASK = 0x7FFFFFFF
 
 
-def count_valid(data: bytes, offsets: Sequence[int], sizes: Sequence[int]) -> int:
+def count_valid(data: bytes, offsets: Any, sizes: Any) -> int:
     """Return how many of the records that lie in `data`, one behind the other, are valid in a row.
 
     Record n is to have `sizes[n]` bytes and physicalOffset `offsets[n]`; valid as `check_record`
-    has it.
+    has it. Both are lists, or arrays where they are long.
     """
-    if len(offsets) >= _MANY:
-        import numpy as np  # only now: it would be a quarter of a node's start
-
-        size = np.array(sizes, np.int64)
-        ends = np.cumsum(size)
-        if ends[-1] <= len(data) and int(size.min()) >= MIN_RECORD_SIZE:
-            valid = _count_plain(data, np.array(offsets, np.int64), size, ends)
+    if not isinstance(offsets, list):
+        ends = sizes.cumsum()
+        if ends[-1] <= len(data) and int(sizes.min()) >= MIN_RECORD_SIZE:
+            valid = _count_plain(data, offsets, sizes, ends)
             if valid is not None:
                 return valid
+        offsets, sizes = offsets.tolist(), sizes.tolist()
     at = 0
     for number, (offset, expected) in enumerate(zip(offsets, sizes, strict=True)):
         if check_record(data, at, min(at + expected, len(data)), offset) != expected:

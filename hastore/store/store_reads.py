@@ -2,6 +2,7 @@
 
 import enum
 import struct
+from bisect import bisect_left
 from dataclasses import dataclass
 
 from hastore.errors import CorruptRecordError, StoreError
@@ -86,24 +87,24 @@ class StoreReads:
         limit = min(limit_offset, self._log.max_offset)
         places = PullPlaces(wanted, max_bytes, limit)
         self._find(places, topic, queue_id, queue_offset, high)
-        if not places.offsets:
+        if not places.count:
             return PullResult(PullStatus.NO_NEW, max(places.first, queue_offset), low, high)
         if places.offsets[0] < self._log.min_offset:
-            return PullResult(PullStatus.OFFSET_TOO_SMALL, places.positions[0] + 1, low, high)
+            return PullResult(PullStatus.OFFSET_TOO_SMALL, places.first + 1, low, high)
         records = self._copy(places)
         count = count_valid(records, places.offsets, places.sizes)
-        if count < len(places.offsets):
+        if count < places.count:
             if not count:
                 raise CorruptRecordError(
                     f"the record at offset {places.offsets[0]} is damaged; see `hastore log verify`"
                 )
-            records = records[: sum(places.sizes[:count])]
+            records = records[: int(sum(places.sizes[:count]))]
         last = count - 1
-        behind = places.positions[last] + 1
+        behind = int(places.positions[last]) + 1
         if self._parts.queues.get_batch(topic, queue_id) is not None:
-            behind = _behind(decode_record(records, sum(places.sizes[:last])), behind)
+            behind = _behind(decode_record(records, int(sum(places.sizes[:last]))), behind)
         return PullResult(
-            PullStatus.FOUND, behind, low, high, records, count, places.offsets[last]
+            PullStatus.FOUND, behind, low, high, records, count, int(places.offsets[last])
         )  # fmt: skip
 
     def _find(self, places: PullPlaces, topic: str, queue_id: int, at: int, high: int) -> None:
@@ -127,22 +128,22 @@ class StoreReads:
 
     def _copy(self, places: PullPlaces) -> bytes:
         """Return the records' bytes, one behind the other; neighbours in the log at once."""
-        queue = self._log.queue
+        begins, ends = places.runs()
         pieces: list[memoryview] = []
-        start = end = file_start = file_end = 0  # of what is gathered; of its file
-        view = memoryview(b"")
-        for offset, size in zip(places.offsets, places.sizes, strict=True):
-            if offset == end and offset < file_end:
-                end += size
-                continue
-            pieces.append(view[start - file_start : end - file_start])
-            if not file_start <= offset < file_end:
-                file = queue.find(offset)
-                if file is None:
-                    raise StoreError(f"no file holds offset {offset}: retention took it")
-                view, file_start, file_end = file.view, file.start, file.end
-            start, end = offset, offset + size
-        pieces.append(view[start - file_start : end - file_start])
+        at, count = 0, len(begins)
+        while at < count:
+            file = self._log.queue.find(begins[at])
+            if file is None:
+                raise StoreError(f"no file holds offset {begins[at]}: retention took it")
+            stop = count  # of what lies in this file
+            if begins[-1] >= file.end:
+                stop = max(at + 1, bisect_left(begins, file.end, at))
+            view, start = file.view, file.start
+            pieces += [
+                view[begin - start : end - start]
+                for begin, end in zip(begins[at:stop], ends[at:stop], strict=True)
+            ]
+            at = stop
         return b"".join(pieces)
 
     def record_size(self, offset: int, *, check: bool = False) -> int | None:

@@ -5,6 +5,7 @@ import random
 import zlib
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hastore.client.messages import decode_messages
@@ -42,6 +43,13 @@ def one_by_one(data: bytes, offsets: list[int], sizes: list[int]) -> int:
     return len(offsets)
 
 
+def both_ways(data: bytes, offsets: list[int], sizes: list[int]) -> int:
+    """The verdict over lists, which is that over arrays."""
+    found = count_valid(data, offsets, sizes)
+    assert count_valid(data, np.array(offsets, np.int64), np.array(sizes, np.int64)) == found
+    return found
+
+
 @pytest.mark.parametrize("seed", SEEDS)
 def test_the_verdict_is_that_of_each_record_alone(seed: int) -> None:
     chance = random.Random(seed)
@@ -58,7 +66,7 @@ def test_the_verdict_is_that_of_each_record_alone(seed: int) -> None:
         records[number] = bytes(patched)
     sizes = [len(record) for record in records]
     data = b"".join(records)
-    assert count_valid(data, offsets, sizes) == len(records) == one_by_one(data, offsets, sizes)
+    assert both_ways(data, offsets, sizes) == len(records) == one_by_one(data, offsets, sizes)
     starts = [sum(sizes[:number]) for number in range(len(sizes))]
     for _ in range(100):
         damaged = bytearray(data)
@@ -69,12 +77,12 @@ def test_the_verdict_is_that_of_each_record_alone(seed: int) -> None:
         damaged[at] = chance.choice((0, 0xFF, damaged[at] ^ 1 << chance.randrange(8)))
         raw = bytes(damaged)
         expected = one_by_one(raw, offsets, sizes)
-        assert count_valid(raw, offsets, sizes) == expected, (seed, at, raw[at])
+        assert both_ways(raw, offsets, sizes) == expected, (seed, at, raw[at])
     for short in (data[:-1], data[: len(data) // 2], b""):
-        assert count_valid(short, offsets, sizes) == one_by_one(short, offsets, sizes)
+        assert both_ways(short, offsets, sizes) == one_by_one(short, offsets, sizes)
     odd = sizes.copy()
     odd[chance.randrange(len(odd))] += chance.choice((-1, 1, 1 << 30))
-    assert count_valid(data, offsets, odd) == one_by_one(data, offsets, odd)
+    assert both_ways(data, offsets, odd) == one_by_one(data, offsets, odd)
 
 
 @pytest.mark.parametrize("seed", SEEDS)
@@ -94,8 +102,9 @@ def test_many_units_are_taken_as_each_alone(seed: int) -> None:
             raw = b"".join(UNIT.pack(*unit) for unit in part)
             more = each.take_each(enumerate(part, begin))
             assert many.take(raw, begin) == more, seed
-            assert many.positions == each.positions, seed
-            assert (many.offsets, many.sizes) == (each.offsets, each.sizes), seed
+            assert many.count == each.count == len(each.positions)
+            for name in ("positions", "offsets", "sizes"):
+                assert list(getattr(many, name)) == list(getattr(each, name)), seed
             assert many.first == each.first
             if not more:
                 break
