@@ -22,6 +22,7 @@ BLANK_UNIT_SIZE = 0x7FFFFFFF
 _OPEN_FILES_MIN, _OPEN_FILES_MAX = 128, 16_384
 _SYNC_EACH_MAX = 256  # files; more are synced with all else on their file system
 _SCAN_BYTES = 1 << 16
+_SEARCH_BYTES = 1 << 12
 
 
 class FileCache:
@@ -320,7 +321,8 @@ class UnitFiles:
 
     def _search(self, start: int, limit: int) -> int:
         """Count the same in a file without holes: what stays lies before what does not."""
-        low, high = 0, self.units_per_file
+        low = self._count(start, limit, _SEARCH_BYTES)  # where there are many queues most are short
+        high = self.units_per_file if low == _SEARCH_BYTES // self.unit_bytes else low
         while low < high:
             middle = (low + high) // 2
             if self._stays_at(start, middle, limit):
