@@ -4,7 +4,9 @@ import com.alibaba.fastjson2.JSONObject;
 import interop.Peer;
 import interop.Settings;
 import interop.StoreOperations;
+import java.util.HashMap;
 import java.util.List;
+import java.util.Map;
 import org.apache.rocketmq.broker.BrokerController;
 import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.TopicConfig;
@@ -79,7 +81,10 @@ final class BrokerOperations {
     private Object addTopic(JSONObject request) throws Exception {
         int queues = request.getIntValue("queues");
         TopicConfig topic = new TopicConfig(request.getString("topic"), queues, queues, 6);
-        broker.getTopicConfigManager().updateTopicConfig(topic);
+        if (request.containsKey("type")) { // of its consume queues
+            topic.setAttributes(new HashMap<>(Map.of("queue.type", request.getString("type"))));
+        }
+        broker.getTopicConfigManager().putTopicConfig(topic);
         broker.registerBrokerAll(false, false, true);
         if (nameServer == null || broker.getBrokerConfig().getBrokerId() != 0) {
             return true;

@@ -1,0 +1,50 @@
+"""Inner batches: several messages of a producer in one record, found by a queue of their own kind.
+
+RocketMQ makes them of a batch whose topic has consume queues of type BatchCQ.
+"""
+
+import pytest
+
+from hastore.client.consumer import Consumer
+from tests.interop.compare import QUEUE_UNITS, assert_same_derived, assert_same_log, sizes
+from tests.interop.test_hastore_slave import Broker, follow, wait_at
+from tests.process.stores import read_log
+from tests.spark.conftest import spark  # noqa: F401  (a fixture, for the one test that asks)
+
+UNIT_BYTES = 46
+
+
+@pytest.mark.timeout(240)
+def test_they_are_stored_found_and_stepped_over(
+    make_peer, make_group, ports, tmp_path, spark  # noqa: F811
+):  # fmt: skip
+    broker = Broker(make_peer, ports, tmp_path / "rocketmq")
+    broker.start(topics=["single"], mapperFileSizeBatchConsumeQueue=QUEUE_UNITS * UNIT_BYTES)
+    broker.peer.call("broker.topic", topic="inner", queues=2, type="BatchCQ")
+    classic = {"classic_master": f"127.0.0.1:{broker.ha}"}
+    node = follow(make_group(1, master_role="SLAVE", store=sizes(), ha=classic)[1])
+    sent = broker.produce("batch", 60, topic="inner")
+    assert {result[0] for result in sent} == {"SEND_OK"}
+    broker.produce("single", 20)
+    end = broker.wait_quiet()
+    wait_at(node, end)
+    log = read_log(node.store)
+    batches = [found for found in log.records if found.topic == "inner"]
+    assert {found.sys_flag for found in batches} == {0xC0} and len(batches) == 60
+    assert sum(int(found.properties["INNER_NUM"]) for found in batches) == len(sent) > 300
+    # A consumer gets a batch as one message, in RocketMQ's own encoding, and steps over all of it.
+    wanted = {(found.queue_id, found.queue_offset): found.body for found in batches}
+    ends = {queue: sum(1 for result in sent if result[1] == queue) for queue in (0, 1)}
+    with Consumer("inner", [node.api], queues=[0, 1]) as consumer:
+        got = []
+        while messages := consumer.poll(timeout_s=2):
+            got += messages
+        assert {q: place.queue_offset for q, place in consumer.positions().items()} == ends
+    assert {(m.queue_id, m.queue_offset): m.body for m in got} == wanted and len(got) == 60
+    rows = spark.read.format("hastore").option("path", str(node.store))
+    rows = rows.option("subscribe", "inner").load().select("partition", "offset", "value")
+    assert {(q, at): bytes(body) for q, at, body in rows.collect()} == wanted
+    broker.peer.kill()
+    assert node.stop() == 0
+    assert_same_log(broker.root, node.store, end)
+    assert_same_derived(broker.root, node.store)
