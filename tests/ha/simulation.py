@@ -468,6 +468,7 @@ class World:
         for node in self.nodes.values():
             node.start()
         self.stranger: set[int] = set()  # values of another RocketMQ master
+        self.inside: set[int] = set()  # where a record of either lies: no file would begin there
         if classic:
             self._follow_rocketmq(classic)
 
@@ -481,6 +482,7 @@ class World:
             for _ in range(self.rng.randint(1, 20)):
                 self.values += 1
                 self.written[self.values] = (CLASSIC_EPOCH, len(log))
+                self.inside |= set(range(len(log) + 1, len(log) + size_of(self.values)))
                 log += bytes([self.values]) * size_of(self.values)
             logs.append(log)
         if len(logs) > 1:
@@ -855,7 +857,7 @@ class World:
         starts = [at for at, _ in node.store.records() if at <= node.store.flushed_offset]
         sent = [c.writer.sent_offset for c in self.connections if c.owner is node and not c.closed]
         hold = min([node.store.whole_offset, *(s for s in sent if s is not None)])
-        starts = [at for at in starts if at <= hold]
+        starts = [at for at in starts if at <= hold and at not in self.inside]
         if starts:
             node.store.min_offset = self.rng.choice(starts)
 
