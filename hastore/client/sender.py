@@ -52,7 +52,7 @@ class Sender(Service):
         self._window = window
         self._clock = clock
         self._links = LinkSet()
-        self._wheel = Wheel(self._links, self._turn, self._under_way, self._cut_off)
+        self._wheel = Wheel(self._links, self._turn, self._under_way, self._mend)
         self.cluster = ClusterView(addresses)
         self.found = threading.Event()  # a master was found at least once
         self.flushing = False  # linger no longer
@@ -115,7 +115,7 @@ class Sender(Service):
     def _under_way(self) -> int:
         return len(self._incoming) + len(self._unsent) + len(self._frames)
 
-    def _cut_off(self) -> None:
+    def _mend(self) -> None:
         """Begin anew: a turn ended in the middle, what it did of an entry is not known."""
         self._roll_back(list(self._frames.values()), unknown=True)
         with self._window.lock:  # nothing is submitted meanwhile

@@ -30,8 +30,8 @@ REST_S = 0.05
 class Wheel:
     """Turn `turn`, which does what there is to do and returns how long to sleep (s, -1 for ever).
 
-    `under_way` counts what needs further turns: what was submitted and has not ended. `broken` is
-    called when a caller's turn was cut off, by a signal's exception perhaps at any point in it.
+    `under_way` counts what needs further turns: what was submitted and has not ended. `mend` is
+    called before the next turn when one was cut off, perhaps at any point in it.
     """
 
     def __init__(
@@ -39,12 +39,13 @@ class Wheel:
         links: LinkSet,
         turn: Callable[[], float],
         under_way: Callable[[], int],
-        broken: Callable[[], None],
+        mend: Callable[[], None],
     ) -> None:
         self._links = links
         self._turn = turn
         self._under_way = under_way
-        self._broken = broken
+        self._mend = mend
+        self._cut_off = False
         self.turning = threading.Lock()
         self._by_caller = False
         self._carrying = False  # a caller is at the wheel
@@ -65,26 +66,36 @@ class Wheel:
         seen = 0
         resting = False
         while not stopping.is_set():
-            if self._by_caller:
-                if not resting:  # a wake-up that this thread took may have been the caller's
-                    self._links.wake()
-                resting = True
-                self._pause()
-                if not self.turning.acquire(blocking=False):
-                    continue
-                try:
-                    self._by_caller = self._carried != seen and not self._under_way()
-                    seen = self._carried
-                    self._turn()  # expiry, and news of the links
-                finally:
-                    self.turning.release()
-            else:
+            if not self._by_caller:
                 resting = False
                 with self.turning:
                     if self._by_caller:
                         continue
-                    sleep_s = self._turn()
+                    sleep_s = self._next_turn()
                 self._links.sleep(sleep_s)
+                continue
+            if not resting:  # a wake-up that this thread took may have been the caller's
+                self._links.wake()
+            resting = True
+            self._pause()
+            if self.turning.acquire(blocking=False):
+                try:
+                    self._carrying = False  # its caller may have been cut off before saying so
+                    cut_off = self._cut_off
+                    self._next_turn()  # expiry, and news of the links
+                    idle = self._carried == seen
+                    seen = self._carried
+                    if idle or cut_off or self._under_way():
+                        self._by_caller = False
+                finally:
+                    self.turning.release()
+
+    def _next_turn(self) -> float:
+        """Turn once; first mend what the caller before left in the middle of a turn."""
+        if self._cut_off:
+            self._mend()
+            self._cut_off = False
+        return self._turn()
 
     def stop(self) -> None:
         """Wake all who sleep; `stopping` was set before."""
@@ -94,30 +105,30 @@ class Wheel:
     def carry(self, future: SendFuture[Any], stopping: threading.Event) -> None:
         """Turn until the future has ended if nothing but its put is under way; else wake who turns.
 
-        The put was submitted before. Returns early when the producer is stopped.
+        The put was submitted before. Returns early when the producer is stopped. A signal's
+        exception may end it at any point: then whoever turns next mends what was left undone.
         """
-        if not self.turning.acquire(blocking=False):
+        if self.turning.locked():
             self.wake()
             return
-        try:
-            if self._under_way() <= 1:
-                self._carrying = self._by_caller = True
-                self._carried += 1
-                sleep_s = self._turn()
-                while not future.done() and not stopping.is_set():
-                    self._links.sleep(sleep_s)
+        with self.turning:  # as a `with`: no signal comes between taking the lock and the block
+            try:
+                if not self._cut_off and self._under_way() <= 1:
+                    self._carrying = self._by_caller = True
+                    self._carried += 1
+                    self._cut_off = True  # until it has ended in good order
                     sleep_s = self._turn()
-        except BaseException:  # a signal's, mostly: it ends the caller's wait, and nothing else
-            self._broken()
-            raise
-        finally:
-            # In this order: who submits from here on sees that nobody carries, and wakes the rest.
-            self._carrying = False
-            if self._under_way():
-                self._by_caller = False
-            self.turning.release()
-            if not self._by_caller:
-                self.stop()
+                    while not future.done() and not stopping.is_set():
+                        self._links.sleep(sleep_s)
+                        sleep_s = self._turn()
+                    self._cut_off = False
+            finally:
+                # In this order: who submits from here on sees that nobody carries.
+                self._carrying = False
+                if self._cut_off or self._under_way():
+                    self._by_caller = False
+        if not self._by_caller:
+            self.stop()
 
     def _pause(self) -> None:
         if self._resting.poll(REST_S * 1000.0):

@@ -211,16 +211,16 @@ class HAService:
         for other in earlier:
             other.close("the same node has connected again")
 
-    def on_append(self, start: int, end: int) -> None:
+    def on_append(self, start: int, end: int, data: bytearray | None = None) -> None:
         """Push what was just appended to every slave that is caught up; called by the appending
-        thread.
+        thread. `data` are the bytes, if they are at hand in one piece.
         """
         if not self._sync and self._table is not None:
             self.member.store.set_limits(readable=end)  # first: it rides with the data
         for connection in self._streams:
             writer = connection.writer
             if writer is not None:
-                writer.push(start, end)
+                writer.push(start, end, data)
         table = self._table
         if table is not None and table.acks == 0:
             self.advance()

@@ -69,7 +69,7 @@ class WriteSocketService(Service):
         self.sent_offset = start_offset
         self.reach_offset = start_offset  # the end of what may have left: a report beyond is forged
 
-    def push(self, start: int, end: int) -> None:
+    def push(self, start: int, end: int, data: bytearray | None = None) -> None:
         """Try to send [start, end) at once, without blocking; else leave it to the thread."""
         if not self._lock.acquire(blocking=False):
             self.wake()
@@ -85,7 +85,14 @@ class WriteSocketService(Service):
             ):
                 self.wake()
                 return
-            self._push(start, end)
+            if data is not None:
+                self._push(start, end, data)
+                return
+            with self._store.view(start, end - start) as view:
+                if len(view) == end - start:
+                    self._push(start, end, view)
+                else:  # it crosses a file's end
+                    self.wake()
         finally:
             self._lock.release()
 
@@ -140,25 +147,21 @@ class WriteSocketService(Service):
             return 0  # they moved between the last look and here
         return max(1.0, self._heartbeat_ms - idle)
 
-    def _push(self, start: int, end: int) -> None:
-        with self._store.view(start, end - start) as data:
-            if len(data) != end - start:  # it crosses a file's end
-                self.wake()
-                return
-            head = self._limits_due() + data_header(start, len(data))
-            self.reach_offset = end
-            self.sent_offset = end
-            self._last_send_ms = self._clock.monotonic_ms()
-            try:
-                sent = self._sock.sendmsg([head, data], [], socket.MSG_DONTWAIT)
-            except BlockingIOError:
-                sent = 0
-            except OSError:
-                self._broken = True  # the thread meets the same error and tears the link down
-                sent = 0
-            if sent < len(head) + len(data):
-                self._rest = (head + bytes(data))[sent:]
-                self.wake()
+    def _push(self, start: int, end: int, data: bytearray | memoryview) -> None:
+        head = self._limits_due() + data_header(start, end - start)
+        self.reach_offset = end
+        self.sent_offset = end
+        self._last_send_ms = self._clock.monotonic_ms()
+        try:
+            sent = self._sock.sendmsg([head, data], [], socket.MSG_DONTWAIT)
+        except BlockingIOError:
+            sent = 0
+        except OSError:
+            self._broken = True  # the thread meets the same error and tears the link down
+            sent = 0
+        if sent < len(head) + len(data):
+            self._rest = (head + bytes(data))[sent:]
+            self.wake()
 
     def _send_all(self) -> None:
         if self._rest:

@@ -121,7 +121,7 @@ class NodeBackend:
 
     def epoch(self) -> int:
         """Return the last epoch."""
-        return self._member.state.last_epoch
+        return self._member.open_epoch or self._member.state.last_epoch  # the open one is the last
 
     def history(self) -> Sequence[tuple[int, int]]:
         """Return the (epoch, start offset) entries."""

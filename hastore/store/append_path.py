@@ -51,6 +51,8 @@ class _Batch:
         self.advanced: dict[tuple[bytes, int], int] = {}
         self.fresh: dict[tuple[bytes, int], PutResult] = {}
         self.runs: list[tuple[int, PutRun, StoredRun]] = []  # and their positions
+        self.results: list[Results] = []  # of the runs
+        self.buffer: bytearray | None = None  # what was written for the runs
         self._tops: dict[bytes, int] = {}  # the last sequence number of each run's producer
         self._log = log
         self._window = window
@@ -212,9 +214,12 @@ class Appender:
         self._intake = Intake(config, store_host)
         self.last_store_timestamp_ms = 0
 
-    def put(self, payloads: Sequence[bytes]) -> tuple[list[Results], int, int]:
+    def put(
+        self, payloads: Sequence[bytes]
+    ) -> tuple[list[Results], int, int, bytearray | None]:
         """Append all valid records of all payloads; returns results, and the range appended.
 
+        Where all of it went by one write, its bytes are returned as well.
         StoreFullError, StoreBrokenError, or StoreError while replay lags: nothing was appended.
         """
         intake = self._intake
@@ -223,7 +228,7 @@ class Appender:
         self._wait_for_replay()
         with log.lock:
             start = log.max_offset
-            if self._known_end != start:
+            if self._table.end_offset != start or self._window.end_offset != start:
                 self._adopt(start)
             self.last_store_timestamp_ms = now_ms = max(
                 self._clock.wall_ms(),
@@ -232,20 +237,18 @@ class Appender:
             )
             size = sum([len(payload) for payload in payloads])
             fits = size + BLANK_SIZE <= log.file_size and not log.room(size)
-            results = self._append_runs(runs, now_ms) if fits else None
-            if results is None:
-                results = self._append_examined(payloads, now_ms)
-            return results, start, log.max_offset
-
-    @property
-    def _known_end(self) -> int:
-        """How far both queue offsets and window know the log."""
-        return min(self._table.end_offset, self._window.end_offset)
+            batch = self._append_runs(runs, now_ms) if fits else None
+            if batch is not None:
+                return batch.results, start, log.max_offset, batch.buffer
+            results = self._append_examined(payloads, now_ms)
+            return results, start, log.max_offset, None
 
     def _wait_for_replay(self) -> None:
         """Wait until queue offsets and window know the whole log; at once on a settled master."""
         end = self._log.max_offset
-        if self._known_end < end and not self._build.wait_dispatched(end, _REPLAY_TIMEOUT_S):
+        if self._table.end_offset >= end and self._window.end_offset >= end:
+            return
+        if not self._build.wait_dispatched(end, _REPLAY_TIMEOUT_S):
             reason = self._build.blocked_reason or "replay has not reached the log's end yet"
             raise StoreError(f"queue offsets are not known: {reason}")
 
@@ -256,22 +259,22 @@ class Appender:
         self._table.advance(end)
         self._window.advance(end)
 
-    def _append_runs(self, runs: Sequence[PutRun | None], now_ms: int) -> list[Results] | None:
+    def _append_runs(self, runs: Sequence[PutRun | None], now_ms: int) -> _Batch | None:
         """Append to the present file; None, and nothing is stored, unless all are new runs."""
         log, table, window = self._log, self._table, self._window
         batch = _Batch(log, window, table, now_ms)
-        results: list[Results] = []
         for run in runs:
             stored = batch.take_run(run) if run is not None else None
             if stored is None:
                 return None
-            results.append(stored)
+            batch.results.append(stored)
         if batch.size:
-            end = log.append(batch.patched(self._host))
+            batch.buffer = batch.patched(self._host)
+            end = log.append(batch.buffer)
             log.boundary = end
             table.take(batch.advanced, end)
             window.add_runs(batch.numbered(), end)
-        return results
+        return batch
 
     def _append_examined(self, payloads: Sequence[bytes], now_ms: int) -> list[Results]:
         """Append record by record: some are no run, were put before, or need a new file."""

@@ -83,14 +83,9 @@ class IdempotenceWindow:
         self._path = f"{root}/hastore/idempotence"
         self._guard = threading.Lock()
         self._producers: OrderedDict[bytes, ProducerWindow] = OrderedDict()
-        self._end = 0  # records below are in
+        self.end_offset = 0  # all records below were taken
         self._snapshot_end = 0
         self._snapshot_step = _SNAPSHOT_STEP_BYTES
-
-    @property
-    def end_offset(self) -> int:
-        """Return the offset up to which records have been taken."""
-        return self._end
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -120,9 +115,9 @@ class IdempotenceWindow:
         """Take the records of one put, which the log now holds up to `end_offset`."""
         with self._guard:
             for (producer, sequence), result in fresh.items():
-                if result.offset is not None and result.offset >= self._end:
+                if result.offset is not None and result.offset >= self.end_offset:
                     self._add(producer, sequence, result.offset)
-            self._end = max(self._end, end_offset)
+            self.end_offset = max(self.end_offset, end_offset)
 
     def top(self, producer: bytes) -> int:
         """Return a producer's greatest sequence number, -1 for a new one; like `is_new`."""
@@ -138,8 +133,8 @@ class IdempotenceWindow:
         """
         with self._guard:
             for producer, sequences, offsets in runs:
-                if offsets[0] < self._end:  # replay was quicker
-                    taken = bisect_left(offsets, self._end)
+                if offsets[0] < self.end_offset:  # replay was quicker
+                    taken = bisect_left(offsets, self.end_offset)
                     sequences, offsets = sequences[taken:], offsets[taken:]
                     if not sequences:
                         continue
@@ -151,11 +146,11 @@ class IdempotenceWindow:
                     known.top = sequences[-1]
                     if len(known.sequences) >= 2 * WINDOW:
                         known.trim()
-            self._end = max(self._end, end_offset)
+            self.end_offset = max(self.end_offset, end_offset)
 
     def advance(self, end_offset: int) -> None:
         """Say that every record below `end_offset` was taken."""
-        self._end = end_offset
+        self.end_offset = end_offset
 
     def _add(self, producer: bytes, sequence: int, offset: int) -> None:
         self._known(producer).add(sequence, offset)
@@ -178,22 +173,22 @@ class IdempotenceWindow:
         del synced  # the snapshot is replaced durably and names its own end
         with self._guard:
             self._producers.clear()
-            self._end = self._snapshot_end = 0
+            self.end_offset = self._snapshot_end = 0
             raw = self._fs.read_bytes(self._path) if self._fs.exists(self._path) else b""
             if not self._restore(raw):
                 return 0
-            self._snapshot_end = self._end
-            stale = self._end > offset
+            self._snapshot_end = self.end_offset
+            stale = self.end_offset > offset
             if stale:
                 self._cut(offset)
         if stale:  # the snapshot must not outlive the records it knows
             self.save()
-        return self._end
+        return self.end_offset
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Take what replay found; records taken at put are ignored."""
         with self._guard:
-            end = self._end
+            end = self.end_offset
             if isinstance(batch, RecordColumns) and self._take_columns(batch):
                 return
             for record in batch:
@@ -206,26 +201,26 @@ class IdempotenceWindow:
                     continue
                 if found is not None:
                     self._add(*found, record[0])
-            self._end = max(end, batch[-1].end_offset) if batch else end
+            self.end_offset = max(end, batch[-1].end_offset) if batch else end
 
     def _take_columns(self, batch: RecordColumns) -> bool:
         """Take a batch by producer; False when only its records one by one tell all."""
-        if batch.end_offset <= self._end:
+        if batch.end_offset <= self.end_offset:
             return True
-        if batch.start_offset < self._end:
+        if batch.start_offset < self.end_offset:
             return False
         runs = batch.producer_runs()
         if len(self._producers) + len(runs) > _MAX_PRODUCERS:  # the order says which one goes
             return False
         for run in runs:
             self._known(run.producer).extend(run)
-        self._end = batch.end_offset
+        self.end_offset = batch.end_offset
         return True
 
     def truncate(self, log_end: int) -> None:
         """Forget the records at or beyond `log_end`, durably."""
         with self._guard:
-            if self._end > log_end:
+            if self.end_offset > log_end:
                 self._cut(log_end)
             stale = self._snapshot_end > log_end
         if stale:
@@ -237,18 +232,18 @@ class IdempotenceWindow:
             known.cut(log_end)
             if not known.sequences and known.floor < 0:
                 del self._producers[producer]
-        self._end = min(self._end, log_end)
+        self.end_offset = min(self.end_offset, log_end)
 
     def flush(self) -> None:
         """Write a snapshot when the log has grown enough since the last one."""
-        if self._end - self._snapshot_end >= self._snapshot_step:
+        if self.end_offset - self._snapshot_end >= self._snapshot_step:
             self.save()
 
     def reset(self) -> None:
         """Forget everything, durably."""
         with self._guard:
             self._producers.clear()
-            self._end = 0
+            self.end_offset = 0
         self.save()
 
     def delete_before(self, min_offset: int) -> None:
@@ -262,7 +257,7 @@ class IdempotenceWindow:
     def save(self) -> None:
         """Write the snapshot, durably and atomically. Raises OSError."""
         with self._guard:
-            raw, end = self._dump(), self._end
+            raw, end = self._dump(), self.end_offset
         self._fs.replace_bytes(self._path, raw)
         self._snapshot_end = end
         self._snapshot_step = max(_SNAPSHOT_STEP_BYTES, 4 * len(raw))
@@ -273,7 +268,7 @@ class IdempotenceWindow:
             self.save()
 
     def _dump(self) -> bytes:
-        parts = [_HEAD.pack(_MAGIC, _VERSION, self._end, len(self._producers))]
+        parts = [_HEAD.pack(_MAGIC, _VERSION, self.end_offset, len(self._producers))]
         for producer, known in self._producers.items():
             known.trim()
             parts += (
@@ -307,7 +302,7 @@ class IdempotenceWindow:
             known.offsets = _big_endian(known.offsets)
             known.top = max(known.floor, max(known.sequences, default=-1))
             self._producers[producer] = known
-        self._end = end
+        self.end_offset = end
         return True
 
 

@@ -35,9 +35,9 @@ log = logging.getLogger(__name__)
 class MessageStore:
     """The store of this process; all methods are thread-safe.
 
-    `on_append(start, end)` is called in the appending thread right after a put (not under a lock),
-    `on_flushed(offset)` in whichever thread synced, after `flushed_offset` moved, and
-    `on_readable()` in whichever thread moved the limits.
+    `on_append(start, end, data)` is called in the appending thread right after a put (not under a
+    lock; `data` None where it was not one write), `on_flushed(offset)` in whichever thread synced,
+    after `flushed_offset` moved, and `on_readable()` in whichever thread moved the limits.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class MessageStore:
         self.config = config
         self.store_host = store_host
         self.file_size = config.commitlog_file_size
-        self.on_append: Callable[[int, int], None] | None = None
+        self.on_append: Callable[[int, int, bytearray | None], None] | None = None
         self.on_readable: Callable[[], None] | None = None
         self._life = StoreLife(config, fs, clock, on_failure)
         self._parts = parts = self._life.parts
@@ -219,11 +219,11 @@ class MessageStore:
         which refuses all of it. StoreFullError, StoreBrokenError or StoreError (replay lags):
         nothing was appended. With `store.flush: sync` a sync is under way when this returns.
         """
-        results, start, end = self._appender.put(payloads)
+        results, start, end, data = self._appender.put(payloads)
         if end > start:
             self._grown()
             if self.on_append is not None:
-                self.on_append(start, end)
+                self.on_append(start, end, data)
         return list[Sequence[PutResult]](results)
 
     @property
