@@ -25,7 +25,6 @@ from benchmarks.common import (
     save,
     say,
     scratch,
-    touch_memory,
 )
 from benchmarks.maven import peer_version
 from benchmarks.rocketmq import QUEUES, TOPIC, RocketPair
@@ -73,7 +72,6 @@ def main() -> None:
         folder = stack.enter_context(scratch(given.dir, 5 * 1024 * MIB))
         group = stack.enter_context(Group(folder, 1, role="ASYNC_MASTER"))
         say(f"consume: writing {size / 2**30:.2f} GiB of log")
-        touch_memory(folder, 2 * size)
         fill_store(group[1].store, size, 1024 * MIB)
 
         def make() -> RocketPair:

@@ -24,7 +24,6 @@ from benchmarks.common import (
     save,
     say,
     scratch,
-    touch_memory,
 )
 from benchmarks.loads import pipelined
 from benchmarks.maven import peer_version
@@ -72,7 +71,6 @@ def main() -> None:
         )
         node = group[1]
         say(f"restart: writing {size / 2**30:g} GiB of log")
-        touch_memory(folder, 2 * size)
         fill_store(node.store, size, file_size)
 
         def make() -> Rocket:
