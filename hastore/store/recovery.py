@@ -8,7 +8,8 @@ Where the reading begins decides how long it takes:
     no page (RocketMQ's own store)          the last three files after a clean stop, else all
 
 What was synced is never cut: an end below `flushed_offset` is rot or a missing file, and the
-operator decides.
+operator decides. RocketMQ's own store says nothing of what was synced; after a clean stop all of it
+was, so a record behind the end that is no older than the last one before it shows damage.
 """
 
 import logging
@@ -23,6 +24,8 @@ from hastore.store.record import (
     IPV6_EXTRA,
     PREFIX,
     STORE_AT,
+    V1_MAGIC,
+    V2_MAGIC,
     check_blank,
     check_record,
 )
@@ -31,6 +34,7 @@ log = logging.getLogger(__name__)
 
 _WINDOW_BYTES = 4 << 20
 _FOREIGN_FILES = 3
+_MAGIC_END = 8  # of a record's first bytes: size and magic
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +89,8 @@ def recover(
         raise _broken(commit_log, scan.end, protected, "no valid record is at their start")
     if limits is None and scan.end == first:
         _refuse_headless(commit_log, first)
+    elif limits is None and clean:
+        _refuse_damage(commit_log, scan)
     if limits is not None and same_boot and scan.end < limits.boundary:
         log.error(
             "the log ends at %d, %d bytes before what this boot had written: damage from outside",
@@ -191,6 +197,58 @@ def _refuse_headless(commit_log: CommitLog, first: int) -> None:
                 f"{commit_log.directory}: no record at {first}, but data behind it; nothing was"
                 " cut: restore hastore/limits or the log's first file from a backup"
             )
+
+
+def _refuse_damage(commit_log: CommitLog, scan: _Scan) -> None:
+    """Refuse to clear whole records behind a damaged one.
+
+    Older ones are what an earlier cut of RocketMQ's left there: it clears nothing.
+    """
+    found = _record_behind(commit_log, scan.end, scan.last_store_timestamp_ms)
+    if found is not None:
+        raise StoreBrokenError(
+            f"{commit_log.directory}: the record at {scan.end} is damaged, and whole records follow"
+            f" from {found} on; nothing was cut: restore the file from a backup or another node,"
+            f" or, to give up all from {scan.end} on as RocketMQ would, create a file `abort` in"
+            " the store"
+        )
+
+
+def _record_behind(commit_log: CommitLog, end: int, stored_ms: int) -> int | None:
+    """Return the first whole record behind `end` that was stored at `stored_ms` or later."""
+    for file in commit_log.queue.files:
+        at = max(end + 1, file.start) - file.start
+        while at + _MAGIC_END <= file.size:
+            data = file.file.pread(min(_WINDOW_BYTES, file.size - at), at)
+            for place in _places(data):
+                if _is_record(file, at + place, stored_ms):
+                    return file.start + at + place
+            at += max(len(data) - _MAGIC_END + 1, 1)
+    return None
+
+
+def _places(data: bytes) -> list[int]:
+    """Return where a record may begin: its magic follows 4 bytes of size."""
+    found = []
+    for magic in (V1_MAGIC, V2_MAGIC):
+        wanted = magic.to_bytes(4)
+        at = data.find(wanted, 4)
+        while at >= 0:
+            found.append(at - 4)
+            at = data.find(wanted, at + 1)
+    return sorted(found)
+
+
+def _is_record(file: MappedFile, at: int, stored_ms: int) -> bool:
+    size = int.from_bytes(file.file.pread(4, at))
+    if size > file.size - at:
+        return False
+    data = file.file.pread(size, at)
+    if not check_record(data, 0, len(data), file.start + at):
+        return False
+    flags = PREFIX.unpack_from(data, 0)[7]
+    stamp = STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
+    return int.from_bytes(data[stamp : stamp + 8], signed=True) >= stored_ms
 
 
 def _broken(commit_log: CommitLog, start: int, end: int, why: str) -> StoreBrokenError:

@@ -172,6 +172,7 @@ def test_damage_in_the_middle(open_store, make_master, tmp_path):
     end = peer.call("store.status")["max"]
     peer.call("store.close")
     victim = damage(tmp_path / "rocketmq")
+    check_foreign_damage(make_master, tmp_path / "rocketmq", victim, end)
     open_store(peer=peer)
     assert peer.call("store.status")["max"] == victim.offset < end, "RocketMQ drops what follows"
     node = make_master(role="ASYNC_MASTER")
@@ -330,6 +331,24 @@ def test_reads_from_a_slave(make_group, make_peer, ports, tmp_path):
             assert messages, len(got)
             got += messages
     assert [message.body for message in got] == [bytes([number]) for number in range(20)]
+
+
+def check_foreign_damage(make_master, root, victim, end):
+    """Let hastore open that store: it cuts what RocketMQ would only when it is told to."""
+    node = make_master(role="ASYNC_MASTER")
+    assert node.stop() == 0
+    shutil.rmtree(node.store)
+    shutil.copytree(root, node.store)
+    file = node.store / "commitlog" / f"{0:020d}"
+    before = file.read_bytes()
+    node.start("master", wait=False)
+    assert node.exit_code() == 3
+    assert f"at {victim.offset} is damaged" in node.last_words()
+    assert file.read_bytes() == before
+    (node.store / "abort").touch()  # as that message says
+    node.start("master").wait_writable()
+    assert node.status()["max_offset"] == victim.offset < end
+    assert node.stop() == 0
 
 
 def test_an_old_master_with_a_tail_of_its_own(open_store, make_group, tmp_path):
