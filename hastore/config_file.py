@@ -16,8 +16,6 @@ from io import StringIO
 
 import msgspec
 import yaml
-from ruamel.yaml import YAML
-from ruamel.yaml.comments import CommentedMap
 
 from hastore.config import (
     MIB,
@@ -115,6 +113,9 @@ def edit_role(path: str, role: Role) -> None:
     A master follows nobody, so `ha.classic_master` becomes null with a master's role. The file is
     not touched when the result would not validate (ConfigError).
     """
+    from ruamel.yaml import YAML  # a node that only reads its file does without
+    from ruamel.yaml.comments import CommentedMap
+
     path = os.path.realpath(path)  # a link stays a link
     text = _read_text(path)
     editor = YAML(typ="rt")

@@ -5,22 +5,17 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
-from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TaskProgressColumn,
-    TextColumn,
-    TimeElapsedColumn,
-)
 
 from hastore.config_check import parse_address
 from hastore.config_file import load_config, parse_overrides
 from hastore.errors import ConfigError, HastoreError, StoreError, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress
 
 DONE = 0
 FAILED = 1
@@ -34,8 +29,21 @@ _NO_ARGUMENTS: tuple[type[Exception], ...] = tuple(
 )
 
 _WIDE = 160  # where no terminal sets the width
-stdout = Console(width=None if sys.stdout.isatty() else _WIDE)
-stderr = Console(stderr=True)
+stdout: "Console"
+stderr: "Console"
+
+
+def __getattr__(name: str) -> Any:
+    """Make a console when it is first imported: a node does without, and starts sooner."""
+    if name not in ("stdout", "stderr"):
+        raise AttributeError(name)
+    from rich.console import Console
+
+    if name == "stderr":
+        made = Console(stderr=True)
+    else:
+        made = Console(width=None if sys.stdout.isatty() else _WIDE)
+    return globals().setdefault(name, made)
 
 
 def run(command: click.Command, name: str) -> NoReturn:
@@ -106,8 +114,18 @@ def put_json(value: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def progress_bar(*, visible: bool = True) -> Progress:
+def progress_bar(*, visible: bool = True) -> "Progress":
     """Return a progress display on stderr; it hides where nobody watches."""
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TaskProgressColumn,
+        TextColumn,
+        TimeElapsedColumn,
+    )
+
+    console: Console = __getattr__("stderr")
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -115,8 +133,8 @@ def progress_bar(*, visible: bool = True) -> Progress:
         MofNCompleteColumn(),
         TimeElapsedColumn(),
         TextColumn("{task.fields[note]}"),
-        console=stderr,
-        disable=not visible or not stderr.is_terminal,
+        console=console,
+        disable=not visible or not console.is_terminal,
         redirect_stdout=sys.stdout.isatty(),  # data that is piped stays on stdout
     )
 
