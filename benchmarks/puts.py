@@ -36,6 +36,7 @@ from benchmarks.side_by_side import OURS, Row, run_rounds, share, start_peer, wi
 
 ROCKETMQ, KAFKA, BARE = "RocketMQ", "Kafka", "bare"
 IDLE_S = 2.0
+SETTLE_S = 4.0  # after the start, with what each does in its first quiet seconds
 # Pages of the log are touched ahead: half the master's CPU a message of a batch. Where a store is
 # young and short (replication, restart) it would only cost.
 WARM: dict[str, Any] = {"warmMapedFileEnable": True}
@@ -111,6 +112,7 @@ def idle_shares(systems: dict[str, Any]) -> dict[str, float]:
             if costs is not None
         }
 
+    time.sleep(SETTLE_S)
     before = used()
     time.sleep(IDLE_S)
     return {name: round((value - before[name]) / IDLE_S, 3) for name, value in used().items()}
