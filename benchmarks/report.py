@@ -87,12 +87,12 @@ def cpu_rows(document: Document) -> list[tuple[str, str, str]]:
     """Return what each process used in each load, ours and the peers'."""
     out: list[tuple[str, str, str]] = []
     for one in document["figures"]:
-        if "cpu_us_per_message" in one:
-            ours = (one["name"], "hastore", used(one["cpu_us_per_message"]))
-            if ours not in out:
-                out.append(ours)
-        if "peer_cpu_us_per_message" in one:
-            out.append((one["name"], one["peer"], used(one["peer_cpu_us_per_message"])))
+        load = one["name"].removesuffix(", p50").removesuffix(", p99")
+        found = [("hastore", one.get("cpu_us_per_message"))]
+        found.append((one.get("peer", ""), one.get("peer_cpu_us_per_message")))
+        for system, costs in found:
+            if costs and (load, system, used(costs)) not in out:
+                out.append((load, system, used(costs)))
     return out
 
 
@@ -102,7 +102,8 @@ def resident_rows(document: Document) -> list[tuple[str, str, str]]:
     for one in document["figures"]:
         if "resident" in one:
             theirs = f"{one['peer_resident']:,.0f}" if "peer_resident" in one else ""
-            out.append((one["name"].replace("not ", ""), f"{one['resident']:,.0f}", theirs))
+            name = one["name"].replace(" that is not mapped log", "")
+            out.append((name, f"{one['resident']:,.0f}", theirs))
     return out
 
 
