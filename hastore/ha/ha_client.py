@@ -163,6 +163,8 @@ class HAClient(Follower):
             kept = store.set_aside(f"{state.last_epoch}-{store.min_offset}-{state.data.aside}")
             store.begin_at(answer.offset)
             state.replace_history(answer.entries)
-            store.set_limits(confirmed=answer.offset, readable=answer.offset)
+            # Retention may have taken what never was confirmed: then nobody may be told it was.
+            confirmed = min(answer.offset, master.confirmed_offset)
+            store.set_limits(confirmed=confirmed, readable=confirmed)
             self.accept_loss = False
         log.warning("resync from %d: the old store lies in %s", answer.offset, kept)

@@ -240,7 +240,7 @@ class SimWriter:
         self.sent_offset = offset
         self.reach_offset = offset
 
-    def push(self, start: int, end: int) -> None:
+    def push(self, start: int, end: int, data: bytearray | None = None) -> None:
         del start, end
 
     def note_limits(self) -> None:
