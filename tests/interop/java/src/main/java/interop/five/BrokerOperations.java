@@ -82,9 +82,9 @@ final class BrokerOperations {
         int queues = request.getIntValue("queues");
         TopicConfig topic = new TopicConfig(request.getString("topic"), queues, queues, 6);
         if (request.containsKey("type")) { // of its consume queues
-            topic.setAttributes(new HashMap<>(Map.of("queue.type", request.getString("type"))));
+            topic.setAttributes(new HashMap<>(Map.of("+queue.type", request.getString("type"))));
         }
-        broker.getTopicConfigManager().putTopicConfig(topic);
+        broker.getTopicConfigManager().updateTopicConfig(topic);
         broker.registerBrokerAll(false, false, true);
         if (nameServer == null || broker.getBrokerConfig().getBrokerId() != 0) {
             return true;
