@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 MAX_FRAMES = 8
 SMALL_FRAMES = 2  # beyond so many in flight only full frames go: what waits gathers meanwhile
 MAX_FRAME_RECORDS = 256
+HANDFUL = 16
 LATE_MS = 300.0  # an answer that takes longer makes the client ask who is master
 SEARCH_MS = 100.0
 ATTEMPT_MS = 3_000  # how long a node may wait for a confirmation
@@ -60,8 +61,10 @@ class Sender(Service):
         self._unsent: deque[Entry] = deque()
         self._frames: dict[int, Frame] = {}
         self._rids = itertools.count(1)
-        # Half of what may be in flight: while one half is on its way the other is made.
-        self._frame_records = max(1, min(MAX_FRAME_RECORDS, window.limit // 2))
+        # While one half of what may be in flight is on its way the other is made; a handful of
+        # messages is quicker in one frame.
+        share = window.limit // 2 if window.limit > HANDFUL else window.limit
+        self._frame_records = min(MAX_FRAME_RECORDS, share)
         self._run = 1
         self._at = 0
         self._paused_until_ms = 0.0
@@ -77,10 +80,7 @@ class Sender(Service):
         self._wheel.wake()
 
     def carry(self, future: SendFuture[Any]) -> None:
-        """See to what was submitted in the calling thread, which waits for this future anyway.
-
-        Returns when the future has ended, or at once when others are waited for too.
-        """
+        """See to it in the calling thread, which waits for this future anyway; may return early."""
         self._wheel.carry(future, self.stopping)
 
     def wake(self) -> None:
