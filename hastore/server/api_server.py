@@ -42,7 +42,6 @@ TRACKED_BYTES = 4_096  # larger payloads are followed until libzmq has sent them
 UNSENT_OF_ONE_BYTES = 8 * 1024 * 1024
 UNSENT_BYTES = 64 * 1024 * 1024
 HANDSHAKE_MS = 5_000
-_FOREVER_MS = float("inf")
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 
@@ -191,7 +190,7 @@ class ApiServer(Service):
         else:
             now = self._clock.monotonic_ms()
             wait_ms = min(self._pulls.wait_ms(now), self._connections.wait_ms(now))
-            timeout_s = wait_ms / 1000.0 if wait_ms < _FOREVER_MS else -1.0
+            timeout_s = wait_ms / 1000.0 if wait_ms < float("inf") else -1.0
         ready = dict(epoll.poll(timeout_s))
         if self._wakeup in ready:
             os.eventfd_read(self._wakeup)
@@ -201,11 +200,12 @@ class ApiServer(Service):
     # -- receiving
 
     def _drain(self, now: float) -> None:
+        full = self._unsent_bytes + DRAIN_BYTES  # of answers to pulls: puts wait behind them
         for _ in range(DRAIN_FRAMES):
             if not has_message(self._router):
                 return
             self._receive(now)
-            if self._puts.gathered_bytes >= DRAIN_BYTES:
+            if self._puts.gathered_bytes >= DRAIN_BYTES or self._unsent_bytes >= full:
                 return
 
     def _receive(self, now: float) -> None:
