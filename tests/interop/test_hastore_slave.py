@@ -134,7 +134,7 @@ def test_all_kinds_of_messages(broker, make_slave, tmp_path):
         with Consumer(kind, group.bootstrap) as consumer:
             got = []
             while len(got) < sum(last - first for first, last in ranges[kind].values()):
-                messages = consumer.poll()
+                messages = consumer.poll(timeout_s=5)
                 assert messages, (kind, len(got))
                 got += messages
         visible = {(found.queue_id, found.queue_offset): found.body for found in wanted}

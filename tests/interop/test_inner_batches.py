@@ -37,8 +37,11 @@ def test_they_are_stored_found_and_stepped_over(
     ends = {queue: sum(1 for result in sent if result[1] == queue) for queue in (0, 1)}
     with Consumer("inner", [node.api], queues=[0, 1]) as consumer:
         got = []
-        while messages := consumer.poll(timeout_s=2):
+        while len(got) < len(batches):
+            messages = consumer.poll(timeout_s=5)
+            assert messages, len(got)
             got += messages
+        assert not consumer.poll(timeout_s=0.2)
         assert {q: place.queue_offset for q, place in consumer.positions().items()} == ends
     assert {(m.queue_id, m.queue_offset): m.body for m in got} == wanted and len(got) == 60
     rows = spark.read.format("hastore").option("path", str(node.store))

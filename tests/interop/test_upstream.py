@@ -302,8 +302,11 @@ def test_a_stale_record_at_the_end(open_store, make_master, tmp_path):
     assert node.status()["max_offset"] == at
     with Consumer("T", [node.api]) as consumer:
         got = []
-        while messages := consumer.poll(timeout_s=1):
+        while len(got) < 98:
+            messages = consumer.poll(timeout_s=5)
+            assert messages, len(got)
             got += messages
+        assert not consumer.poll(timeout_s=0.5)
     assert [message.queue_offset for message in got] == list(range(98))
     assert node.stop() == 0
 
