@@ -8,7 +8,7 @@ but the bytes tells. So before a node goes on from such bytes both ends compare 
 
 So logs that differ up to the end of the range are always told apart, and any stretch that differs
 and is at least as long as the space between two windows (16 MiB of 16 GiB) is found. A shorter one
-in the middle may pass; `hastore pipeline audit` compares everything.
+in the middle may pass; `cmp` of the stopped nodes' files tells.
 """
 
 import hashlib
