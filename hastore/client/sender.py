@@ -33,8 +33,7 @@ log = logging.getLogger(__name__)
 
 MAX_FRAMES = 8
 SMALL_FRAMES = 2  # beyond so many in flight only full frames go: what waits gathers meanwhile
-MAX_FRAME_RECORDS = 256
-HANDFUL = 16
+MAX_FRAME_RECORDS, HANDFUL = 256, 16
 LATE_MS = 300.0  # an answer that takes longer makes the client ask who is master
 SEARCH_MS = 100.0
 ATTEMPT_MS = 3_000  # how long a node may wait for a confirmation
@@ -90,7 +89,8 @@ class Sender(Service):
     def run(self) -> None:
         """Send and settle until stopped."""
         try:
-            self._links.open(self.cluster.addresses)
+            with self._wheel.turning:
+                self._links.open(self.cluster.addresses)
             self._wheel.run(self.stopping)
         finally:
             with self._wheel.turning:

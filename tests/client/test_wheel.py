@@ -158,3 +158,35 @@ def test_closing_ends_a_caller_that_waits(node: Node) -> None:
     thread.join(5)
     assert not thread.is_alive()
     assert [type(failure) for failure in ended] == [OutcomeUnknown]
+
+
+def test_a_caller_never_opens_links_beside_the_thread(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside: list[str] = []
+    overlaps: list[tuple[str, ...]] = []
+
+    def guarded(name: str) -> None:
+        real = getattr(LinkSet, name)
+
+        def call(self: LinkSet, *arguments: Any) -> Any:
+            inside.append(name)
+            if len(inside) > 1 and {threading.get_ident()} != owners | {threading.get_ident()}:
+                overlaps.append(tuple(inside))
+            owners.add(threading.get_ident())
+            time.sleep(0.001)
+            try:
+                return real(self, *arguments)
+            finally:
+                inside.remove(name)
+                owners.discard(threading.get_ident())
+
+        monkeypatch.setattr(LinkSet, name, call)
+
+    owners: set[int] = set()
+    for name in ("open", "collect", "send"):
+        guarded(name)
+    for _ in range(10):
+        with Producer([node.address]) as producer:  # the queue is named: no wait for a master
+            producer.send_sync("t", b"1", queue=0)
+    assert not overlaps
