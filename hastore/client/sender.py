@@ -23,7 +23,7 @@ from hastore.client.futures import SendFuture
 from hastore.client.links import Arrival, LinkSet
 from hastore.client.outbox import Entry, Frame, SendOptions, Window, in_order
 from hastore.client.results import Status
-from hastore.client.settling import settle_failure, settle_reply, settle_unasked
+from hastore.client.settling import give_up, settle_failure, settle_reply, settle_unasked
 from hastore.client.wheel import Wheel
 from hastore.clock import Clock
 from hastore.protocol import api
@@ -38,6 +38,7 @@ LATE_MS = 300.0  # an answer that takes longer makes the client ask who is maste
 SEARCH_MS = 100.0
 ATTEMPT_MS = 3_000  # how long a node may wait for a confirmation
 ATTEMPT_SLACK_MS = 1_000.0
+LAST_TRY_MS = 50.0  # nothing refused is tried again so shortly before its end
 PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 
 
@@ -134,7 +135,7 @@ class Sender(Service):
             for entry in frame.entries:
                 entry.unknown = True
         for entry in left:
-            self._give_up(entry, "the producer was closed")
+            give_up(entry, "the producer was closed")
         self._window.release()
         self._links.close()
 
@@ -254,7 +255,7 @@ class Sender(Service):
         flying = {id(entry) for frame in self._frames.values() for entry in frame.entries}
         for entry in expired:
             entry.unknown |= id(entry) in flying
-            self._give_up(entry, self._why_late())
+            give_up(entry, self._why_late())
         self._unsent = in_order(self._unsent)
         self._window.release()
 
@@ -262,14 +263,6 @@ class Sender(Service):
         if self.cluster.master is None:
             return f"no writable master: {self.cluster.reason()}"
         return f"{self.cluster.master} did not answer in time"
-
-    @staticmethod
-    def _give_up(entry: Entry, reason: str) -> None:
-        """End an entry; what never left this process is certainly not stored."""
-        if entry.status is Status.TIMEOUT and not entry.unknown:
-            entry.status = Status.SERVICE_NOT_AVAILABLE
-        entry.reason = entry.reason or reason
-        settle_failure(entry)
 
     def _look_after(self, now: float) -> None:
         """Ask who is master when nobody is, or when the first frame in flight is late."""
@@ -306,6 +299,10 @@ class Sender(Service):
                 len(self._frames) >= SMALL_FRAMES
                 or now < entries[0].queued_ms + self._linger_ms()
             ):
+                return
+            first = entries[0]
+            if first.expires_ms - now < LAST_TRY_MS and first.status.is_refusal:
+                self._paused_until_ms = first.expires_ms  # let it end with the known refusal
                 return
             if not self._send(master, entries, now):
                 self._paused_until_ms = now + PAUSES_MS[0]

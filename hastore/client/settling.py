@@ -66,6 +66,14 @@ def settle_unasked(entries: list[Entry]) -> None:
         _succeed(entry, results)
 
 
+def give_up(entry: Entry, reason: str) -> None:
+    """End an entry; what never left this process is certainly not stored."""
+    if entry.status is Status.TIMEOUT and not entry.unknown:
+        entry.status = Status.SERVICE_NOT_AVAILABLE
+    entry.reason = entry.reason or reason
+    settle_failure(entry)
+
+
 def settle_failure(entry: Entry) -> None:
     """End an entry with what was heard last."""
     if entry.settled:

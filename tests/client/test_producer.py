@@ -439,3 +439,24 @@ def test_the_package_offers_the_clients() -> None:
     assert hastore.Producer is Producer
     with pytest.raises(AttributeError):
         _ = hastore.Nothing
+
+
+def test_what_was_only_ever_refused_ends_as_refused(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However slow the answers are, no last try is in the air when the time is up."""
+
+    def slowly(_: bool) -> str:
+        time.sleep(0.03)
+        return "nobody in sync"
+
+    monkeypatch.setattr(node.backend, "can_confirm", slowly)
+    endings: list[str] = []
+    with Producer([node.address], delivery_timeout_s=0.315) as producer:
+        for _ in range(6):  # the tries begin after 0, 40, 90, 170 and, without the rule, 300 ms
+            try:
+                producer.send_sync("t", b"1", queue=0)
+            except ClientError as failure:
+                endings.append(type(failure).__name__)
+    assert len(endings) == 6
+    assert endings.count("NotStoredError") >= 4  # a busy machine may delay an earlier try's answer
