@@ -31,6 +31,7 @@ class SendFuture(Future[Value]):
     _result: Any = None
     _exception = None
     _receipt: tuple[str, PutDone, int, int | None] | None = None
+    _made: threading.Condition | None = None  # `_condition`, once somebody asked for it
 
     def __init__(self) -> None:
         """Make a pending Future; the stdlib's own attributes come with the first waiter."""
@@ -40,12 +41,12 @@ class SendFuture(Future[Value]):
         if name != "_condition":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         with _making:
-            made = self.__dict__.get("_condition")
-            if made is None:
+            if self._made is None:
                 self._waiters: list[Any] = []
                 self._done_callbacks: list[Any] = []
-                self._condition = made = threading.Condition()
-            return made
+                self._made = threading.Condition()  # first: a settler looks here
+                self._condition = self._made
+            return self._made
 
     def cancel(self) -> bool:
         """Return False."""
@@ -70,7 +71,7 @@ class SendFuture(Future[Value]):
         """End it with the stored record at place `begin` of a reply, or all up to `end`."""
         self._receipt = (topic, reply, begin, end)
         self._state = _FINISHED
-        condition = self.__dict__.get("_condition")
+        condition = self._made
         if condition is not None:
             with condition:
                 for waiter in self._waiters:
