@@ -20,6 +20,7 @@ from benchmarks.common import (
     save,
     say,
     scratch,
+    wait_until,
 )
 from benchmarks.loads import blocking, pipelined
 from benchmarks.side_by_side import OURS, Row, run_rounds, share
@@ -37,6 +38,13 @@ def make_group(folder: pathlib.Path, gib: int) -> Group:
     say(f"growth_log: writing {gib} GiB")
     fill_store(group[1].store, gib * FILE_BYTES, FILE_BYTES)
     group.start(START_S)
+    end = group[1].status()["max_offset"]
+
+    def here() -> bool:
+        return all(slave["ack_offset"] == end for slave in group[1].status()["slaves"])
+
+    # In sync it is at once, with that gap: puts must not wait behind the whole log.
+    wait_until(here, START_S, f"the slave did not get {gib} GiB", poll_s=0.2)
     return group
 
 
