@@ -6,7 +6,7 @@
 #   make check          style, types, imports
 #   make bench          the benchmarks beside RocketMQ and Kafka, 10 to 20 minutes; wants Java 17 and Maven for these two
 #                       (make bench BENCH_ARGS="--only puts --scale 0.1")
-#   make bench-growth   the same load on a log of 1 and of 16 GiB, about 10 minutes and 34 GiB of disk
+#   make bench-growth   the same load on a log of 1 and of 16 GiB, 2 to 10 minutes and 34 GiB of disk
 #   make torture        500 cycles of kill -9, flip and rejoin, about 20 minutes (CYCLES=n: 2 to 3 s each; SEED=n: replays one)
 
 PYTHON ?= python3

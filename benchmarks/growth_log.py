@@ -3,7 +3,7 @@
     make bench-growth            # python -m benchmarks.growth_log [--gib 16] [--dir FOLDER]
 
 Writes 2 * (1 + GIB) GiB: a master's log by its own append, a slave's by replication. With less room
-it takes what fits, and says so. It takes about 20 s a GiB, so it is no part of `make bench`.
+it takes what fits, and says so. It takes 8 to 20 s a GiB, so it is no part of `make bench`.
 """
 
 import contextlib
