@@ -19,8 +19,8 @@ from typing import Literal
 
 from hastore.client.addresses import parse_bootstrap
 from hastore.client.fetcher import POLICIES, Fetcher, QueueReader
-from hastore.client.requester import Requester, expect
-from hastore.client.results import Message, Position, SendResult, Status, failure_of
+from hastore.client.requester import Requester, commit_positions, expect
+from hastore.client.results import Message, Position
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError, UnreachableError, UsageError
 from hastore.protocol import api
@@ -180,16 +180,7 @@ class Consumer:
         group = self._group()
         with self._lock:
             positions = self.positions()
-            timeout_ms = int(min(max(1.0, self._timeout_s * 1000.0), api.MAX_WAIT_MS))
-
-            def make(rid: int) -> api.Request:
-                return api.Commit(rid, group, self.topic, positions, min(3_000, timeout_ms))
-
-            reply, _ = self._requester.ask_master(make, self._timeout_s)
-        done = expect(api.PutDone, reply)
-        if done.status is not Status.PUT_OK:
-            result = SendResult(done.status, api.POSITIONS_TOPIC, 0, done.level)
-            raise failure_of(done.status, done.reason, result, unknown=False)
+            commit_positions(self._requester, group, self.topic, positions, self._timeout_s)
 
     def committed(self) -> dict[int, Position]:
         """Return the group's committed positions."""

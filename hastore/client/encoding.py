@@ -14,6 +14,7 @@ from hastore.protocol.api import PRODUCER_ID, SEQUENCE
 from hastore.store.host import Host
 from hastore.store.properties import MAX_PROPERTIES_BYTES, encode_properties
 from hastore.store.record import (
+    CRC_MASK,
     FIXED_IPV4,
     MIN_RECORD_SIZE,
     V1_MAGIC,
@@ -21,7 +22,6 @@ from hastore.store.record import (
     build_record,
 )
 
-_CRC_MASK = 0x7FFFFFFF
 _TOPICS_KEPT = 1_024
 _LENGTH = struct.Struct(">H")
 
@@ -58,11 +58,16 @@ class RecordEncoder:
         if self._producer_id is not None:
             properties = b"%b%b%d\x02" % (properties, self._numbered, sequence)
         if not name or len(host.address) != 4 or len(properties) > MAX_PROPERTIES_BYTES:
-            return self._build(topic, body, queue_id, pairs, sequence, born_timestamp_ms)
+            if self._producer_id is not None:
+                pairs = [*pairs, (PRODUCER_ID, self._producer_id), (SEQUENCE, str(sequence))]
+            return build_record(
+                topic, body, queue_id=queue_id, properties=pairs,
+                born_timestamp_ms=born_timestamp_ms, born_host=host,
+            )  # fmt: skip
         length = len(body)
         size = MIN_RECORD_SIZE - 1 + length + len(name) + len(properties)
         fixed = FIXED_IPV4.pack(
-            size, V1_MAGIC, crc32(body) & _CRC_MASK, queue_id, 0, 0, 0, 0, born_timestamp_ms,
+            size, V1_MAGIC, crc32(body) & CRC_MASK, queue_id, 0, 0, 0, 0, born_timestamp_ms,
             host.address, host.port, 0, b"", 0, 0, 0, length,
         )  # fmt: skip
         return b"".join((fixed, body, name, _LENGTH.pack(len(properties)), properties))
@@ -74,23 +79,3 @@ class RecordEncoder:
         if len(self._topics) < _TOPICS_KEPT:
             self._topics[topic] = name
         return name
-
-    def _build(
-        self,
-        topic: str,
-        body: bytes,
-        queue_id: int,
-        pairs: list[tuple[str, str]],
-        sequence: int,
-        born_timestamp_ms: int,
-    ) -> bytes:
-        if self._producer_id is not None:
-            pairs = [*pairs, (PRODUCER_ID, self._producer_id), (SEQUENCE, str(sequence))]
-        return build_record(
-            topic,
-            body,
-            queue_id=queue_id,
-            properties=pairs,
-            born_timestamp_ms=born_timestamp_ms,
-            born_host=self._born_host,
-        )

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import zmq
-from zmq.utils.monitor import recv_monitor_message
 
 from hastore.errors import ProtocolError
 from hastore.protocol import api
+from hastore.protocol.monitor_event import monitor_event
 
 log = logging.getLogger(__name__)
 
@@ -165,8 +165,8 @@ class LinkSet:
         return arrivals
 
     def _follow(self, link: Link, arrivals: list[Arrival]) -> None:
-        event = recv_monitor_message(link.monitor, _NOBLOCK)
-        link.up = event["event"] == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        event, _ = monitor_event(link.monitor.recv_multipart(_NOBLOCK)[0])
+        link.up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         link.generation += link.up
         arrivals.append(Arrival(link.address, None, up=link.up))
 

@@ -11,8 +11,9 @@ from zlib_ng.zlib_ng import crc32
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Position
 from hastore.store.host import Host, message_id
-from hastore.store.properties import decode_properties, find_property
+from hastore.store.properties import decode_properties, find_property, inner_count
 from hastore.store.record import (
+    CRC_MASK,
     FLAG_BORN_IPV6,
     FLAG_INNER_BATCH,
     FLAG_IPV6,
@@ -34,7 +35,6 @@ from hastore.store.record import (
 # V1 record between IPv4 hosts
 _FRONT = struct.Struct(">iIIi4xqqi44xi")
 _BODY_AT = _FRONT.size
-_CRC_MASK = 0x7FFFFFFF
 _FLAGS_AND_BORN = struct.Struct(">iq")  # at 36: sysFlag, bornTimestamp
 _FLAGS_AT = 36
 _NO_END = 1 << 63
@@ -109,9 +109,8 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
         """The position behind this message; without its epoch when the node told none."""
         behind = self.queue_offset + 1
         if _FLAGS_AND_BORN.unpack_from(self._head, _FLAGS_AT)[0] & FLAG_INNER_BATCH:
-            messages = find_property(self._raw_properties(), b"INNER_NUM") or b""
-            if messages.isdigit() and len(messages) <= 5:  # what several of a producer's came as
-                behind = self.queue_offset + max(1, int(messages))
+            # What several of a producer's came as.
+            behind = self.queue_offset + inner_count(self._raw_properties())
         if self.epoch is None:
             return Position(behind)
         return Position(behind, self.epoch, self.offset)
@@ -183,7 +182,7 @@ def decode_messages(
             body_at, topic_at = layout[4], layout[4] + layout[5]
             tail = payload[topic_at:stop]
         body = payload[body_at:topic_at]
-        if checksum(body) & _CRC_MASK != crc:
+        if checksum(body) & CRC_MASK != crc:
             break
         while offset >= epoch_end:
             epoch = next_epoch

@@ -8,15 +8,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 
 import msgspec
 
 from hastore.client.addresses import parse_bootstrap
 from hastore.client.consumer import Consumer
-from hastore.client.requester import Requester, expect
-from hastore.client.results import Position, SendResult, Status, failure_of
+from hastore.client.requester import Requester, commit_positions, expect
+from hastore.client.results import Position
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError, UsageError
 from hastore.protocol import api
@@ -110,20 +110,15 @@ class Positions:
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
         """Return a group's positions in a topic, as the master knows them."""
-        make = _fetch(group, topic)
-        reply, _ = self._requester.ask_master(make, self._timeout_s)
+        reply, _ = self._requester.ask_master(
+            lambda rid: api.Fetch(rid, group, topic), self._timeout_s
+        )
         return expect(api.Positions, reply).positions
 
     def commit(self, group: str, topic: str, offsets: Offsets) -> None:
         """Keep positions, as durable as any message; raises what Producer.send_sync would."""
         places = {queue: Position(offset) for queue, offset in offsets.items()}
-        wait_ms = int(min(max(1.0, self._timeout_s * 1000.0), 3_000.0))
-        make = _commit(group, topic, places, wait_ms)
-        reply, _ = self._requester.ask_master(make, self._timeout_s)
-        done = expect(api.PutDone, reply)
-        if done.status is not Status.PUT_OK:
-            result = SendResult(done.status, api.POSITIONS_TOPIC, 0, done.level)
-            raise failure_of(done.status, done.reason, result, unknown=False)
+        commit_positions(self._requester, group, topic, places, self._timeout_s)
 
     def all(self) -> dict[tuple[str, str], Offsets]:
         """Return every group's positions in every topic, read from the log's topic of commits.
@@ -161,13 +156,3 @@ def _note(found: dict[tuple[str, str], Offsets], body: bytes) -> None:
 
 def _ask_topics(rid: int) -> api.Request:
     return api.AskTopics(rid, api.POSITIONS_TOPIC)
-
-
-def _fetch(group: str, topic: str) -> Callable[[int], api.Request]:
-    return lambda rid: api.Fetch(rid, group, topic)
-
-
-def _commit(
-    group: str, topic: str, places: dict[int, Position], wait_ms: int
-) -> Callable[[int], api.Request]:
-    return lambda rid: api.Commit(rid, group, topic, places, wait_ms)

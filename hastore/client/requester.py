@@ -8,6 +8,7 @@ from typing import TypeVar
 
 from hastore.client.cluster import ClusterView
 from hastore.client.links import Arrival, LinkSet
+from hastore.client.results import SendResult, Status, failure_of
 from hastore.clock import Clock
 from hastore.errors import ClientError, NotStoredError, UnreachableError
 from hastore.protocol import api
@@ -164,6 +165,24 @@ class Requester:
                 return reply, payload
             failure = failed(reply)
         raise failure or UnreachableError("no node to ask")
+
+
+def commit_positions(
+    requester: Requester,
+    group: str,
+    topic: str,
+    positions: dict[int, api.Position],
+    timeout_s: float,
+) -> None:
+    """Keep positions, as durable as any message; raises what Producer.send_sync would."""
+    wait_ms = int(min(max(1.0, timeout_s * 1000.0), 3_000.0))
+    reply, _ = requester.ask_master(
+        lambda rid: api.Commit(rid, group, topic, positions, wait_ms), timeout_s
+    )
+    done = expect(api.PutDone, reply)
+    if done.status is not Status.PUT_OK:
+        result = SendResult(done.status, api.POSITIONS_TOPIC, 0, done.level)
+        raise failure_of(done.status, done.reason, result, unknown=False)
 
 
 def failed(reply: api.Failed) -> ClientError:

@@ -17,6 +17,7 @@ import zmq
 
 from hastore.clock import Clock
 from hastore.protocol.api import MAX_FRAME_BYTES, MAX_HEADER_BYTES
+from hastore.protocol.monitor_event import monitor_event
 
 log = logging.getLogger(__name__)
 
@@ -24,7 +25,6 @@ EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
 CHECK_INTERVAL_MS = 50.0
 UNFINISHED_LIMIT_BYTES = MAX_FRAME_BYTES + MAX_HEADER_BYTES + 1024 * 1024
 _POLLIN = int(zmq.POLLIN)
-_EVENT = struct.Struct("=Hi")  # its number, and a descriptor
 _BYTES_RECEIVED = struct.Struct("=Q")
 _BYTES_RECEIVED_AT = 128  # in Linux' struct tcp_info
 
@@ -81,8 +81,7 @@ class Connections:
     def take_events(self) -> None:
         """Follow what libzmq says about connections that came and went."""
         while has_message(self._monitor):
-            # Not by zmq.utils.monitor: it loads asyncio, a tenth of a node's start.
-            event, descriptor = _EVENT.unpack(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
+            event, descriptor = monitor_event(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
             if event == zmq.EVENT_ACCEPTED:
                 self._accepted(descriptor)
             else:

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import CorruptRecordError
-from hastore.store.record import IPV6_EXTRA, MIN_RECORD_SIZE, V1_MAGIC, V2_MAGIC
+from hastore.store.record import CRC_MASK, IPV6_EXTRA, MIN_RECORD_SIZE, V1_MAGIC, V2_MAGIC
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
@@ -25,7 +25,6 @@ _STORE_HOST = 64
 _RECONSUME = 72
 _BODY_LENGTH = 84
 _BODY = 88
-_CRC_MASK = 0x7FFFFFFF
 
 
 class RecordFields:
@@ -103,7 +102,7 @@ class RecordFields:
             crc32(data[start:end])
             for start, end in zip(self.body_starts.tolist(), self.body_ends.tolist(), strict=True)
         ]
-        wrong = (np.array(computed, np.int64) & _CRC_MASK) != self.body_crcs
+        wrong = (np.array(computed, np.int64) & CRC_MASK) != self.body_crcs
         self._refuse(wrong, "has a body of another CRC")
 
     def _refuse(self, wrong: Bools, what: str) -> None:

@@ -24,7 +24,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from hastore.store.filesystem import FileSystem
-from hastore.store.producer_window import WINDOW, ProducerWindow
+from hastore.store.producer_window import ProducerWindow
 from hastore.store.properties import find_property
 from hastore.store.record_columns import RecordColumns
 from hastore.store.replay_walk import Dispatched
@@ -138,14 +138,7 @@ class IdempotenceWindow:
                     sequences, offsets = sequences[taken:], offsets[taken:]
                     if not sequences:
                         continue
-                self._add(producer, sequences[0], offsets[0])
-                if len(sequences) > 1:
-                    known = self._producers[producer]
-                    known.sequences.extend(sequences[1:])
-                    known.offsets.extend(offsets[1:])
-                    known.top = sequences[-1]
-                    if len(known.sequences) >= 2 * WINDOW:
-                        known.trim()
+                self._known(producer).extend(sequences, offsets)
             self.end_offset = max(self.end_offset, end_offset)
 
     def advance(self, end_offset: int) -> None:
@@ -213,7 +206,7 @@ class IdempotenceWindow:
         if len(self._producers) + len(runs) > _MAX_PRODUCERS:  # the order says which one goes
             return False
         for run in runs:
-            self._known(run.producer).extend(run)
+            self._known(run.producer).extend(run.sequences, run.offsets)
         self.end_offset = batch.end_offset
         return True
 

@@ -1,8 +1,7 @@
 """One producer's last sequence numbers, and where their records lie."""
 
 from array import array
-
-from hastore.store.record_columns import ProducerRun
+from collections.abc import Sequence
 
 WINDOW = 1024
 
@@ -26,17 +25,17 @@ class ProducerWindow:
         if len(self.sequences) >= 2 * WINDOW:
             self.trim()
 
-    def extend(self, run: ProducerRun) -> None:
+    def extend(self, sequences: Sequence[int], offsets: Sequence[int]) -> None:
         """Add many, as `add` would."""
         at = 0
-        while at < len(run.sequences):
+        while at < len(sequences):
             stop = at + 2 * WINDOW - len(self.sequences)
-            self.sequences.extend(run.sequences[at:stop])
-            self.offsets.extend(run.offsets[at:stop])
+            self.sequences.extend(sequences[at:stop])
+            self.offsets.extend(offsets[at:stop])
             if len(self.sequences) >= 2 * WINDOW:
                 self.trim()
             at = stop
-        self.top = max(self.top, max(run.sequences))
+        self.top = max(self.top, max(sequences))
 
     def trim(self) -> None:
         """Let go of all but the last `WINDOW`."""

@@ -55,6 +55,12 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
     return raw[start:] if stop < 0 else raw[start:stop]
 
 
+def inner_count(raw: bytes) -> int:
+    """Return how many messages an inner batch with these properties holds; 1 where none is told."""
+    count = find_property(raw, b"INNER_NUM") or b""
+    return max(1, int(count)) if count.isdigit() and len(count) <= 5 else 1  # an int16
+
+
 def java_hash_code(text: str) -> int:
     """Return Java's String.hashCode, over UTF-16 units, as a signed 32-bit integer."""
     value = 0

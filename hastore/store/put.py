@@ -14,11 +14,11 @@ from hastore.store.host import Host
 from hastore.store.idempotence import producer_of
 from hastore.store.properties import MAX_PROPERTIES_BYTES, check_topic
 from hastore.store.put_result import PutResult, PutStatus
-from hastore.store.put_run import PutRun, take_run
+from hastore.store.put_run import FLAGS_REFUSED, PutRun, take_run
 from hastore.store.record import (
     BLANK_SIZE,
+    CRC_MASK,
     FLAG_BORN_IPV6,
-    FLAG_INNER_BATCH,
     FLAG_STORE_IPV6,
     IPV6_EXTRA,
     MIN_RECORD_SIZE,
@@ -27,9 +27,6 @@ from hastore.store.record import (
     layout_of,
 )
 
-_CRC_MASK = 0x7FFFFFFF
-_FLAG_UNWRAP = 0x40
-_FLAGS_REFUSED = FLAG_INNER_BATCH | _FLAG_UNWRAP
 _TOPICS_MAX = 8192  # cached
 _INT = struct.Struct(">i")
 _QUEUE_ID = struct.Struct(">12xi")
@@ -83,11 +80,11 @@ class Intake:
             if reason == "":
                 reason = self._check_topic(topic)
             if reason is None and (
-                flags & _FLAGS_REFUSED
+                flags & FLAGS_REFUSED
                 or body_size > self._max_body
                 or size > self._max_record
                 or (properties and not _is_well_formed(properties))
-                or crc32(view[body_at : body_at + body_size]) & _CRC_MASK != crc
+                or crc32(view[body_at : body_at + body_size]) & CRC_MASK != crc
             ):
                 reason = self._why_not(layout)
             producer = None
@@ -118,7 +115,7 @@ class Intake:
 
     def _why_not(self, layout: Layout) -> str:
         size, flags, body_size = layout[0], layout[3], layout[5]
-        if flags & _FLAGS_REFUSED:
+        if flags & FLAGS_REFUSED:
             return f"sysFlag {flags:#x}: inner batches are not taken from clients"
         if body_size > self._max_body:
             return f"a body of {body_size} bytes; store.max_message_size is {self._max_body}"

@@ -14,6 +14,7 @@ from zlib_ng.zlib_ng import crc32
 from hastore.store.idempotence import producer_of
 from hastore.store.put_result import PutResult, PutStatus
 from hastore.store.record import (
+    CRC_MASK,
     FLAG_INNER_BATCH,
     FLAG_IPV6,
     FLAG_PREPARED,
@@ -27,9 +28,9 @@ from hastore.store.record import (
 
 # totalSize, magic, bodyCRC, queueId, sysFlag, bodyLength of a V1 record between IPv4 hosts
 _FRONT = struct.Struct(">IIIi20xi44xi")
-_CRC_MASK = 0x7FFFFFFF
 _FLAG_UNWRAP = 0x40
-_SPECIAL = FLAG_IPV6 | FLAG_PREPARED | FLAG_INNER_BATCH | _FLAG_UNWRAP
+FLAGS_REFUSED = FLAG_INNER_BATCH | _FLAG_UNWRAP  # what no client may set
+_SPECIAL = FLAG_IPV6 | FLAG_PREPARED | FLAGS_REFUSED
 _SEQUENCE = b"\x02HS_SEQ\x01"
 _SEQUENCE_DIGITS = 18
 
@@ -128,7 +129,7 @@ def take_run(
             or stop > end
             or lengths_at + 2 > stop
             or not payload.startswith(name, topic_at)
-            or crc32(view[at + 88 : topic_at]) & _CRC_MASK != crc
+            or crc32(view[at + 88 : topic_at]) & CRC_MASK != crc
         ):
             return None
         length = payload[lengths_at] << 8 | payload[lengths_at + 1]

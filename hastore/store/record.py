@@ -21,9 +21,10 @@ All integers are big-endian. A blank, [bytesLeft int32][0xCBD43194], fills a fil
 """
 
 import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import CorruptRecordError, MessageIllegalError
 from hastore.store.host import NO_HOST, Host, message_id, parse_message_id
@@ -72,7 +73,7 @@ _INT = struct.Struct(">i")
 _LONG = struct.Struct(">q")
 _SHORT = struct.Struct(">h")
 _TAIL = struct.Struct(">iqi")  # reconsumeTimes, preparedTransactionOffset, bodyLength
-_CRC_MASK = 0x7FFFFFFF  # also the greatest int32
+CRC_MASK = 0x7FFFFFFF  # also the greatest int32
 
 Buffer = bytes | bytearray | memoryview
 
@@ -221,7 +222,7 @@ def check_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> int
     if layout is None or layout[2] != physical_offset:
         return 0
     body_at = layout[4]
-    if zlib.crc32(buffer[body_at : body_at + layout[5]]) & _CRC_MASK != layout[1]:
+    if crc32(buffer[body_at : body_at + layout[5]]) & CRC_MASK != layout[1]:
         return 0
     return layout[0]
 
@@ -249,7 +250,7 @@ def decode_record(buffer: Buffer, at: int = 0) -> Record:
         raise CorruptRecordError(f"no record at byte {at} of {len(buffer)}")
     size, crc, physical, flags, body_at, body_length, topic_at, topic_length, properties_at = layout
     body = bytes(buffer[body_at : body_at + body_length])
-    if zlib.crc32(body) & _CRC_MASK != crc:
+    if crc32(body) & CRC_MASK != crc:
         raise CorruptRecordError(f"the body of the record at byte {at} has a wrong CRC")
     _, magic, _, queue_id, flag, queue_offset, _, _ = PREFIX.unpack_from(buffer, at)
     (born_timestamp_ms,) = _LONG.unpack_from(buffer, at + 40)
@@ -309,9 +310,9 @@ def build_record(
     if len(born_host.address) == 16:
         sys_flag |= FLAG_BORN_IPV6
         size += IPV6_EXTRA
-    if size > _CRC_MASK:
+    if size > CRC_MASK:
         raise MessageIllegalError(f"a record of {size} bytes does not fit any log")
-    crc = zlib.crc32(body) & _CRC_MASK
+    crc = crc32(body) & CRC_MASK
     if sys_flag & FLAG_BORN_IPV6:
         fixed = b"".join(
             (

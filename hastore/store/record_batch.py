@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from zlib_ng.zlib_ng import crc32
 
 from hastore.store.record import (
+    CRC_MASK,
     FLAG_IPV6,
     MAX_PROPERTIES_BYTES,
     MIN_RECORD_SIZE,
@@ -29,7 +30,6 @@ _FRONT: Any = {  # a dtype
     "offsets": [0, 4, 8, 28, 36, 84],
     "itemsize": _BODY_AT,
 }
-_CRC_MASK = 0x7FFFFFFF
 
 
 def count_valid(data: bytes, offsets: Any, sizes: Any) -> int:
@@ -93,5 +93,5 @@ def _count_plain(
         checksum(view[start:end])
         for start, end in zip((starts + _BODY_AT).tolist(), body_ends.tolist(), strict=True)
     ]
-    wrong = (np.array(computed, np.int64) & _CRC_MASK) != front["crc"]
+    wrong = (np.array(computed, np.int64) & CRC_MASK) != front["crc"]
     return int(wrong.argmax()) if wrong.any() else len(offsets)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.store.consume_queue import UNIT_BYTES
 from hastore.store.parts import StoreParts
+from hastore.store.properties import inner_count
 from hastore.store.pull_places import PullPlaces
 from hastore.store.record import (
     BLANK_SIZE,
@@ -18,7 +19,6 @@ from hastore.store.record import (
     Record,
     check_record,
     decode_record,
-    find_property,
 )
 from hastore.store.record_batch import count_valid
 from hastore.store.retention import first_store_timestamp_ms
@@ -208,9 +208,7 @@ class StoreReads:
 def _behind(record: Record, behind: int) -> int:
     """Return the position behind a record: an inner batch fills as many as it has messages."""
     if record.sys_flag & FLAG_INNER_BATCH:
-        messages = find_property(record.properties, b"INNER_NUM") or b""
-        if messages.isdigit() and len(messages) <= 5:  # an int16
-            return behind - 1 + max(1, int(messages))
+        return behind - 1 + inner_count(record.properties)
     return behind
 
 

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from hastore.store.filesystem import REAL
-from hastore.store.idempotence import WINDOW, IdempotenceWindow, Verdict, producer_of
+from hastore.store.idempotence import IdempotenceWindow, Verdict, producer_of
 from hastore.store.message_store import PutResult, PutStatus
+from hastore.store.producer_window import WINDOW
 from hastore.store.properties import encode_properties
 from hastore.store.replay_walk import Dispatched
 from tests.store.kit import bodies, crash_copy, message, opened, put
