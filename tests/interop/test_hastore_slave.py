@@ -73,7 +73,7 @@ class Broker:
             before, last[0] = last[0], self.max_offset
             return before == last[0]
 
-        wait_until(lambda: still() and not threading.Event().wait(0.7) and still(), 30, "writes on")
+        wait_until(lambda: still() and not threading.Event().wait(1.5) and still(), 30, "writes on")
         return last[0]
 
 

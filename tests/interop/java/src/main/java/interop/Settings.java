@@ -24,6 +24,8 @@ public final class Settings {
         "brokerIP2", "127.0.0.1",
         "brokerName", "rocketmq",
         "slaveReadEnable", true,
+        "transactionOpBatchInterval", 100, // what ended is logged up to this later, by default 3 s
+        "transactionCheckInterval", 3_600_000, // or open halves are written anew after 30 s
         "enableDetailStat", false,
         "enableCalcFilterBitMap", false);
 

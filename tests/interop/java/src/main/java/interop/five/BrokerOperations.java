@@ -12,6 +12,7 @@ import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.TopicConfig;
 import org.apache.rocketmq.common.namesrv.NamesrvConfig;
 import org.apache.rocketmq.namesrv.NamesrvController;
+import org.apache.rocketmq.namesrv.routeinfo.RouteInfoManager;
 import org.apache.rocketmq.remoting.netty.NettyClientConfig;
 import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 import org.apache.rocketmq.remoting.protocol.route.QueueData;
@@ -86,29 +87,38 @@ final class BrokerOperations {
         }
         broker.getTopicConfigManager().updateTopicConfig(topic);
         broker.registerBrokerAll(false, false, true);
-        if (nameServer == null || broker.getBrokerConfig().getBrokerId() != 0) {
-            return true;
+        if (nameServer != null && broker.getBrokerConfig().getBrokerId() == 0) {
+            awaitRoute(topic.getTopicName(), null);
         }
-        for (int i = 0; i < 500; i++) { // registering is another thread's work
-            if (nameServer.getRouteInfoManager().pickupTopicRouteData(topic.getTopicName()) != null) {
-                return true;
+        return true;
+    }
+
+    /** Registering is another thread's work, and a topic of a broker not yet known is dropped. */
+    private void awaitRoute(String topic, List<QueueData> byHand) throws InterruptedException {
+        RouteInfoManager routes = nameServer.getRouteInfoManager();
+        for (int i = 0; i < 500; i++) {
+            if (byHand != null) {
+                routes.registerTopic(topic, byHand);
+            }
+            if (routes.pickupTopicRouteData(topic) != null) {
+                return;
             }
             if (i % 10 == 9) {
                 broker.registerBrokerAll(false, false, true);
             }
             Thread.sleep(20);
         }
-        throw new IllegalStateException("the name server has no route of " + topic.getTopicName());
+        throw new IllegalStateException("the name server has no route of " + topic);
     }
 
     /** Give a topic a route by hand: a slave alone registers none. */
-    private Object addRoute(JSONObject request) {
+    private Object addRoute(JSONObject request) throws InterruptedException {
         QueueData data = new QueueData();
         data.setBrokerName(request.getString("broker"));
         data.setReadQueueNums(request.getIntValue("queues"));
         data.setWriteQueueNums(request.getIntValue("queues"));
         data.setPerm(6);
-        nameServer.getRouteInfoManager().registerTopic(request.getString("topic"), List.of(data));
+        awaitRoute(request.getString("topic"), List.of(data));
         return true;
     }
 }
