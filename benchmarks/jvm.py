@@ -42,6 +42,7 @@ class Jvm:
         command = ["java", *_OPENS, *SERVER_FLAGS, f"-Xms{heap}", f"-Xmx{heap}"]
         command += [f"-Duser.home={home}", "-Dpeer.log=ERROR", "-Djava.net.preferIPv4Stack=true"]
         command += ["-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"]
+        command += [f"-Djava.io.tmpdir={home}"]  # netty's keys and lz4's library stay behind a kill
         command += ["-cp", class_path, "bench.Bench"]
         with open(self._errors, "ab") as errors:
             self._process = subprocess.Popen(

@@ -43,6 +43,7 @@ class Peer:
         command += ["-XX:TieredStopAtLevel=1", "-XX:MaxDirectMemorySize=1g", "-Xshare:auto"]
         command += [f"-Duser.home={home}", f"-Dpeer.log={log}", "-Djava.net.preferIPv4Stack=true"]
         command += ["-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"]
+        command += [f"-Djava.io.tmpdir={home}"]  # netty's keys and lz4's library stay behind a kill
         command += ["-Drocketmq.client.rebalance.waitInterval=1000"]
         command += ["-Drocketmq.client.rebalance.minInterval=200"]
         class_path, operations = program
