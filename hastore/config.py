@@ -65,6 +65,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     root: str
     commitlog_file_size: int = GIB
+    warm_files: bool = False  # read each new file of the log ahead, so that its pages are there
     flush: Flush = Flush.ASYNC
     flush_interval_ms: int = 500
     flush_timeout_ms: int = 5_000

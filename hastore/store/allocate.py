@@ -2,20 +2,27 @@
 
 The file is made under hastore's own directory and renamed into place when the log rolls over, so
 that the log's directory never holds a file of another size or name: a RocketMQ would refuse it.
+
+With `warm` (`store.warm_files`) the thread also reads each new file through, in pieces, while it
+has nothing else to do: its pages are in the page cache before they are written. Where the system
+hands out fresh memory slowly, as many virtual machines do, a write into pages that are there takes
+a tenth of the time. The pages are clean: nothing is written, and the kernel may drop them.
 """
 
 import logging
 import threading
+from collections import deque
 from collections.abc import Callable
 
 from hastore.errors import StoreError, StoreFullError
 from hastore.service import Service
-from hastore.store.filesystem import FileSystem
+from hastore.store.filesystem import File, FileSystem
 
 log = logging.getLogger(__name__)
 
 _RETRY_S = 1.0  # after a failure; a full disk heals by itself
 _TAKE_TIMEOUT_S = 30.0
+_WARM_BYTES = 1 << 20  # read at a time
 
 
 class AllocateService(Service):
@@ -27,6 +34,8 @@ class AllocateService(Service):
         spare_path: str,
         size: int,
         on_failure: Callable[[str, BaseException], None] | None = None,
+        *,
+        warm: bool = False,
     ) -> None:
         super().__init__("AllocateMappedFileService", on_failure)
         self._fs = fs
@@ -37,6 +46,8 @@ class AllocateService(Service):
         self._ready = False
         self._attempts = 0
         self._retry = False
+        self._warm = warm
+        self._cold: deque[tuple[File, int]] = deque()  # files to read, and from where on
         self.failure_reason: str | None = None  # why there is no spare, for the status
 
     def want(self) -> None:
@@ -79,31 +90,69 @@ class AllocateService(Service):
             if self._fs.exists(self._path):
                 self._fs.remove(self._path)
 
+    def warm_rest(self, path: str, position: int) -> None:
+        """Have the rest of a file read that is in use already; nothing unless files are warmed.
+
+        Raises OSError.
+        """
+        if self._warm:
+            file = self._fs.open(path, writable=False)
+            with self._changed:
+                self._cold.append((file, position))
+                self._changed.notify_all()
+
     def run(self) -> None:
         """Make a spare whenever one is wanted; try again each second when that fails."""
-        while not self.stopping.is_set():
-            with self._changed:
-                self._changed.wait_for(
-                    lambda: self.stopping.is_set() or (self._wanted and not self._ready),
-                )
-            if self.stopping.is_set():
-                return
-            reason = self._make()
-            with self._changed:
-                self._attempts += 1
-                self._ready = reason is None
-                self._retry = reason is not None
-                if reason is not None and self.failure_reason is None:
-                    log.error("no room for the next commit log file: %s", reason)
-                self.failure_reason = reason
-                self._changed.notify_all()
-                if reason is not None:
-                    self._changed.wait_for(self.stopping.is_set, _RETRY_S)
+        try:
+            while not self.stopping.is_set():
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: self.stopping.is_set() or self._lacking or bool(self._cold)
+                    )
+                    lacking = self._lacking
+                if lacking:
+                    self._provide()
+                elif self._cold:
+                    self._warm_piece()
+        finally:
+            while self._cold:
+                self._cold.popleft()[0].close()
+
+    @property
+    def _lacking(self) -> bool:
+        return self._wanted and not self._ready
+
+    def _provide(self) -> None:
+        reason = self._make()
+        with self._changed:
+            self._attempts += 1
+            self._ready = reason is None
+            self._retry = reason is not None
+            if reason is not None and self.failure_reason is None:
+                log.error("no room for the next commit log file: %s", reason)
+            self.failure_reason = reason
+            self._changed.notify_all()
+            if reason is not None:
+                self._changed.wait_for(self.stopping.is_set, _RETRY_S)
 
     def wake(self) -> None:
         """Wake the thread and all who wait for it."""
         with self._changed:
             self._changed.notify_all()
+
+    def _warm_piece(self) -> None:
+        """Read the next piece of the first file that is not in memory yet."""
+        file, at = self._cold[0]
+        try:
+            done = not file.pread(_WARM_BYTES, at)
+        except OSError as failure:
+            log.warning("a file is not read ahead of its use: %s", failure)
+            done = True
+        if done:
+            file.close()
+            self._cold.popleft()
+        else:
+            self._cold[0] = file, at + _WARM_BYTES
 
     def _make(self) -> str | None:
         """Make the spare; return why not. What was reserved in vain is given back."""
@@ -114,11 +163,16 @@ class AllocateService(Service):
                     file.truncate(0)
                 file.allocate(self._size)
                 file.sync()
-            finally:
+            except (OSError, StoreError):
                 file.close()
+                raise
         except (OSError, StoreError) as failure:
             self._give_back()
             return str(failure)
+        if self._warm:
+            self._cold.append((file, 0))
+        else:
+            file.close()
         return None
 
     def _give_back(self) -> None:

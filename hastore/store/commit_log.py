@@ -52,6 +52,8 @@ class CommitLog:
         file_size: int,
         health: StoreHealth,
         on_failure: Callable[[str, BaseException], None] | None = None,
+        *,
+        warm_files: bool = False,
     ) -> None:
         self.lock = threading.RLock()
         self.directory = f"{root}/commitlog"
@@ -60,7 +62,9 @@ class CommitLog:
         self.max_offset = 0
         self.boundary = 0  # the end of a whole record, as far on as is known; <= max_offset
         self.queue = MappedFileQueue(fs, self.directory, file_size)
-        self.allocator = AllocateService(fs, f"{root}/hastore/spare", file_size, on_failure)
+        self.allocator = AllocateService(
+            fs, f"{root}/hastore/spare", file_size, on_failure, warm=warm_files
+        )
         self._fs = fs
         self._health = health
         self._want_at: int | None = 0  # ask for the next file once the log has come so far
@@ -71,6 +75,12 @@ class CommitLog:
         self.max_offset = max_offset
         self.boundary = max_offset
         self._want_at = 0
+
+    def warm_rest(self) -> None:
+        """Have the unwritten rest of the last file read ahead, if files are warmed; OSError."""
+        file = self.queue.find(self.max_offset)
+        if file is not None:
+            self.allocator.warm_rest(file.path, self.max_offset - file.start)
 
     # -- reading ----------------------------------------------------------------------------------
 

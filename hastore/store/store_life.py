@@ -55,7 +55,14 @@ class StoreLife:
     def _make_parts(self, config: StoreConfig, fs: FileSystem, clock: Clock) -> StoreParts:
         root = config.root
         health = StoreHealth(self._on_failure)
-        commit_log = CommitLog(fs, root, config.commitlog_file_size, health, self._on_failure)
+        commit_log = CommitLog(
+            fs,
+            root,
+            config.commitlog_file_size,
+            health,
+            self._on_failure,
+            warm_files=config.warm_files,
+        )
         page = LimitsPage(fs, root)
         queues = ConsumeQueueTable(fs, root, units_per_file=config.consume_queue_units)
         index = KeyIndex(
@@ -170,6 +177,7 @@ class StoreLife:
         parts = self.parts
         self.is_open = True
         parts.log.allocator.start()
+        parts.log.warm_rest()
         parts.flush.start()
         parts.build.start()
         self._housekeeping = HousekeepingService(

@@ -11,7 +11,7 @@ from hastore.errors import StoreBrokenError, StoreFullError, UsageError
 from hastore.store import mapped_file_queue
 from hastore.store.allocate import AllocateService
 from hastore.store.commit_log import CommitLog
-from hastore.store.filesystem import REAL, File, RealFileSystem
+from hastore.store.filesystem import REAL, File, RealFile, RealFileSystem
 from hastore.store.health import StoreHealth
 from hastore.store.mapped_file import MappedFile
 from hastore.store.mapped_file_queue import MappedFileQueue
@@ -171,6 +171,64 @@ def test_no_room_is_refused_at_once_and_tried_again(tmp_path: Path) -> None:
     service.take(f"{tmp_path}/taken")
     assert os.path.getsize(tmp_path / "taken") == SIZE
     service.stop()
+
+
+class Reads(RealFileSystem):
+    """Keep the places that were read, by path."""
+
+    def __init__(self) -> None:
+        self.places: dict[str, list[int]] = {}
+
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+        places = self.places.setdefault(path, [])
+
+        class Noted(RealFile):
+            def pread(self, size: int, position: int) -> bytes:
+                data = super().pread(size, position)
+                if data:
+                    places.append(position)
+                return data
+
+        flags = os.O_RDWR | (os.O_CREAT if create else 0)
+        return Noted(path, os.open(path, flags, 0o644))
+
+
+def test_a_warmed_file_is_read_whole_before_and_after_it_is_taken(tmp_path: Path) -> None:
+    fs, size = Reads(), 5 << 20
+    spare = f"{tmp_path}/spare"
+    service = AllocateService(fs, spare, size, warm=True)
+    service.start()
+    service.take(f"{tmp_path}/0")
+    service.take(f"{tmp_path}/1")  # made although the first may still be read
+    wait_for(lambda: fs.places[spare] == 2 * [number << 20 for number in range(5)])
+    service.warm_rest(f"{tmp_path}/1", (3 << 20) + 5)
+    wait_for(lambda: fs.places[f"{tmp_path}/1"] == [(3 << 20) + 5, (4 << 20) + 5])
+    service.stop()
+    assert descriptors_of(tmp_path) == []
+
+
+def test_files_are_not_read_unless_they_are_to_be_warmed(tmp_path: Path) -> None:
+    fs = Reads()
+    service = AllocateService(fs, f"{tmp_path}/spare", SIZE)
+    service.start()
+    service.take(f"{tmp_path}/0")
+    service.warm_rest(f"{tmp_path}/0", 0)
+    service.stop()
+    assert fs.places == {f"{tmp_path}/spare": []}
+    assert descriptors_of(tmp_path) == []
+
+
+def descriptors_of(folder: Path) -> list[str]:
+    """Return the files below the folder that this process has open."""
+    links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
+    return [path for path in map(read_link, links) if path.startswith(str(folder))]
+
+
+def read_link(path: str) -> str:
+    try:
+        return os.readlink(path)
+    except FileNotFoundError:  # the listing's own
+        return ""
 
 
 def test_readers_run_beside_a_writer(tmp_path: Path) -> None:
