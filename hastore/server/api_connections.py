@@ -49,7 +49,7 @@ class Connection:
 
 
 class Connections:
-    """All connections of the ROUTER socket; used by the API's thread alone."""
+    """All connections of the ROUTER socket; used by whoever holds the socket."""
 
     def __init__(self, router: zmq.Socket[bytes], limit: int, clock: Clock) -> None:
         self._limit = limit

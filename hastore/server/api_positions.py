@@ -39,7 +39,7 @@ _decoder = msgspec.json.Decoder(_Body)
 
 
 class PositionTable:
-    """The latest committed positions; used by the API's thread alone."""
+    """The latest committed positions; used by whoever holds the API's socket."""
 
     def __init__(self, backend: ApiBackend, clock: Clock) -> None:
         self._backend = backend

@@ -26,7 +26,7 @@ class _Parked:
 
 
 class PullDesk:
-    """Answer pulls within the readable offset; used by the API's thread alone."""
+    """Answer pulls within the readable offset; used by whoever holds the API's socket."""
 
     def __init__(self, backend: ApiBackend, clock: Clock, answer: Answer) -> None:
         self._backend = backend

@@ -1,7 +1,8 @@
 """Puts: gathered, admitted, appended in one go, answered once they are confirmed as asked.
 
-A put goes take() -> append() -> done() -> finish(). take, append and finish belong to the API's
-thread; done comes from whichever thread learnt of the confirmation, and only hands it over.
+A put goes take() -> append() -> done() -> finish(). take and append belong to the API's
+thread, finish to whoever holds its socket; done comes from whichever thread learnt of the
+confirmation.
 """
 
 from __future__ import annotations

@@ -236,15 +236,18 @@ class IndexBuildService(Service):
         """
         end = self._log.max_offset
         late = end - self._dispatched
-        share, longest_s = _REST, _LINGER_MAX_S
-        if late >= _VIEW_BYTES:
-            if late < _BULK_BYTES or end - self._seen_end < _GROWING_BYTES:
-                return
-            share, longest_s = (_REST if late < _LATE_MAX_BYTES else 1), _REST_MAX_S
+        if late < _VIEW_BYTES:
+            # They gather longer the longer they follow each other; `_sleep` ends that.
+            self._linger_now_s = min(2 * self._linger_now_s, _LINGER_MAX_S)
+            rest_s = min(max(_REST * spent_ms / 1000, self._linger_now_s), _LINGER_MAX_S)
+        elif late < _BULK_BYTES or end - self._seen_end < _GROWING_BYTES:
+            return
+        else:
+            share = _REST if late < _LATE_MAX_BYTES else 1
+            rest_s = min(share * spent_ms / 1000, _REST_MAX_S)
         with self._changed:
             self._changed.wait_for(
-                lambda: bool(self._waiters or self._pauses) or self.stopping.is_set(),
-                min(share * spent_ms / 1000, longest_s),
+                lambda: bool(self._waiters or self._pauses) or self.stopping.is_set(), rest_s
             )
 
     def _has_work(self) -> bool:

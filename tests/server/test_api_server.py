@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -107,6 +108,82 @@ def test_a_put_is_answered_with_place_and_level(client: Client) -> None:
     assert reply.queue_ids == [0, 2]
     assert reply.offsets[0] == 0 and reply.offsets[1] > 0
     assert reply.host == b"\x7f\0\0\x01\0\0\x2a\x9f"
+
+
+def test_who_learns_of_a_confirmation_answers_while_the_api_sleeps(
+    monkeypatch: pytest.MonkeyPatch,
+    client: Client,
+    server: ApiServer,
+    backend: FakeBackend,
+) -> None:
+    threads: list[threading.Thread] = []
+    send = zmq.Socket.send
+
+    def noted(self: Any, *given: Any, **named: Any) -> Any:
+        threads.append(threading.current_thread())
+        return send(self, *given, **named)
+
+    client.ask(api.Put(1), record())
+    backend.transfer.hold = True
+    client.send(api.Put(2), record())
+    until(lambda: backend.transfer.waiting and not server._turning.locked())
+    monkeypatch.setattr(zmq.Socket, "send", noted)
+    backend.transfer.end_all()
+    assert client.receive()[0].rid == 2
+    assert set(threads) == {threading.current_thread()}
+    client.send(api.Put(3), record())
+    until(lambda: backend.transfer.waiting)
+    threads.clear()
+    with server._turning:  # as in the middle of a turn
+        backend.transfer.end_all()
+        assert client.silent()
+    assert client.receive()[0].rid == 3
+    assert threading.current_thread() not in threads[:2]
+
+
+def test_no_message_is_missed_beside_answers_of_other_threads(
+    server: ApiServer, backend: FakeBackend
+) -> None:
+    """Sending takes the signal that wakes the API's thread for a message: it wakes all the same."""
+    backend.transfer.hold = True
+    ended = threading.Event()
+
+    def confirm() -> None:
+        waiting = backend.transfer.waiting
+        while not ended.wait(0.0002):
+            while waiting:
+                waiting.pop(0)[3](Outcome.CONFIRMED, "SYNC_MEM(1)")
+
+    confirming = threading.Thread(target=confirm)
+    confirming.start()
+    clients = [Client(server.endpoint) for _ in range(4)]
+    try:
+        for turn in range(1_500):
+            for place, each in enumerate(clients):
+                each.send(api.Put(turn), record(body=bytes([place])))
+            for each in clients:
+                assert each.receive(2.0)[0].rid == turn, f"turn {turn}"
+    finally:
+        ended.set()
+        confirming.join()
+        for each in clients:
+            each.close()
+
+
+def test_a_failure_of_an_answer_is_the_api_s_own(backend: FakeBackend) -> None:
+    server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig())
+    server.start()
+    client = Client(server.endpoint)
+    client.ask(api.Put(1), record())
+    backend.transfer.hold = True
+    client.send(api.Put(2), record())
+    until(lambda: backend.transfer.waiting and not server._turning.locked())
+    backend.transfer.level = object()  # no reply can say that
+    backend.transfer.end_all()
+    until(lambda: not server.alive)
+    assert isinstance(server.failure, TypeError)
+    assert backend.transfer.end_all() == 0
+    client.close()
 
 
 def test_put_ok_comes_only_with_the_confirmation(client: Client, backend: FakeBackend) -> None:
