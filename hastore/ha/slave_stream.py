@@ -230,9 +230,10 @@ class _FlushReporter(Service):
         stream = self._stream
         store = stream._member.store
         try:
+            reported = 0  # not what is flushed: the flush by interval may have been quicker
             while not self.stopping.is_set():
-                if store.wait_beyond(store.flushed_offset, 0.2) > store.flushed_offset:
-                    store.flush()
+                if store.wait_beyond(reported, 0.2) > reported:
+                    reported = store.flush()
                     stream.report()
                     stream._note_clean()
         except (HastoreError, OSError) as error:

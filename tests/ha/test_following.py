@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import struct
 import time
 
 import msgspec
@@ -121,6 +122,23 @@ def test_at_ack_point_flushed_only_what_the_disk_holds_is_reported(pair):
     assert slave.store.flushed_offset >= end and master.store.flushed_offset >= end
     assert master.ha.can_confirm(flushed=True) is None
     del group
+
+
+def test_what_another_thread_synced_is_reported_too(pair, monkeypatch):
+    """The flush by interval may be quicker than the thread that syncs in order to report."""
+    monkeypatch.setattr("hastore.ha.slave_stream._ONE_SECOND", struct.pack("ll", 3_600, 0))
+    _, master, slave = pair(ha={"ack_point": AckPoint.FLUSHED})
+    wait_beyond = slave.store.wait_beyond
+
+    def overtaken(offset, timeout_s):
+        end = wait_beyond(offset, timeout_s)
+        slave.store.flush()
+        return end
+
+    monkeypatch.setattr(slave.store, "wait_beyond", overtaken)
+    for number in range(20):
+        end = master.put(b"%d" % number)
+        wait_for(lambda end=end: master.ha.slaves()[0].ack_offset == end)
 
 
 def test_a_master_at_ack_point_flushed_counts_only_its_own_synced_copy(pair):
