@@ -267,5 +267,7 @@ class FakeBackend:
     def status(self) -> dict[str, Any]:
         return {"node": self.node, "role": self.master_map().role, "epoch": self.epoch()}
 
-    def watch_readable(self, callback: Callable[[], None]) -> None:
+    def watch_readable(
+        self, callback: Callable[[], None], readers_wait: Callable[[], bool]
+    ) -> None:
         self.watchers.append(callback)

@@ -147,9 +147,12 @@ class ApiBackend(Protocol):
         """Return the object that `hastore status --json` prints."""
         ...
 
-    def watch_readable(self, callback: Callable[[], None]) -> None:
+    def watch_readable(
+        self, callback: Callable[[], None], readers_wait: Callable[[], bool]
+    ) -> None:
         """Call `callback()` from any thread after readable_offset or dispatched_offset moved.
 
-        The callback is cheap and takes no lock of the node's.
+        The callback is cheap and takes no lock of the node's. While `readers_wait()` the queues
+        learn of new records sooner, at the expense of who puts.
         """
         ...

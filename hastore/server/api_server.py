@@ -110,7 +110,7 @@ class ApiServer(Service):
                 "free the address or change the node's `api`"
             ) from failure
         self.endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        self._backend.watch_readable(self.wake_readers)
+        self._backend.watch_readable(self.wake_readers, lambda: self._pulls.parked > 0)
         super().start()
 
     @property

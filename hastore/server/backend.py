@@ -40,7 +40,10 @@ class NodeBackend:
         self._full = False
         self.config_problem: Callable[[], str | None] = lambda: None  # why a change is not followed
         store.on_readable = self._readable_moved
-        store.on_dispatched = lambda _offset: self._readable_moved()
+        self._readers_wait: Callable[[], bool] = lambda: False
+        store.watch_dispatched(
+            lambda _offset: self._readable_moved(), lambda: self._readers_wait()
+        )
 
     def begin_stop(self) -> None:
         """Refuse puts from now on."""
@@ -186,9 +189,12 @@ class NodeBackend:
             ],
         }
 
-    def watch_readable(self, callback: Callable[[], None]) -> None:
+    def watch_readable(
+        self, callback: Callable[[], None], readers_wait: Callable[[], bool]
+    ) -> None:
         """Call `callback` after the readable or the dispatched offset moved."""
         self._watchers.append(callback)
+        self._readers_wait = readers_wait
 
     def _readable_moved(self) -> None:
         for callback in self._watchers:

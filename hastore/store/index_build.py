@@ -24,6 +24,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import HastoreError, StoreError
 from hastore.service import Service
 from hastore.store.dispatcher import Dispatcher, LogView
+from hastore.store.replay_pace import BULK_BYTES, TRICKLE_S, VIEW_BYTES, ReplayPace
 from hastore.store.replay_state import ReplayState
 from hastore.store.replay_walk import Dispatched, RecordWalker, Stop, Walk
 
@@ -34,16 +35,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_VIEW_BYTES = 1 << 20  # of log for each batch: about a thousand records of 1 KiB
-_BULK_BYTES = 4 << 20  # the same, when as much is waiting
 _ARRAYS_FROM_BYTES = 1 << 16  # a view of this size loads numpy: 0.1 s of CPU, 15 MiB
-_GROWING_BYTES = 1 << 16  # of growth while a batch is replayed: more is coming
-_REST = 9  # times as long as a batch took: then replay takes a tenth of the time,
-_LATE_MAX_BYTES = 1 << 30  # as long as it is not later than this; then half of it
-_REST_MAX_S = 0.02
 _RETRY_S = 1.0  # after a failure
-_TRICKLE_S = 0.002  # appends that come within this time gather longer, up to:
-_LINGER_MAX_S = 0.01
 _IDLE_S = 1.0  # a lost wake-up costs this at most
 
 
@@ -71,7 +64,7 @@ class IndexBuildService(Service):
         self._dispatchers = tuple(dispatchers)
         self._state = state
         self._clock = clock
-        self._linger_s = self._linger_now_s = linger_s
+        self.pace = ReplayPace(linger_s)
         self._plain = RecordWalker()
         self._arrays: ArrayWalker | None = None  # loads numpy when there is a lot to do
         self._changed = threading.Condition()
@@ -158,7 +151,7 @@ class IndexBuildService(Service):
         end, file_size = self._log.max_offset, self._log.file_size
         self._seen_end = end
         left = file_size - offset % file_size
-        wanted = _VIEW_BYTES if end - offset < _BULK_BYTES else _BULK_BYTES
+        wanted = VIEW_BYTES if end - offset < BULK_BYTES else BULK_BYTES
         while True:
             with self._log.view(offset, min(wanted, left)) as view:
                 seen = len(view)
@@ -213,42 +206,29 @@ class IndexBuildService(Service):
             self._idle = True
             # An append first moves max_offset, then looks at _idle; here it is the other way round,
             # so that one of both sees the other.
-            if self._changed.wait_for(self._has_work, _TRICKLE_S):
-                # Small appends follow each other: each wake-up takes the interpreter from the
-                # thread that appends, which costs a put more than all of replay's work.
-                self._linger_now_s = min(2 * self._linger_now_s, _LINGER_MAX_S)
+            if self._changed.wait_for(self._has_work, TRICKLE_S):
+                self.pace.trickle()
             else:
-                self._linger_now_s = self._linger_s
+                self.pace.quiet()
                 quiet = not self._changed.wait_for(self._has_work, _IDLE_S)
             self._idle = False
-            if self._linger_now_s and not self._waiters:
+            linger_s = self.pace.linger_s()
+            if linger_s and not self._waiters:
                 self._changed.wait_for(
-                    lambda: bool(self._waiters) or self.stopping.is_set(), self._linger_now_s
+                    lambda: bool(self._waiters) or self.stopping.is_set(), linger_s
                 )
         if quiet:  # now it is in nobody's way
             self._load_arrays()
 
     def _rest(self, spent_ms: float) -> None:
-        """After a batch, leave the interpreter to who appends, as long as nobody waits for replay.
-
-        Small appends gather: a batch of few records costs each of them several times as much. Bulk
-        is let in first: replay makes up for it in a fraction of the time.
-        """
+        """After a batch, leave the interpreter to who appends, unless somebody waits for replay."""
         end = self._log.max_offset
-        late = end - self._dispatched
-        if late < _VIEW_BYTES:
-            # They gather longer the longer they follow each other; `_sleep` ends that.
-            self._linger_now_s = min(2 * self._linger_now_s, _LINGER_MAX_S)
-            rest_s = min(max(_REST * spent_ms / 1000, self._linger_now_s), _LINGER_MAX_S)
-        elif late < _BULK_BYTES or end - self._seen_end < _GROWING_BYTES:
-            return
-        else:
-            share = _REST if late < _LATE_MAX_BYTES else 1
-            rest_s = min(share * spent_ms / 1000, _REST_MAX_S)
-        with self._changed:
-            self._changed.wait_for(
-                lambda: bool(self._waiters or self._pauses) or self.stopping.is_set(), rest_s
-            )
+        rest_s = self.pace.rest_s(end - self._dispatched, end - self._seen_end, spent_ms)
+        if rest_s:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: bool(self._waiters or self._pauses) or self.stopping.is_set(), rest_s
+                )
 
     def _has_work(self) -> bool:
         return not self._idle or self.stopping.is_set() or self._log.max_offset != self._seen_end

@@ -283,14 +283,12 @@ class MessageStore:
         """Wait until replay has reached `offset`; False when it took too long."""
         return self._build.wait_dispatched(offset, timeout_s)
 
-    @property
-    def on_dispatched(self) -> Callable[[int], None] | None:
-        """Called in replay's thread with `dispatched_offset` after it moved."""
-        return self._build.on_dispatched
-
-    @on_dispatched.setter
-    def on_dispatched(self, hook: Callable[[int], None] | None) -> None:
+    def watch_dispatched(
+        self, hook: Callable[[int], None], readers_wait: Callable[[], bool]
+    ) -> None:
+        """Call `hook(dispatched_offset)` in replay's thread after a move, soon if readers wait."""
         self._build.on_dispatched = hook
+        self._build.pace.readers_wait = readers_wait
 
     def pull(
         self,

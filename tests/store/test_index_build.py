@@ -10,9 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hastore.store import index_build
+from hastore.store import index_build, replay_pace
 from hastore.store.file_protocols import File
 from hastore.store.filesystem import REAL, RealFileSystem
+from hastore.store.replay_pace import ReplayPace
 from tests.store.derived import BOOT, Derived, rebuilt
 from tests.store.logs import MemoryLog, fill
 
@@ -259,11 +260,12 @@ def test_notify_wakes_an_idle_replay_soon(tmp_path: Path) -> None:
 def test_replay_gives_way_to_bulk_but_not_to_who_waits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(index_build, "_BULK_BYTES", 4_000)
-    monkeypatch.setattr(index_build, "_VIEW_BYTES", 4_000)
-    monkeypatch.setattr(index_build, "_GROWING_BYTES", 1)
-    monkeypatch.setattr(index_build, "_REST", 1e9)
-    monkeypatch.setattr(index_build, "_REST_MAX_S", 30.0)
+    for module in (index_build, replay_pace):
+        monkeypatch.setattr(module, "BULK_BYTES", 4_000)
+        monkeypatch.setattr(module, "VIEW_BYTES", 4_000)
+    monkeypatch.setattr(replay_pace, "_GROWING_BYTES", 1)
+    monkeypatch.setattr(replay_pace, "_REST", 1e9)
+    monkeypatch.setattr(replay_pace, "_REST_MAX_S", 30.0)
     log = MemoryLog(file_size=1 << 20)
     records = fill(log, 2_000)
     end = log.max_offset
@@ -275,6 +277,19 @@ def test_replay_gives_way_to_bulk_but_not_to_who_waits(
     assert 0 < derived.build.dispatched_offset < log.max_offset
     assert derived.build.wait_dispatched(records[1_000].physical_offset, 5)
     assert derived.build.stop()
+
+
+def test_a_trickle_gathers_unless_readers_wait_for_it() -> None:
+    pace = ReplayPace(0.001)
+    assert [pace.rest_s(0, 0, 0.1) for _ in range(5)] == [0.002, 0.004, 0.008, 0.01, 0.01]
+    assert pace.linger_s() == 0.01
+    pace.readers_wait = lambda: True
+    assert pace.linger_s() == 0.001
+    assert pace.rest_s(0, 0, 0.1) == 0.001
+    assert pace.rest_s(0, 0, 0.5) == 0.0045  # a tenth of the time all the same
+    pace.readers_wait = lambda: False
+    pace.quiet()
+    assert pace.linger_s() == 0.001
 
 
 def grow(log: MemoryLog, end: int, dispatch: Callable[[object], None]) -> Callable[[object], None]:
