@@ -182,6 +182,7 @@ class FakeTransfer:
 
     def __init__(self) -> None:
         self.hold = False
+        self.after_done: Callable[[], None] = lambda: None
         self.level = "SYNC_MEM(1)"
         self.waiting: list[tuple[int, float, Need, Callable[[Outcome, str], None]]] = []
 
@@ -198,6 +199,8 @@ class FakeTransfer:
         ended, self.waiting = self.waiting, []
         for _, _, _, done in ended:
             done(outcome, self.level if outcome is Outcome.CONFIRMED else "MASTER_MEM")
+        if ended:
+            self.after_done()
         return len(ended)
 
 

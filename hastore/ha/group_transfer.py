@@ -56,13 +56,14 @@ class Progress(NamedTuple):
 
 class GroupTransferService(Service):
     """Complete waiting puts, each exactly once, from any thread. `done` is called without a
-    lock held.
+    lock held, and behind the last of those that end together, unless in `add`, `after_done`.
     """
 
     def __init__(
         self, clock: Clock, request_flush: Callable[[], None], *, always_flush: bool = False
     ) -> None:
         super().__init__("GroupTransferService")
+        self.after_done: Callable[[], None] = lambda: None
         self._request_flush = request_flush  # asks for a sync soon, without waiting for it
         self._always_flush = always_flush  # `store.flush: sync`: every wait is for the disk too
         self._clock = clock
@@ -126,6 +127,8 @@ class GroupTransferService(Service):
                     ready.append((need, queue.popleft()))
         for need, waiter in ready:
             waiter.done(Outcome.CONFIRMED, progress.level(need, waiter.end_offset))
+        if ready:
+            self.after_done()
 
     def abandon(self, serial: int) -> int:
         """End every wait: the master is one no longer. What was stored stays, its fate open.
@@ -138,8 +141,7 @@ class GroupTransferService(Service):
             for queue in self._queues.values():
                 queue.clear()
             self._progress = None
-        for need, waiter in ended:
-            waiter.done(_timeout(need), "MASTER_MEM")
+        self._end(ended)
         return len(ended)
 
     def run(self) -> None:
@@ -153,8 +155,13 @@ class GroupTransferService(Service):
                 else:
                     wait_s = min(1.0, (self._next_deadline_ms - now) / 1000.0)
                     self._wakeup.wait(wait_s)
-            for need, waiter in expired:
-                waiter.done(_timeout(need), "MASTER_MEM")
+            self._end(expired)
+
+    def _end(self, unmet: list[tuple[Need, _Waiter]]) -> None:
+        for need, waiter in unmet:
+            waiter.done(_timeout(need), "MASTER_MEM")
+        if unmet:
+            self.after_done()
 
     def wake(self) -> None:
         """Let the thread see `stopping`."""

@@ -19,6 +19,8 @@ Done = Callable[[Outcome, str], None]
 class Transfer(Protocol):
     """Hold puts until they are confirmed; GroupTransferService."""
 
+    after_done: Callable[[], None]  # called behind the last of the `done` that come together
+
     def add(
         self, end_offset: int, deadline_ms: float, need: Need, done: Done, *, epoch: int | None
     ) -> None:

@@ -15,6 +15,7 @@ from hastore.store.record import decode_record
 Answer = Callable[[Connection, Pulled, bytes | None], None]
 MAX_PARKED = 10_000
 MAX_PARKED_OF_ONE = 1_024
+LATELY_MS = 50.0
 _STATUSES = {status.name: status for status in PullStatus}
 
 
@@ -35,6 +36,7 @@ class PullDesk:
         self._parked: dict[tuple[str, int], list[_Parked]] = {}
         self._next_deadline_ms = float("inf")
         self.parked = 0
+        self._parked_ms = float("-inf")  # when the last pull was parked
 
     def take(self, connection: Connection, request: Pull) -> None:
         """Answer a pull, or park it when it may wait."""
@@ -55,6 +57,11 @@ class PullDesk:
         self._parked.setdefault(key, []).append(_Parked(connection, request, deadline_ms))
         self._next_deadline_ms = min(self._next_deadline_ms, deadline_ms)
         connection.parked += 1
+        self._parked_ms = deadline_ms - request.wait_ms
+
+    def lately_parked(self, now_ms: float) -> bool:
+        """Whether a pull waits, or did a moment ago: its reader comes again when it has read."""
+        return self.parked > 0 or now_ms - self._parked_ms < LATELY_MS
 
     def wait_ms(self, now_ms: float) -> float:
         """Return how long until a parked pull's time is up; infinity without any."""

@@ -2,7 +2,7 @@
 
 A put goes take() -> append() -> done() -> finish(). take and append belong to the API's
 thread, finish to whoever holds its socket; done comes from whichever thread learnt of the
-confirmation.
+confirmation, which sees to it that `finish` follows.
 """
 
 from __future__ import annotations
@@ -59,13 +59,11 @@ class PutDesk:
         config: ApiConfig,
         clock: Clock,
         answer: Callable[[Connection, PutDone], None],
-        wake: Callable[[], None],
     ) -> None:
         self._backend = backend
         self._config = config
         self._clock = clock
         self._answer = answer
-        self._wake = wake
         self._gathered: list[PendingPut] = []
         self._done: deque[tuple[PendingPut, Outcome, str]] = deque()
         self.gathered_bytes = 0
@@ -193,7 +191,6 @@ class PutDesk:
 
         def done(outcome: Outcome, level: str) -> None:
             self._done.append((put, outcome, level))
-            self._wake()
 
         deadline_ms = min(put.deadline_ms, now + self._backend.wait_limit_ms(need))
         self._backend.transfer.add(end_offset, deadline_ms, need, done, epoch=put.epoch)

@@ -76,7 +76,7 @@ class ApiServer(Service):
         self._readable_moved = False
         self._replies = Replies()
         self._answer = self._replies.send
-        self._puts = PutDesk(backend, config, clock, self._answer, self._put_done)
+        self._puts = PutDesk(backend, config, clock, self._answer)
         self._turning = threading.Lock()  # whoever uses the socket has it
         self._failed: Exception | None = None  # when another thread answered
         self._pulls = PullDesk(backend, clock, self._answer)
@@ -110,7 +110,8 @@ class ApiServer(Service):
                 "free the address or change the node's `api`"
             ) from failure
         self.endpoint = router.getsockopt_string(zmq.LAST_ENDPOINT).rstrip("\0")
-        self._backend.watch_readable(self.wake_readers, lambda: self._pulls.parked > 0)
+        self._backend.transfer.after_done = self._puts_done
+        self._backend.watch_readable(self.wake_readers, self._readers_wait)
         super().start()
 
     @property
@@ -127,6 +128,9 @@ class ApiServer(Service):
     def connections(self) -> int:
         """The connections that have spoken."""
         return self._connections.spoken
+
+    def _readers_wait(self) -> bool:
+        return bool(self._fetches) or self._pulls.lately_parked(self._clock.monotonic_ms())
 
     def wake_readers(self) -> None:
         """Let parked pulls look again; any thread may call this after the readable offset moved."""
@@ -171,7 +175,7 @@ class ApiServer(Service):
             self._woken = True
             os.eventfd_write(self._wakeup, 1)
 
-    def _put_done(self) -> None:
+    def _puts_done(self) -> None:
         """Answer what is done, in the thread that learnt of it: the API's own need not wake up.
 
         While that one has the socket it is left to it.

@@ -91,15 +91,17 @@ class AllocateService(Service):
                 self._fs.remove(self._path)
 
     def warm_rest(self, path: str, position: int) -> None:
-        """Have the rest of a file read that is in use already; nothing unless files are warmed.
-
-        Raises OSError.
-        """
-        if self._warm:
+        """Have the rest of a file read that is in use already; nothing unless files are warmed."""
+        if not self._warm:
+            return
+        try:
             file = self._fs.open(path, writable=False)
-            with self._changed:
-                self._cold.append((file, position))
-                self._changed.notify_all()
+        except OSError as failure:
+            log.warning("a file is not read ahead of its use: %s", failure)
+            return
+        with self._changed:
+            self._cold.append((file, position))
+            self._changed.notify_all()
 
     def run(self) -> None:
         """Make a spare whenever one is wanted; try again each second when that fails."""
@@ -115,8 +117,7 @@ class AllocateService(Service):
                 elif self._cold:
                     self._warm_piece()
         finally:
-            while self._cold:
-                self._cold.popleft()[0].close()
+            self._drop_cold()
 
     @property
     def _lacking(self) -> bool:
@@ -132,7 +133,9 @@ class AllocateService(Service):
                 log.error("no room for the next commit log file: %s", reason)
             self.failure_reason = reason
             self._changed.notify_all()
-            if reason is not None:
+        if reason is not None:
+            self._drop_cold()  # a file that was removed keeps its room while it is open
+            with self._changed:
                 self._changed.wait_for(self.stopping.is_set, _RETRY_S)
 
     def wake(self) -> None:
@@ -144,15 +147,23 @@ class AllocateService(Service):
         """Read the next piece of the first file that is not in memory yet."""
         file, at = self._cold[0]
         try:
-            done = not file.pread(_WARM_BYTES, at)
+            if file.pread(_WARM_BYTES, at):
+                self._cold[0] = file, at + _WARM_BYTES
+                return
         except OSError as failure:
             log.warning("a file is not read ahead of its use: %s", failure)
-            done = True
-        if done:
+        self._close(self._cold.popleft()[0])
+
+    def _drop_cold(self) -> None:
+        while self._cold:
+            self._close(self._cold.popleft()[0])
+
+    def _close(self, file: File) -> None:
+        """Close a file that was only read."""
+        try:
             file.close()
-            self._cold.popleft()
-        else:
-            self._cold[0] = file, at + _WARM_BYTES
+        except OSError as failure:
+            log.warning("closing a file that was read ahead of its use: %s", failure)
 
     def _make(self) -> str | None:
         """Make the spare; return why not. What was reserved in vain is given back."""
@@ -163,16 +174,13 @@ class AllocateService(Service):
                     file.truncate(0)
                 file.allocate(self._size)
                 file.sync()
-            except (OSError, StoreError):
+                if self._warm:  # by another descriptor: this one may be closed while that is used
+                    self._cold.append((self._fs.open(self._path, writable=False), 0))
+            finally:
                 file.close()
-                raise
         except (OSError, StoreError) as failure:
             self._give_back()
             return str(failure)
-        if self._warm:
-            self._cold.append((file, 0))
-        else:
-            file.close()
         return None
 
     def _give_back(self) -> None:

@@ -77,7 +77,7 @@ class CommitLog:
         self._want_at = 0
 
     def warm_rest(self) -> None:
-        """Have the unwritten rest of the last file read ahead, if files are warmed; OSError."""
+        """Have the unwritten rest of the last file read ahead, if files are warmed."""
         file = self.queue.find(self.max_offset)
         if file is not None:
             self.allocator.warm_rest(file.path, self.max_offset - file.start)

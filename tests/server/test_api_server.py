@@ -153,6 +153,7 @@ def test_no_message_is_missed_beside_answers_of_other_threads(
         while not ended.wait(0.0002):
             while waiting:
                 waiting.pop(0)[3](Outcome.CONFIRMED, "SYNC_MEM(1)")
+                backend.transfer.after_done()
 
     confirming = threading.Thread(target=confirm)
     confirming.start()

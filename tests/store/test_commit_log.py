@@ -207,6 +207,28 @@ def test_a_warmed_file_is_read_whole_before_and_after_it_is_taken(tmp_path: Path
     assert descriptors_of(tmp_path) == []
 
 
+def test_without_room_no_removed_file_is_kept_for_its_warmth(tmp_path: Path) -> None:
+    """Its room may be what the next file lacks: it is free once nobody has it open."""
+
+    class Full(RealFileSystem):
+        def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+            if create:
+                raise StoreFullError("no room at all")
+            return super().open(path, writable=writable)
+
+    for number in range(3):
+        (tmp_path / str(number)).write_bytes(bytes(8 << 20))
+    service = AllocateService(Full(), f"{tmp_path}/spare", SIZE, warm=True)
+    for number in range(3):
+        service.warm_rest(f"{tmp_path}/{number}", 0)
+        os.remove(tmp_path / str(number))
+    service.warm_rest(f"{tmp_path}/3", 0)  # it is not there: said, and no more
+    service.want()
+    service.start()
+    wait_for(lambda: service.failure_reason is not None and descriptors_of(tmp_path) == [])
+    assert service.stop()
+
+
 def test_files_are_not_read_unless_they_are_to_be_warmed(tmp_path: Path) -> None:
     fs = Reads()
     service = AllocateService(fs, f"{tmp_path}/spare", SIZE)
