@@ -14,6 +14,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import StoreError, StoreFullError
 from hastore.service import Service
 from hastore.store.filesystem import File, FileSystem
@@ -36,6 +37,7 @@ class AllocateService(Service):
         on_failure: Callable[[str, BaseException], None] | None = None,
         *,
         warm: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         super().__init__("AllocateMappedFileService", on_failure)
         self._fs = fs
@@ -47,6 +49,7 @@ class AllocateService(Service):
         self._attempts = 0
         self._retry = False
         self._warm = warm
+        self._clock = clock
         self._cold: deque[tuple[File, int]] = deque()  # files to read, and from where on
         self.failure_reason: str | None = None  # why there is no spare, for the status
 
@@ -115,7 +118,9 @@ class AllocateService(Service):
                 if lacking:
                     self._provide()
                 elif self._cold:
+                    began = self._clock.monotonic_ms()
                     self._warm_piece()
+                    self._rest(self._clock.monotonic_ms() - began)
         finally:
             self._drop_cold()
 
@@ -153,6 +158,13 @@ class AllocateService(Service):
         except OSError as failure:
             log.warning("a file is not read ahead of its use: %s", failure)
         self._close(self._cold.popleft()[0])
+
+    def _rest(self, spent_ms: float) -> None:
+        """Leave half of the time to who appends: the file is not needed at once."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.stopping.is_set() or self._lacking, spent_ms / 1000.0
+            )
 
     def _drop_cold(self) -> None:
         while self._cold:
