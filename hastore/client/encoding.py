@@ -15,7 +15,6 @@ from hastore.store.host import Host
 from hastore.store.properties import MAX_PROPERTIES_BYTES, encode_properties
 from hastore.store.record import (
     CRC_MASK,
-    FIXED_IPV4,
     MIN_RECORD_SIZE,
     V1_MAGIC,
     V1_MAX_TOPIC_BYTES,
@@ -24,6 +23,11 @@ from hastore.store.record import (
 
 _TOPICS_KEPT = 1_024
 _LENGTH = struct.Struct(">H")
+_PORT = struct.Struct(">i")
+# Of a V1 record between IPv4 hosts, zeros between them: totalSize, magic, bodyCRC, queueId; at 40
+# bornTimestamp, bornHost; at 84 bodyLength. A third of the time of packing every field.
+_FRONT = struct.Struct(">IIIi24xq8s28xi")
+_BORN_BYTES = 8
 
 
 class RecordEncoder:
@@ -35,6 +39,8 @@ class RecordEncoder:
     def __init__(self, producer_id: str | None, born_host: Host) -> None:
         self._producer_id = producer_id
         self._born_host = born_host
+        self._born = born_host.address + _PORT.pack(born_host.port)
+        self._is_ipv4 = len(self._born) == _BORN_BYTES
         self._numbered = b""
         if producer_id is not None:
             self._numbered = f"{PRODUCER_ID}\x01{producer_id}\x02{SEQUENCE}\x01".encode()
@@ -50,27 +56,24 @@ class RecordEncoder:
         born_timestamp_ms: int,
     ) -> bytes:
         """Return the record; MessageIllegalError for what no record can hold."""
-        host = self._born_host
         name = self._topics.get(topic)
         if name is None:
             name = self._learn(topic)
         properties = encode_properties(pairs) if pairs else b""
         if self._producer_id is not None:
             properties = b"%b%b%d\x02" % (properties, self._numbered, sequence)
-        if not name or len(host.address) != 4 or len(properties) > MAX_PROPERTIES_BYTES:
+        if not (name and self._is_ipv4) or len(properties) > MAX_PROPERTIES_BYTES:
             if self._producer_id is not None:
                 pairs = [*pairs, (PRODUCER_ID, self._producer_id), (SEQUENCE, str(sequence))]
             return build_record(
                 topic, body, queue_id=queue_id, properties=pairs,
-                born_timestamp_ms=born_timestamp_ms, born_host=host,
+                born_timestamp_ms=born_timestamp_ms, born_host=self._born_host,
             )  # fmt: skip
         length = len(body)
         size = MIN_RECORD_SIZE - 1 + length + len(name) + len(properties)
-        fixed = FIXED_IPV4.pack(
-            size, V1_MAGIC, crc32(body) & CRC_MASK, queue_id, 0, 0, 0, 0, born_timestamp_ms,
-            host.address, host.port, 0, b"", 0, 0, 0, length,
-        )  # fmt: skip
-        return b"".join((fixed, body, name, _LENGTH.pack(len(properties)), properties))
+        crc = crc32(body) & CRC_MASK
+        front = _FRONT.pack(size, V1_MAGIC, crc, queue_id, born_timestamp_ms, self._born, length)
+        return b"".join((front, body, name, _LENGTH.pack(len(properties)), properties))
 
     def _learn(self, topic: str) -> bytes:
         """Return the topic behind its length, empty for one whose length takes two bytes."""

@@ -77,10 +77,13 @@ class Window:
 
         ClientError once closed.
         """
-        while self.next_seq + count - self.base_seq > self.limit and not self.closed:
-            self._waiting += 1
-            self._room.wait()
-            self._waiting -= 1
+        if self.next_seq + count - self.base_seq > self.limit:
+            self._waiting += 1  # before the look that counts: `release` moves on, then looks here
+            try:
+                while self.next_seq + count - self.base_seq > self.limit and not self.closed:
+                    self._room.wait()
+            finally:
+                self._waiting -= 1
         if self.closed:
             raise ClientError("the producer is closed")
         return self.next_seq
@@ -91,13 +94,20 @@ class Window:
         self.next_seq += entry.count
 
     def release(self) -> None:
-        """Move on past what has been settled."""
-        with self.lock:
-            order = self._order
-            while order and order[0].settled:
-                order.popleft()
-            self.base_seq = order[0].first_seq if order else self.next_seq
-            if self._waiting:
+        """Move on past what has been settled; only whoever turns the wheel calls this.
+
+        It takes the lock, which every send needs, only when it must: nobody else pops.
+        """
+        order = self._order
+        while order and order[0].settled:
+            order.popleft()
+        if order:
+            self.base_seq = order[0].first_seq
+        else:
+            with self.lock:
+                self.base_seq = order[0].first_seq if order else self.next_seq
+        if self._waiting:
+            with self.lock:
                 self._room.notify_all()
 
     def wait_settled(self, seq: int, timeout_s: float | None) -> bool:
