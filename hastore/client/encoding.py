@@ -23,11 +23,9 @@ from hastore.store.record import (
 
 _TOPICS_KEPT = 1_024
 _LENGTH = struct.Struct(">H")
-_PORT = struct.Struct(">i")
 # Of a V1 record between IPv4 hosts, zeros between them: totalSize, magic, bodyCRC, queueId; at 40
 # bornTimestamp, bornHost; at 84 bodyLength. Seven values to pack instead of seventeen.
 _FRONT = struct.Struct(">IIIi24xq8s28xi")
-_BORN_BYTES = 8
 
 
 class RecordEncoder:
@@ -39,8 +37,8 @@ class RecordEncoder:
     def __init__(self, producer_id: str | None, born_host: Host) -> None:
         self._producer_id = producer_id
         self._born_host = born_host
-        self._born = born_host.address + _PORT.pack(born_host.port)
-        self._is_ipv4 = len(self._born) == _BORN_BYTES
+        self._born = born_host.packed
+        self._is_ipv6 = born_host.is_ipv6
         self._numbered = b""
         if producer_id is not None:
             self._numbered = f"{PRODUCER_ID}\x01{producer_id}\x02{SEQUENCE}\x01".encode()
@@ -62,7 +60,7 @@ class RecordEncoder:
         properties = encode_properties(pairs) if pairs else b""
         if self._producer_id is not None:
             properties = b"%b%b%d\x02" % (properties, self._numbered, sequence)
-        if not (name and self._is_ipv4) or len(properties) > MAX_PROPERTIES_BYTES:
+        if not name or self._is_ipv6 or len(properties) > MAX_PROPERTIES_BYTES:
             if self._producer_id is not None:
                 pairs = [*pairs, (PRODUCER_ID, self._producer_id), (SEQUENCE, str(sequence))]
             return build_record(

@@ -73,11 +73,6 @@ class LinkSet:
         """The addresses that have a link."""
         return list(self._links)
 
-    @property
-    def signalled(self) -> bool:
-        """Whether `collect` is due before the next `sleep`: a socket was used since the last."""
-        return self._signalled
-
     def is_up(self, address: str) -> bool:
         """Whether the address is connected now."""
         link = self._links.get(address)

@@ -105,8 +105,6 @@ class Sender(Service):
         incoming = self._incoming
         while incoming:
             self._unsent.append(incoming.popleft())
-        if self.found.is_set() and not (self._under_way() or self._links.signalled):
-            return -1.0
         self._expire(now)
         self._look_after(now)
         self._transmit(now)

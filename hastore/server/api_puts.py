@@ -8,7 +8,6 @@ confirmation, which sees to it that `finish` follows.
 from __future__ import annotations
 
 import logging
-import struct
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,7 +23,6 @@ from hastore.server.api_connections import Connection
 from hastore.store.put_run import StoredRun
 
 if TYPE_CHECKING:
-    from hastore.store.host import Host
     from hastore.store.message_store import PutResult
 
 log = logging.getLogger(__name__)
@@ -32,7 +30,6 @@ log = logging.getLogger(__name__)
 MASTER_MEM = "MASTER_MEM"
 ALL = -1
 _OUTCOMES = {outcome: Status[outcome.value] for outcome in Outcome}
-_PORT = struct.Struct(">i")
 
 
 @dataclass(slots=True)
@@ -72,7 +69,7 @@ class PutDesk:
         self.refused = 0
         self._told: str | None = None  # the last failure that was logged
         self._admitted: tuple[int, bool] | None = None  # acks and sync_flush, until the append
-        self._host = _packed(backend.store.store_host)
+        self._host = backend.store.store_host.packed
 
     @property
     def has_done(self) -> bool:
@@ -260,7 +257,7 @@ class PutDesk:
             if result.duplicate:
                 original = self._backend.store.record_at(result.offset)
                 if original is not None and original.store_host != own:
-                    hosts[place] = _packed(original.store_host)
+                    hosts[place] = original.store_host.packed
         differs = any(each is not status for each in statuses)
         return (statuses if differs else None), hosts, reason
 
@@ -288,7 +285,3 @@ def _end_of(results: Sequence[PutResult]) -> int:
     if isinstance(results, StoredRun):
         return results.end_offset
     return max([result.end_offset or 0 for result in results], default=0)
-
-
-def _packed(host: Host) -> bytes:
-    return host.address + _PORT.pack(host.port)

@@ -186,8 +186,7 @@ class ApiServer(Service):
         try:
             if self._serving:
                 self._puts.finish()
-                self._more = has_message(self._router)
-                self._replies.used = False
+                self._look()
                 if not self._more:
                     return
         except Exception as failure:  # the API's, not that of the thread that came by
@@ -218,10 +217,14 @@ class ApiServer(Service):
         if self._fetches:
             self._answer_fetches()
         if self._replies.used:  # sending too uses up the descriptor's edge
-            self._replies.used = False
-            self._more = has_message(self._router)
+            self._look()
         if not self._more:
             self._connections.check(now)
+
+    def _look(self) -> None:
+        """Ask the socket whether a message is left, after the last use of it."""
+        self._replies.used = False
+        self._more = has_message(self._router)
 
     def _sleep(self, epoll: select.epoll) -> dict[int, int]:
         """Wait for something to do; returns the descriptors that have it."""

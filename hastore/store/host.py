@@ -42,13 +42,18 @@ class Host:
         """Whether the address has 16 bytes."""
         return len(self.address) == 16
 
+    @property
+    def packed(self) -> bytes:
+        """Return address and port as records, message ids and replies hold them."""
+        return self.address + _INT.pack(self.port)
+
 
 NO_HOST = Host(bytes(4), 0)
 
 
 def message_id(host: Host, offset: int) -> str:
     """Return the upper-case hexadecimal id of the record that `host` stored at `offset`."""
-    return (host.address + _INT.pack(host.port) + _LONG.pack(offset)).hex().upper()
+    return (host.packed + _LONG.pack(offset)).hex().upper()
 
 
 def parse_message_id(text: str) -> tuple[Host, int]:

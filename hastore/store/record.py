@@ -148,18 +148,14 @@ def encode_record(record: Record) -> bytes:
             record.queue_offset, record.physical_offset, record.sys_flag,
         ),
         _LONG.pack(record.born_timestamp_ms),
-        _pack_host(record.born_host),
+        record.born_host.packed,
         _LONG.pack(record.store_timestamp_ms),
-        _pack_host(record.store_host),
+        record.store_host.packed,
         _TAIL.pack(record.reconsume_times, record.prepared_transaction_offset, len(record.body)),
     )  # fmt: skip
     properties_length = _SHORT.pack(len(record.properties))
     parts = (record.body, topic_length, topic, properties_length, record.properties)
     return b"".join(fixed + parts)
-
-
-def _pack_host(host: Host) -> bytes:
-    return (_HOST_IPV6 if len(host.address) == 16 else _HOST_IPV4).pack(host.address, host.port)
 
 
 Layout = tuple[int, int, int, int, int, int, int, int, int]
@@ -318,7 +314,7 @@ def build_record(
             (
                 PREFIX.pack(size, magic, crc, queue_id, flag, 0, 0, sys_flag),
                 _LONG.pack(born_timestamp_ms),
-                _HOST_IPV6.pack(born_host.address, born_host.port),
+                born_host.packed,
                 bytes(16),
                 _TAIL.pack(0, 0, len(body)),
             )

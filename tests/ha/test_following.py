@@ -76,7 +76,8 @@ def test_a_backlog_of_several_files_comes_over_whole(pair, make_group):
     fill(master, 5 * FILE_SIZE)
     slave.follow()
     in_step(master, slave)
-    wait_for(lambda: slave.store.dispatched_offset == slave.store.max_offset)
+    for node in (master, slave):
+        wait_for(lambda node=node: node.store.dispatched_offset == node.store.max_offset)
     assert slave.store.topics() == master.store.topics()
 
 
