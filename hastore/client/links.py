@@ -199,7 +199,7 @@ class LinkSet:
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.IMMEDIATE, 1)
         dealer.setsockopt(zmq.SNDHWM, 2_048)
-        dealer.setsockopt(zmq.RCVHWM, 2_048)
+        dealer.setsockopt(zmq.RCVHWM, 0)  # a mark aborts the process when the peer goes at it
         dealer.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
         dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
