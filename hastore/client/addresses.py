@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from hastore.errors import UsageError
 
 ENVIRONMENT = "HASTORE_BOOTSTRAP"
+_SCHEMES = ("tcp", "zmq+tcp")
 DEFAULT = ("tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921")  # those of conf/
 
 
@@ -13,7 +14,8 @@ def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the API addresses to start from; UsageError.
 
     `bootstrap` is a list of "tcp://HOST:PORT", or one text with commas; the scheme may be left
-    out. None reads HASTORE_BOOTSTRAP, else takes the addresses of `conf/`.
+    out; "zmq+tcp://" goes through libzmq (the extra `zmq`). None reads HASTORE_BOOTSTRAP, else
+    takes the addresses of `conf/`.
     """
     if bootstrap is None:
         bootstrap = os.environ.get(ENVIRONMENT) or DEFAULT
@@ -27,7 +29,8 @@ def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:
 def is_connectable(address: str) -> bool:
     """Whether an address that a node names is one to connect to."""
     try:
-        return _address(address) == address and not address.endswith(":0")
+        named = address.startswith("tcp://") and not address.endswith(":0")
+        return named and _address(address) == address
     except UsageError:
         return False
 
@@ -36,6 +39,7 @@ def _address(text: str) -> str:
     address = text if "://" in text else f"tcp://{text}"
     scheme, _, rest = address.partition("://")
     host, separator, port = rest.rpartition(":")
-    if scheme != "tcp" or not separator or not host or not port.isdigit() or int(port) > 65535:
+    known = scheme in _SCHEMES and separator and host
+    if not known or not port.isdigit() or int(port) > 65535:
         raise UsageError(f"{text!r} is no address of a node's API: tcp://HOST:PORT is")
     return address

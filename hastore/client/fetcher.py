@@ -14,7 +14,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from hastore.client.links import Arrival
+from hastore.client.connections.links import Arrival
 from hastore.client.messages import Message, decode_messages
 from hastore.client.requester import Requester
 from hastore.client.results import Position

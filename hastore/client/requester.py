@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import TypeVar
 
 from hastore.client.cluster import ClusterView
-from hastore.client.links import Arrival, LinkSet
+from hastore.client.connections.links import Arrival, make_links
 from hastore.client.results import SendResult, Status, failure_of
 from hastore.clock import Clock
 from hastore.errors import ClientError, NotStoredError, UnreachableError
@@ -24,7 +24,7 @@ class Requester:
     def __init__(self, addresses: tuple[str, ...], clock: Clock) -> None:
         self._clock = clock
         self._rids = itertools.count(1)
-        self.links = LinkSet()
+        addresses, self.links = make_links(addresses, clock)
         self.on_arrival: Callable[[Arrival], None] | None = None  # sees all that comes
         self.cluster = ClusterView(addresses)
         self.links.open(addresses)

@@ -19,8 +19,8 @@ from collections import deque
 from typing import Any
 
 from hastore.client.cluster import ClusterView
+from hastore.client.connections.links import Arrival, make_links
 from hastore.client.futures import SendFuture
-from hastore.client.links import Arrival, LinkSet
 from hastore.client.outbox import Entry, Frame, SendOptions, Window, in_order
 from hastore.client.results import Status
 from hastore.client.settling import give_up, settle_failure, settle_reply, settle_unasked
@@ -52,7 +52,8 @@ class Sender(Service):
         self._options = options
         self._window = window
         self._clock = clock
-        self._links = LinkSet()
+        addresses, self._links = make_links(addresses, clock)
+        self._links.open(addresses)
         self._wheel = Wheel(self._links, self._turn, self._under_way, self._mend)
         self.cluster = ClusterView(addresses)
         self.found = threading.Event()  # a master was found at least once
@@ -90,8 +91,6 @@ class Sender(Service):
     def run(self) -> None:
         """Send and settle until stopped."""
         try:
-            with self._wheel.turning:
-                self._links.open(self.cluster.addresses)
             self._wheel.run(self.stopping)
         finally:
             with self._wheel.turning:
@@ -108,10 +107,7 @@ class Sender(Service):
         self._expire(now)
         self._look_after(now)
         self._transmit(now)
-        late = self._links.collect()  # sending may have used up the sockets' signals
-        for arrival in late:
-            self._arrived(arrival, now)
-        return 0.0 if late else self._sleep_s(now)
+        return self._sleep_s(now)
 
     def _under_way(self) -> int:
         return len(self._incoming) + len(self._unsent) + len(self._frames)

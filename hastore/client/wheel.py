@@ -21,8 +21,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from hastore.client.connections.links import Links
 from hastore.client.futures import SendFuture
-from hastore.client.links import LinkSet
 
 REST_S = 0.05
 
@@ -36,7 +36,7 @@ class Wheel:
 
     def __init__(
         self,
-        links: LinkSet,
+        links: Links,
         turn: Callable[[], float],
         under_way: Callable[[], int],
         mend: Callable[[], None],

@@ -1,67 +1,97 @@
-"""The API's connections: who has spoken, who is silent, who floods; and how one of them is ended.
+"""The client API's connections: accepted, read, bounded, ended.
 
-libzmq bounds a frame, but neither the frames of a message that never ends nor the connections that
-never speak. Its monitor names the descriptor of each accepted connection, and each first message
-carries the descriptor it came by, so this node can look at a connection and shut it down itself;
-libzmq then sees its end and drops what it had kept of it.
+Used by whoever holds the API's lock.
+
+    accepted --greeting, READY--> silent --first message--> spoken --> ended
+
+What is bounded, and what happens at the bound:
+
+    the handshake                   5 s                        the connection is ended
+    a message that has begun        30 s to its last byte      ended
+    unfinished messages, all        HELD_BYTES_MAX             the oldest of more than a second is
+                                                               ended; without one, reading pauses
+    connections                     api.max_connections        a silent one is ended, the oldest
+                                                               first; else the one that came last
+    half-open peers                 TCP keep-alive, 30 s       ended
 """
 
+from __future__ import annotations
+
+import errno
 import logging
 import select
 import socket
-import struct
 from collections import deque
 from dataclasses import dataclass, field
 
-import zmq
-
 from hastore.clock import Clock
+from hastore.errors import ProtocolError
 from hastore.protocol.api import MAX_FRAME_BYTES, MAX_HEADER_BYTES
-from hastore.protocol.monitor_event import monitor_event
+from hastore.protocol.zmtp import Message, SocketType, ZmtpConnection
 
 log = logging.getLogger(__name__)
 
-EVENTS = zmq.EVENT_ACCEPTED | zmq.EVENT_DISCONNECTED | zmq.EVENT_CLOSED
-CHECK_INTERVAL_MS = 50.0
-UNFINISHED_LIMIT_BYTES = MAX_FRAME_BYTES + MAX_HEADER_BYTES + 1024 * 1024
-_POLLIN = int(zmq.POLLIN)
-_BYTES_RECEIVED = struct.Struct("=Q")
-_BYTES_RECEIVED_AT = 128  # in Linux' struct tcp_info
+HANDSHAKE_MS = 5_000.0
+MESSAGE_MS = 30_000.0
+HELD_BYTES_MAX = 32 * 1024 * 1024
+CROWDED_MS = 1_000.0  # so long a message may take even when too many are unfinished
+CHECK_MS = 100.0  # between looks at who is late, once somebody may be
+PAUSE_MS = 20.0  # of reading from one connection, or of accepting without descriptors
+BACKLOG = 1_024
+ACCEPTS_MAX = 64  # in one turn
+RECEIVE_BYTES = 64 * 1024
+RECEIVE_BYTES_MAX = 512 * 1024  # when so much of one frame is still to come
+WARNINGS_PER_S = 10
+_IN = select.EPOLLIN
+_IN_OUT = select.EPOLLIN | select.EPOLLOUT
+_LIMITS = (MAX_HEADER_BYTES, MAX_FRAME_BYTES)
+_NEVER = float("inf")
+_NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One client's connection. `unsent` are the (tracker, bytes) of replies libzmq still holds."""
+    """One client's connection. `unsent` is what the kernel has not taken yet, in order."""
 
+    sock: socket.socket
     descriptor: int
-    address: tuple[str, int] | None
-    routing_id: bytes | None = None  # None: it has not spoken
-    messages: int = 0
+    peer: str
+    zmtp: ZmtpConnection
+    begun_ms: float  # since when the handshake, or a message, is under way
+    unfinished: bool = True
+    spoken: bool = False
+    ended: bool = False
+    held_bytes: int = 0  # of an unfinished message
     run: int = 0
     next_at: int | None = None  # None: an earlier put of the run was refused
     parked: int = 0
-    ended: bool = False
-    unsent: deque[tuple[zmq.MessageTracker, int]] = field(default_factory=deque)
+    unsent: deque[bytes | memoryview] = field(default_factory=deque)
     unsent_bytes: int = 0
-    checked_messages: int = 0
-    checked_bytes: int = 0
-    warnings: int = 0
+    watched: bool = False  # the epoll tells when the kernel takes more
 
 
 class Connections:
-    """All connections of the ROUTER socket; used by whoever holds the socket."""
+    """All connections of one listening socket, and the epoll over them."""
 
-    def __init__(self, router: zmq.Socket[bytes], limit: int, clock: Clock) -> None:
+    def __init__(self, listener: socket.socket, limit: int, clock: Clock) -> None:
+        self._listener = listener
         self._limit = limit
         self._clock = clock
-        self._monitor = router.get_monitor_socket(EVENTS)
-        self.monitor_descriptor = self._monitor.fileno()  # to poll for `take_events`
+        self.epoll = select.epoll()
+        self.epoll.register(listener, _IN)
+        self.listener_descriptor = listener.fileno()
         self._by_descriptor: dict[int, Connection] = {}
-        self._by_routing_id: dict[bytes, Connection] = {}
-        self._activity = select.epoll()
-        self._next_check_ms = 0.0
+        self._silent: dict[Connection, None] = {}  # oldest first
+        self._unfinished: dict[Connection, None] = {}  # by `begun_ms`
+        self._paused: dict[Connection, None] = {}
+        self._accepting_from_ms = 0.0  # later than now: without descriptors, accepting pauses
+        self._warned_ms = -_NEVER
+        self._unwarned = 0
+        self.held_bytes = 0
+        self.unsent_bytes = 0
         self.refused = 0
         self.ended = 0
+        self.malformed = 0
 
     @property
     def count(self) -> int:
@@ -70,203 +100,235 @@ class Connections:
 
     @property
     def spoken(self) -> int:
-        """The connections that have spoken."""
-        return len(self._by_routing_id)
+        """The connections that have sent a message."""
+        return len(self._by_descriptor) - len(self._silent)
 
-    def close(self) -> None:
-        """Release the descriptors."""
-        self._monitor.close(linger=0)
-        self._activity.close()
+    def find(self, descriptor: int) -> Connection | None:
+        """Return the connection with this descriptor."""
+        return self._by_descriptor.get(descriptor)
 
-    def take_events(self) -> None:
-        """Follow what libzmq says about connections that came and went."""
-        while has_message(self._monitor):
-            event, descriptor = monitor_event(self._monitor.recv_multipart(zmq.NOBLOCK)[0])
-            if event == zmq.EVENT_ACCEPTED:
-                self._accepted(descriptor)
-            else:
-                self._gone(descriptor)
+    def all(self) -> list[Connection]:
+        """Return every open connection."""
+        return list(self._by_descriptor.values())
 
-    def find(self, routing_id: bytes) -> Connection | None:
-        """Return the connection that has spoken under this id."""
-        return self._by_routing_id.get(routing_id)
+    def accept(self, now_ms: float) -> list[Connection]:
+        """Accept who waits; each is to be sent what its `zmtp` has."""
+        accepted: list[Connection] = []
+        if now_ms < self._accepting_from_ms:
+            return accepted
+        for _ in range(ACCEPTS_MAX):
+            try:
+                sock, address = self._listener.accept()
+            except BlockingIOError:
+                break
+            except OSError as failure:
+                if failure.errno in _NO_DESCRIPTORS:
+                    self._pause_accepting(failure, now_ms)
+                    break
+                log.debug("api: a connection was gone before it was accepted: %s", failure)
+                continue
+            accepted.append(self._take_up(sock, address, now_ms))
+        return [connection for connection in accepted if not connection.ended]
 
-    def first_words(self, routing_id: bytes, descriptor: int | None) -> Connection | None:
-        """Note that a connection speaks for the first time; None: it is not one of ours.
+    def receive(self, connection: Connection, now_ms: float) -> list[Message]:
+        """Return the messages that became whole by one read; ends the connection at its end.
 
-        A message without a descriptor comes from a peer that speaks ZMTP 1 or 2, as random bytes
-        may seem to do: it stays silent for us, and goes first when room is needed.
+        What its `zmtp` has to send afterwards is the caller's to send.
         """
-        if descriptor is None:
-            return None
-        connection = self._by_descriptor.get(descriptor)
-        if connection is None or connection.routing_id is not None:
-            connection = self._accepted(descriptor)  # its event is still to come, or was overtaken
-        if connection is None:
-            return None
-        connection.routing_id = routing_id
-        if len(self._by_routing_id) >= self._limit:
-            self.refused += 1
-            self.end(connection, f"{self._limit} connections have spoken (api.max_connections)")
-            return connection
-        self._by_routing_id[routing_id] = connection
-        return connection
+        zmtp = connection.zmtp
+        size = RECEIVE_BYTES
+        if connection.held_bytes:
+            size = max(size, min(zmtp.missing_bytes, RECEIVE_BYTES_MAX))
+        try:
+            data = connection.sock.recv(size)
+        except BlockingIOError:
+            return []
+        except OSError as failure:
+            self.lost(connection, str(failure))
+            return []
+        if not data:
+            self.lost(connection, "closed by the client")
+            return []
+        try:
+            messages = zmtp.receive(data)
+        except ProtocolError as failure:
+            self.malformed += 1
+            self.end(connection, str(failure))
+            return []
+        if connection.unfinished or zmtp.held_bytes:
+            self._note_unfinished(connection, bool(messages), now_ms)
+        if messages and not connection.spoken:
+            connection.spoken = True
+            del self._silent[connection]
+        return messages
 
-    def lost(self, routing_id: bytes) -> None:
-        """Forget a connection that libzmq no longer knows."""
-        connection = self._by_routing_id.pop(routing_id, None)
-        if connection is not None:
-            connection.ended = True
-            if self._by_descriptor.get(connection.descriptor) is connection:
-                del self._by_descriptor[connection.descriptor]
+    def watch_for_room(self, connection: Connection) -> None:
+        """Let the epoll tell when the kernel takes more, while something is unsent."""
+        wanted = bool(connection.unsent)
+        if wanted is not connection.watched:
+            connection.watched = wanted
+            self._watch(connection)
 
     def end(self, connection: Connection, reason: str) -> None:
-        """Shut a connection down; libzmq drops what it holds of it."""
+        """Close a connection for a reason, which is logged; the client is told if it still can."""
         if connection.ended:
             return
-        connection.ended = True
         self.ended += 1
-        log.warning("api: connection from %s ended: %s", _shown(connection.address), reason)
-        if connection.routing_id is not None:
-            self._by_routing_id.pop(connection.routing_id, None)
-        peer = _peer(connection.descriptor)
-        if peer is None:
-            return
-        with peer:
-            if _address(peer) == connection.address:  # the number may be another's by now
-                try:
-                    peer.shutdown(socket.SHUT_RDWR)
-                except OSError as failure:  # gone by itself
-                    log.debug("api: %s", failure)
+        self._warn(f"connection from {connection.peer} ended: {reason}")
+        zmtp = connection.zmtp
+        zmtp.fail(reason)
+        if not connection.unsent:
+            try:
+                connection.sock.send(zmtp.take_output())
+            except OSError as failure:  # it is ended all the same
+                log.debug("api: %s: %s", connection.peer, failure)
+        self._forget(connection)
+
+    def lost(self, connection: Connection, why: str) -> None:
+        """Close a connection whose peer is gone."""
+        if not connection.ended:
+            log.debug("api: connection from %s: %s", connection.peer, why)
+            self._forget(connection)
 
     def wait_ms(self, now_ms: float) -> float:
         """Return how long the loop may sleep before `check`; infinity: as long as it likes."""
-        return max(0.0, self._next_check_ms - now_ms) if self._by_descriptor else float("inf")
+        due = _NEVER
+        first = next(iter(self._unfinished), None)
+        if first is not None:  # a handshake behind a message that takes long has its own deadline
+            due = max(first.begun_ms + HANDSHAKE_MS, now_ms + CHECK_MS)
+        if self._paused:
+            due = min(due, now_ms + PAUSE_MS)
+        if self._accepting_from_ms:
+            due = min(due, self._accepting_from_ms)
+        return max(0.0, due - now_ms)
 
     def check(self, now_ms: float) -> None:
-        """End those who keep sending without ever finishing a message.
+        """End who is late, and go on with what was paused."""
+        for connection in list(self._unfinished):
+            limit_ms = MESSAGE_MS if connection.zmtp.is_open else HANDSHAKE_MS
+            if now_ms < connection.begun_ms + HANDSHAKE_MS:
+                break  # the others began later
+            if now_ms >= connection.begun_ms + limit_ms:
+                what = "a message" if connection.zmtp.is_open else "the handshake"
+                self.end(connection, f"{what} was not finished within {limit_ms / 1000.0:g} s")
+        if self._accepting_from_ms and now_ms >= self._accepting_from_ms:
+            self._accepting_from_ms = 0.0
+            self.epoll.register(self.listener_descriptor, _IN)
+        if self._paused:
+            self._relieve(now_ms)
 
-        Called when no message is left to read: what a connection sent since its last one is
-        then one unfinished message, or what the kernel has not handed over yet. Two looks in
-        a row must agree.
-        """
-        if now_ms < self._next_check_ms:
-            return
-        self._next_check_ms = now_ms + CHECK_INTERVAL_MS
-        for descriptor, _ in self._activity.poll(0):
-            connection = self._by_descriptor.get(descriptor)
-            if connection is not None:
-                self._look_at(connection)
+    def close(self) -> None:
+        """Close all connections, after what was sent; and the epoll."""
+        for connection in self.all():
+            try:
+                connection.sock.shutdown(socket.SHUT_WR)
+                while connection.sock.recv(RECEIVE_BYTES):  # unread bytes would reset it
+                    continue
+            except OSError as failure:
+                log.debug("api: %s: %s", connection.peer, failure)
+            self._forget(connection)
+        self.epoll.close()
 
-    def _look_at(self, connection: Connection) -> None:
-        received = _bytes_received(connection)
-        if received is None:
-            return
-        if connection.messages != connection.checked_messages:
-            connection.checked_messages = connection.messages
-            connection.checked_bytes = received
-            connection.warnings = 0
-        elif received - connection.checked_bytes > UNFINISHED_LIMIT_BYTES:
-            connection.warnings += 1
-            if connection.warnings > 1:
-                self.end(connection, f"a message of more than {UNFINISHED_LIMIT_BYTES} bytes")
+    # -- behind the scenes
 
-    def _accepted(self, descriptor: int) -> Connection | None:
-        """Take up a connection; None when it is gone already."""
-        known = self._by_descriptor.get(descriptor)
-        peer = _peer(descriptor)
-        address = None
-        if peer is not None:
-            with peer:
-                address = _address(peer)
-        if address is None:
-            return None
-        if known is not None and known.address == address and not known.ended:
-            return known
-        connection = Connection(descriptor, address)
-        self._by_descriptor[descriptor] = connection
-        self._watch(descriptor)
+    def _take_up(
+        self, sock: socket.socket, address: tuple[str, int], now_ms: float
+    ) -> Connection:
+        sock.setblocking(False)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 10)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 5)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 30_000)
+        host = f"[{address[0]}]" if ":" in address[0] else address[0]
+        zmtp = ZmtpConnection(SocketType.ROUTER, _LIMITS)
+        connection = Connection(sock, sock.fileno(), f"{host}:{address[1]}", zmtp, now_ms)
+        self._by_descriptor[connection.descriptor] = connection
+        self._silent[connection] = None
+        self._unfinished[connection] = None
+        self.epoll.register(connection.descriptor, _IN)
         if len(self._by_descriptor) > self._limit:
-            self._make_room()
+            self._make_room(connection)
         return connection
 
-    def _watch(self, descriptor: int) -> None:
-        try:
-            self._activity.register(descriptor, select.EPOLLIN | select.EPOLLET)
-        except FileExistsError:
-            self._activity.modify(descriptor, select.EPOLLIN | select.EPOLLET)
-        except OSError as failure:  # gone already
-            log.debug("api: %s", failure)
-
-    def _make_room(self) -> None:
-        """Silent connections go first, the oldest of them; then the one that came last."""
+    def _make_room(self, latest: Connection) -> None:
         self.refused += 1
-        victim = next((c for c in self._by_descriptor.values() if c.routing_id is None), None)
-        if victim is None:
-            victim = next(reversed(self._by_descriptor.values()))
-        self.end(victim, f"more than {self._limit} connections (api.max_connections)")
-        del self._by_descriptor[victim.descriptor]
+        victim = next(iter(self._silent), latest)
+        if victim is latest and len(self._silent) == 1:
+            reason = f"{self._limit} connections have spoken (api.max_connections)"
+        else:
+            reason = f"more than {self._limit} connections (api.max_connections)"
+        self.end(victim, reason)
 
-    def _gone(self, descriptor: int) -> None:
-        connection = self._by_descriptor.get(descriptor)
-        if connection is None:
+    def _pause_accepting(self, failure: OSError, now_ms: float) -> None:
+        """Without descriptors a silent connection makes room; without one, who waits waits."""
+        self._warn(f"cannot accept: {failure}; raise the limit of open files")
+        victim = next(iter(self._silent), None)
+        if victim is not None:
+            self.end(victim, "its descriptor is needed")
             return
-        peer = _peer(descriptor)
-        if peer is not None:
-            with peer:
-                if _address(peer) == connection.address and not connection.ended:
-                    return  # the news is of an earlier owner of this number
+        self._accepting_from_ms = now_ms + PAUSE_MS
+        self.epoll.unregister(self.listener_descriptor)
+
+    def _note_unfinished(self, connection: Connection, some_ended: bool, now_ms: float) -> None:
+        """Follow whether a message, or the handshake, is under way, and how much is kept of it."""
+        zmtp = connection.zmtp
+        held = zmtp.held_bytes
+        self.held_bytes += held - connection.held_bytes
+        connection.held_bytes = held
+        unfinished = bool(held) or not zmtp.is_open
+        if unfinished and (some_ended or not connection.unfinished):
+            connection.begun_ms = now_ms
+            self._unfinished.pop(connection, None)
+            self._unfinished[connection] = None
+        elif not unfinished:
+            self._unfinished.pop(connection, None)
+        connection.unfinished = unfinished
+        if held and self.held_bytes > HELD_BYTES_MAX:
+            self._relieve(now_ms, connection)
+
+    def _relieve(self, now_ms: float, latest: Connection | None = None) -> None:
+        """Keep unfinished messages within their bound: end the oldest, or pause the latest."""
+        while self.held_bytes > HELD_BYTES_MAX:
+            oldest = next((each for each in self._unfinished if each.held_bytes), None)
+            if oldest is None or now_ms < oldest.begun_ms + CROWDED_MS:
+                break
+            held = f"more than {HELD_BYTES_MAX} bytes of unfinished messages"
+            self.end(oldest, f"{held}, and its own is the oldest")
+        if self.held_bytes <= HELD_BYTES_MAX:
+            paused, self._paused = self._paused, {}
+            for connection in paused:
+                self._watch(connection)
+        elif latest is not None and not latest.ended and latest not in self._paused:
+            self._paused[latest] = None
+            self._watch(latest)
+
+    def _watch(self, connection: Connection) -> None:
+        wanted = _IN_OUT if connection.watched else _IN
+        if connection in self._paused:
+            wanted &= ~_IN
+        self.epoll.modify(connection.descriptor, wanted)
+
+    def _forget(self, connection: Connection) -> None:
         connection.ended = True
-        del self._by_descriptor[descriptor]
-        if connection.routing_id is not None:
-            self._by_routing_id.pop(connection.routing_id, None)
+        del self._by_descriptor[connection.descriptor]
+        self._silent.pop(connection, None)
+        self._unfinished.pop(connection, None)
+        self._paused.pop(connection, None)
+        self.held_bytes -= connection.held_bytes
+        self.unsent_bytes -= connection.unsent_bytes
+        connection.held_bytes = connection.unsent_bytes = 0
+        connection.unsent.clear()
+        connection.sock.close()
 
-
-def descriptor_of(frame: zmq.Frame) -> int | None:
-    """Return the descriptor a message came by; None when libzmq does not tell."""
-    try:
-        return int(frame.get("__fd"))
-    except zmq.ZMQError:
-        return None
-
-
-def has_message(waiting: zmq.Socket[bytes]) -> bool:
-    """Whether a socket has a message to read now; asking also lets libzmq do its chores."""
-    return bool(zmq.zmq_poll([(waiting, _POLLIN)], 0))  # quicker than asking for EVENTS
-
-
-def _peer(descriptor: int) -> socket.socket | None:
-    """Return a duplicate of a descriptor that is a TCP socket; None when it is none, or closed."""
-    try:
-        return socket.fromfd(descriptor, socket.AF_INET, socket.SOCK_STREAM)
-    except OSError:
-        return None
-
-
-def _address(peer: socket.socket) -> tuple[str, int] | None:
-    try:
-        name = peer.getpeername()
-    except OSError:
-        return None
-    return (str(name[0]), int(name[1])) if isinstance(name, tuple) and len(name) >= 2 else None
-
-
-def _bytes_received(connection: Connection) -> int | None:
-    peer = _peer(connection.descriptor)
-    if peer is None:
-        return None
-    with peer:
-        if _address(peer) != connection.address:
-            return None
-        try:
-            info = peer.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
-        except OSError:
-            return None
-    if len(info) < _BYTES_RECEIVED_AT + _BYTES_RECEIVED.size:
-        return None
-    (received,) = _BYTES_RECEIVED.unpack_from(info, _BYTES_RECEIVED_AT)
-    return int(received)
-
-
-def _shown(address: tuple[str, int] | None) -> str:
-    return f"{address[0]}:{address[1]}" if address else "an unknown peer"
+    def _warn(self, text: str) -> None:
+        """Log a warning; under a flood of them only some, and how many were left out."""
+        now = self._clock.monotonic_ms()
+        if now < self._warned_ms + 1_000.0 / WARNINGS_PER_S:
+            self._unwarned += 1
+            return
+        self._warned_ms = now
+        more = f" ({self._unwarned} like it were not logged)" if self._unwarned else ""
+        self._unwarned = 0
+        log.warning("api: %s%s", text, more)

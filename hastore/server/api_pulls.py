@@ -6,13 +6,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hastore.clock import Clock
-from hastore.protocol.api import Position, Pull, Pulled, PullStatus
+from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_connections import Connection
 from hastore.server.api_history import Standing, check_position, epoch_at, epochs_of
 from hastore.store.record import decode_record
 
-Answer = Callable[[Connection, Pulled, bytes | None], None]
+Answer = Callable[[Connection, Pulled | Failed, bytes | None], None]
 MAX_PARKED = 10_000
 MAX_PARKED_OF_ONE = 1_024
 LATELY_MS = 50.0
@@ -29,10 +29,17 @@ class _Parked:
 class PullDesk:
     """Answer pulls within the readable offset; used by whoever holds the API's socket."""
 
-    def __init__(self, backend: ApiBackend, clock: Clock, answer: Answer) -> None:
+    def __init__(
+        self,
+        backend: ApiBackend,
+        clock: Clock,
+        answer: Answer,
+        has_room: Callable[[Connection], bool],
+    ) -> None:
         self._backend = backend
         self._clock = clock
         self._answer = answer
+        self._has_room = has_room
         self._parked: dict[tuple[str, int], list[_Parked]] = {}
         self._next_deadline_ms = float("inf")
         self.parked = 0
@@ -40,6 +47,9 @@ class PullDesk:
 
     def take(self, connection: Connection, request: Pull) -> None:
         """Answer a pull, or park it when it may wait."""
+        if not self._has_room(connection):
+            self._answer(connection, _busy(request), None)
+            return
         self.parked += 1  # before looking: what becomes readable from here on wakes the loop
         reply, records = self._pull(request)
         may_wait = reply.status in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE)
@@ -91,7 +101,7 @@ class PullDesk:
             kept = []
             for each in self._parked[key]:
                 if each.deadline_ms <= now:
-                    self._answer_parked(each, *self._pull(each.request))
+                    self._answer_parked(each)
                 else:
                     kept.append(each)
                     self._next_deadline_ms = min(self._next_deadline_ms, each.deadline_ms)
@@ -105,20 +115,28 @@ class PullDesk:
 
     def _try(self, parked: _Parked) -> bool:
         """Answer a parked pull if there is something to say; whether it was."""
-        if not parked.connection.ended:
+        connection = parked.connection
+        if not connection.ended and self._has_room(connection):
             reply, records = self._pull(parked.request)
             if reply.status in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE):
                 return False
-            self._answer(parked.connection, reply, records)
+            self._answer(connection, reply, records)
+        elif not connection.ended:
+            self._answer(connection, _busy(parked.request), None)
         self.parked -= 1
-        parked.connection.parked -= 1
+        connection.parked -= 1
         return True
 
-    def _answer_parked(self, parked: _Parked, reply: Pulled, records: bytes | None) -> None:
+    def _answer_parked(self, parked: _Parked) -> None:
+        connection = parked.connection
         self.parked -= 1
-        parked.connection.parked -= 1
-        if not parked.connection.ended:
-            self._answer(parked.connection, reply, records)
+        connection.parked -= 1
+        if connection.ended:
+            return
+        if self._has_room(connection):
+            self._answer(connection, *self._pull(parked.request))
+        else:
+            self._answer(connection, _busy(parked.request), None)
 
     def _pull(self, request: Pull) -> tuple[Pulled, bytes | None]:
         store = self._backend.store
@@ -188,3 +206,7 @@ class PullDesk:
             max_messages=1, max_bytes=1, limit_offset=self._backend.store.max_offset,
         )  # fmt: skip
         return decode_record(found.records).physical_offset if found.count else None
+
+
+def _busy(request: Pull) -> Failed:
+    return Failed(request.rid, "BUSY", "earlier replies are not read yet")

@@ -1,88 +1,112 @@
-"""What the client API sends: replies, and a bound on the large ones that libzmq still holds."""
+"""What the client API sends: gathered in a turn, sent together, bounded exactly.
+
+Replies of one turn to one connection leave in one system call. What the kernel does not take stays
+in the connection's `unsent` and goes on when the epoll tells of room; nobody waits for a reader.
+"""
 
 from __future__ import annotations
 
-import zmq
+import logging
 
 from hastore.protocol import api
+from hastore.protocol.zmtp import encode_front
 from hastore.server.api_connections import Connection, Connections
 
-TRACKED_BYTES = 4_096  # larger payloads are followed until libzmq has sent them
-UNSENT_OF_ONE_BYTES = 8 * 1024 * 1024
-UNSENT_BYTES = 64 * 1024 * 1024
-_NOBLOCK = int(zmq.NOBLOCK)
-_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+log = logging.getLogger(__name__)
+
+UNSENT_OF_ONE_BYTES = 8 * 1024 * 1024  # beyond it no further pull is answered
+UNSENT_BYTES = 48 * 1024 * 1024  # the same for all connections together
+ENDED_AT_BYTES = 16 * 1024 * 1024  # beyond it a connection is ended
+ENDED_AT_BYTES_ALL = 96 * 1024 * 1024  # beyond it the one with the most is
+BUFFERS_MAX = 64  # that one system call sends
+_JOIN_BYTES_MAX = 32 * 1024
 
 
 class Replies:
-    """Send replies over the ROUTER; used by whoever holds the socket.
-
-    `used`: something was sent since it was last set to False.
-    """
+    """Send replies; used by whoever holds the API's lock."""
 
     def __init__(self) -> None:
-        self._router: zmq.Socket[bytes]
         self._connections: Connections
-        self._unsent: dict[Connection, None] = {}
-        self.unsent_bytes = 0
-        self.used = False
+        self._gathered: dict[Connection, None] = {}  # who has something new to send
 
-    def open(self, router: zmq.Socket[bytes], connections: Connections) -> None:
-        """Say where replies go to; once, before the first."""
-        self._router = router
+    def open(self, connections: Connections) -> None:
+        """Say whose connections these are; once, before the first reply."""
         self._connections = connections
 
-    def send(self, connection: Connection, reply: api.Reply, payload: bytes | None = None) -> None:
-        """Send a reply; one to a connection that has ended goes nowhere.
+    @property
+    def unsent_bytes(self) -> int:
+        """The bytes of replies, of all connections, that the kernel has not taken."""
+        return self._connections.unsent_bytes
 
-        A connection that does not read its replies is ended.
-        """
-        routing_id = connection.routing_id
-        if connection.ended or routing_id is None:
+    def send(self, connection: Connection, reply: api.Reply, payload: bytes | None = None) -> None:
+        """Gather a reply for `flush`; one to a connection that has ended goes nowhere."""
+        if connection.ended:
             return
-        router = self._router
-        self.used = True
-        try:
-            router.send(routing_id, _MORE)
-            if payload is None:
-                router.send(api.encode(reply), _NOBLOCK)
+        if payload is None:
+            self._gather(connection, encode_front(api.encode(reply)))
+            return
+        front = encode_front(api.encode(reply), len(payload))
+        if len(payload) <= _JOIN_BYTES_MAX:
+            self._gather(connection, front + payload)
+        else:
+            self._gather(connection, front)
+            self._gather(connection, payload)
+            self.flush_one(connection)  # the kernel holds it rather than this process
+
+    def send_raw(self, connection: Connection) -> None:
+        """Gather what the connection's protocol has to send: greeting, READY, PONG."""
+        if not connection.ended:
+            self._gather(connection, connection.zmtp.take_output())
+
+    def flush(self) -> None:
+        """Send what was gathered since the last call."""
+        while self._gathered:
+            connection, _ = self._gathered.popitem()
+            if not connection.ended:
+                self.flush_one(connection)
+
+    def flush_one(self, connection: Connection) -> None:
+        """Send what is unsent to one connection, as far as the kernel takes it."""
+        unsent = connection.unsent
+        connections = self._connections
+        while unsent:
+            try:
+                if len(unsent) == 1:
+                    sent = connection.sock.send(unsent[0])
+                else:
+                    sent = connection.sock.sendmsg(list(unsent)[:BUFFERS_MAX])
+            except BlockingIOError:
+                break
+            except OSError as failure:
+                connections.lost(connection, str(failure))
                 return
-            router.send(api.encode(reply), _MORE)
-            if len(payload) < TRACKED_BYTES:
-                router.send(payload, _NOBLOCK)
-                return
-            frame = zmq.Frame(payload, track=True, copy=False, copy_threshold=0)
-            tracker = router.send(frame, _NOBLOCK, copy=False, track=True)
-            self._follow(connection, tracker, len(payload))
-        except zmq.Again:
-            self._connections.end(connection, "it does not read its replies")
-        except zmq.ZMQError as failure:
-            if failure.errno != zmq.EHOSTUNREACH:
-                raise
-            self._connections.lost(routing_id)
+            connection.unsent_bytes -= sent
+            connections.unsent_bytes -= sent
+            while unsent and sent >= len(unsent[0]):
+                sent -= len(unsent.popleft())
+            if sent:
+                unsent[0] = memoryview(unsent[0])[sent:]
+        if unsent or connection.watched:
+            self._bound(connection)
 
     def has_room(self, connection: Connection) -> bool:
         """Whether another large reply to this connection stays within the bounds."""
-        self._settle(connection)
         if connection.unsent_bytes >= UNSENT_OF_ONE_BYTES:
             return False
-        if self.unsent_bytes >= UNSENT_BYTES:
-            for each in list(self._unsent):
-                self._settle(each)
-        return self.unsent_bytes < UNSENT_BYTES
+        return self._connections.unsent_bytes < UNSENT_BYTES
 
-    def _follow(self, connection: Connection, tracker: zmq.MessageTracker, size: int) -> None:
-        connection.unsent.append((tracker, size))
-        connection.unsent_bytes += size
-        self._unsent[connection] = None
-        self.unsent_bytes += size
+    def _gather(self, connection: Connection, data: bytes) -> None:
+        connection.unsent.append(data)
+        connection.unsent_bytes += len(data)
+        self._connections.unsent_bytes += len(data)
+        self._gathered[connection] = None
 
-    def _settle(self, connection: Connection) -> None:
-        """Forget the replies that libzmq has sent, or dropped with their connection."""
-        unsent = connection.unsent
-        while unsent and unsent[0][0].done:
-            size = unsent.popleft()[1]
-            connection.unsent_bytes -= size
-            self.unsent_bytes -= size
-        if not unsent:
-            self._unsent.pop(connection, None)
+    def _bound(self, connection: Connection) -> None:
+        connections = self._connections
+        if connection.unsent_bytes > ENDED_AT_BYTES:
+            connections.end(connection, "it does not read its replies")
+            return
+        connections.watch_for_room(connection)
+        while connections.unsent_bytes > ENDED_AT_BYTES_ALL:
+            worst = max(connections.all(), key=lambda each: each.unsent_bytes)
+            connections.end(worst, "of all it reads its replies least")

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from hastore.client.cluster import ClusterView
+from hastore.client.connections.links import Arrival
 from hastore.client.fetcher import PULL_BYTES_MIN, RETRY_MS, Fetcher, QueueReader
-from hastore.client.links import Arrival
 from hastore.errors import CorruptRecordError, PositionLostError
 from hastore.protocol import api
 from hastore.protocol.api import Position, PullStatus

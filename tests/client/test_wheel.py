@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hastore import Producer
-from hastore.client.links import LinkSet
+from hastore.client.connections.socket_links import SocketLinks
 from hastore.client.results import SendResult
 from hastore.errors import ClientError, OutcomeUnknown
 from hastore.store.record import decode_record
@@ -32,14 +32,14 @@ def test_a_lone_caller_turns_the_wheel_itself(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     senders: set[str] = set()
-    real = LinkSet.send
+    real = SocketLinks.send
 
-    def send(self: LinkSet, *arguments: Any) -> bool:
+    def send(self: SocketLinks, *arguments: Any) -> bool:
         if len(arguments) > 2:
             senders.add(threading.current_thread().name)
         return real(self, *arguments)
 
-    monkeypatch.setattr(LinkSet, "send", send)
+    monkeypatch.setattr(SocketLinks, "send", send)
     with Producer([node.address]) as producer:
         for number in range(50):
             producer.send_sync("t", b"%d" % number)
@@ -167,9 +167,9 @@ def test_a_caller_never_opens_links_beside_the_thread(
     overlaps: list[tuple[str, ...]] = []
 
     def guarded(name: str) -> None:
-        real = getattr(LinkSet, name)
+        real = getattr(SocketLinks, name)
 
-        def call(self: LinkSet, *arguments: Any) -> Any:
+        def call(self: SocketLinks, *arguments: Any) -> Any:
             inside.append(name)
             if len(inside) > 1 and {threading.get_ident()} != owners | {threading.get_ident()}:
                 overlaps.append(tuple(inside))
@@ -181,7 +181,7 @@ def test_a_caller_never_opens_links_beside_the_thread(
                 inside.remove(name)
                 owners.discard(threading.get_ident())
 
-        monkeypatch.setattr(LinkSet, name, call)
+        monkeypatch.setattr(SocketLinks, name, call)
 
     owners: set[int] = set()
     for name in ("open", "collect", "send"):

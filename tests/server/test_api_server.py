@@ -17,6 +17,8 @@ from hastore.config import ApiConfig
 from hastore.errors import ConfigError, StoreBrokenError
 from hastore.ha.group_transfer import Need, Outcome
 from hastore.protocol import api
+from hastore.server.api_connections import Connection
+from hastore.server.api_replies import Replies
 from hastore.server.api_server import ApiServer
 from hastore.store.host import NO_HOST
 from hastore.store.record import build_record, decode_record
@@ -117,15 +119,15 @@ def test_who_learns_of_a_confirmation_answers_while_the_api_sleeps(
     backend: FakeBackend,
 ) -> None:
     threads: list[threading.Thread] = []
-    send = zmq.Socket.send
+    send = Replies.flush_one
 
-    def noted(self: Any, *given: Any, **named: Any) -> Any:
+    def noted(self: Replies, connection: Connection) -> None:
         threads.append(threading.current_thread())
-        return send(self, *given, **named)
+        send(self, connection)
 
     client.ask(api.Put(1), record())
     backend.transfer.hold = True
-    monkeypatch.setattr(zmq.Socket, "send", noted)
+    monkeypatch.setattr(Replies, "flush_one", noted)
     for rid in range(2, 12):  # the API's thread may just look after its connections
         client.send(api.Put(rid), record())
         until(lambda: backend.transfer.waiting and not server._turning.locked())

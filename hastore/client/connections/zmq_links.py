@@ -1,4 +1,4 @@
-"""The DEALER sockets of a client, one for each address, owned by one thread at a time.
+"""Links through libzmq: a DEALER socket for each address, owned by one thread at a time.
 
 Requests wait for no connection (ZMQ_IMMEDIATE and NOBLOCK): what cannot be handed to the kernel's
 side now is refused here, and what was queued for a connection that broke is dropped with it. So the
@@ -14,19 +14,21 @@ import select
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import zmq
 
+from hastore.client.connections.links import (
+    MAX_REPLY_BYTES,
+    RECONNECT_MS,
+    RECONNECT_MS_MAX,
+    Arrival,
+)
+from hastore.client.connections.monitor_event import monitor_event
 from hastore.errors import ProtocolError
 from hastore.protocol import api
-from hastore.protocol.monitor_event import monitor_event
 
 log = logging.getLogger(__name__)
 
-MAX_REPLY_BYTES = 16 * 1024 * 1024
-RECONNECT_MS = 50
-RECONNECT_MAX_MS = 1_000
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _POLLIN = int(zmq.POLLIN)
@@ -44,17 +46,8 @@ class Link:
     generation: int = 0
 
 
-class Arrival(NamedTuple):
-    """A reply, or with `reply` None the news that a link went up or down."""
-
-    address: str
-    reply: api.Reply | None
-    payload: bytes = b""
-    up: bool = True
-
-
-class LinkSet:
-    """A client's links, one epoll over them, and an eventfd by which others wake the owner."""
+class ZmqLinks:
+    """A client's links through libzmq, with its I/O thread; see `Links`."""
 
     def __init__(self) -> None:
         self._context = zmq.Context(1)
@@ -126,9 +119,10 @@ class LinkSet:
     def sleep(self, timeout_s: float) -> None:
         """Sleep until something may have arrived; touches no socket.
 
-        Only after a `collect` that found nothing: libzmq tells of an arrival once.
+        libzmq tells of an arrival once, and using a socket may use that up: after a use there is no
+        sleep before the next `collect`.
         """
-        for descriptor, _ in self._epoll.poll(timeout_s):
+        for descriptor, _ in self._epoll.poll(0.0 if self._signalled else timeout_s):
             if descriptor == self._wakeup:
                 with contextlib.suppress(BlockingIOError):  # two may sleep here: one is first
                     os.eventfd_read(self._wakeup)
@@ -137,13 +131,21 @@ class LinkSet:
             else:
                 self._signalled = True
 
-    def close(self) -> None:
-        """Close all links; what was handed over but not sent gets 1 s more."""
+    def fileno(self) -> int:
+        """Return the epoll's descriptor."""
+        return self._epoll.fileno()
+
+    def due_s(self) -> float:
+        """Return 0 when the sockets were used since the last `collect`, else -1."""
+        return 0.0 if self._signalled else -1.0
+
+    def close(self, linger_s: float = 1.0) -> None:
+        """Close all links; what was handed over but not sent gets `linger_s` more."""
         if self._closed:
             return
         self._closed = True
         for link in self._links.values():
-            self._disconnect(link, linger_ms=1_000)
+            self._disconnect(link, linger_ms=int(linger_s * 1000.0))
         self._links.clear()
         self._polled.clear()
         self._epoll.close()
@@ -201,8 +203,8 @@ class LinkSet:
         dealer.setsockopt(zmq.SNDHWM, 2_048)
         dealer.setsockopt(zmq.RCVHWM, 0)  # a mark aborts the process when the peer goes at it
         dealer.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
-        dealer.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, RECONNECT_MAX_MS)
+        dealer.setsockopt(zmq.RECONNECT_IVL, int(RECONNECT_MS))
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, int(RECONNECT_MS_MAX))
         dealer.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
         dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6_000)
         monitor = dealer.get_monitor_socket(_MONITORED)

@@ -1,0 +1,1 @@
+"""A client's connections to the nodes: by sockets of its own, or through libzmq."""

@@ -1,0 +1,40 @@
+"""From host names to addresses, outside of anybody's way: a look-up may take seconds."""
+
+from __future__ import annotations
+
+import logging
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+log = logging.getLogger(__name__)
+
+Targets = list[tuple[int, Any]]  # (address family, what `connect` takes)
+
+
+def numeric_targets(host: str, port: int) -> Targets:
+    """Return the target of an IPv4 or IPv6 address; empty when the host is a name."""
+    try:
+        return _targets(host, port, socket.AI_NUMERICHOST)
+    except OSError:
+        return []
+
+
+def look_up(host: str, port: int, found: Callable[[Targets], None]) -> None:
+    """Look a name up in a thread of its own, which ends by calling `found`; empty: not known."""
+
+    def run() -> None:
+        try:
+            targets = _targets(host, port, 0)
+        except (OSError, UnicodeError) as failure:
+            log.debug("client: %s: %s", host, failure)
+            targets = []
+        found(targets)
+
+    threading.Thread(target=run, name=f"lookup {host}", daemon=True).start()
+
+
+def _targets(host: str, port: int, flags: int) -> Targets:
+    infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=flags)
+    return list(dict.fromkeys((int(family), target) for family, _, _, _, target in infos))

@@ -1,0 +1,336 @@
+"""ZMTP, the wire of ZeroMQ (RFC 37): bytes in, messages out. No socket, no clock, no thread.
+
+Versions 3.1 and 3.0, mechanism NULL, DEALER towards ROUTER. Both ends use the same class:
+
+    AWAITING_GREETING --64 bytes--> AWAITING_READY --READY--> OPEN        any error: FAILED
+
+    greeting   FF, 8 bytes padding, 7F | major, minor | mechanism, 20 bytes | as-server | 31 bytes 0
+    frame      flags: 1 byte | size: 1 byte, or with LONG 8 bytes | body
+    flags      0x01 MORE frames of this message follow   0x02 LONG   0x04 COMMAND
+    command    a frame with COMMAND: name length: 1 byte | name | data
+    READY      data is properties: name length: 1 byte | name | value length: 4 bytes | value
+    PING       data is ttl: 2 bytes | context, at most 16 bytes;  PONG has the context
+    ERROR      data is reason length: 1 byte | reason
+
+Whoever drives it gives `receive` what came and sends what `take_output` returns: the greeting,
+READY and PONGs, and before it closes a connection that failed, the ERROR that says why. Messages
+to send are framed by `encode_front`, which needs no state: nothing may be sent before `is_open`.
+
+Every size is checked before a byte is kept for it, and what is kept are bytes that really came.
+"""
+
+from __future__ import annotations
+
+import struct
+from enum import Enum
+
+from hastore.errors import ProtocolError
+
+Message = tuple[bytes, ...]  # the frames of a message, at least one
+
+GREETING_BYTES = 64
+MAX_COMMAND_BYTES = 512
+MORE, LONG, COMMAND = 0x01, 0x02, 0x04
+_KNOWN_FLAGS = MORE | LONG | COMMAND
+_SIGNATURE = b"\xff\0\0\0\0\0\0\0\x01\x7f"  # the padding as libzmq writes it
+_MECHANISM = b"NULL".ljust(20, b"\0")
+_MAX_CONTEXT_BYTES = 16
+_LONG_SIZE = struct.Struct(">Q")
+_LONG_PREFIX = struct.Struct(">BQ")
+_VALUE_SIZE = struct.Struct(">I")
+_TTL_BYTES = 2
+
+
+class SocketType(Enum):
+    """The socket types that speak here."""
+
+    DEALER = b"DEALER"
+    ROUTER = b"ROUTER"
+
+
+_PEER = {SocketType.DEALER: SocketType.ROUTER, SocketType.ROUTER: SocketType.DEALER}
+
+
+class State(Enum):
+    """How far a connection has come."""
+
+    AWAITING_GREETING = "awaiting greeting"
+    AWAITING_READY = "awaiting READY"
+    OPEN = "open"
+    FAILED = "failed"
+
+
+class ZmtpConnection:
+    """One end of one connection.
+
+    `limits` bounds a message: the bytes of its first frame, of its second, ...; a message of more
+    frames than that is an error.
+    """
+
+    def __init__(self, socket_type: SocketType, limits: tuple[int, ...]) -> None:
+        self._type = socket_type
+        self._limits = limits
+        self._buffer = bytearray()  # what came and is not yet a whole frame
+        self._needed = GREETING_BYTES  # bytes in the buffer before a look at it can help
+        self._frames: list[bytes] = []  # of a message whose last frame has not come
+        self._frames_bytes = 0
+        self._output = bytearray(_greeting() + _ready(socket_type))
+        self.state = State.AWAITING_GREETING
+        self.peer_minor = 0  # version 3.MINOR of the peer
+
+    @property
+    def is_open(self) -> bool:
+        """Whether messages may be sent."""
+        return self.state is State.OPEN
+
+    @property
+    def held_bytes(self) -> int:
+        """The bytes that are kept of a greeting, command or message that is not whole yet."""
+        return len(self._buffer) + self._frames_bytes
+
+    @property
+    def missing_bytes(self) -> int:
+        """How many bytes the frame under way still lacks, at least; 0 between frames."""
+        return max(0, self._needed - len(self._buffer)) if self._buffer else 0
+
+    @property
+    def has_output(self) -> bool:
+        """Whether `take_output` has something to send."""
+        return bool(self._output)
+
+    def take_output(self) -> bytes:
+        """Return what the protocol itself has to send, once."""
+        output = bytes(self._output)
+        self._output.clear()
+        return output
+
+    def receive(self, data: bytes) -> list[Message]:
+        """Take bytes as they came; return the messages that became whole.
+
+        ProtocolError: the peer erred. Send what `take_output` has then, and close; further calls
+        raise again.
+        """
+        if self._buffer:
+            self._buffer += data
+            if len(self._buffer) < self._needed and self.state is State.OPEN:
+                return []
+            data = bytes(self._buffer)
+            self._buffer.clear()
+        try:
+            at = 0 if self.is_open else self._shake_hands(data)
+            return self._read_frames(data, at) if self.is_open else []
+        except ProtocolError as failure:
+            self.fail(str(failure))
+            raise
+
+    def fail(self, reason: str) -> None:
+        """Give up this connection for a reason of the driver's; the peer is told by an ERROR."""
+        if self.state is not State.FAILED:
+            self._output += _command(b"ERROR", _short(reason.encode()[:255]))
+            self.state = State.FAILED
+            self._buffer.clear()
+            self._frames.clear()
+            self._frames_bytes = 0
+
+    # -- the handshake
+
+    def _shake_hands(self, data: bytes) -> int:
+        """Follow greeting and READY; return where the first frame behind them begins."""
+        if self.state is State.FAILED:
+            raise ProtocolError("the connection has failed before")
+        at = 0
+        if self.state is State.AWAITING_GREETING:
+            self._check_greeting(data)
+            if len(data) < GREETING_BYTES:
+                self._keep(data, 0, GREETING_BYTES)
+                return 0
+            self.state, at = State.AWAITING_READY, GREETING_BYTES
+        frame = self._next_frame(data, at, MAX_COMMAND_BYTES)
+        if frame is None:
+            return 0
+        flags, begin, end = frame
+        if not flags & COMMAND:
+            raise ProtocolError("a message came before READY")
+        name, rest = _read_command(data[begin:end])
+        if name == b"ERROR":
+            raise ProtocolError(f"the peer refused: {rest[1:].decode('utf-8', 'replace')}")
+        if name != b"READY":
+            raise ProtocolError(f"the command {name!r} came before READY")
+        self._check_peer(_read_properties(rest))
+        self.state = State.OPEN
+        return end
+
+    def _check_greeting(self, data: bytes) -> None:
+        """Check what has come of a greeting, so that a wrong one is refused at its first bytes."""
+        if data and data[0] != 0xFF or len(data) > 9 and data[9] != 0x7F:
+            raise ProtocolError("no ZMTP 3 greeting; the client API speaks ZMTP 3.0 and 3.1")
+        if len(data) > 10 and data[10] < 3:
+            raise ProtocolError(f"ZMTP {data[10]} is not spoken here, 3.0 and 3.1 are")
+        if len(data) > 11:
+            self.peer_minor = data[11] if data[10] == 3 else 1
+        if len(data) >= 32 and data[12:32] != _MECHANISM:
+            named = data[12:32].rstrip(b"\0")
+            raise ProtocolError(f"the mechanism {named!r} is not spoken here, NULL is")
+
+    def _check_peer(self, properties: dict[bytes, bytes]) -> None:
+        wanted = _PEER[self._type].value
+        found = properties.get(b"socket-type")
+        if found != wanted:
+            here = self._type.value.decode()
+            raise ProtocolError(
+                f"a {here} socket talks to {wanted.decode()} sockets here, the peer is {found!r}"
+            )
+
+    # -- frames
+
+    def _read_frames(self, data: bytes, at: int) -> list[Message]:
+        messages: list[Message] = []
+        frames = self._frames
+        limits, most = self._limits, len(self._limits)
+        end = len(data)
+        while end - at >= 2:
+            flags, size = data[at], data[at + 1]
+            if flags > MORE:  # long, a command, or wrong
+                frame = self._next_frame(data, at, limits[len(frames)])
+                if frame is None:
+                    return messages
+                flags, begin, stop = frame
+                if flags & COMMAND:
+                    self._follow_command(data[begin:stop])
+                    at = stop
+                    continue
+            else:
+                begin = at + 2
+                stop = begin + size
+                if stop > end:
+                    self._keep(data, at, 2 + size)
+                    return messages
+                if size > limits[len(frames)]:
+                    raise ProtocolError(f"a frame of {size} bytes")
+            at = stop
+            if flags & MORE:
+                frames.append(data[begin:stop])
+                self._frames_bytes += stop - begin
+                if len(frames) >= most:
+                    raise ProtocolError(f"a message of more than {most} frames")
+            elif frames:
+                messages.append((*frames, data[begin:stop]))
+                frames.clear()
+                self._frames_bytes = 0
+            else:
+                messages.append((data[begin:stop],))
+        if at < end:
+            self._keep(data, at, 2)
+        return messages
+
+    def _next_frame(self, data: bytes, at: int, limit: int) -> tuple[int, int, int] | None:
+        """Return flags, begin and end of a frame's body; None when it is kept until it is whole.
+
+        ProtocolError as soon as its first bytes show that it is none, or too large.
+        """
+        left = len(data) - at
+        if left < 2:
+            self._keep(data, at, 2)
+            return None
+        flags = data[at]
+        if flags & ~_KNOWN_FLAGS or flags & COMMAND and flags & MORE:
+            raise ProtocolError(f"a frame with the flags {flags:#04x}")
+        head = 9 if flags & LONG else 2
+        if left < head:
+            self._keep(data, at, head)
+            return None
+        size = _LONG_SIZE.unpack_from(data, at + 1)[0] if flags & LONG else data[at + 1]
+        if flags & COMMAND:
+            limit = MAX_COMMAND_BYTES
+        if size > limit:
+            raise ProtocolError(f"a frame of {size} bytes; at most {limit}")
+        if left < head + size:
+            self._keep(data, at, head + size)
+            return None
+        return flags, at + head, at + head + size
+
+    def _keep(self, data: bytes, at: int, needed: int) -> None:
+        self._buffer += data[at:] if at else data
+        self._needed = needed
+
+    def _follow_command(self, body: bytes) -> None:
+        name, rest = _read_command(body)
+        if name == b"PING":
+            context = rest[_TTL_BYTES:]
+            if len(rest) < _TTL_BYTES or len(context) > _MAX_CONTEXT_BYTES:
+                raise ProtocolError(f"a PING of {len(rest)} bytes")
+            self._output += _command(b"PONG", context)
+        elif name == b"ERROR":
+            raise ProtocolError(f"the peer gave up: {rest[1:].decode('utf-8', 'replace')}")
+        elif name == b"READY":
+            raise ProtocolError("a second READY")
+        # PONG needs no answer; a command of a later version is skipped, as RFC 37 asks.
+
+
+def encode_front(header: bytes, payload_bytes: int | None = None) -> bytes:
+    """Return a message of the frame `header`, and of a second one up to its body, if any.
+
+    With `payload_bytes` the caller sends so many bytes right behind it.
+    """
+    size = len(header)
+    if payload_bytes is None:
+        return (_prefix(0, size) if size > 255 else bytes((0, size))) + header
+    first = _prefix(MORE, size) if size > 255 else bytes((MORE, size))
+    return first + header + _prefix(0, payload_bytes)
+
+
+def encode_ping(ttl_ms: int) -> bytes:
+    """Return a PING: close the connection if nothing more comes for `ttl_ms` (at most 6,553 s)."""
+    return _command(b"PING", (ttl_ms // 100).to_bytes(_TTL_BYTES, "big"))
+
+
+def _prefix(flags: int, size: int) -> bytes:
+    return bytes((flags, size)) if size < 256 else _LONG_PREFIX.pack(flags | LONG, size)
+
+
+def _greeting() -> bytes:
+    return (_SIGNATURE + b"\x03\x01" + _MECHANISM).ljust(GREETING_BYTES, b"\0")
+
+
+def _ready(socket_type: SocketType) -> bytes:
+    properties = {b"Socket-Type": socket_type.value}
+    if socket_type is SocketType.DEALER:
+        properties[b"Identity"] = b""
+    data = b"".join(
+        _short(name) + _VALUE_SIZE.pack(len(value)) + value for name, value in properties.items()
+    )
+    return _command(b"READY", data)
+
+
+def _command(name: bytes, data: bytes) -> bytes:
+    body = _short(name) + data
+    return _prefix(COMMAND, len(body)) + body
+
+
+def _short(value: bytes) -> bytes:
+    return bytes((len(value),)) + value
+
+
+def _read_command(body: bytes) -> tuple[bytes, bytes]:
+    """Return a command's name and data."""
+    size = body[0] if body else 0
+    if not 0 < size < len(body):
+        raise ProtocolError("a command without a name")
+    return body[1 : 1 + size], body[1 + size :]
+
+
+def _read_properties(data: bytes) -> dict[bytes, bytes]:
+    """Return the properties of READY, their names in lower case."""
+    found: dict[bytes, bytes] = {}
+    at = 0
+    while at < len(data):
+        name_end = at + 1 + data[at]
+        value_at = name_end + _VALUE_SIZE.size
+        if value_at > len(data) or name_end == at + 1:
+            raise ProtocolError("a READY whose properties do not fit in it")
+        value_end = value_at + _VALUE_SIZE.unpack_from(data, name_end)[0]
+        if value_end > len(data):
+            raise ProtocolError("a READY whose properties do not fit in it")
+        found[data[at + 1 : name_end].lower()] = data[value_at:value_end]
+        at = value_end
+    return found
