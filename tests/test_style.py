@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "ha": (*COMMON, "protocol", "ha", "store.filesystem"),
     "ha.replica_log": (*COMMON, "protocol", "ha", "store"),
     "client": (*COMMON, "protocol", "client", "store.record", "store.properties", "store.host"),
-    "aio": ("client", "protocol.api"),
+    "aio": (*COMMON, "aio", "client", "protocol.api"),
     "server": (*COMMON, "config_file", "protocol", "store", "ha", "server"),
     "spark": (
         *("errors", "clock", "client", "spark"),
@@ -64,6 +64,7 @@ IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subp
 FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 # Only these import the big libraries, so that the core works without the extras.
 ONLY_SPARK = {"pyspark", "pyarrow"}
+ONLY_ZMQ = ("client.connections.zmq_links", "client.connections.monitor_event")
 # Where a file may be opened besides the shim: the configuration is the operator's file, not the
 # store's; the command line and the Spark side read and write what the operator names.
 FILE_ACCESS = ("store.filesystem", "config_file", "cli", "spark")
@@ -122,6 +123,8 @@ def test_imports_go_one_way(path):
             assert fits(name, ("spark", "cli.demo_spark")), (
                 f"{path}:{line}: only spark imports {top}"
             )
+        if top == "zmq":
+            assert name in ONLY_ZMQ, f"{path}:{line}: only {ONLY_ZMQ[0]} imports zmq"
         if fits(name, PURE + PURE_HA):
             assert top not in IMPURE_IMPORTS, f"{path}:{line}: {name} is pure, {top} is not"
         if top == "time":

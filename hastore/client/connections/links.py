@@ -90,6 +90,10 @@ class Links(Protocol):
         """Return in how many seconds `collect` has something to do by itself, -1 for never."""
         ...
 
+    def abandon(self) -> None:
+        """Close the descriptors in a forked child, where the connections are the parent's."""
+        ...
+
     def close(self, linger_s: float = 1.0) -> None:
         """Close all links; what was sent and not yet taken by the kernel gets `linger_s` more."""
         ...

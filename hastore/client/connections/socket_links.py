@@ -230,6 +230,16 @@ class SocketLinks:
         self._links.clear()
         self._epoll.close()
 
+    def abandon(self) -> None:
+        """Close the descriptors in a forked child; the connections stay the parent's."""
+        self._closed = True
+        for link in self._links.values():
+            if link.sock is not None:
+                link.sock.close()  # no more: the epoll behind its descriptor is the parent's too
+                link.sock = None
+        self._links.clear()
+        self._epoll.close()
+
     # -- what happens on a link
 
     def _attend(self, link: _Link, mask: int, now: float, arrivals: list[Arrival]) -> None:

@@ -151,6 +151,10 @@ class ZmqLinks:
         self._epoll.close()
         self._context.term()
 
+    def abandon(self) -> None:
+        """Leave all to pyzmq, which notices a fork by itself."""
+        self._closed = True
+
     def collect(self) -> list[Arrival]:
         """Return what has arrived; news of a link precedes what came over its new connection."""
         arrivals: list[Arrival] = []
