@@ -25,7 +25,6 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from hastore.clock import Clock
-from hastore.errors import ProtocolError
 from hastore.protocol.api import MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from hastore.protocol.zmtp import Message, SocketType, ZmtpConnection
 
@@ -149,11 +148,10 @@ class Connections:
         if not data:
             self.lost(connection, "closed by the client")
             return []
-        try:
-            messages = zmtp.receive(data)
-        except ProtocolError as failure:
+        messages = zmtp.receive(data)
+        if zmtp.failure is not None:
             self.malformed += 1
-            self.end(connection, str(failure))
+            self.end(connection, zmtp.failure)
             return []
         if connection.unfinished or zmtp.held_bytes:
             self._note_unfinished(connection, bool(messages), now_ms)
