@@ -42,7 +42,7 @@ PAUSE_MS = 20.0  # of reading from one connection, or of accepting without descr
 BACKLOG = 1_024
 ACCEPTS_MAX = 64  # in one turn
 RECEIVE_BYTES = 64 * 1024  # of one read, at most
-RECEIVE_BYTES_FIRST = 4 * 1024
+RECEIVE_BYTES_FIRST = 2 * 1024
 RECEIVE_BYTES_MIN = 512
 MESSAGES_MAX = 256  # that one read should bring
 RECEIVE_BYTES_MAX = 512 * 1024  # when so much of one frame is still to come
@@ -76,6 +76,7 @@ class Connection:
     unsent_bytes: int = 0
     watched: bool = False  # the epoll tells when the kernel takes more
     receive_bytes: int = RECEIVE_BYTES_FIRST  # of the next read
+    inbox: list[Message] = field(default_factory=list)  # read, but the turn's time was over
 
 
 class Connections:

@@ -9,7 +9,7 @@ eventfd.
 What this thread does is bounded in each turn: one read for each connection, and no more reading
 once DRAIN_BYTES of puts or answers, or DRAIN_PUTS puts, have come together or TURN_MS are over.
 Who was not read from then is first in the next turn: the epoll alone would name the same ones first
-each time.
+each time. Who was read from, and sent more requests than fit in the turn, is last in the next one.
 
 Whoever uses the connections holds `_turning`: the API's thread for all of a turn, and while that
 one sleeps the thread that learns of a confirmation, to answer the put at once. The API's thread
@@ -52,7 +52,6 @@ log = logging.getLogger(__name__)
 DRAIN_BYTES = 8 * 1024 * 1024
 DRAIN_PUTS = 4_096
 TURN_MS = 10.0  # of reading and answering questions
-SLOW_MS = 20.0  # one read's requests took longer: the next read is small
 MAX_FETCHES = 1_000  # that wait for the positions to be read
 LINGER_S = 0.2  # for what is unsent when the server stops
 _SCHEME = "tcp://"
@@ -206,8 +205,10 @@ class ApiServer(Service):
         """Wait for something to do; returns the descriptors that have it, and what."""
         connections = self._connections
         if self._left:
-            events, self._left = self._left, []
-            return events
+            left, self._left = self._left, []
+            known = {descriptor for descriptor, _ in left}
+            return left + [new for new in connections.epoll.poll(0, _EVENTS_MAX)
+                           if new[0] not in known]  # fmt: skip
         if self._reading_positions or self._puts.has_done:
             timeout_s = 0.0
         else:
@@ -226,7 +227,6 @@ class ApiServer(Service):
         # Bounded by the answers to pulls too: puts wait behind them.
         full = connections.unsent_bytes + DRAIN_BYTES
         accepting = False
-        at = now
         for place, (descriptor, mask) in enumerate(events, 1):
             connection = connections.find(descriptor)
             if connection is None:
@@ -239,16 +239,15 @@ class ApiServer(Service):
                 self._replies.flush_one(connection)
             if mask & _READ and not connection.ended:
                 self._receive(connection, now, mask)
-                before, at = at, self._clock.monotonic_ms()
-                if at > before + SLOW_MS:
-                    connection.receive_bytes = RECEIVE_BYTES_MIN
                 if (
                     puts.gathered_bytes >= DRAIN_BYTES
                     or puts.gathered >= DRAIN_PUTS
                     or connections.unsent_bytes >= full
-                    or at > now + TURN_MS
+                    or self._clock.monotonic_ms() > now + TURN_MS
                 ):
                     self._left = events[place:]
+                    if connection.inbox:
+                        self._left.append((descriptor, select.EPOLLIN))
                     break
         puts.append(now)
         if puts.has_done:
@@ -271,11 +270,14 @@ class ApiServer(Service):
     # -- receiving
 
     def _receive(self, connection: Connection, now: float, mask: int) -> None:
-        broken = bool(mask & _BROKEN)
-        messages = self._connections.receive(connection, now, broken=broken)
-        if connection.zmtp.has_output:
-            self._replies.send_raw(connection)
-        for message in messages:
+        if connection.inbox:
+            messages, connection.inbox = connection.inbox, []
+        else:
+            broken = bool(mask & _BROKEN)
+            messages = self._connections.receive(connection, now, broken=broken)
+            if connection.zmtp.has_output:
+                self._replies.send_raw(connection)
+        for done, message in enumerate(messages, 1):
             if connection.ended:
                 return
             try:
@@ -283,6 +285,10 @@ class ApiServer(Service):
             except ProtocolError as failure:
                 self._malformed += 1
                 self._connections.end(connection, str(failure)[:200])
+            if done < len(messages) and self._clock.monotonic_ms() > now + TURN_MS:
+                connection.inbox = messages[done:]
+                connection.receive_bytes = RECEIVE_BYTES_MIN
+                return
 
     def _take(self, connection: Connection, message: Message, now: float) -> None:
         request = api.decode_request(message[0])

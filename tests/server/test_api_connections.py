@@ -171,6 +171,27 @@ def pump(raws: list[Raw], data: bytes, stop: threading.Event) -> threading.Threa
 # -- fairness
 
 
+def test_questions_that_take_long_do_not_keep_others_from_being_answered(
+    server: ApiServer, connect: Callable[..., Raw], backend: FakeBackend
+) -> None:
+    def slowly() -> dict[str, Any]:
+        time.sleep(0.01)
+        return {}
+
+    backend.status = slowly  # type: ignore[method-assign]
+    client = connect()
+    client.ask(api.AskMap(1))
+    askers = [connect() for _ in range(4)]
+    for asker in askers:
+        asker.send(b"".join(encode_front(api.encode(api.AskStatus(n))) for n in range(150)))
+    begin = time.monotonic()
+    for rid in range(5):
+        assert client.ask(api.AskMap(rid)).rid == rid
+    assert time.monotonic() - begin < 1.0  # all of them take 6 s
+    for asker in askers:
+        assert [asker.next().rid for _ in range(150)] == list(range(150))
+
+
 @pytest.mark.parametrize("bound", ["DRAIN_BYTES", "DRAIN_PUTS", "TURN_MS"])
 def test_who_sends_without_pause_does_not_keep_others_from_being_read(
     monkeypatch: pytest.MonkeyPatch, server: ApiServer, connect: Callable[..., Raw], bound: str
