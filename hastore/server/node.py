@@ -112,10 +112,14 @@ class Node:
     def _open_store(self) -> None:
         config, state = self.config, self.state
         try:
-            self._fs.make_dirs(config.store.root)
-            state.load(config.node, config.cluster, config.group)
-            intent = state.data.intent
-            self.store.open(intent_offset=None if intent is None else intent.offset)
+            self.store.lock()  # before node.json is read: another process may be writing it
+            try:
+                state.load(config.node, config.cluster, config.group)
+                intent = state.data.intent
+                self.store.open(intent_offset=None if intent is None else intent.offset)
+            except BaseException:
+                self.store.unlock()
+                raise
         except OSError as error:
             raise StoreError(
                 f"{config.store.root}: the store cannot be opened: {error}; `store.root` must be a "
@@ -175,9 +179,12 @@ class Node:
         if self._http is not None:
             self._http.stop()
         failed = self.store.broken_reason is not None
-        self.store.close()
-        if not failed:
-            self.state.end_cleanly()
+        try:
+            self.store.close(unlock=False)
+            if not failed:
+                self.state.end_cleanly()
+        finally:
+            self.store.unlock()  # after node.json: the next start reads what this one left
 
     def _on_failure(self, name: str, failure: BaseException) -> None:
         """Note a failure. A closed store stays and says why; a dead service ends the node."""

@@ -76,6 +76,17 @@ class MessageStore:
         self._changed = threading.Condition()
         self._waiters = 0
 
+    def lock(self) -> None:
+        """Take the store's lock ahead of `open`, for what else must be read under it.
+
+        StoreInUseError, OSError. `unlock` gives it back, also after a failed `open`.
+        """
+        self._life.lock()
+
+    def unlock(self) -> None:
+        """Give the store's lock back, after `close(unlock=False)`."""
+        self._life.unlock()
+
     def open(self, *, intent_offset: int | None = None) -> None:
         """Lock and recover the store, then start its threads.
 
@@ -85,9 +96,9 @@ class MessageStore:
         """
         self._appender.last_store_timestamp_ms = self._life.open(intent_offset)
 
-    def close(self) -> None:
+    def close(self, *, unlock: bool = True) -> None:
         """Stop cleanly: sync all, save the checkpoint, remove `abort`, unlock. StoreError."""
-        self._life.close()
+        self._life.close(unlock=unlock)
         self._wake()
 
     @property
