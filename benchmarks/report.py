@@ -23,6 +23,8 @@ HEADLINES = (
     ("64 puts in flight", "Kafka"),
     ("send_batch of 100", "RocketMQ"),
     ("own batching", "Kafka"),
+    ("acks=1", "RocketMQ"),
+    ("64 producers", "one producer"),
     ("synchronous flush", "RocketMQ"),
     ("replication to an empty slave", "RocketMQ"),
     ("one consumer", "RocketMQ"),
