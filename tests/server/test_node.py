@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import pathlib
 import threading
+import time
 from typing import Any
 
 import pytest
@@ -38,6 +41,23 @@ class Watched:
         file = REAL.lock(path)
         self.locked = True
         return _Unlocking(file, self)
+
+
+class Refusing:
+    """The machine's files, but node.json cannot be written while `full`."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.refused = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(REAL, name)
+
+    def replace_bytes(self, path: str, data: bytes) -> None:
+        if self.full and path.endswith("node.json"):
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        REAL.replace_bytes(path, data)
 
 
 class _Unlocking:
@@ -94,3 +114,42 @@ def test_a_second_start_beside_a_running_node_changes_nothing(tmp_path: pathlib.
     assert state.data.promised_epoch == promised
     assert state.data.clean_stop
     assert not [t for t in threading.enumerate() if "Service" in t.name]
+
+
+def test_a_role_that_cannot_be_noted_yet_opens_its_epoch_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second opening would begin a new count of reports beside slaves that stay linked."""
+    first = Node(config_of(tmp_path / "s"), lambda: None)
+    first.start()
+    assert first.roles.settled.wait(20)
+    first.stop()
+    files = Refusing()
+    node = Node(config_of(tmp_path / "s"), lambda: None, fs=files)  # type: ignore[arg-type]
+    opened: list[int] = []
+    real = node.ha.open_epoch
+
+    def open_epoch(entry: Any, *, sync: bool) -> None:
+        files.full = not opened
+        opened.append(entry.epoch)
+        real(entry, sync=sync)
+
+    monkeypatch.setattr(node.ha, "open_epoch", open_epoch)
+    node.start()
+    try:
+        until(lambda: files.refused >= 3)
+        assert node.backend.writable_reason() is None
+        files.full = False
+        until(lambda: node.roles.reason is None and node.roles.settled.is_set())
+        assert node.state.data.role_followed is Role.ASYNC_MASTER
+    finally:
+        files.full = False
+        node.stop()
+    assert len(opened) == 1
+
+
+def until(condition: Any, timeout_s: float = 20.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
