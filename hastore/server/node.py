@@ -79,7 +79,7 @@ class Node:
         self._http_address = own.http
         self._http: HttpServer | None = None
         self._retention = _RetentionService(
-            self.store, self.ha, config.store.retention.check_interval_ms
+            self.store, self.ha, config.store.retention.check_interval_ms, self._on_failure
         )
         self.ha_address = own.ha
 
@@ -196,8 +196,14 @@ class Node:
 class _RetentionService(Service):
     """Delete whole old files by age and size; never what a linked slave is still being sent."""
 
-    def __init__(self, store: MessageStore, ha: HAService, interval_ms: float) -> None:
-        super().__init__("RetentionService")
+    def __init__(
+        self,
+        store: MessageStore,
+        ha: HAService,
+        interval_ms: float,
+        on_failure: Callable[[str, BaseException], None],
+    ) -> None:
+        super().__init__("RetentionService", on_failure)
         self._store = store
         self._ha = ha
         self._interval_s = interval_ms / 1000.0
@@ -207,7 +213,7 @@ class _RetentionService(Service):
         while not self.stopping.wait(self._interval_s):
             try:
                 removed = self._store.delete_expired(self._ha.lowest_sent_offset)
-            except OSError as error:
+            except (OSError, StoreError) as error:  # the next look tries again
                 log.error("retention could not delete: %s", error)
                 continue
             if removed:

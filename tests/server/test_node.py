@@ -9,10 +9,11 @@ import threading
 import time
 from typing import Any
 
+import msgspec
 import pytest
 
-from hastore.config import Config, NodeAddress, Role, StoreConfig
-from hastore.errors import StoreInUseError
+from hastore.config import Config, NodeAddress, RetentionConfig, Role, StoreConfig
+from hastore.errors import StoreError, StoreInUseError
 from hastore.ha.node_state import NodeState
 from hastore.server.node import Node
 from hastore.store.filesystem import REAL
@@ -146,6 +147,30 @@ def test_a_role_that_cannot_be_noted_yet_opens_its_epoch_once(
         files.full = False
         node.stop()
     assert len(opened) == 1
+
+
+def test_retention_goes_on_after_a_failure(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path / "s")
+    store = msgspec.structs.replace(config.store, retention=RetentionConfig(check_interval_ms=10))
+    node = Node(msgspec.structs.replace(config, store=store), lambda: None)
+    calls: list[Exception | None] = [StoreError("a file is gone"), OSError(5, "EIO"), None]
+
+    def delete_expired(_hold: int | None) -> int:
+        failure = calls.pop(0) if len(calls) > 1 else None
+        if failure is not None:
+            raise failure
+        calls.clear()
+        return 0
+
+    monkeypatch.setattr(node.store, "delete_expired", delete_expired)
+    node.start()
+    try:
+        until(lambda: not calls)
+        assert not node.failed.is_set()
+    finally:
+        node.stop()
 
 
 def until(condition: Any, timeout_s: float = 20.0) -> None:
