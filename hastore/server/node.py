@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import Config
 from hastore.config_file import config_error, parse_config
-from hastore.errors import ConfigError, StoreBrokenError, StoreError
+from hastore.errors import ConfigError, StoreBrokenError, StoreError, UsageError
 from hastore.ha.epochs import CLASSIC_EPOCH
 from hastore.ha.group_transfer import GroupTransferService
 from hastore.ha.ha_service import HAService
@@ -35,6 +35,7 @@ from hastore.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 STOP_S = 4.0
 READY_WAIT_S = 60.0
 
@@ -288,9 +289,12 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
 
     `kind` has been checked against the file's role by the command. Errors of the start are raised.
     """
+    level = os.environ.get("HASTORE_LOG", "INFO").upper()
+    if level not in LOG_LEVELS:
+        raise UsageError(f"HASTORE_LOG={level}: one of {', '.join(LOG_LEVELS)}")
     logging.basicConfig(
         stream=sys.stderr,
-        level=os.environ.get("HASTORE_LOG", "INFO").upper(),
+        level=level,
         format="%(asctime)s %(levelname)s %(message)s",
     )
     log.debug("starting as %s", kind or "whatever the file says")
