@@ -10,6 +10,7 @@ import hastore
 from hastore.cli.common import run
 
 _COMMANDS = {
+    "init": "init:init_command",
     "status": "status:status_command",
     "produce": "produce:produce_command",
     "consume": "consume:consume_command",
