@@ -154,7 +154,8 @@ class MessageStore:
             self._page.update(confirmed=confirmed, readable=readable)
         except OSError as failure:
             raise self._parts.health.fail("the limits page cannot be written", failure) from failure
-        self._wake()
+        if self._waiters:
+            self._wake()
         if self.on_readable is not None:
             self.on_readable()
 
@@ -187,9 +188,8 @@ class MessageStore:
                 self._waiters -= 1
 
     def _wake(self) -> None:
-        if self._waiters:
-            with self._changed:
-                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
     def append_replica(self, offset: int, data: bytes | memoryview) -> int:
         """Append at `offset`, which must be the end; returns the new end.
@@ -218,10 +218,12 @@ class MessageStore:
         return end
 
     def _grown(self) -> None:
-        self._build.notify()
+        if self._build.idle:
+            self._build.notify()
         if self._sync_each_put:
             self._flush.request()
-        self._wake()
+        if self._waiters:
+            self._wake()
 
     def put_encoded(self, payloads: Sequence[bytes]) -> list[Sequence[PutResult]]:
         """Append all valid records of all payloads by one write; a payload is records in a row.
