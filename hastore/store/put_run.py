@@ -12,7 +12,7 @@ from typing import overload
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
-from hastore.store.idempotence import MAX_PID_BYTES, PID, SEQ, producer_of
+from hastore.store.idempotence import MAX_SEQ_DIGITS, SEQ, own_properties, producer_of
 from hastore.store.put_result import PutResult, PutStatus
 from hastore.store.record import (
     CRC_MASK,
@@ -29,9 +29,7 @@ _FRONT = struct.Struct(">IIIi20xi44xi")
 _FLAG_UNWRAP = 0x40
 FLAGS_REFUSED = FLAG_INNER_BATCH | _FLAG_UNWRAP  # what no client may set
 _SPECIAL = FLAG_IPV6 | FLAG_PREPARED | FLAGS_REFUSED
-_PRODUCER = PID + b"\x01"
 _SEQUENCE = b"\x02" + SEQ + b"\x01"
-_SEQUENCE_DIGITS = 18
 
 
 class PutRun(msgspec.Struct, frozen=True, gc=False):
@@ -133,7 +131,7 @@ def take_run(
             return None
         if like and topic_at + tail_size == stop and payload.startswith(like, topic_at):
             digits = payload[topic_at + len(like) : stop - 1]
-            if not digits.isdigit() or len(digits) > _SEQUENCE_DIGITS or payload[stop - 1] != 2:
+            if not digits.isdigit() or len(digits) > MAX_SEQ_DIGITS or payload[stop - 1] != 2:
                 return None
             sequence = int(digits)
         else:
@@ -170,19 +168,9 @@ def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | No
         return None
     if not properties:
         return None, 0, b""
-    if properties.startswith(_PRODUCER):  # mostly there is nothing but the producer's own
-        sequence_at = properties.find(_SEQUENCE)
-        producer = properties[len(_PRODUCER) : sequence_at]
-        digits = properties[sequence_at + len(_SEQUENCE) : -1]
-        if (
-            sequence_at > 0
-            and producer.isalnum()
-            and len(producer) <= MAX_PID_BYTES
-            and digits.isdigit()
-            and len(digits) <= _SEQUENCE_DIGITS
-            and properties[-1] == 2
-        ):
-            return producer, int(digits), tail[: -1 - len(digits)]
+    own = own_properties(properties)
+    if own is not None:
+        return own[0], int(own[1]), tail[: -1 - len(own[1])]
     if properties[-1] != 2 or properties.count(b"\x01") != properties.count(b"\x02"):
         return None
     try:
