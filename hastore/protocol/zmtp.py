@@ -17,6 +17,7 @@ READY and PONGs, and before it closes a connection that failed, the ERROR that s
 to send are framed by `encode_front`, which needs no state: nothing may be sent before `is_open`.
 
 Every size is checked before a byte is kept for it, and what is kept are bytes that really came.
+However the bytes are cut, the same messages and the same failure come of them.
 """
 
 from __future__ import annotations
@@ -73,9 +74,10 @@ class ZmtpConnection:
         self._buffer = bytearray()  # what came and is not yet a whole frame
         self._needed = GREETING_BYTES  # bytes in the buffer before a look at it can help
         self._frames: list[bytes] = []  # of a message whose last frame has not come
-        self._frames_bytes = 0
+        self._frames_bytes = 0  # as they came, flags and sizes too: an empty frame is one as well
         self._output = bytearray(_greeting() + _ready(socket_type))
         self.state = State.AWAITING_GREETING
+        self.failure: str | None = None  # what was wrong
         self.peer_minor = 0  # version 3.MINOR of the peer
 
     @property
@@ -107,27 +109,32 @@ class ZmtpConnection:
     def receive(self, data: bytes) -> list[Message]:
         """Take bytes as they came; return the messages that became whole.
 
-        ProtocolError: the peer erred. Send what `take_output` has then, and close; further calls
-        raise again.
+        When the peer erred, `failure` says how, and what came before is returned still. Send what
+        `take_output` has then, and close; whatever comes later is dropped.
         """
+        messages: list[Message] = []
+        if self.failure is not None:
+            return messages
         if self._buffer:
             self._buffer += data
             if len(self._buffer) < self._needed and self.state is State.OPEN:
-                return []
+                return messages
             data = bytes(self._buffer)
             self._buffer.clear()
         try:
             at = 0 if self.is_open else self._shake_hands(data)
-            return self._read_frames(data, at) if self.is_open else []
+            if self.is_open:
+                self._read_frames(data, at, messages)
         except ProtocolError as failure:
             self.fail(str(failure))
-            raise
+        return messages
 
     def fail(self, reason: str) -> None:
         """Give up this connection for a reason of the driver's; the peer is told by an ERROR."""
-        if self.state is not State.FAILED:
-            self._output += _command(b"ERROR", _short(reason.encode()[:255]))
-            self.state = State.FAILED
+        if self.failure is None:
+            told = reason.encode("utf-8", "backslashreplace")[:255]
+            self._output += _command(b"ERROR", _short(told))
+            self.state, self.failure = State.FAILED, reason
             self._buffer.clear()
             self._frames.clear()
             self._frames_bytes = 0
@@ -136,8 +143,6 @@ class ZmtpConnection:
 
     def _shake_hands(self, data: bytes) -> int:
         """Follow greeting and READY; return where the first frame behind them begins."""
-        if self.state is State.FAILED:
-            raise ProtocolError("the connection has failed before")
         at = 0
         if self.state is State.AWAITING_GREETING:
             self._check_greeting(data)
@@ -153,7 +158,7 @@ class ZmtpConnection:
             raise ProtocolError("a message came before READY")
         name, rest = _read_command(data[begin:end])
         if name == b"ERROR":
-            raise ProtocolError(f"the peer refused: {rest[1:].decode('utf-8', 'replace')}")
+            raise ProtocolError(f"the peer refused: {_reason(rest)}")
         if name != b"READY":
             raise ProtocolError(f"the command {name!r} came before READY")
         self._check_peer(_read_properties(rest))
@@ -183,8 +188,7 @@ class ZmtpConnection:
 
     # -- frames
 
-    def _read_frames(self, data: bytes, at: int) -> list[Message]:
-        messages: list[Message] = []
+    def _read_frames(self, data: bytes, at: int, messages: list[Message]) -> None:
         frames = self._frames
         limits, most = self._limits, len(self._limits)
         end = len(data)
@@ -193,7 +197,7 @@ class ZmtpConnection:
             if flags > MORE:  # long, a command, or wrong
                 frame = self._next_frame(data, at, limits[len(frames)])
                 if frame is None:
-                    return messages
+                    return
                 flags, begin, stop = frame
                 if flags & COMMAND:
                     self._follow_command(data[begin:stop])
@@ -202,15 +206,14 @@ class ZmtpConnection:
             else:
                 begin = at + 2
                 stop = begin + size
+                if size > limits[len(frames)]:
+                    raise _too_large(size, limits[len(frames)])
                 if stop > end:
                     self._keep(data, at, 2 + size)
-                    return messages
-                if size > limits[len(frames)]:
-                    raise ProtocolError(f"a frame of {size} bytes")
-            at = stop
+                    return
             if flags & MORE:
                 frames.append(data[begin:stop])
-                self._frames_bytes += stop - begin
+                self._frames_bytes += stop - at
                 if len(frames) >= most:
                     raise ProtocolError(f"a message of more than {most} frames")
             elif frames:
@@ -219,9 +222,9 @@ class ZmtpConnection:
                 self._frames_bytes = 0
             else:
                 messages.append((data[begin:stop],))
+            at = stop
         if at < end:
             self._keep(data, at, 2)
-        return messages
 
     def _next_frame(self, data: bytes, at: int, limit: int) -> tuple[int, int, int] | None:
         """Return flags, begin and end of a frame's body; None when it is kept until it is whole.
@@ -243,7 +246,7 @@ class ZmtpConnection:
         if flags & COMMAND:
             limit = MAX_COMMAND_BYTES
         if size > limit:
-            raise ProtocolError(f"a frame of {size} bytes; at most {limit}")
+            raise _too_large(size, limit)
         if left < head + size:
             self._keep(data, at, head + size)
             return None
@@ -261,7 +264,7 @@ class ZmtpConnection:
                 raise ProtocolError(f"a PING of {len(rest)} bytes")
             self._output += _command(b"PONG", context)
         elif name == b"ERROR":
-            raise ProtocolError(f"the peer gave up: {rest[1:].decode('utf-8', 'replace')}")
+            raise ProtocolError(f"the peer gave up: {_reason(rest)}")
         elif name == b"READY":
             raise ProtocolError("a second READY")
         # PONG needs no answer; a command of a later version is skipped, as RFC 37 asks.
@@ -309,6 +312,15 @@ def _command(name: bytes, data: bytes) -> bytes:
 
 def _short(value: bytes) -> bytes:
     return bytes((len(value),)) + value
+
+
+def _too_large(size: int, limit: int) -> ProtocolError:
+    return ProtocolError(f"a frame of {size} bytes; at most {limit}")
+
+
+def _reason(data: bytes) -> str:
+    """Return an ERROR's reason in quotes: it goes into a log, and a stranger wrote it."""
+    return repr(data[1:].decode("utf-8", "replace"))
 
 
 def _read_command(body: bytes) -> tuple[bytes, bytes]:

@@ -9,9 +9,11 @@ What is bounded, and what happens at the bound:
     the handshake                   5 s                        the connection is ended
     a message that has begun        30 s to its last byte      ended
     unfinished messages, all        HELD_BYTES_MAX             the oldest of more than a second is
-                                                               ended; without one, reading pauses
-    connections                     api.max_connections        a silent one is ended, the oldest
-                                                               first; else the one that came last
+                                                               ended; without one, nothing is read
+                                                               of messages under way
+    messages read at once, of one   about MESSAGES_MAX         the next read is smaller
+    connections                     api.max_connections, and   a silent one is ended, the oldest
+                                    half of the descriptors    first; else the one that came last
     half-open peers                 TCP keep-alive, 30 s       ended
 """
 
@@ -19,13 +21,13 @@ from __future__ import annotations
 
 import errno
 import logging
+import resource
 import select
 import socket
 from collections import deque
 from dataclasses import dataclass, field
 
 from hastore.clock import Clock
-from hastore.errors import ProtocolError
 from hastore.protocol.api import MAX_FRAME_BYTES, MAX_HEADER_BYTES
 from hastore.protocol.zmtp import Message, SocketType, ZmtpConnection
 
@@ -33,15 +35,20 @@ log = logging.getLogger(__name__)
 
 HANDSHAKE_MS = 5_000.0
 MESSAGE_MS = 30_000.0
-HELD_BYTES_MAX = 32 * 1024 * 1024
+HELD_BYTES_MAX = 16 * 1024 * 1024
 CROWDED_MS = 1_000.0  # so long a message may take even when too many are unfinished
 CHECK_MS = 100.0  # between looks at who is late, once somebody may be
 PAUSE_MS = 20.0  # of reading from one connection, or of accepting without descriptors
 BACKLOG = 1_024
 ACCEPTS_MAX = 64  # in one turn
-RECEIVE_BYTES = 64 * 1024
+RECEIVE_BYTES = 64 * 1024  # of one read, at most
+RECEIVE_BYTES_FIRST = 2 * 1024
+RECEIVE_BYTES_MIN = 512
+MESSAGES_MAX = 256  # that one read should bring
 RECEIVE_BYTES_MAX = 512 * 1024  # when so much of one frame is still to come
 WARNINGS_PER_S = 10
+DESCRIPTORS_LEFT = 64  # to the links, the HTTP port and the like
+CLOSING_READS_MAX = 64
 _IN = select.EPOLLIN
 _IN_OUT = select.EPOLLIN | select.EPOLLOUT
 _LIMITS = (MAX_HEADER_BYTES, MAX_FRAME_BYTES)
@@ -65,9 +72,11 @@ class Connection:
     run: int = 0
     next_at: int | None = None  # None: an earlier put of the run was refused
     parked: int = 0
-    unsent: deque[bytes | memoryview] = field(default_factory=deque)
+    unsent: deque[bytes | bytearray | memoryview] = field(default_factory=deque)
     unsent_bytes: int = 0
     watched: bool = False  # the epoll tells when the kernel takes more
+    receive_bytes: int = RECEIVE_BYTES_FIRST  # of the next read
+    inbox: list[Message] = field(default_factory=list)  # read, but the turn's time was over
 
 
 class Connections:
@@ -75,7 +84,7 @@ class Connections:
 
     def __init__(self, listener: socket.socket, limit: int, clock: Clock) -> None:
         self._listener = listener
-        self._limit = limit
+        self._limit = _affordable(limit)
         self._clock = clock
         self.epoll = select.epoll()
         self.epoll.register(listener, _IN)
@@ -92,6 +101,7 @@ class Connections:
         self.refused = 0
         self.ended = 0
         self.malformed = 0
+        self.left_parked = False  # one ended that had parked pulls
 
     @property
     def count(self) -> int:
@@ -114,7 +124,7 @@ class Connections:
     def accept(self, now_ms: float) -> list[Connection]:
         """Accept who waits; each is to be sent what its `zmtp` has."""
         accepted: list[Connection] = []
-        if now_ms < self._accepting_from_ms:
+        if self._accepting_from_ms:  # until `check` has ended the pause
             return accepted
         for _ in range(ACCEPTS_MAX):
             try:
@@ -127,18 +137,31 @@ class Connections:
                     break
                 log.debug("api: a connection was gone before it was accepted: %s", failure)
                 continue
-            accepted.append(self._take_up(sock, address, now_ms))
+            try:
+                accepted.append(self._take_up(sock, address, now_ms))
+            except OSError as failure:  # the kernel has no memory for it
+                self._warn(f"cannot take up a connection: {failure}")
+                sock.close()
         return [connection for connection in accepted if not connection.ended]
 
-    def receive(self, connection: Connection, now_ms: float) -> list[Message]:
+    def receive(
+        self, connection: Connection, now_ms: float, *, broken: bool = False
+    ) -> list[Message]:
         """Return the messages that became whole by one read; ends the connection at its end.
 
-        What its `zmtp` has to send afterwards is the caller's to send.
+        `broken`: the epoll told of an error, so that a read learns of it. What its `zmtp` has to
+        send afterwards is the caller's to send.
         """
         zmtp = connection.zmtp
-        size = RECEIVE_BYTES
+        size = connection.receive_bytes
         if connection.held_bytes:
+            if self.held_bytes >= HELD_BYTES_MAX and not broken:
+                self._relieve(now_ms, connection)
+                if connection.ended or connection in self._paused:
+                    return []
             size = max(size, min(zmtp.missing_bytes, RECEIVE_BYTES_MAX))
+        elif self.held_bytes >= HELD_BYTES_MAX:
+            size = RECEIVE_BYTES_MIN
         try:
             data = connection.sock.recv(size)
         except BlockingIOError:
@@ -149,17 +172,21 @@ class Connections:
         if not data:
             self.lost(connection, "closed by the client")
             return []
-        try:
-            messages = zmtp.receive(data)
-        except ProtocolError as failure:
+        messages = zmtp.receive(data)
+        if zmtp.failure is not None:
             self.malformed += 1
-            self.end(connection, str(failure))
+            self.end(connection, zmtp.failure)
             return []
         if connection.unfinished or zmtp.held_bytes:
             self._note_unfinished(connection, bool(messages), now_ms)
         if messages and not connection.spoken:
             connection.spoken = True
-            del self._silent[connection]
+            self._silent.pop(connection, None)
+        if len(messages) > MESSAGES_MAX:  # what is left in the kernel waits for its next turn
+            fewer = connection.receive_bytes * MESSAGES_MAX // len(messages)
+            connection.receive_bytes = max(RECEIVE_BYTES_MIN, fewer)
+        elif len(data) >= connection.receive_bytes and len(messages) <= MESSAGES_MAX // 2:
+            connection.receive_bytes = min(2 * connection.receive_bytes, RECEIVE_BYTES)
         return messages
 
     def watch_for_room(self, connection: Connection) -> None:
@@ -222,8 +249,9 @@ class Connections:
         for connection in self.all():
             try:
                 connection.sock.shutdown(socket.SHUT_WR)
-                while connection.sock.recv(RECEIVE_BYTES):  # unread bytes would reset it
-                    continue
+                for _ in range(CLOSING_READS_MAX):  # unread bytes would reset it
+                    if not connection.sock.recv(RECEIVE_BYTES):
+                        break
             except OSError as failure:
                 log.debug("api: %s: %s", connection.peer, failure)
             self._forget(connection)
@@ -285,18 +313,18 @@ class Connections:
         elif not unfinished:
             self._unfinished.pop(connection, None)
         connection.unfinished = unfinished
-        if held and self.held_bytes > HELD_BYTES_MAX:
+        if held and self.held_bytes >= HELD_BYTES_MAX:
             self._relieve(now_ms, connection)
 
     def _relieve(self, now_ms: float, latest: Connection | None = None) -> None:
         """Keep unfinished messages within their bound: end the oldest, or pause the latest."""
-        while self.held_bytes > HELD_BYTES_MAX:
+        while self.held_bytes >= HELD_BYTES_MAX:
             oldest = next((each for each in self._unfinished if each.held_bytes), None)
             if oldest is None or now_ms < oldest.begun_ms + CROWDED_MS:
                 break
-            held = f"more than {HELD_BYTES_MAX} bytes of unfinished messages"
+            held = f"{HELD_BYTES_MAX} bytes of unfinished messages"
             self.end(oldest, f"{held}, and its own is the oldest")
-        if self.held_bytes <= HELD_BYTES_MAX:
+        if self.held_bytes < HELD_BYTES_MAX:
             paused, self._paused = self._paused, {}
             for connection in paused:
                 self._watch(connection)
@@ -316,6 +344,7 @@ class Connections:
         self._silent.pop(connection, None)
         self._unfinished.pop(connection, None)
         self._paused.pop(connection, None)
+        self.left_parked |= connection.parked > 0
         self.held_bytes -= connection.held_bytes
         self.unsent_bytes -= connection.unsent_bytes
         connection.held_bytes = connection.unsent_bytes = 0
@@ -332,3 +361,17 @@ class Connections:
         more = f" ({self._unwarned} like it were not logged)" if self._unwarned else ""
         self._unwarned = 0
         log.warning("api: %s%s", text, more)
+
+
+def _affordable(limit: int) -> int:
+    """Return how many connections there may be: the store's files take half of the descriptors."""
+    descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if descriptors == resource.RLIM_INFINITY:
+        return limit
+    most = max(descriptors // 2 - DESCRIPTORS_LEFT, DESCRIPTORS_LEFT)
+    if most < limit:
+        log.warning(
+            "api: %d connections instead of %d (api.max_connections): the process may open %d "
+            "files; raise that limit (ulimit -n)", most, limit, descriptors,
+        )  # fmt: skip
+    return min(limit, most)

@@ -10,12 +10,16 @@ from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_connections import Connection
 from hastore.server.api_history import Standing, check_position, epoch_at, epochs_of
+from hastore.store.properties import MAX_CREATED_TOPIC
 from hastore.store.record import decode_record
 
 Answer = Callable[[Connection, Pulled | Failed, bytes | None], None]
 MAX_PARKED = 10_000
 MAX_PARKED_OF_ONE = 1_024
 LATELY_MS = 50.0
+EXPIRE_MS = 5.0  # between looks at whose time is up, when many are parked
+MANY = 100
+UNREAD = "earlier replies are not read yet"
 _STATUSES = {status.name: status for status in PullStatus}
 
 
@@ -56,6 +60,10 @@ class PullDesk:
         if (
             not may_wait
             or request.wait_ms == 0
+            or (  # of such a name nothing ever comes; parked names are to stay small
+                reply.status is PullStatus.NO_SUCH_QUEUE
+                and len(request.topic) > MAX_CREATED_TOPIC
+            )
             or self.parked > MAX_PARKED
             or connection.parked >= MAX_PARKED_OF_ONE
         ):
@@ -92,6 +100,13 @@ class PullDesk:
                     kept.append(each)
             self._keep(key, kept)
 
+    def forget_ended(self) -> None:
+        """Give up the parked pulls of connections that have ended."""
+        for key in list(self._parked):
+            kept = [each for each in self._parked[key] if not each.connection.ended]
+            self.parked -= len(self._parked[key]) - len(kept)
+            self._keep(key, kept)
+
     def expire(self, now: float) -> None:
         """Answer the parked pulls whose time is up."""
         if now < self._next_deadline_ms:
@@ -106,6 +121,8 @@ class PullDesk:
                     kept.append(each)
                     self._next_deadline_ms = min(self._next_deadline_ms, each.deadline_ms)
             self._keep(key, kept)
+        if self.parked > MANY:
+            self._next_deadline_ms = max(self._next_deadline_ms, now + EXPIRE_MS)
 
     def _keep(self, key: tuple[str, int], kept: list[_Parked]) -> None:
         if kept:
@@ -209,4 +226,4 @@ class PullDesk:
 
 
 def _busy(request: Pull) -> Failed:
-    return Failed(request.rid, "BUSY", "earlier replies are not read yet")
+    return Failed(request.rid, "BUSY", UNREAD)

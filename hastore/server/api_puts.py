@@ -73,6 +73,11 @@ class PutDesk:
         self._host = backend.store.store_host.packed
 
     @property
+    def gathered(self) -> int:
+        """The puts that wait for `append`."""
+        return len(self._gathered)
+
+    @property
     def has_done(self) -> bool:
         """Whether `finish` has something to answer."""
         return bool(self._done)

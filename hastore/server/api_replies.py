@@ -7,6 +7,7 @@ in the connection's `unsent` and goes on when the epoll tells of room; nobody wa
 from __future__ import annotations
 
 import logging
+from itertools import islice
 
 from hastore.protocol import api
 from hastore.protocol.zmtp import encode_front
@@ -14,10 +15,11 @@ from hastore.server.api_connections import Connection, Connections
 
 log = logging.getLogger(__name__)
 
-UNSENT_OF_ONE_BYTES = 8 * 1024 * 1024  # beyond it no further pull is answered
-UNSENT_BYTES = 48 * 1024 * 1024  # the same for all connections together
-ENDED_AT_BYTES = 16 * 1024 * 1024  # beyond it a connection is ended
-ENDED_AT_BYTES_ALL = 96 * 1024 * 1024  # beyond it the one with the most is
+UNSENT_OF_ONE_BYTES = 8 * 1024 * 1024  # beyond it no further pull or query is answered
+UNSENT_BYTES = 24 * 1024 * 1024  # the same for all connections together
+ENDED_AT_BYTES = 20 * 1024 * 1024  # beyond it a connection is ended
+ENDED_AT_BYTES_ALL = 40 * 1024 * 1024  # beyond it the one with the most is
+GATHERED_BYTES_MAX = 256 * 1024  # beyond it a turn's replies to one connection are sent at once
 BUFFERS_MAX = 64  # that one system call sends
 _JOIN_BYTES_MAX = 32 * 1024
 
@@ -44,14 +46,18 @@ class Replies:
             return
         if payload is None:
             self._gather(connection, encode_front(api.encode(reply)))
-            return
-        front = encode_front(api.encode(reply), len(payload))
-        if len(payload) <= _JOIN_BYTES_MAX:
-            self._gather(connection, front + payload)
         else:
-            self._gather(connection, front)
-            self._gather(connection, payload)
-            self.flush_one(connection)  # the kernel holds it rather than this process
+            front = encode_front(api.encode(reply), len(payload))
+            if len(payload) <= _JOIN_BYTES_MAX:
+                self._gather(connection, front + payload)
+            else:
+                self._gather(connection, front)
+                self._gather(connection, payload)
+        if connection.unsent_bytes > GATHERED_BYTES_MAX:
+            if connection.watched:
+                self._bound(connection)
+            else:
+                self.flush_one(connection)  # the kernel holds it rather than this process
 
     def send_raw(self, connection: Connection) -> None:
         """Gather what the connection's protocol has to send: greeting, READY, PONG."""
@@ -74,7 +80,7 @@ class Replies:
                 if len(unsent) == 1:
                     sent = connection.sock.send(unsent[0])
                 else:
-                    sent = connection.sock.sendmsg(list(unsent)[:BUFFERS_MAX])
+                    sent = connection.sock.sendmsg(islice(unsent, BUFFERS_MAX))
             except BlockingIOError:
                 break
             except OSError as failure:
@@ -85,7 +91,7 @@ class Replies:
             while unsent and sent >= len(unsent[0]):
                 sent -= len(unsent.popleft())
             if sent:
-                unsent[0] = memoryview(unsent[0])[sent:]
+                unsent[0] = _rest(unsent[0], sent)
         if unsent or connection.watched:
             self._bound(connection)
 
@@ -96,7 +102,13 @@ class Replies:
         return self._connections.unsent_bytes < UNSENT_BYTES
 
     def _gather(self, connection: Connection, data: bytes) -> None:
-        connection.unsent.append(data)
+        unsent = connection.unsent
+        if not connection.watched or len(data) > _JOIN_BYTES_MAX:
+            unsent.append(data)
+        elif unsent and type(last := unsent[-1]) is bytearray and len(last) < _JOIN_BYTES_MAX:
+            last += data  # as an object of its own it would take more room than its bytes
+        else:
+            unsent.append(bytearray(data))
         connection.unsent_bytes += len(data)
         self._connections.unsent_bytes += len(data)
         self._gathered[connection] = None
@@ -110,3 +122,11 @@ class Replies:
         while connections.unsent_bytes > ENDED_AT_BYTES_ALL:
             worst = max(connections.all(), key=lambda each: each.unsent_bytes)
             connections.end(worst, "of all it reads its replies least")
+
+
+def _rest(data: bytes | bytearray | memoryview, sent: int) -> memoryview:
+    """Return what is left of a buffer. It keeps at most twice as much in memory."""
+    left = memoryview(data)[sent:]
+    whole = left.obj
+    assert isinstance(whole, bytes | bytearray)
+    return left if 2 * len(left) >= len(whole) else memoryview(bytes(left))

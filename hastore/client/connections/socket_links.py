@@ -274,12 +274,7 @@ class SocketLinks:
             self._down(link, "closed by the node", now, arrivals)
             return
         link.heard_ms, link.pinged_ms = now, None
-        try:
-            messages = zmtp.receive(data)
-        except ProtocolError as failure:
-            log.warning("client: %s: %s", link.address, failure)
-            self._down(link, str(failure), now, arrivals)
-            return
+        messages = zmtp.receive(data)
         if link.state is _State.SHAKING and zmtp.is_open:
             link.state = _State.UP
             link.pause_ms = RECONNECT_MS
@@ -295,6 +290,9 @@ class SocketLinks:
                 log.warning("client: %s sent no reply of the API: %s", link.address, failure)
                 continue
             arrivals.append(Arrival(link.address, reply, message[1] if len(message) > 1 else b""))
+        if zmtp.failure is not None:  # last: the replies before it are good
+            log.warning("client: %s: %s", link.address, zmtp.failure)
+            self._down(link, zmtp.failure, now, arrivals)
 
     def _hand_over(self, link: _Link, buffers: tuple[bytes, ...]) -> bool:
         """Give buffers to the kernel, the rest to `unsent`; False: the connection is broken.

@@ -1,0 +1,242 @@
+"""The client API under attack: the node lives, stays small, and serves the client beside it.
+
+20 s in the suite; `make fuzz-api` takes 10 minutes (SECONDS=n), and SEED=n plays one again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from hastore.client.consumer import Consumer
+from hastore.client.producer import Producer
+from tests.process.api_attacks import SHAKEN, schedule
+from tests.process.harness import ROOT, wait_until
+
+SECONDS = float(os.environ.get("HASTORE_FUZZ_API_SECONDS") or 20)
+SEED = int(os.environ.get("HASTORE_FUZZ_API_SEED") or 0) or random.SystemRandom().getrandbits(32)
+GROWTH_BYTES_MAX = 64 * 1024 * 1024
+SLOWEST_S = 15.0  # of a put beside an attack, on a machine that does other things too
+STORE = {"commitlog_file_size": "16MiB", "consume_queue_units": 30_000}
+
+
+class Worker:
+    """A client that puts one message after the other, beside whatever goes on."""
+
+    def __init__(self, bootstrap):
+        self.acknowledged = []
+        self.slowest_s = 0.0
+        self.failure = None
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, args=(bootstrap,))
+        self._thread.start()
+
+    def _run(self, bootstrap):
+        try:
+            with Producer(bootstrap, delivery_timeout_s=60) as producer:
+                number = 0
+                while not self._stop.is_set():
+                    body = b"%d" % number
+                    begin = time.monotonic()
+                    producer.send_sync("work", body, key="k")
+                    self.slowest_s = max(self.slowest_s, time.monotonic() - begin)
+                    self.acknowledged.append(body)
+                    number += 1
+                    self._stop.wait(0.002)
+        except Exception as failure:
+            self.failure = failure
+
+    def take_slowest_s(self):
+        """Return the longest that a put took since the last call."""
+        slowest, self.slowest_s = self.slowest_s, 0.0
+        return slowest
+
+    def end(self):
+        self._stop.set()
+        self._thread.join()
+
+
+def anonymous_bytes(node):
+    """Return the memory that is the node's own: its log's mapped pages are the page cache's."""
+    with open(f"/proc/{node.pid}/status") as status:
+        fields = dict(line.split(":", 1) for line in status)
+    return int(fields["RssAnon"].split()[0]) * 1024
+
+
+class Watch:
+    """Follow the memory of nodes, twenty times a second."""
+
+    def __init__(self, nodes):
+        self._nodes = list(nodes)
+        self.before = {node.number: anonymous_bytes(node) for node in self._nodes}
+        self._peak = dict(self.before)
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self):
+        while not self._stop.wait(0.05):
+            for node in self._nodes:
+                with contextlib.suppress(OSError, AssertionError):  # it may just have died
+                    now = anonymous_bytes(node)
+                    self._peak[node.number] = max(self._peak[node.number], now)
+
+    def take_growth(self):
+        """Return by how much each node grew at most since the last call."""
+        peak, self._peak = self._peak, dict(self.before)
+        return {number: peak[number] - self.before[number] for number in peak}
+
+    def end(self):
+        self._stop.set()
+        self._thread.join()
+
+
+def begin_attack(kind, address, seed, seconds):
+    host, _, port = address.removeprefix("tcp://").rpartition(":")
+    arguments = [kind, host, port, str(seed), str(seconds)]
+    return subprocess.Popen(
+        [sys.executable, "-m", "tests.process.api_attacks", *arguments],
+        cwd=ROOT, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+
+
+def end_attack(process, seconds):
+    """Wait for an attack's end; what it did must not be nothing."""
+    try:
+        out, _ = process.communicate(timeout=seconds + 30)
+    finally:
+        process.kill()
+        process.wait()
+    assert process.returncode == 0, f"the attack itself ended with {process.returncode}"
+    done = json.loads(out.splitlines()[-1])
+    assert done["connections"] > 0
+    return done
+
+
+def stopped_client(node, seed, seconds):
+    """A client that asks for much and is then stopped: it reads nothing and acknowledges it."""
+    client = begin_attack("lazy_reader", node.api, seed, 3600)
+    try:
+        time.sleep(min(1.0, seconds / 2))
+        os.kill(client.pid, signal.SIGSTOP)
+        time.sleep(seconds / 2)
+    finally:
+        client.kill()
+        client.communicate()
+
+
+def stopped_node(node, seed, seconds):
+    """The node is stopped while strangers come, ask, and reset their connections."""
+    kind = random.Random(seed).choice(["pings", "frames", "noise", "pipelines"])
+    attack = begin_attack(kind, node.api, seed, seconds)
+    time.sleep(min(0.5, seconds / 4))
+    node.pause()
+    try:
+        time.sleep(seconds / 2)
+    finally:
+        node.resume()
+    end_attack(attack, seconds)
+
+
+TURNS = {"stopped_client": stopped_client, "stopped_node": stopped_node}
+
+
+def check(kind, seed, node, pid, worker, watch):
+    """Check one attack's requirements, and that the client was served beside it."""
+    text = f"{kind}, seed {seed}"
+    assert node.running and node.pid == pid, f"{text}: the node died: {node.last_words(20)}"
+    assert "died" not in node.log and "Traceback" not in node.log, node.last_lines(40)
+    before = len(worker.acknowledged)
+    wait_until(
+        lambda: worker.failure or len(worker.acknowledged) > before + 1,
+        SLOWEST_S, f"{text}: the client beside it is not served: {node.last_words()}",
+    )  # fmt: skip
+    assert worker.failure is None, f"{text}: {worker.failure!r}"
+    slowest, growth = worker.take_slowest_s(), watch.take_growth()
+    grown = ", ".join(f"{size / 2**20:.1f}" for size in growth.values())
+    print(f"{kind:18} {seed:10}: slowest put {slowest * 1000:6.0f} ms, growth {grown} MiB")
+    assert max(growth.values()) < GROWTH_BYTES_MAX, f"{text}: {growth}"
+    assert slowest < SLOWEST_S, f"{text}: a put took {slowest:g} s"
+
+
+def read_all(addresses, topic, count):
+    """Return the bodies of a topic's messages, until `count` different ones have come."""
+    found = set()
+    with Consumer(topic, addresses, queues=range(4)) as consumer:
+        deadline = time.monotonic() + 60
+        while len(found) < count and time.monotonic() < deadline:
+            found |= {each.body for each in consumer.poll(timeout_s=2)}
+    return found
+
+
+@pytest.mark.timeout(SECONDS * 2 + 180)
+def test_the_api_under_attack(make_group):
+    print(f"make fuzz-api SECONDS={SECONDS:g} SEED={SEED}")
+    group = make_group(store=STORE).start()
+    node = group[1]
+    pid = node.pid
+    with Producer(group.bootstrap) as producer:
+        for _ in range(3):
+            producer.send_sync("large", bytes(1024 * 1024), queue=0)
+    worker = Worker(group.bootstrap)
+    watch = None
+    try:
+        wait_until(lambda: len(worker.acknowledged) > 200, 30, "the client is not served")
+        time.sleep(2.0)  # in its first quiet second replay loads numpy
+        watch = Watch(group)
+        worker.take_slowest_s()
+        for kind, seed, seconds in schedule(SEED, SECONDS, tuple(TURNS)):
+            if kind in TURNS:
+                TURNS[kind](node, seed, seconds)
+            else:
+                end_attack(begin_attack(kind, node.api, seed, seconds), seconds)
+            check(kind, seed, node, pid, worker, watch)
+    finally:
+        worker.end()
+        if watch is not None:
+            watch.end()
+    assert worker.failure is None
+    found = read_all(group.bootstrap, "work", len(worker.acknowledged))
+    missing = set(worker.acknowledged) - found
+    assert not missing, f"{len(missing)} of {len(worker.acknowledged)} are lost"
+    assert all(each.running for each in group)
+
+
+def test_without_descriptors_the_node_goes_on(make_group):
+    """More connections than the node may have open at all; then room again."""
+    group = make_group(store=STORE).start()
+    node = group[1]
+    _, hard = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
+    host, _, port = node.api.removeprefix("tcp://").rpartition(":")
+    with Producer(group.bootstrap, delivery_timeout_s=30) as producer:
+        producer.send_sync("work", b"before")
+        used = len(os.listdir(f"/proc/{node.pid}/fd"))
+        resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (used + 20, hard))
+        crowd = []
+        try:
+            for _ in range(200):
+                crowd.append(socket.create_connection((host, int(port)), timeout=5))
+                with contextlib.suppress(OSError):
+                    crowd[-1].sendall(SHAKEN)
+            node.wait_log("cannot accept")
+            for number in range(50):
+                producer.send_sync("work", b"%d" % number)
+        finally:
+            for sock in crowd:
+                sock.close()
+        resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (hard, hard))
+        with Producer(group.bootstrap, delivery_timeout_s=10) as late:
+            late.send_sync("work", b"after")
+    assert node.running and "died" not in node.log and "Traceback" not in node.log
+    assert len(read_all(group.bootstrap, "work", 52)) == 52
