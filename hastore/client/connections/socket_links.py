@@ -126,8 +126,10 @@ class SocketLinks:
         """Open a link to each address that has none."""
         for address in addresses:
             if address not in self._links:
+                inside, self._inside = self._inside, True
                 link = self._links[address] = _Link(address)
                 self._attempt(link, self._clock.monotonic_ms())
+                self._inside = inside
 
     def reopen(self, address: str) -> None:
         """Replace a link; nothing is told of it, but for its next way up."""
