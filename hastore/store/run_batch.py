@@ -22,32 +22,29 @@ class RunBatch:
         self._window = window
         self._table = table
         self._runs: list[PutRun] = []
-        self._advanced: dict[tuple[bytes, int], int] = {}
+        self._following: dict[bytes, dict[int, int]] = {}  # topic and queue to next queue offset
         self._tops: dict[bytes, int] = {}  # the last sequence number of each run's producer
 
     def take(self, run: PutRun) -> bool:
-        """Take a run; False, and nothing is taken, when it holds what may have been put before."""
+        """Take a run; False, and the batch is of no use, when it may have been put before."""
         producer, topic, queue_ids = run.producer, run.topic, run.queue_ids
         if producer is not None:
             top = self._tops.get(producer)
             if run.sequences[0] <= (self._window.top(producer) if top is None else top):
                 return False
-        following: dict[int, int] = {}
+            self._tops[producer] = run.sequences[-1]
+        following = self._following.get(topic)
+        if following is None:
+            following = self._following[topic] = {}
         queue_offsets: list[int] = []
         for queue_id in queue_ids:
             queue_offset = following.get(queue_id)
             if queue_offset is None:
-                queue_offset = self._advanced.get((topic, queue_id))
+                queue_offset = self._table.next(topic, queue_id)
                 if queue_offset is None:
-                    queue_offset = self._table.next(topic, queue_id)
-                    if queue_offset is None:
-                        return False
+                    return False
             following[queue_id] = queue_offset + 1
             queue_offsets.append(queue_offset)
-        for queue_id, queue_offset in following.items():
-            self._advanced[topic, queue_id] = queue_offset
-        if producer is not None:
-            self._tops[producer] = run.sequences[-1]
         first = self.end
         self.end = first + len(run.payload)
         offsets = [first + start for start in run.starts]
@@ -72,7 +69,12 @@ class RunBatch:
 
     def settle(self) -> None:
         """Count it as given out: the log holds it."""
-        self._table.take(self._advanced, self.end)
+        advanced = {
+            (topic, queue_id): queue_offset
+            for topic, following in self._following.items()
+            for queue_id, queue_offset in following.items()
+        }
+        self._table.take(advanced, self.end)
         self._window.add_runs(
             [
                 (run.producer, run.sequences, stored.offsets)
