@@ -21,7 +21,8 @@ class RunBatch:
         self._now_ms = now_ms
         self._window = window
         self._table = table
-        self._runs: list[PutRun] = []
+        self._payloads: list[bytes] = []
+        self._numbered: list[tuple[bytes, list[int], list[int]]] = []  # of producers, with offsets
         self._following: dict[bytes, dict[int, int]] = {}  # topic and queue to next queue offset
         self._tops: dict[bytes, int] = {}  # the last sequence number of each run's producer
 
@@ -48,13 +49,15 @@ class RunBatch:
         first = self.end
         self.end = first + len(run.payload)
         offsets = [first + start for start in run.starts]
-        self._runs.append(run)
+        self._payloads.append(run.payload)
+        if producer is not None:
+            self._numbered.append((producer, run.sequences, offsets))
         self.results.append(StoredRun(offsets, self.end, queue_ids, queue_offsets, self._now_ms))
         return True
 
     def patched(self, store_host: bytes) -> bytearray:
         """Return the joined records, with what only the master knows filled in."""
-        buffer = bytearray().join([run.payload for run in self._runs])
+        buffer = bytearray().join(self._payloads)
         stamp = self._now_ms.to_bytes(8) + store_host
         width = len(stamp)
         pack_offsets = OFFSETS.pack_into
@@ -69,17 +72,9 @@ class RunBatch:
 
     def settle(self) -> None:
         """Count it as given out: the log holds it."""
-        advanced = {
-            (topic, queue_id): queue_offset
-            for topic, following in self._following.items()
-            for queue_id, queue_offset in following.items()
-        }
+        advanced: dict[tuple[bytes, int], int] = {}
+        for topic, following in self._following.items():
+            for queue_id, queue_offset in following.items():
+                advanced[topic, queue_id] = queue_offset
         self._table.take(advanced, self.end)
-        self._window.add_runs(
-            [
-                (run.producer, run.sequences, stored.offsets)
-                for run, stored in zip(self._runs, self.results, strict=True)
-                if run.producer is not None
-            ],
-            self.end,
-        )
+        self._window.add_runs(self._numbered, self.end)
