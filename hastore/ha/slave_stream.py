@@ -132,7 +132,7 @@ class SlaveStream:
                         if not self._splice(pipe):
                             return
                     else:
-                        size = sock.recv_into(self._room(buffer))
+                        size = sock.recv_into(self._room(buffer) if self._bulk else buffer)
                         if not size:
                             return
                 except BlockingIOError:
@@ -146,8 +146,8 @@ class SlaveStream:
                 self._take(buffer[:size], heard_ms)
 
     def _room(self, buffer: memoryview) -> memoryview:
-        """Return where to receive: all of the buffer, or up to the next long body alone."""
-        return buffer[: self._decoder.body_left or HEADER_BYTES] if self._bulk else buffer
+        """Return where to receive up to the next long body alone."""
+        return buffer[: self._decoder.body_left or HEADER_BYTES]
 
     def _take(self, data: memoryview, now_ms: float | None = None) -> None:
         for event in self._decoder.feed(data):
