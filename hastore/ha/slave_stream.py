@@ -201,13 +201,15 @@ class SlaveStream:
         """
         member = self._member
         store = member.store
+        master_end = self._master_end
+        if master_end is None:
+            return
         if not member.state.data.unclean:
             self._master_end = None  # it stays clean for as long as the link lasts
-        if self._master_end is None:
             return
         with member.gate.entered(self.epoch) as mine:
             end = store.flushed_offset if self._flushed else store.max_offset
-            if not mine or end < self._master_end:
+            if not mine or end < master_end:
                 return
             member.state.save(unclean=False)
         log.warning("this node is clean again: it holds all up to %d", end)
