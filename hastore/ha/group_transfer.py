@@ -96,10 +96,14 @@ class GroupTransferService(Service):
         waiter = _Waiter(end_offset, deadline_ms, done)
         with self._lock:
             progress = self._progress
-            if progress is not None and epoch not in (None, progress.epoch):
+            if progress is not None and epoch is not None and epoch != progress.epoch:
                 progress = None
             if progress is not None and not _met(progress, need, end_offset):
-                _insert(self._queues[need], waiter)
+                queue = self._queues[need]
+                if queue and queue[-1].end_offset > end_offset:
+                    _insert(queue, waiter)
+                else:
+                    queue.append(waiter)
                 if self._always_flush or need is not Need.SLAVES:
                     self._request_flush()
                 if deadline_ms < self._next_deadline_ms:
@@ -211,13 +215,8 @@ def _timeout(need: Need) -> Outcome:
 
 
 def _insert(queue: deque[_Waiter], waiter: _Waiter) -> None:
-    """Keep the queue in offset order; only a duplicate of an earlier put ever goes further
-    forward.
-    """
+    """Keep the queue in offset order: a duplicate of an earlier put goes further forward."""
     place = len(queue)
-    if not place or queue[-1].end_offset <= waiter.end_offset:
-        queue.append(waiter)
-        return
     while place and queue[place - 1].end_offset > waiter.end_offset:
         place -= 1
     queue.insert(place, waiter)

@@ -269,7 +269,7 @@ class HAService:
         moved = confirmed > before
         limits = {
             Need.MASTER_DISK: flushed,
-            Need.SLAVES: table.confirmed_for_puts(),
+            Need.SLAVES: confirmed if table.acks else table.confirmed_for_puts(),
             Need.SLAVE_DISKS: table.confirmed_flushed(flushed),
         }
         if moved:

@@ -132,7 +132,7 @@ class SlaveStream:
                         if not self._splice(pipe):
                             return
                     else:
-                        size = sock.recv_into(self._room(buffer))
+                        size = sock.recv_into(self._room(buffer) if self._bulk else buffer)
                         if not size:
                             return
                 except BlockingIOError:
@@ -146,8 +146,8 @@ class SlaveStream:
                 self._take(buffer[:size], heard_ms)
 
     def _room(self, buffer: memoryview) -> memoryview:
-        """Return where to receive: all of the buffer, or up to the next long body alone."""
-        return buffer[: self._decoder.body_left or HEADER_BYTES] if self._bulk else buffer
+        """Return where to receive up to the next long body alone."""
+        return buffer[: self._decoder.body_left or HEADER_BYTES]
 
     def _take(self, data: memoryview, now_ms: float | None = None) -> None:
         for event in self._decoder.feed(data):
@@ -201,13 +201,15 @@ class SlaveStream:
         """
         member = self._member
         store = member.store
+        master_end = self._master_end
+        if master_end is None:
+            return
         if not member.state.data.unclean:
             self._master_end = None  # it stays clean for as long as the link lasts
-        if self._master_end is None:
             return
         with member.gate.entered(self.epoch) as mine:
             end = store.flushed_offset if self._flushed else store.max_offset
-            if not mine or end < self._master_end:
+            if not mine or end < master_end:
                 return
             member.state.save(unclean=False)
         log.warning("this node is clean again: it holds all up to %d", end)

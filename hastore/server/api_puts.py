@@ -186,11 +186,13 @@ class PutDesk:
         """Wait for what an appended put needs; answer one that needs nothing, or stored nothing."""
         need = self._need(put)
         results = put.results
-        end_offset = results.end_offset if isinstance(results, StoredRun) else _end_of(results)
+        if isinstance(results, StoredRun):
+            end_offset, put.count = results.end_offset, len(results.offsets)
+        else:
+            end_offset, put.count = _end_of(results), len(results)
         if need is None or not end_offset:
             self._respond(put, _OK, MASTER_MEM)
             return
-        put.count = len(results)
         self.pending_puts += put.count
         self.pending_bytes += put.size_bytes
 

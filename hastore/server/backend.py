@@ -48,7 +48,7 @@ class NodeBackend:
         """Refuse puts from now on."""
         self._stopping = True
 
-    def put_encoded(self, payloads: Sequence[bytes]) -> list[Sequence[PutResult]]:
+    def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
         """Append through the write gate; NotStoredError when this node is no master any more."""
         member = self._member
         with member.gate.lock:

@@ -230,14 +230,14 @@ class Appender:
         batch.settle()
         return batch.results, data
 
-    def _append_examined(self, payloads: Sequence[bytes], now_ms: int) -> list[Results]:
+    def _append_examined(self, payloads: Sequence[bytes], now_ms: int) -> list[list[PutResult]]:
         """Append record by record: some are no run, were put before, or need a new file."""
         log = self._log
         examined = [self._intake.examine(payload) for payload in payloads]
         size = sum([len(payload) for payload, _ in examined])
         if size + BLANK_SIZE <= log.file_size and not log.room(size):
-            return list[Results](self._append(examined, now_ms))
-        return list[Results](self._append_rolling(examined, now_ms))
+            return self._append(examined, now_ms)
+        return self._append_rolling(examined, now_ms)
 
     def _append(self, examined: Sequence[Examined], now_ms: int) -> list[list[PutResult]]:
         """Append to the present file, which has room for all of it."""

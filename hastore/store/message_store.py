@@ -225,7 +225,7 @@ class MessageStore:
         if self._waiters:
             self._wake()
 
-    def put_encoded(self, payloads: Sequence[bytes]) -> list[Sequence[PutResult]]:
+    def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
         """Append all valid records of all payloads by one write; a payload is records in a row.
 
         Results come in the records' order; a payload that is no row of records has one result,
@@ -237,7 +237,7 @@ class MessageStore:
             self._grown()
             if self.on_append is not None:
                 self.on_append(start, end, data)
-        return list[Sequence[PutResult]](results)
+        return results
 
     @property
     def on_flushed(self) -> Callable[[int], None] | None:

@@ -181,4 +181,5 @@ def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | No
         return None, 0, b""
     number_at = properties.find(_SEQUENCE) + len(_SEQUENCE)
     is_last = properties.find(b"\x02", number_at) == length - 1
-    return *found, tail[: at + number_at] if number_at >= len(_SEQUENCE) and is_last else b""
+    like = tail[: at + number_at] if number_at >= len(_SEQUENCE) and is_last else b""
+    return *found, like

@@ -21,43 +21,43 @@ class RunBatch:
         self._now_ms = now_ms
         self._window = window
         self._table = table
-        self._runs: list[PutRun] = []
-        self._advanced: dict[tuple[bytes, int], int] = {}
+        self._payloads: list[bytes] = []
+        self._numbered: list[tuple[bytes, list[int], list[int]]] = []  # of producers, with offsets
+        self._following: dict[bytes, dict[int, int]] = {}  # topic and queue to next queue offset
         self._tops: dict[bytes, int] = {}  # the last sequence number of each run's producer
 
     def take(self, run: PutRun) -> bool:
-        """Take a run; False, and nothing is taken, when it holds what may have been put before."""
+        """Take a run; False, and the batch is of no use, when it may have been put before."""
         producer, topic, queue_ids = run.producer, run.topic, run.queue_ids
         if producer is not None:
             top = self._tops.get(producer)
             if run.sequences[0] <= (self._window.top(producer) if top is None else top):
                 return False
-        following: dict[int, int] = {}
+            self._tops[producer] = run.sequences[-1]
+        following = self._following.get(topic)
+        if following is None:
+            following = self._following[topic] = {}
         queue_offsets: list[int] = []
         for queue_id in queue_ids:
             queue_offset = following.get(queue_id)
             if queue_offset is None:
-                queue_offset = self._advanced.get((topic, queue_id))
+                queue_offset = self._table.next(topic, queue_id)
                 if queue_offset is None:
-                    queue_offset = self._table.next(topic, queue_id)
-                    if queue_offset is None:
-                        return False
+                    return False
             following[queue_id] = queue_offset + 1
             queue_offsets.append(queue_offset)
-        for queue_id, queue_offset in following.items():
-            self._advanced[topic, queue_id] = queue_offset
-        if producer is not None:
-            self._tops[producer] = run.sequences[-1]
         first = self.end
         self.end = first + len(run.payload)
         offsets = [first + start for start in run.starts]
-        self._runs.append(run)
+        self._payloads.append(run.payload)
+        if producer is not None:
+            self._numbered.append((producer, run.sequences, offsets))
         self.results.append(StoredRun(offsets, self.end, queue_ids, queue_offsets, self._now_ms))
         return True
 
     def patched(self, store_host: bytes) -> bytearray:
         """Return the joined records, with what only the master knows filled in."""
-        buffer = bytearray().join([run.payload for run in self._runs])
+        buffer = bytearray().join(self._payloads)
         stamp = self._now_ms.to_bytes(8) + store_host
         width = len(stamp)
         pack_offsets = OFFSETS.pack_into
@@ -72,12 +72,9 @@ class RunBatch:
 
     def settle(self) -> None:
         """Count it as given out: the log holds it."""
-        self._table.take(self._advanced, self.end)
-        self._window.add_runs(
-            [
-                (run.producer, run.sequences, stored.offsets)
-                for run, stored in zip(self._runs, self.results, strict=True)
-                if run.producer is not None
-            ],
-            self.end,
-        )
+        advanced: dict[tuple[bytes, int], int] = {}
+        for topic, following in self._following.items():
+            for queue_id, queue_offset in following.items():
+                advanced[topic, queue_id] = queue_offset
+        self._table.take(advanced, self.end)
+        self._window.add_runs(self._numbered, self.end)
