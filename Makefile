@@ -5,7 +5,7 @@
 #   make test           all tests          (make test PYTEST_ARGS="tests/store -x")
 #   make check          style, types, imports
 #   make bench          the benchmarks beside RocketMQ and Kafka, 10 to 20 minutes; wants Java 17 and Maven for these two
-#                       (make bench BENCH_ARGS="--only puts --scale 0.1")
+#                       (make bench BENCH_ARGS="--only puts --scale 0.1"; PYTHON=/usr/bin/python3 chooses the interpreter)
 #   make bench-growth   the same load on a log of 1 and of 16 GiB, 2 to 10 minutes and 34 GiB of disk
 #   make fuzz-api       strangers at the client API, 10 minutes (SECONDS=n; SEED=n: plays one again)
 #   make torture        500 cycles of kill -9, flip and rejoin, about 20 minutes (CYCLES=n: 2 to 3 s each; SEED=n: replays one)
@@ -26,6 +26,12 @@ JAVA_OK := $(shell $${JAVA_HOME:+$$JAVA_HOME/bin/}java --version 2>/dev/null | a
 JAVA_EXTRA := $(if $(filter 1,$(JAVA_OK)),,$(comma)java)
 RUN_EXTRAS := $(if $(filter 0,$(SPARK)),demo,demo$(comma)spark$(JAVA_EXTRA))
 RUN_FLAGS := $(if $(filter 0,$(SPARK)),--no-spark)
+# A virtual environment keeps the interpreter that it was made by: figures of another one than was asked for would
+# mislead. Checked only when PYTHON was given.
+WHICH := import sys; print(sys.version, sys.base_prefix)
+SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
+	test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || \
+	{ echo "$(VENV) was made by another Python than $(PYTHON): make clean, or give another VENV=" >&2; exit 1; })
 
 .PHONY: run test check bench bench-growth fuzz-api torture clean
 
@@ -41,9 +47,11 @@ check: $(VENV)/.dev
 	$(BIN)/python -m pytest -q tests/test_style.py
 
 bench: $(VENV)/.bench
+	@$(SAME_PYTHON)
 	$(BIN)/python -m benchmarks.run_all $(BENCH_ARGS)
 
 bench-growth: $(VENV)/.bench
+	@$(SAME_PYTHON)
 	$(BIN)/python -m benchmarks.run_all --only growth_log
 
 torture: $(VENV)/.dev

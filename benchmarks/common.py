@@ -31,6 +31,8 @@ from typing import Any
 
 import yaml
 
+from benchmarks import interpreter
+
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
 BODY_BYTES = 1024
@@ -129,6 +131,7 @@ def machine() -> dict[str, Any]:
         "memory_gib": round(memory / MIB, 1),
         "linux": platform.release().split("-")[0],
         "python": platform.python_version(),
+        "interpreter": interpreter.describe(),
         "date": datetime.datetime.now(datetime.UTC).date().isoformat(),
         "load": round(os.getloadavg()[0], 2),
     }

@@ -3,7 +3,8 @@
     python -m benchmarks.growth [--repeats 5] [--scale 1] [--dir FOLDER]
 
 Synchronous puts of 1 KiB, each beside the smallest of its kind in the same repeat: 1, 4, 16 and 64
-producers in up to four client processes, 256 puts in flight between them; 1, 2 and 4 slaves,
+producers in up to four client processes, 256 puts in flight between them, and beside each the same
+with a client over zmq+tcp://; 1, 2 and 4 slaves,
 `acks: 1`, 64 in flight; 1, 100 and 10,000 queues, 256 in flight. The size of the log has a
 benchmark of its own, `growth_log`. Everything shares the machine's cores: what costs more CPU a
 message shows here.
@@ -12,11 +13,24 @@ message shows here.
 import contextlib
 from typing import Any
 
-from benchmarks.common import BODY_BYTES, MIB, Cost, Group, arguments, figure, save, say, scratch
+from benchmarks.common import (
+    BODY_BYTES,
+    MIB,
+    Cost,
+    Group,
+    arguments,
+    at_least,
+    figure,
+    save,
+    say,
+    scratch,
+)
 from benchmarks.loads import TOPIC_QUEUES, pipelined, shared
-from benchmarks.side_by_side import OURS, Row, run_rounds, with_client
+from benchmarks.side_by_side import OURS, ZMQ, ZMQ_TOLD, Row, run_rounds, with_client, zmq_hosts
 
 PRODUCERS = (1, 4, 16, 64)
+IN_FLIGHT = 256  # shared by the producers
+TARGETS = {"64 producers, 4 in flight each": at_least(0.6)}
 SLAVES = (1, 2, 4)
 QUEUES = (1, 100, 10_000)
 # A queue's first file is allocated whole: with the default of 300,000 units 10,000 queues would
@@ -29,17 +43,28 @@ def row(name: str, load: Any, count: int) -> Row:
     return Row(name, "msg/s", {OURS: (count, load)}, {})
 
 
+def producers_row(hosts: list[str], over_zmq: list[str] | None, number: int) -> Row:
+    """Return the row of so many producers, with the same over libzmq where that is here."""
+
+    def load(where: list[str]) -> Any:
+        return lambda n: shared(where, producers=number, in_flight=IN_FLIGHT, count=n)
+
+    each = IN_FLIGHT // number
+    name = (
+        f"{number} producers, {each} in flight each" if number > 1 else f"one producer with {each}"
+    )
+    out = row(name, load(hosts), 16_000)
+    if over_zmq is not None:
+        out.loads = {**out.loads, ZMQ: (16_000, load(over_zmq))}
+        out.peers = {ZMQ: (ZMQ_TOLD, None)}
+    return out
+
+
 def rows_of(groups: dict[int, Group], many: Group) -> dict[str, list[Row]]:
     """Return the rows of each kind, the smallest first."""
     pair = groups[1].bootstrap
-    producers = [
-        row(
-            f"{number} producers",
-            lambda n, k=number: shared(pair, producers=k, in_flight=256, count=n),
-            16_000,
-        )
-        for number in PRODUCERS
-    ]
+    over_zmq = zmq_hosts(pair)
+    producers = [producers_row(pair, over_zmq, number) for number in PRODUCERS]
     slaves = [
         row(
             f"{number} slaves",
@@ -60,14 +85,24 @@ def rows_of(groups: dict[int, Group], many: Group) -> dict[str, list[Row]]:
 
 
 def figures_of(kinds: dict[str, list[Row]]) -> list[dict[str, Any]]:
-    """Return a figure for each row, beside the smallest of its kind."""
+    """Return a figure for each row, beside the smallest of its kind, then beside its peers."""
     out = []
     for rows in kinds.values():
         least = rows[0]
         for one in rows:
-            cpu = one.cpu(OURS)
-            peer = (None, []) if one is least else (least.name, least.samples[OURS])
-            out.append(figure(one.name, one.unit, one.samples[OURS], *peer, cpu_us_per_message=cpu))
+            alone = one is least
+            out.append(
+                figure(
+                    one.name,
+                    one.unit,
+                    one.samples[OURS],
+                    None if alone else least.name,
+                    [] if alone else least.samples[OURS],
+                    TARGETS.get(one.name),
+                    cpu_us_per_message=one.cpu(OURS),
+                )
+            )
+            out += one.figures() if one.peers else []
     return out
 
 
@@ -100,7 +135,7 @@ def main() -> None:
         everyone = [*groups.values(), many]
         for rows in kinds.values():
             costs = with_client(lambda: costs_of(everyone))
-            run_rounds(rows, {OURS: costs}, given.repeats, given.scale)
+            run_rounds(rows, {OURS: costs, ZMQ: costs}, given.repeats, given.scale)
             for one in rows:
                 rates = ", ".join(f"{rate:,.0f}" for rate in one.samples[OURS])
                 say(f"growth, {one.name}: {rates} msg/s")

@@ -1,6 +1,7 @@
 """What hastore's client is asked to do: each load returns its rate, or the times of its puts."""
 
 import contextlib
+import importlib.util
 import itertools
 import multiprocessing
 import time
@@ -10,11 +11,30 @@ from typing import Any
 
 from benchmarks.bare import BODY, timed
 from benchmarks.common import ended
+from benchmarks.maven import NoPeer
+from hastore.client.addresses import parse_bootstrap
 from hastore.client.producer import Producer
+from hastore.errors import UsageError
 
 TOPIC_QUEUES = 1_000  # a topic has 1,024 at most
 CLIENT_PROCESSES = 4
 SHARED_S = 60.0
+SOCKETS_SCHEME, ZMQ_SCHEME = "tcp://", "zmq+tcp://"
+
+
+def over_zmq(bootstrap: list[str]) -> list[str]:
+    """Return the same nodes for a client whose transport is libzmq; NoPeer when it cannot be.
+
+    Nothing is connected: a process that will fork must have no client of its own.
+    """
+    addresses = [address.replace(SOCKETS_SCHEME, ZMQ_SCHEME, 1) for address in bootstrap]
+    try:
+        parse_bootstrap(addresses)
+    except UsageError as reason:
+        raise NoPeer(str(reason)) from None
+    if importlib.util.find_spec("zmq") is None:
+        raise NoPeer("pyzmq is not here: pip install 'hastore[bench]'")
+    return addresses
 
 
 def blocking(bootstrap: list[str], count: int) -> list[float]:
@@ -53,7 +73,8 @@ def pipelined(
 def shared(bootstrap: list[str], *, producers: int, in_flight: int, count: int) -> float:
     """Return messages a second of so many producers that share `in_flight`.
 
-    A thread each, in up to four processes: one interpreter would measure itself.
+    A thread each, in up to four processes: one interpreter would measure itself. The Producers are
+    made after the fork, and this process must have none: a client does not live through a fork.
     """
     processes = min(producers, CLIENT_PROCESSES)
     fork = multiprocessing.get_context("fork")

@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks import interpreter
 from benchmarks.common import RESULTS, ROOT, say
 
 DOCUMENT = ROOT / "docs" / "benchmarks.md"
@@ -22,6 +23,8 @@ HEADLINES = (
     ("64 puts in flight", "Kafka"),
     ("send_batch of 100", "RocketMQ"),
     ("own batching", "Kafka"),
+    ("acks=1", "RocketMQ"),
+    ("64 producers", "one producer"),
     ("synchronous flush", "RocketMQ"),
     ("replication to an empty slave", "RocketMQ"),
     ("one consumer", "RocketMQ"),
@@ -110,7 +113,8 @@ def resident_rows(document: Document) -> list[tuple[str, str, str]]:
 def show(document: Document) -> None:
     """Print one result as a table."""
     heads = ("figure", "ours", "beside", "ratio", "target", "")
-    table = Table(*heads, title=document["benchmark"], box=None)
+    title = f"{document['benchmark']}: {interpreter.told(document['machine'])}"
+    table = Table(*heads, title=title, box=None)
     for row in rows(document):
         table.add_row(*(cell.replace("**", "") for cell in row))
     Console(width=200).print(table)
@@ -163,7 +167,7 @@ def section(document: Document) -> str:
     parts = [
         f"\n### {document['benchmark']}\n\n{machine['date']}, {machine['processor']}, "
         f"{machine['cores']} cores, {machine['memory_gib']:g} GiB, Linux {machine['linux']}, "
-        f"Python {machine['python']}, load at the end {machine.get('load', 0):g}\n\n",
+        f"{interpreter.told(machine)}, load at the end {machine.get('load', 0):g}\n\n",
         table_of(heads, rows(document)),
     ]
     cpu, resident = cpu_rows(document), resident_rows(document)

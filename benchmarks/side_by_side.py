@@ -8,9 +8,12 @@ from contextlib import ExitStack
 from typing import Any
 
 from benchmarks.common import Cost, Target, figure, percentile, say
+from benchmarks.loads import over_zmq
 from benchmarks.maven import NoPeer
 
 OURS = "hastore"
+ZMQ = "hastore over zmq+tcp"  # the same nodes, and a client whose transport is libzmq
+ZMQ_TOLD = "hastore's client over zmq+tcp://"
 IDLE_US = 2.0  # a process that used less a message did nothing for it
 Costs = Callable[[], dict[str, Cost]]
 Loads = Mapping[str, "tuple[int, Callable[[int], Any]]"]  # system -> (count, load of that count)
@@ -85,6 +88,15 @@ def start_peer(stack: ExitStack, name: str, make: Callable[[], Any]) -> Any:
         return None
     stack.enter_context(peer)
     return peer.start()
+
+
+def zmq_hosts(bootstrap: list[str]) -> list[str] | None:
+    """Return the nodes' addresses over libzmq; None, and one line, when it is not here."""
+    try:
+        return over_zmq(bootstrap)
+    except NoPeer as reason:
+        say(f"{ZMQ} is left out: {reason}")
+        return None
 
 
 def run_rounds(

@@ -24,6 +24,7 @@ COMMON = ("errors", "clock", "service", "config", "config_check", "config_values
 MAY_IMPORT = {
     "": COMMON,
     "__init__": ("client",),  # the public names
+    "__main__": ("cli.main",),
     "errors": (),
     "clock": (),
     "service": (),

@@ -3,47 +3,57 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
-from hastore.aio.threaded import Threaded
-from hastore.client.admin import Admin as _Admin
-from hastore.client.admin import QueueRanges
+from hastore.aio.client import AsyncClient
+from hastore.client.addresses import parse_bootstrap
+from hastore.client.admin import AdminCore, QueueRanges
+from hastore.client.core import named
+from hastore.client.requester import Requester
 from hastore.client.results import Message, NodeInfo
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.protocol.api import MapInfo
 
 
-class Admin(Threaded):
+class Admin(AsyncClient):
     """Ask about a group; see hastore.Admin."""
 
-    def __init__(self, bootstrap: str | Sequence[str] | None = None, **options: Any) -> None:
-        """Take what hastore.Admin takes."""
-        super().__init__("hastore-admin")
-        self._admin = _Admin(bootstrap, **options)
-
-    async def __aenter__(self) -> Admin:
-        return self
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] | None = None,
+        *,
+        timeout_s: float = 5.0,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Connect by itself; UsageError for an address that is none."""
+        addresses = parse_bootstrap(bootstrap)
+        self._core = AdminCore(Requester(addresses, clock), timeout_s)
+        super().__init__(self._core, named("aio.Admin", addresses))
 
     async def status(self) -> list[NodeInfo]:
         """Return what each node that answers says of itself."""
-        return await self._call(self._admin.status)
+        return await self._run(self._core, self._core.status())
 
     async def maps(self) -> dict[str, MapInfo]:
         """Return each node's view of the group by its address."""
-        return await self._call(self._admin.maps)
+        return await self._run(self._core, self._core.maps())
 
     async def topics(self) -> dict[str, QueueRanges]:
         """Return each topic's queues with their (first, end) queue offsets."""
-        return await self._call(self._admin.topics)
+        return await self._run(self._core, self._core.topics())
 
-    async def query_key(self, topic: str, key: str, **limits: Any) -> list[Message]:
+    async def query_key(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_messages: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
+    ) -> list[Message]:
         """Return the messages of a topic with a key, newest first."""
-        return await self._call(self._admin.query_key, topic, key, **limits)
+        core = self._core
+        return await self._run(core, core.query_key(topic, key, max_messages, begin_ms, end_ms))
 
     async def query_message_id(self, message_id: str) -> Message | None:
         """Return the message with an id, None when there is none."""
-        return await self._call(self._admin.query_message_id, message_id)
-
-    async def close(self) -> None:
-        """Close the connections."""
-        await self._call(self._admin.close)
-        self._thread.shutdown(wait=False)
+        return await self._run(self._core, self._core.query_message_id(message_id))

@@ -2,68 +2,138 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncIterator, Sequence
-from typing import Any
 
-from hastore.aio.threaded import Threaded
-from hastore.client.consumer import Consumer as _Consumer
+from hastore.aio.client import AsyncClient
+from hastore.client.addresses import parse_bootstrap
+from hastore.client.consumer_core import (
+    POLL_S,
+    ConsumerCore,
+    OnLost,
+    ReadFrom,
+    Start,
+    check_arguments,
+)
+from hastore.client.core import named
+from hastore.client.requester import Requester, Result, Steps
 from hastore.client.results import Message, Position
+from hastore.clock import SYSTEM_CLOCK, Clock
 
 
-class Consumer(Threaded):
-    """Read a topic; see hastore.Consumer."""
+class Consumer(AsyncClient):
+    """Read a topic; see hastore.Consumer.
+
+    Tasks may share it, their calls take turns; each message goes to one of them. A call that is
+    cancelled has moved nothing: the next `poll` returns what it would have.
+    """
 
     def __init__(
-        self, topic: str, bootstrap: str | Sequence[str] | None = None, **options: Any
+        self,
+        topic: str,
+        bootstrap: str | Sequence[str] | None = None,
+        *,
+        group: str | None = None,
+        queues: Sequence[int] | None = None,
+        start: Start = "earliest",
+        on_lost: OnLost = "raise",
+        read_from: ReadFrom = "slaves",
+        max_bytes: int = 1024 * 1024,
+        prefetch_bytes: int = 8 * 1024 * 1024,
+        timeout_s: float = 10.0,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Take what hastore.Consumer takes."""
-        super().__init__("hastore-consumer")
-        self._consumer = _Consumer(topic, bootstrap, **options)
-        self._closed = False
-
-    async def __aenter__(self) -> Consumer:
-        return self
+        check_arguments(topic, start, on_lost, max_bytes, prefetch_bytes)
+        addresses = parse_bootstrap(bootstrap)
+        self._core = ConsumerCore(
+            topic,
+            Requester(addresses, clock),
+            clock,
+            group=group,
+            queues=queues,
+            start=start,
+            on_lost=on_lost,
+            read_from=read_from,
+            max_bytes=max_bytes,
+            prefetch_bytes=prefetch_bytes,
+            timeout_s=timeout_s,
+        )
+        super().__init__(self._core, named("aio.Consumer", addresses, topic))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        while not self._closed:
-            for message in await self.poll():
+        """Yield messages as they come, until the consumer is closed; see hastore.Consumer."""
+        core, life = self._core, self._life
+        while not life.closed:
+            queue = await self._call(core.ready(POLL_S))
+            while queue is not None and not life.closed:
+                ready, at = queue.ready, queue.taken  # anew: others may take, or seek, meanwhile
+                if at >= len(ready):
+                    break
+                message = ready[at]
+                # No call from here to the yield, so no signal's exception comes between.
+                queue.taken, queue.stand = at + 1, message
                 yield message
+
+    @property
+    def topic(self) -> str:
+        """The topic that is read."""
+        return self._core.topic
+
+    @property
+    def group(self) -> str | None:
+        """The group under whose name positions are kept."""
+        return self._core.group
+
+    @property
+    def source(self) -> str | None:
+        """The address that is read from, None while one is looked for."""
+        return self._core.fetcher.source
 
     async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[Message]:
         """Return what is there; waits up to `timeout_s` for the first."""
-        return await self._call(self._consumer.poll, max_messages, timeout_s)
+        fetcher = self._core.fetcher
+        taken = await self._call(self._core.poll(max_messages, timeout_s))
+        fetcher.moved = None  # the last act: what is interrupted before has taken nothing
+        return taken
 
     async def positions(self) -> dict[int, Position]:
         """Return where the reader stands in each queue."""
-        return await self._call(self._consumer.positions)
+        return await self._call(self._core.positions())
+
+    async def position(self, queue: int) -> Position:
+        """Return where the reader stands in a queue."""
+        return await self._call(self._core.position(queue))
 
     async def seek(self, queue: int, position: int | Position) -> None:
         """Go on from a queue offset, or from a Position that was kept."""
-        await self._call(self._consumer.seek, queue, position)
+        await self._call(self._core.seek(queue, position))
+        self._core.fetcher.moved = None
 
     async def seek_to_earliest(self) -> None:
         """Go on from the first message kept, in every queue."""
-        await self._call(self._consumer.seek_to_earliest)
+        await self._call(self._core.seek_to_ends(0))
+        self._core.fetcher.moved = None
 
     async def seek_to_latest(self) -> None:
         """Go on behind the last readable message, in every queue."""
-        await self._call(self._consumer.seek_to_latest)
+        await self._call(self._core.seek_to_ends(1))
+        self._core.fetcher.moved = None
 
     async def seek_to_time(self, timestamp_ms: int) -> None:
         """Go on from the first message stored at or after a time (ms since 1970)."""
-        await self._call(self._consumer.seek_to_time, timestamp_ms)
+        await self._call(self._core.seek_to_time(timestamp_ms))
+        self._core.fetcher.moved = None
 
     async def commit(self) -> None:
-        """Keep the reader's positions under the group's name."""
-        await self._call(self._consumer.commit)
+        """Keep the reader's positions under the group's name.
+
+        Cancelled, it may be kept all the same: the position is one that `poll` has reached.
+        """
+        await self._call(self._core.commit())
 
     async def committed(self) -> dict[int, Position]:
         """Return the group's committed positions."""
-        return await self._call(self._consumer.committed)
+        return await self._call(self._core.committed())
 
-    async def close(self) -> None:
-        """Close the connections; commits nothing."""
-        self._closed = True
-        await asyncio.to_thread(self._consumer.close)
-        self._thread.shutdown(wait=False)
+    async def _call(self, steps: Steps[Result]) -> Result:
+        return await self._run(self._core, steps)

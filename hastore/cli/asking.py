@@ -12,7 +12,7 @@ def ask_status(address: str, timeout_s: float) -> dict[str, Any] | None:
     """Return the object of `hastore status --json` of the node at `address`; None: no answer."""
     requester = Requester((address,), SYSTEM_CLOCK)
     try:
-        reply, _ = requester.ask(address, api.AskStatus, timeout_s)
+        reply, _ = requester.run(requester.ask(address, api.AskStatus, timeout_s))
     except ClientError:
         return None
     finally:

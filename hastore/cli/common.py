@@ -150,12 +150,13 @@ def bootstrap_addresses(given: str | None) -> list[str]:
         return _configured_addresses()
     addresses = []
     for part in text.split(","):
-        bare = part.strip().removeprefix("tcp://")
+        scheme = "zmq+tcp://" if part.strip().startswith("zmq+tcp://") else "tcp://"
+        bare = part.strip().removeprefix(scheme)
         if parse_address(bare) is None:
             raise UsageError(
                 f"--bootstrap: {part.strip()!r} is no address; write HOST:PORT,HOST:PORT"
             )
-        addresses.append(f"tcp://{bare}")
+        addresses.append(scheme + bare)
     return addresses
 
 

@@ -24,7 +24,7 @@ def compare_with_spark(
     """
     try:
         from hastore.spark.demo_report import delays_per_carrier, save_plot
-        from hastore.spark.session import local_session
+        from hastore.spark.session import end_session, local_session
     except ImportError as missing:
         remedy = "pip install 'hastore[spark,demo]', or leave the step out by --no-spark"
         raise UsageError(f"the Spark step needs {missing.name}; {remedy}") from missing
@@ -32,7 +32,7 @@ def compare_with_spark(
     try:
         rows = delays_per_carrier(spark, source, topic)
     finally:
-        spark.stop()
+        end_session(spark)
     table = Table("carrier", box=None, pad_edge=False)
     for name in ("flights", "mean departure delay, min", "mean arrival delay, min"):
         table.add_column(name, justify="right")

@@ -10,6 +10,7 @@ import hastore
 from hastore.cli.common import run
 
 _COMMANDS = {
+    "init": "init:init_command",
     "status": "status:status_command",
     "produce": "produce:produce_command",
     "consume": "consume:consume_command",
@@ -52,7 +53,7 @@ class _Lazy(click.Group):
         return super().resolve_command(ctx, args)
 
 
-@click.group("hastore", cls=_Lazy)
+@click.group("hastore", cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(hastore.__version__, prog_name="hastore")
 def cli() -> None:
     """A replicated, append-only commit log: one master, its slaves, and the flip between them."""

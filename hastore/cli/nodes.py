@@ -38,7 +38,9 @@ def start(path: str, overrides: dict[str, str], kind: str | None, *, only_check:
 
 
 def _command(name: str, kind: str | None, help_text: str) -> click.Command:
-    @click.command(name, help=help_text)
+    @click.command(
+        name, help=help_text, context_settings={"help_option_names": ["-h", "--help"]}
+    )
     @with_config
     @with_overrides
     @click.option("--check", "only_check", is_flag=True, help="Validate the file and end.")

@@ -8,6 +8,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from hastore.cli.common import (
+    DIFFER,
     DONE,
     FAILED,
     bootstrap_addresses,
@@ -21,6 +22,7 @@ from hastore.cli.common import (
 from hastore.client.admin import Admin
 from hastore.errors import UnreachableError
 
+SYNC_REFUSED = "synchronous puts are refused"  # as a node's `problems` say it
 _POLL_S = 0.2
 _POLL_ANSWER_S = 1.0
 _OFFSETS = ("max_offset", "confirmed_offset", "readable_offset")
@@ -40,25 +42,50 @@ _OFFSETS = ("max_offset", "confirmed_offset", "readable_offset")
 def status_command(
     wait_s: float | None, timeout_s: float, bootstrap: str | None, as_json: bool
 ) -> int:
-    """Show roles, epochs, offsets and slaves; exit code 1 when no node answers.
+    """Show roles, epochs, offsets and slaves.
 
-    With --wait also when the group is not complete and in sync in time.
+    Exit code 1 when no node answers, with --wait also when the group is not complete and in sync in
+    time; 4 when nodes answer and none of them takes writes.
     """
     addresses = bootstrap_addresses(bootstrap)
     settled = wait_s is None or _wait(addresses, wait_s)
     with Admin(addresses, timeout_s=timeout_s) as admin:
         infos = admin.status()
         known = {address for one in admin.maps().values() for address in one.nodes.values()}
-    for info in infos:
-        if as_json:
-            put_json(info.status)
-    if not as_json:
-        _show([info.status for info in infos])
+    statuses = [info.status for info in infos]
+    headless = no_master_text(statuses)
+    if headless is not None:
+        say_error(headless)
+    if as_json:
+        for status in statuses:
+            put_json(status)
+    else:
+        _show(statuses)
     for address in sorted(known - {info.address for info in infos}):
         say(f"no answer from {address}")
     if not settled:
         say_error(f"not complete and in sync within {wait_s:g} s")
-    return DONE if settled else FAILED
+        return FAILED
+    return DIFFER if headless is not None else DONE
+
+
+def no_master_text(statuses: list[dict[str, Any]]) -> str | None:
+    """Say that no node takes writes, and which one to promote; None while one does.
+
+    The one to promote has the greatest (epoch, max_offset) of those that answered.
+    """
+    if not statuses or any(status["writable"] for status in statuses):
+        return None
+    on_its_way = [s["node"] for s in statuses if s["role"] != "SLAVE"]
+    best = max(statuses, key=lambda status: (status["epoch"], status["max_offset"]))
+    text = (
+        f"no node takes writes; node {best['node']} has most (epoch {best['epoch']}, "
+        f"max_offset {best['max_offset']}): run `hastore promote` with its file"
+    )
+    if on_its_way:
+        numbers = ", ".join(map(str, on_its_way))
+        text = f"no node takes writes; node {numbers} is to be master and waits, see its reason"
+    return text
 
 
 def _wait(addresses: list[str], wait_s: float) -> bool:
@@ -92,6 +119,8 @@ def _show(statuses: list[dict[str, Any]]) -> None:
     for status in statuses:
         numbers = [f"{status[name]:,}" for name in _OFFSETS]
         writable = "[green]yes[/green]" if status["writable"] else "no"
+        if status["writable"] and _refuses_default(status):
+            writable = "[yellow]acks 1 only[/yellow]"
         epoch = str(status["epoch"])
         table.add_row(str(status["node"]), status["role"], epoch, writable, *numbers)
     stdout.print(table)
@@ -107,6 +136,11 @@ def _show(statuses: list[dict[str, Any]]) -> None:
             if told is None or problem not in told:
                 line = f"[yellow]node {status['node']}: {escape(problem)}[/yellow]"
                 stdout.print(line, highlight=False)
+
+
+def _refuses_default(status: dict[str, Any]) -> bool:
+    """Whether a put without options is refused, since too few slaves are in sync."""
+    return any(text.startswith(SYNC_REFUSED) for text in status.get("problems", []))
 
 
 def _show_slave(node: int, slave: dict[str, Any]) -> None:

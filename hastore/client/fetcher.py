@@ -11,15 +11,15 @@ others can read further while it has not moved for a second.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Iterator, Mapping
 
 from hastore.client.connections.links import Arrival
-from hastore.client.messages import Message, decode_messages
-from hastore.client.requester import Requester
+from hastore.client.messages import Message
+from hastore.client.queue_reader import Chunk, QueueReader
+from hastore.client.requester import Requester, Steps
 from hastore.client.results import Position
 from hastore.clock import Clock
-from hastore.errors import CorruptRecordError, PositionLostError
+from hastore.errors import PositionLostError
 from hastore.protocol import api
 
 WAIT_MS = 1_000  # of a long poll
@@ -29,84 +29,6 @@ RETRY_MS = 50.0
 PUMP_MS = 1.0  # between looks at the network while messages are at hand
 PULL_BYTES_MIN = 16 * 1024
 POLICIES = ("raise", "earliest", "latest", "common")
-
-
-class Chunk(NamedTuple):
-    """What one pull brought: `number` records as they lie in the log, and the position behind."""
-
-    payload: bytes
-    number: int
-    epochs: list[tuple[int, int]]
-    after: Position
-
-
-@dataclass(slots=True, eq=False)
-class QueueReader:
-    """One queue: `next` is where its reader stands, `fetch` where the next pull begins.
-
-    `fetch` is None while that is known only once all that was fetched is taken: then it is `next`.
-    """
-
-    queue_id: int
-    next: Position
-    fetch: Position | None
-    chunk: Chunk | None = None
-    ready: list[Message] = field(default_factory=list)  # decoded
-    taken: int = 0  # of them
-    damage: CorruptRecordError | None = None  # what stands behind them
-    rid: int | None = None
-    sent_ms: float = 0.0
-    not_before_ms: float = 0.0
-    lost: PositionLostError | None = None
-
-    @property
-    def is_drained(self) -> bool:
-        """Whether nothing that was fetched is left to take."""
-        return self.chunk is None and self.taken == len(self.ready)
-
-    def seek(self, position: Position) -> None:
-        """Go on from a position; what was fetched, or is on its way, is dropped."""
-        self.next = self.fetch = position
-        self.chunk = None
-        self.ready, self.taken = [], 0
-        self.damage = None
-        self.rid = None
-        self.not_before_ms = 0.0
-        self.lost = None
-
-    def take(self, most: int) -> list[Message]:
-        """Return up to `most` of the decoded messages."""
-        begin, ready = self.taken, self.ready
-        if begin == 0 and len(ready) <= most:
-            messages, self.ready = ready, []
-        else:
-            messages = ready[begin : begin + most]
-            self.taken = begin + len(messages)
-            if self.taken == len(ready):
-                self.ready, self.taken = [], 0
-        if messages:
-            self.next = messages[-1].next_position
-        return messages
-
-    def take_chunk(self) -> bytes:
-        """Return what was fetched as it came, b"" when there is nothing; it is not checked."""
-        chunk, self.chunk = self.chunk, None
-        if chunk is None:
-            return b""
-        self.next = chunk.after
-        return chunk.payload
-
-    def decode(self, chunk: Chunk) -> None:
-        """Turn a chunk into messages; what stands behind damage in it is dropped."""
-        self.ready, damage = decode_messages(chunk.payload, chunk.epochs)
-        if damage is None:
-            last = self.ready[-1].offset if self.ready else None
-            if len(self.ready) == chunk.number and chunk.after.offset in (None, last):
-                return
-            damage = CorruptRecordError(f"a reply of {chunk.number} messages has others in it")
-            self.ready = []
-        self.damage = damage
-        self.rid = self.fetch = None  # a pull from behind the damage may be under way
 
 
 class Fetcher:
@@ -129,6 +51,7 @@ class Fetcher:
         self._prefetch_bytes = prefetch_bytes
         self._prefer_master = prefer_master
         self.queues: dict[int, QueueReader] = {}
+        self.moved: list[tuple[QueueReader, Position | Message]] | None = None
         self.policy = "raise"
         self.source: str | None = None
         self._turn = 0
@@ -141,34 +64,69 @@ class Fetcher:
     def take(self, most: int) -> list[Message]:
         """Take from the queues in turn, starting with another one each time.
 
+        Whoever is given them sets `moved`, where each queue's reader stood before, to None: until
+        then `mend` takes it back.
+
         PositionLostError, CorruptRecordError: of a queue of which all that is good was taken, when
         no other queue had anything before it. Behind damage the queue's next pull, from its
         reader's position, goes to another replica if there is one.
         """
-        queues = list(self.queues.values())
         taken: list[Message] = []
-        self._turn += 1
-        for index in range(len(queues)):
-            queue = queues[(self._turn + index) % len(queues)]
-            while len(taken) < most and not queue.is_drained:
-                if queue.chunk is not None and not queue.ready:
-                    self._begin(queue, queue.chunk)
+        moved: list[tuple[QueueReader, Position | Message]] = []
+        for queue in self._in_turn():
+            while len(taken) < most and self._has_ready(queue):
+                moved.append((queue, queue.stand))
+                self.moved = moved
                 part = queue.take(most - len(taken))
                 taken = taken + part if taken else part
-                if queue.damage is not None:
-                    break
             if len(taken) >= most:
                 break
             if not taken:
                 self._raise_trouble(queue)
         return taken
 
-    def _begin(self, queue: QueueReader, chunk: Chunk) -> None:
-        """Decode a queue's chunk, after asking for the next one."""
+    def find_ready(self) -> QueueReader | None:
+        """Return a queue that has messages ready, None when there is none; raises as `take`."""
+        for queue in self._in_turn():
+            if self._has_ready(queue):
+                return queue
+            self._raise_trouble(queue)
+        return None
+
+    def seek(self, places: Mapping[int, Position]) -> None:
+        """Go on from these positions; `moved` is to be set to None as after `take`."""
+        queues = [self.queues[queue_id] for queue_id in places if queue_id in self.queues]
+        self.moved = [(queue, queue.stand) for queue in queues]
+        for queue in queues:
+            queue.seek(places[queue.queue_id])
+
+    def mend(self) -> None:
+        """Take back what was moved and not settled, and drop all that was fetched."""
+        for queue, stand in reversed(self.moved or ()):
+            queue.stand = stand
+        for queue in self.queues.values():
+            queue.seek(queue.next)
+        self.moved = None
+        self._next_refresh_ms = self._next_pump_ms = 0.0
+
+    def _in_turn(self) -> Iterator[QueueReader]:
+        queues = list(self.queues.values())
+        self._turn += 1
+        for index in range(len(queues)):
+            yield queues[(self._turn + index) % len(queues)]
+
+    def _has_ready(self, queue: QueueReader) -> bool:
+        """Whether a queue has messages ready; decodes its chunk, after asking for the next one."""
+        if queue.taken < len(queue.ready):
+            return True
+        chunk = queue.chunk
+        if chunk is None or queue.damage is not None:
+            return False
         queue.chunk = None
         if queue.fetch is not None:
             self._ask(queue, self._clock.monotonic_ms())
         queue.decode(chunk)
+        return bool(queue.ready)
 
     def _raise_trouble(self, queue: QueueReader) -> None:
         if queue.lost is not None:
@@ -182,22 +140,27 @@ class Fetcher:
     def pump(self) -> None:
         """Look at the network if that has not been done lately; does not wait."""
         if self._clock.monotonic_ms() >= self._next_pump_ms:
-            self.step(0.0)
+            self.advance()
 
-    def step(self, timeout_s: float) -> None:
+    def step(self, timeout_s: float) -> Steps[None]:
         """Keep pulls under way and wait once, at most `timeout_s`, for something to arrive."""
-        arrived = self._requester.wait(0.0)
+        wait_s = min(self.advance(), timeout_s)
+        if wait_s > 0.0:
+            yield wait_s
+
+    def advance(self) -> float:
+        """Keep pulls under way; returns for how many seconds there is nothing else to do."""
+        arrived = self._requester.collect()
         now = self._clock.monotonic_ms()
         self._next_pump_ms = now + PUMP_MS
         self._refresh(now)
         self._choose()
-        wait_ms = min(timeout_s * 1000.0, self._next_refresh_ms - now)
+        wait_ms = self._next_refresh_ms - now
         for queue in self.queues.values():
             if queue.rid is not None and now > queue.sent_ms + WAIT_MS + ANSWER_MS:
                 self._leave()
             wait_ms = min(wait_ms, self._ask(queue, now))
-        if not arrived and timeout_s > 0.0:
-            self._requester.wait(max(0.0, wait_ms) / 1000.0)
+        return 0.0 if arrived else max(0.0, wait_ms) / 1000.0
 
     def _ask(self, queue: QueueReader, now: float) -> float:
         """Send the pull that is due; returns in how many ms one is, without looking further."""

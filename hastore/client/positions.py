@@ -9,13 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from types import TracebackType
 
 import msgspec
 
 from hastore.client.addresses import parse_bootstrap
-from hastore.client.consumer import Consumer
-from hastore.client.requester import Requester, commit_positions, expect
+from hastore.client.consumer_core import ConsumerCore
+from hastore.client.core import Blocking, Core, named
+from hastore.client.requester import Requester, Steps, commit_positions, expect
 from hastore.client.results import Position
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError, UsageError
@@ -78,7 +78,55 @@ def fit(offsets: Offsets, ranges: Mapping[int, tuple[int, int]]) -> Offsets:
     }
 
 
-class Positions:
+class PositionsCore(Core):
+    """The positions of any group: what Positions does, apart from waiting."""
+
+    def __init__(self, requester: Requester, clock: Clock, timeout_s: float) -> None:
+        super().__init__(requester)
+        self._clock = clock
+        self._timeout_s = timeout_s
+
+    def committed(self, group: str, topic: str) -> Steps[dict[int, Position]]:
+        """Ask the master for a group's positions in a topic."""
+        reply, _ = yield from self.requester.ask_master(
+            lambda rid: api.Fetch(rid, group, topic), self._timeout_s
+        )
+        return expect(api.Positions, reply).positions
+
+    def commit(self, group: str, topic: str, offsets: Offsets) -> Steps[None]:
+        """Keep positions."""
+        places = {queue: Position(offset) for queue, offset in offsets.items()}
+        yield from commit_positions(self.requester, group, topic, places, self._timeout_s)
+
+    def all(self) -> Steps[dict[tuple[str, str], Offsets]]:
+        """Read every group's positions from the log's topic of commits."""
+        reply, _ = yield from self.requester.ask_master(_ask_topics, self._timeout_s)
+        queues = expect(api.Topics, reply).topics.get(api.POSITIONS_TOPIC, {})
+        found: dict[tuple[str, str], Offsets] = {}
+        for queue, (_, end) in queues.items():
+            reader = ConsumerCore(
+                api.POSITIONS_TOPIC,
+                self.requester,
+                self._clock,
+                group=None,
+                queues=[queue],
+                start="earliest",
+                on_lost="earliest",
+                read_from="master",
+                max_bytes=1024 * 1024,
+                prefetch_bytes=2 * 1024 * 1024,
+                timeout_s=self._timeout_s,
+            )
+            while (yield from reader.position(queue)).queue_offset < end:
+                messages = yield from reader.poll(500, self._timeout_s)
+                if not messages:
+                    raise ClientError(f"{api.POSITIONS_TOPIC} cannot be read up to {end}")
+                for message in messages:
+                    _note(found, message.body)
+        return found
+
+
+class Positions(Blocking):
     """The positions of any group; used by one thread at a time."""
 
     def __init__(
@@ -89,60 +137,24 @@ class Positions:
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Connect by itself; UsageError for an address that is none."""
-        self._addresses = parse_bootstrap(bootstrap)
-        self._timeout_s = timeout_s
-        self._requester = Requester(self._addresses, clock)
-
-    def __enter__(self) -> Positions:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        failure: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the connections."""
-        self._requester.close()
+        addresses = parse_bootstrap(bootstrap)
+        self._core = PositionsCore(Requester(addresses, clock), clock, timeout_s)
+        super().__init__(self._core, named("Positions", addresses))
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
         """Return a group's positions in a topic, as the master knows them."""
-        reply, _ = self._requester.ask_master(
-            lambda rid: api.Fetch(rid, group, topic), self._timeout_s
-        )
-        return expect(api.Positions, reply).positions
+        return self._run(self._core, self._core.committed(group, topic))
 
     def commit(self, group: str, topic: str, offsets: Offsets) -> None:
         """Keep positions, as durable as any message; raises what Producer.send_sync would."""
-        places = {queue: Position(offset) for queue, offset in offsets.items()}
-        commit_positions(self._requester, group, topic, places, self._timeout_s)
+        self._run(self._core, self._core.commit(group, topic, offsets))
 
     def all(self) -> dict[tuple[str, str], Offsets]:
         """Return every group's positions in every topic, read from the log's topic of commits.
 
         ClientError when a commit in it cannot be read.
         """
-        reply, _ = self._requester.ask_master(_ask_topics, self._timeout_s)
-        queues = expect(api.Topics, reply).topics.get(api.POSITIONS_TOPIC, {})
-        found: dict[tuple[str, str], Offsets] = {}
-        for queue, (_, end) in queues.items():
-            with Consumer(
-                api.POSITIONS_TOPIC,
-                self._addresses,
-                queues=[queue],
-                on_lost="earliest",
-                read_from="master",
-            ) as consumer:
-                while consumer.position(queue).queue_offset < end:
-                    messages = consumer.poll(timeout_s=self._timeout_s)
-                    if not messages:
-                        raise ClientError(f"{api.POSITIONS_TOPIC} cannot be read up to {end}")
-                    for message in messages:
-                        _note(found, message.body)
-        return found
+        return self._run(self._core, self._core.all())
 
 
 def _note(found: dict[tuple[str, str], Offsets], body: bytes) -> None:

@@ -1,9 +1,17 @@
-"""Ask nodes and wait for answers: what Consumer and Admin share; used by one thread at a time."""
+"""Ask nodes and read their answers: what Consumer, Admin and Positions share.
+
+What takes several answers is a generator, its steps, that never waits: it yields for how many
+seconds at most it wants to, and is sent what arrived. `Requester.run` takes the steps for callers
+that block, `hastore.aio` for an event loop; both wait in one place, which is where a call may be
+interrupted, cancelled or ended by `close`.
+
+    OPEN --close()--> CLOSING --the call under way ends, if any--> CLOSED
+"""
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 from hastore.client.cluster import ClusterView
@@ -16,22 +24,40 @@ from hastore.protocol import api
 CONNECT_MS = 200.0
 _PAUSE_S = 0.05
 Wanted = TypeVar("Wanted")
+Result = TypeVar("Result")
+Steps = Generator[float, list[Arrival], Result]  # yields the seconds that it wants to wait
+Answer = tuple[api.Reply, bytes]
+
+
+class ClosedMeanwhile(ClientError):
+    """The client was closed while a call was under way."""
 
 
 class Requester:
-    """Requests to named addresses, answers by number."""
+    """Requests to named addresses, answers by number; used by one thread at a time."""
 
     def __init__(self, addresses: tuple[str, ...], clock: Clock) -> None:
         self._clock = clock
         self._rids = itertools.count(1)
         addresses, self.links = make_links(addresses, clock)
         self.on_arrival: Callable[[Arrival], None] | None = None  # sees all that comes
+        self.closing = False
         self.cluster = ClusterView(addresses)
         self.links.open(addresses)
 
     def close(self) -> None:
-        """Close the links."""
-        self.links.close()
+        """Close the links; nothing is waited for."""
+        self.closing = True
+        self.links.close(linger_s=0.0)
+
+    def drop(self) -> str:
+        """Close the links of a client that nobody can use any more; nothing is lost by it."""
+        self.close()
+        return ""
+
+    def abandon(self) -> None:
+        """Close the descriptors in a forked child."""
+        self.links.abandon()
 
     def next_rid(self) -> int:
         """Return a number for a request."""
@@ -45,9 +71,28 @@ class Requester:
         """Return the seconds left until a deadline, not negative."""
         return max(0.0, deadline_ms - self._clock.monotonic_ms()) / 1000.0
 
-    def wait(self, timeout_s: float) -> list[Arrival]:
-        """Return what arrives within `timeout_s`; maps are taken note of here."""
-        arrivals = self.links.wait(timeout_s)
+    def run(self, steps: Steps[Result]) -> Result:
+        """Take steps to their end, waiting for arrivals between them.
+
+        ClosedMeanwhile, unless the steps end by it themselves, when the client is closed.
+        """
+        links = self.links
+        try:
+            wait_s = next(steps)
+            while not self.closing:
+                wait_s = steps.send(self.note(links.wait(wait_s)))
+            steps.throw(ClosedMeanwhile("the client was closed"))
+        except StopIteration as end:
+            result: Result = end.value
+            return result
+        raise RuntimeError("steps went on behind the client's end")
+
+    def collect(self) -> list[Arrival]:
+        """Return what has arrived; does not wait."""
+        return self.note(self.links.collect())
+
+    def note(self, arrivals: list[Arrival]) -> list[Arrival]:
+        """Take note of maps and of links that went down; returns the arrivals."""
         for arrival in arrivals:
             if isinstance(arrival.reply, api.Map):
                 self.cluster.learn(arrival.address, arrival.reply.map)
@@ -62,7 +107,7 @@ class Requester:
 
     def ask(
         self, address: str, make: Callable[[int], api.Request], timeout_s: float
-    ) -> tuple[api.Reply, bytes]:
+    ) -> Steps[Answer]:
         """Ask one node; UnreachableError when it does not answer in time."""
         deadline = self.deadline(timeout_s)
         rid = self.next_rid()
@@ -71,7 +116,7 @@ class Requester:
         sent = self.links.send(address, message)
         while True:
             left = self.left_s(deadline)
-            for arrival in self.wait(left):
+            for arrival in (yield left):
                 if arrival.address != address:
                     continue
                 if arrival.reply is None:
@@ -84,7 +129,7 @@ class Requester:
 
     def ask_all(
         self, make: Callable[[int], api.Request], timeout_s: float
-    ) -> dict[str, api.Reply]:
+    ) -> Steps[dict[str, api.Reply]]:
         """Ask every known address; return who answered. Ends early once all have."""
         deadline = self.deadline(timeout_s)
         asked: dict[str, int] = {}
@@ -103,48 +148,48 @@ class Requester:
                 if replies or left <= 0.0:
                     return replies
             pause = self.left_s(grace) if replies and not waiting else left
-            for arrival in self.wait(min(left, pause) if pause else left):
+            for arrival in (yield min(left, pause) if pause else left):
                 reply = arrival.reply
                 if reply is not None and asked.get(arrival.address) == reply.rid:
                     replies[arrival.address] = reply
                 elif reply is None and not arrival.up:
                     asked.pop(arrival.address, None)
 
-    def survey(self, timeout_s: float) -> None:
+    def survey(self, timeout_s: float) -> Steps[None]:
         """Learn the maps of all nodes that answer; UnreachableError when none does."""
-        if not self.ask_all(api.AskMap, timeout_s):
+        if not (yield from self.ask_all(api.AskMap, timeout_s)):
             raise UnreachableError(
                 f"no answer from {', '.join(self.cluster.addresses)} within {timeout_s:g} s"
             )
 
     def ask_master(
         self, make: Callable[[int], api.Request], timeout_s: float
-    ) -> tuple[api.Reply, bytes]:
+    ) -> Steps[Answer]:
         """Ask the master, looking for it as long as `timeout_s` lasts.
 
         Returns the last refusal when there was one. UnreachableError when there is no master. Only
         for requests that may be repeated.
         """
         deadline = self.deadline(timeout_s)
-        refusal: tuple[api.Reply, bytes] | None = None
+        refusal: Answer | None = None
         while True:
             left = self.left_s(deadline)
             master = self.cluster.master
             try:
                 if master is not None:
                     refusal = None  # an attempt that goes unanswered may have been taken
-                    reply, payload = self.ask(master, make, left)
+                    reply, payload = yield from self.ask(master, make, left)
                     if not (isinstance(reply, api.PutDone) and reply.status.is_refusal):
                         return reply, payload
                     refusal = reply, payload
                     self.cluster.lose()
-                    self.links.wait(min(left, _PAUSE_S))
+                    yield from self._pause(min(left, _PAUSE_S))
                 elif left <= 0.0:
                     raise UnreachableError(f"no writable master: {self.cluster.reason()}")
                 else:
-                    self.survey(left)
+                    yield from self.survey(left)
                     if self.cluster.master is None:
-                        self.links.wait(min(left, _PAUSE_S))
+                        yield from self._pause(min(left, _PAUSE_S))
             except UnreachableError:
                 if refusal is None:
                     raise
@@ -152,12 +197,12 @@ class Requester:
 
     def ask_any(
         self, addresses: Iterable[str], make: Callable[[int], api.Request], timeout_s: float
-    ) -> tuple[api.Reply, bytes]:
+    ) -> Steps[Answer]:
         """Ask one node after the other until one answers the question itself."""
         failure: ClientError | None = None
         for address in addresses:
             try:
-                reply, payload = self.ask(address, make, timeout_s)
+                reply, payload = yield from self.ask(address, make, timeout_s)
             except UnreachableError as unreachable:
                 failure = unreachable
                 continue
@@ -166,6 +211,12 @@ class Requester:
             failure = failed(reply)
         raise failure or UnreachableError("no node to ask")
 
+    def _pause(self, timeout_s: float) -> Steps[None]:
+        """Let time pass, whatever arrives meanwhile."""
+        deadline = self.deadline(timeout_s)
+        while left := self.left_s(deadline):
+            yield left
+
 
 def commit_positions(
     requester: Requester,
@@ -173,10 +224,10 @@ def commit_positions(
     topic: str,
     positions: dict[int, api.Position],
     timeout_s: float,
-) -> None:
+) -> Steps[None]:
     """Keep positions, as durable as any message; raises what Producer.send_sync would."""
     wait_ms = int(min(max(1.0, timeout_s * 1000.0), 3_000.0))
-    reply, _ = requester.ask_master(
+    reply, _ = yield from requester.ask_master(
         lambda rid: api.Commit(rid, group, topic, positions, wait_ms), timeout_s
     )
     done = expect(api.PutDone, reply)

@@ -8,9 +8,10 @@ deadlines.
 import threading
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from enum import Enum, IntEnum
 from typing import NamedTuple
+
+import msgspec
 
 from hastore.clock import Clock
 from hastore.service import Service
@@ -35,8 +36,7 @@ class Outcome(Enum):
 Done = Callable[[Outcome, str], None]
 
 
-@dataclass(slots=True)
-class _Waiter:
+class _Waiter(msgspec.Struct):
     end_offset: int
     deadline_ms: float
     done: Done
@@ -67,7 +67,8 @@ class GroupTransferService(Service):
         self._request_flush = request_flush  # asks for a sync soon, without waiting for it
         self._always_flush = always_flush  # `store.flush: sync`: every wait is for the disk too
         self._clock = clock
-        self._wakeup = threading.Condition()
+        self._lock = threading.Lock()
+        self._wakeup = threading.Condition(self._lock)
         self._queues: dict[Need, deque[_Waiter]] = {need: deque() for need in Need}
         self._progress: Progress | None = None  # None: no epoch is open
         self._serial = 0
@@ -93,12 +94,16 @@ class GroupTransferService(Service):
         put whose epoch has ended meanwhile waits no longer, nothing of a later one may confirm it.
         """
         waiter = _Waiter(end_offset, deadline_ms, done)
-        with self._wakeup:
+        with self._lock:
             progress = self._progress
-            if progress is not None and epoch not in (None, progress.epoch):
+            if progress is not None and epoch is not None and epoch != progress.epoch:
                 progress = None
             if progress is not None and not _met(progress, need, end_offset):
-                _insert(self._queues[need], waiter)
+                queue = self._queues[need]
+                if queue and queue[-1].end_offset > end_offset:
+                    _insert(queue, waiter)
+                else:
+                    queue.append(waiter)
                 if self._always_flush or need is not Need.SLAVES:
                     self._request_flush()
                 if deadline_ms < self._next_deadline_ms:
@@ -116,17 +121,23 @@ class GroupTransferService(Service):
         Threads race to here: one that was overtaken, by another's or by the end of its epoch, does
         nothing.
         """
-        ready: list[tuple[Need, _Waiter]] = []
-        with self._wakeup:
+        ready: list[tuple[Need, list[_Waiter]]] = []
+        with self._lock:
             if progress.serial < self._serial:
                 return
             self._serial = progress.serial
             self._progress = progress
             for need, queue in self._queues.items():
-                while queue and _met(progress, need, queue[0].end_offset):
-                    ready.append((need, queue.popleft()))
-        for need, waiter in ready:
-            waiter.done(Outcome.CONFIRMED, progress.level(need, waiter.end_offset))
+                limit = progress.limits[need]
+                met: list[_Waiter] = []
+                while queue and (
+                    queue[0].end_offset <= limit or _met(progress, need, queue[0].end_offset)
+                ):
+                    met.append(queue.popleft())
+                if met:
+                    ready.append((need, met))
+        for need, met in ready:
+            _confirm(need, met, progress.level)
         if ready:
             self.after_done()
 
@@ -135,7 +146,7 @@ class GroupTransferService(Service):
 
         Progress of an earlier `serial` counts no more.
         """
-        with self._wakeup:
+        with self._lock:
             self._serial = max(serial, self._serial)
             ended = [(need, waiter) for need, queue in self._queues.items() for waiter in queue]
             for queue in self._queues.values():
@@ -191,14 +202,20 @@ def _met(progress: Progress, need: Need, end_offset: int) -> bool:
     return need is Need.SLAVES and by_classics is not None and by_classics(end_offset)
 
 
+def _confirm(need: Need, waiters: list[_Waiter], level: Callable[[Need, int], str]) -> None:
+    """End waits that are met, in offset order; who holds the last of them holds all of them."""
+    last = level(need, waiters[-1].end_offset)
+    alike = len(waiters) == 1 or level(need, waiters[0].end_offset) == last
+    for waiter in waiters:
+        waiter.done(Outcome.CONFIRMED, last if alike else level(need, waiter.end_offset))
+
+
 def _timeout(need: Need) -> Outcome:
     return Outcome.FLUSH_DISK_TIMEOUT if need is Need.MASTER_DISK else Outcome.FLUSH_SLAVE_TIMEOUT
 
 
 def _insert(queue: deque[_Waiter], waiter: _Waiter) -> None:
-    """Keep the queue in offset order; only a duplicate of an earlier put ever goes further
-    forward.
-    """
+    """Keep the queue in offset order: a duplicate of an earlier put goes further forward."""
     place = len(queue)
     while place and queue[place - 1].end_offset > waiter.end_offset:
         place -= 1

@@ -235,12 +235,15 @@ class HAService:
                 classic = table.classics.get(connection.link)
                 if classic is not None:
                     classic.offset = offset
-            elif connection.node is None or not table.report(
-                connection.node, connection.link, offset
-            ):
-                return
+            else:
+                node = connection.node
+                if node is None or not table.report(node, connection.link, offset):
+                    return
             self.push2_slave_max_offset = max(self.push2_slave_max_offset, offset)
-        self.advance()
+            progress, moved = self._work_out(table)
+        self.transfer.advance(progress)
+        if moved:
+            self._note_limits()
 
     def on_flushed(self, _offset: int) -> None:
         """Complete what the own disk was waited for; called by the flush thread."""
@@ -248,29 +251,32 @@ class HAService:
 
     def advance(self) -> None:
         """Work out the limits anew, publish them, and complete the puts that they cover."""
-        store = self.member.store
         with self._lock:
-            table = self._table
-            if table is None:
+            if self._table is None:
                 return
-            flushed = store.flushed_offset
-            own = flushed if self.member.counts_flushed else store.max_offset
-            before = table.confirmed_offset
-            confirmed = table.confirm(own)
-            moved = confirmed > before
-            limits = {
-                Need.MASTER_DISK: flushed,
-                Need.SLAVES: table.confirmed_for_puts(),
-                Need.SLAVE_DISKS: table.confirmed_flushed(flushed),
-            }
-            if moved:
-                store.set_limits(confirmed=confirmed, readable=confirmed if self._sync else None)
-            by_classics = self._confirmed_by_classics if table.count_classic else None
-            self._serial += 1
-            progress = Progress(self._serial, limits, self._level, by_classics, table.epoch)
+            progress, moved = self._work_out(self._table)
         self.transfer.advance(progress)
         if moved:
             self._note_limits()
+
+    def _work_out(self, table: AckTable) -> tuple[Progress, bool]:
+        """Return how far each need is met, and whether the published limits moved; locked."""
+        store = self.member.store
+        flushed = store.flushed_offset
+        own = flushed if self.member.counts_flushed else store.max_offset
+        before = table.confirmed_offset
+        confirmed = table.confirm(own)
+        moved = confirmed > before
+        limits = {
+            Need.MASTER_DISK: flushed,
+            Need.SLAVES: confirmed if table.acks else table.confirmed_for_puts(),
+            Need.SLAVE_DISKS: table.confirmed_flushed(flushed),
+        }
+        if moved:
+            store.set_limits(confirmed=confirmed, readable=confirmed if self._sync else None)
+        by_classics = self._confirmed_by_classics if table.count_classic else None
+        self._serial += 1
+        return Progress(self._serial, limits, self._level, by_classics, table.epoch), moved
 
     def _confirmed_by_classics(self, end_offset: int) -> bool:
         with self._lock:

@@ -2,6 +2,7 @@
 being master.
 """
 
+import functools
 import logging
 import secrets
 import threading
@@ -61,7 +62,7 @@ class Member:
         """
         self._addresses = {**nodes, **self._addresses}
 
-    @property
+    @functools.cached_property
     def counts_flushed(self) -> bool:
         """Whether this node, as master, counts only what its own disk holds.
 

@@ -55,7 +55,8 @@ class Receiver:
             piece = data if room is None else data[:room]
             try:
                 with gate.lock:
-                    self._check(gate.epoch == self._epoch)
+                    if gate.epoch != self._epoch:
+                        self._check(mine=False)
                     store.append_replica(offset, piece)
                     if room is not None and len(piece) == room:
                         self._take_entries()

@@ -99,7 +99,7 @@ class SlaveStream:
                 raise ProtocolError(f"epoch {self.epoch} is not the promised one; asking anew")
             member.gate.open(self.epoch)
 
-    def report(self) -> None:
+    def report(self, now_ms: float | None = None) -> None:
         """Report the log's end at the ack point, when it grew or a heartbeat is due."""
         store, gate = self._member.store, self._member.gate
         # Under the gate: bytes up to an epoch's start are not reported before its entry is taken.
@@ -107,13 +107,13 @@ class SlaveStream:
             if gate.epoch != self.epoch:
                 raise ProtocolError(f"epoch {self.epoch} is superseded; nothing is reported to it")
             offset = store.flushed_offset if self._flushed else store.max_offset
-        now = self._member.clock.monotonic_ms()
+        now = self._member.clock.monotonic_ms() if now_ms is None else now_ms
         with self._send_lock:
-            due = now - self._reported_ms >= self._heartbeat_ms
-            if self._reported is not None and offset <= self._reported:
-                if not due:
+            reported = self._reported
+            if reported is not None and offset <= reported:
+                if now - self._reported_ms < self._heartbeat_ms:
                     return
-                offset = self._reported
+                offset = reported
             self._sock.sendall(REPORT.pack(offset))
             self._reported, self._reported_ms = offset, now
 
@@ -132,7 +132,7 @@ class SlaveStream:
                         if not self._splice(pipe):
                             return
                     else:
-                        size = sock.recv_into(self._room(buffer))
+                        size = sock.recv_into(self._room(buffer) if self._bulk else buffer)
                         if not size:
                             return
                 except BlockingIOError:
@@ -143,13 +143,13 @@ class SlaveStream:
                     self.report()
                     continue
                 heard_ms = clock.monotonic_ms()
-                self._take(buffer[:size])
+                self._take(buffer[:size], heard_ms)
 
     def _room(self, buffer: memoryview) -> memoryview:
-        """Return where to receive: all of the buffer, or up to the next long body alone."""
-        return buffer[: self._decoder.body_left or HEADER_BYTES] if self._bulk else buffer
+        """Return where to receive up to the next long body alone."""
+        return buffer[: self._decoder.body_left or HEADER_BYTES]
 
-    def _take(self, data: memoryview) -> None:
+    def _take(self, data: memoryview, now_ms: float | None = None) -> None:
         for event in self._decoder.feed(data):
             if isinstance(event, Data):
                 self._receiver.append(event.offset, event.data, self._while_full)
@@ -159,9 +159,9 @@ class SlaveStream:
                 self._bulk = event.size >= SPLICE_BYTES_MIN
                 self._check_place(event.offset)
         if not self._flushed:
-            self.report()
+            self.report(now_ms)
         self._follow_limits()
-        if self._member.state.data.unclean:
+        if self._master_end is not None:
             self._note_clean()
 
     def _check_place(self, offset: int) -> None:
@@ -201,11 +201,15 @@ class SlaveStream:
         """
         member = self._member
         store = member.store
-        if self._master_end is None or not member.state.data.unclean:
+        master_end = self._master_end
+        if master_end is None:
+            return
+        if not member.state.data.unclean:
+            self._master_end = None  # it stays clean for as long as the link lasts
             return
         with member.gate.entered(self.epoch) as mine:
             end = store.flushed_offset if self._flushed else store.max_offset
-            if not mine or end < self._master_end:
+            if not mine or end < master_end:
                 return
             member.state.save(unclean=False)
         log.warning("this node is clean again: it holds all up to %d", end)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from hastore.clock import Clock
 from hastore.ha.epochs import History
 from hastore.ha.replica_log import ReplicaLog
-from hastore.protocol.ha_link import confirmed_frame, data_header
+from hastore.protocol.ha_link import confirmed_frame, data_header, limits_and_header
 from hastore.service import Service
 
 PUSH_BYTES_MAX = 128 * 1024
@@ -53,6 +53,7 @@ class WriteSocketService(Service):
         self._store = store
         self._clock = clock
         self._frame_bytes_max = frame_bytes_max
+        self._push_bytes_max = min(PUSH_BYTES_MAX, frame_bytes_max)
         self._heartbeat_ms = heartbeat_ms
         self._starts = [entry.start for entry in history if entry.start > start_offset]
         self._limits = limits
@@ -80,7 +81,7 @@ class WriteSocketService(Service):
                 or self._broken
                 or not self._flowing
                 or self.sent_offset != start
-                or end - start > min(PUSH_BYTES_MAX, self._frame_bytes_max)
+                or end - start > self._push_bytes_max
                 or (self._starts and self._starts[0] < end)
             ):
                 self.wake()
@@ -148,7 +149,7 @@ class WriteSocketService(Service):
         return max(1.0, self._heartbeat_ms - idle)
 
     def _push(self, start: int, end: int, data: bytearray | memoryview) -> None:
-        head = self._limits_due() + data_header(start, end - start)
+        head = self._head(start, end - start)
         self.reach_offset = end
         self.sent_offset = end
         self._last_send_ms = self._clock.monotonic_ms()
@@ -186,7 +187,7 @@ class WriteSocketService(Service):
             with self._store.view(offset, size) as data:
                 size = len(data)
                 self.reach_offset = offset + size
-                self._sock.sendall(self._limits_due() + data_header(offset, size))
+                self._sock.sendall(self._head(offset, size))
                 self._sock.sendall(data)
                 self.sent_offset = offset + size
         self._last_send_ms = self._clock.monotonic_ms()
@@ -195,7 +196,7 @@ class WriteSocketService(Service):
     def _sendfile(self, offset: int, size: int) -> None:
         place = self._store.file_range(offset, size)
         self.reach_offset = offset + place.size
-        head = self._limits_due() + data_header(offset, place.size)
+        head = self._head(offset, place.size)
         self._sock.sendall(head, socket.MSG_MORE)
         position, left = place.position, place.size
         while left:
@@ -206,25 +207,24 @@ class WriteSocketService(Service):
             left -= sent
         self.sent_offset = offset + place.size
 
-    def _limits_due(self) -> bytes:
-        if self._limits is None:
-            return b""
-        limits = self._limits()
-        if limits == self._limits_sent:
-            return b""
-        self._limits_sent = limits
-        return confirmed_frame(*limits)
+    def _head(self, offset: int, size: int) -> bytes:
+        """Return the header of a data frame, behind the limits when they have moved."""
+        if self._limits is not None:
+            limits = self._limits()
+            if limits != self._limits_sent:
+                self._limits_sent = limits
+                return limits_and_header(*limits, offset, size)
+        return data_header(offset, size)
 
     def _send_limits_or_heartbeat(self) -> None:
         now = self._clock.monotonic_ms()
         idle = now - self._last_send_ms
         due = b""
-        if (
-            self._limits is not None
-            and self._limits() != self._limits_sent
-            and idle >= LIMITS_DELAY_MS / 2
-        ):
-            due = self._limits_due()
+        if self._limits is not None and idle >= LIMITS_DELAY_MS / 2:
+            limits = self._limits()
+            if limits != self._limits_sent:
+                self._limits_sent = limits
+                due = confirmed_frame(*limits)
         if idle >= self._heartbeat_ms:
             due = due or (confirmed_frame(*self._limits()) if self._limits is not None else b"")
             due += data_header(self.sent_offset, 0)

@@ -7,7 +7,8 @@ frame:  | 1 << 63 | type : int64 | length:int32 <= 4096 | payload |   hastore pe
 
 import struct
 from collections.abc import Iterator
-from typing import NamedTuple
+
+import msgspec
 
 from hastore.errors import ProtocolError
 
@@ -20,24 +21,25 @@ CLASSIC_BODY_BYTES = 32 * 1024
 CONTROL_BYTES_MAX = 4096
 CONFIRMED_TYPE = 1
 _CONFIRMED = struct.Struct(">qq")
+_CONFIRMED_AND_HEADER = struct.Struct(">qiqqqi")
 _SIGN = 1 << 63
 
 
-class Data(NamedTuple):
+class Data(msgspec.Struct, frozen=True, gc=False):
     """A piece of a body that belongs at `offset`; the view is good until the next receive."""
 
     offset: int
     data: memoryview
 
 
-class FrameStart(NamedTuple):
+class FrameStart(msgspec.Struct, frozen=True, gc=False):
     """A frame's header: its place, and its body's size (0: a heartbeat)."""
 
     offset: int
     size: int
 
 
-class Confirmed(NamedTuple):
+class Confirmed(msgspec.Struct, frozen=True, gc=False):
     """The master's limits: what is confirmed, and what readers may see."""
 
     confirmed_offset: int
@@ -50,6 +52,13 @@ LinkEvent = Data | FrameStart | Confirmed
 def data_header(offset: int, size: int) -> bytes:
     """Return the 12 bytes before a body of `size` bytes; size 0 makes a heartbeat."""
     return HEADER.pack(offset, size)
+
+
+def limits_and_header(confirmed_offset: int, readable_offset: int, offset: int, size: int) -> bytes:
+    """Return `confirmed_frame` and `data_header`, one behind the other: most puts send both."""
+    return _CONFIRMED_AND_HEADER.pack(
+        CONFIRMED_TYPE - _SIGN, _CONFIRMED.size, confirmed_offset, readable_offset, offset, size
+    )
 
 
 def confirmed_frame(confirmed_offset: int, readable_offset: int) -> bytes:
@@ -110,41 +119,37 @@ class StreamDecoder:
                 at += take
                 yield event
                 continue
-            due = (self._control_left or HEADER_BYTES) - len(self._head)
-            take = min(due, end - at)
-            if take < due or self._head:
-                self._head += data[at : at + take]
-                at += take
-                if take < due:
+            due = self._control_left or HEADER_BYTES
+            take = min(due - len(self._head), end - at)
+            piece = data[at : at + take]
+            at += take
+            if take < due:  # in pieces, which are joined
+                self._head += piece
+                if len(self._head) < due:
                     return
-                head = bytes(self._head)
+                piece = memoryview(bytes(self._head))
                 self._head.clear()
-            else:
-                head = bytes(data[at : at + take])
-                at += take
             if self._control_left:
                 self._control_left = 0
-                yield self._control(head)
+                yield self._control(piece)
                 continue
-            started = self._header(head)
-            if started is not None:
-                yield started
+            first, size = HEADER.unpack(piece)
+            if first < 0:
+                self._begin_control(first, size)
+                continue
+            if not 0 <= size <= BODY_BYTES_MAX:
+                raise ProtocolError(f"a body of {size} bytes; at most {BODY_BYTES_MAX} are allowed")
+            self.offset, self.body_left = first, size
+            yield FrameStart(first, size)
 
-    def _header(self, head: bytes) -> FrameStart | None:
-        first, size = HEADER.unpack(head)
-        if first < 0:
-            if not self._control_frames:
-                raise ProtocolError(f"a frame at the negative offset {first}")
-            if not 0 < size <= CONTROL_BYTES_MAX:
-                raise ProtocolError(f"a control frame of {size} bytes")
-            self._control_type, self._control_left = first + _SIGN, size
-            return None
-        if not 0 <= size <= BODY_BYTES_MAX:
-            raise ProtocolError(f"a body of {size} bytes; at most {BODY_BYTES_MAX} are allowed")
-        self.offset, self.body_left = first, size
-        return FrameStart(first, size)
+    def _begin_control(self, first: int, size: int) -> None:
+        if not self._control_frames:
+            raise ProtocolError(f"a frame at the negative offset {first}")
+        if not 0 < size <= CONTROL_BYTES_MAX:
+            raise ProtocolError(f"a control frame of {size} bytes")
+        self._control_type, self._control_left = first + _SIGN, size
 
-    def _control(self, payload: bytes) -> Confirmed:
+    def _control(self, payload: memoryview) -> Confirmed:
         if self._control_type != CONFIRMED_TYPE or len(payload) != _CONFIRMED.size:
             raise ProtocolError(
                 f"unknown control frame {self._control_type} of {len(payload)} bytes"

@@ -105,7 +105,7 @@ class ApiBackend(Protocol):
         """Where synchronous puts wait."""
         ...
 
-    def put_encoded(self, payloads: Sequence[bytes]) -> list[Sequence[PutResult]]:
+    def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
         """Append through the write gate, in one go, all valid records of all payloads.
 
         NotStoredError when the node is not writable (any more), StoreError when the disk refuses:

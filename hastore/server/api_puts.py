@@ -10,8 +10,9 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from hastore.clock import Clock
 from hastore.config import ApiConfig
@@ -29,11 +30,10 @@ log = logging.getLogger(__name__)
 
 MASTER_MEM = "MASTER_MEM"
 ALL = -1
-_OUTCOMES = {outcome: Status[outcome.value] for outcome in Outcome}
+_OK, _CONFIRMED = Status.PUT_OK, Outcome.CONFIRMED  # looked up once
 
 
-@dataclass(slots=True)
-class PendingPut:
+class PendingPut(msgspec.Struct):
     """A put between its arrival and its answer. `respond` None: nobody is to be answered."""
 
     connection: Connection
@@ -43,7 +43,8 @@ class PendingPut:
     acks: int
     deadline_ms: float
     epoch: int = 0
-    results: Sequence[PutResult] | None = None
+    results: Sequence[PutResult] = ()
+    count: int = 0  # of its records, once they are appended
     size_bytes: int = 0
 
 
@@ -83,7 +84,7 @@ class PutDesk:
 
     def take(self, connection: Connection, request: Put, payload: bytes, now: float) -> None:
         """Admit a client's put for the next append, or refuse it."""
-        acks = self._acks(request)
+        acks = request.acks if request.acks is not None else self._default_acks()
         run = request.run
         follows = not run or (
             request.at == connection.next_at if run == connection.run
@@ -108,7 +109,7 @@ class PutDesk:
         respond: Callable[[PutDone], None],
     ) -> None:  # fmt: skip
         """Admit a record that this node writes for a client; `respond` gets the outcome."""
-        acks = self._acks(request)
+        acks = request.acks if request.acks is not None else self._default_acks()
         refusal = self._check(acks, request.sync_flush)
         if refusal is None:
             due = self._clock.monotonic_ms() + request.timeout_ms
@@ -141,16 +142,17 @@ class PutDesk:
             put.results = of_put
             put.epoch = epoch
             put.payload = b""
-            self._appended(put, of_put, now)
+            self._wait_or_answer(put, now)
 
     def finish(self) -> None:
         """Answer the puts whose outcome is known by now."""
         done = self._done
         while done:
             put, outcome, level = done.popleft()
-            self.pending_puts -= len(put.results or ())
+            self.pending_puts -= put.count
             self.pending_bytes -= put.size_bytes
-            self._respond(put, _OUTCOMES.get(outcome, Status.PUT_OK), level)
+            status = _OK if outcome is _CONFIRMED else Status[outcome.value]
+            self._respond(put, status, level)
 
     def _check(self, acks: int, sync_flush: bool) -> tuple[Status, str] | None:
         """Return why a put is refused; asks the node once for all puts of one append."""
@@ -172,9 +174,7 @@ class PutDesk:
             return Status.BUSY, f"{waiting} (api.max_pending_puts, api.max_pending_bytes)"
         return None
 
-    def _acks(self, request: Put) -> int:
-        if request.acks is not None:
-            return request.acks
+    def _default_acks(self) -> int:
         return ALL if self._backend.default_acks_all() else 1
 
     def _gather(self, put: PendingPut) -> None:
@@ -182,13 +182,18 @@ class PutDesk:
         self._gathered.append(put)
         self.gathered_bytes += put.size_bytes
 
-    def _appended(self, put: PendingPut, results: Sequence[PutResult], now: float) -> None:
+    def _wait_or_answer(self, put: PendingPut, now: float) -> None:
+        """Wait for what an appended put needs; answer one that needs nothing, or stored nothing."""
         need = self._need(put)
-        end_offset = _end_of(results) if need is not None else 0
+        results = put.results
+        if isinstance(results, StoredRun):
+            end_offset, put.count = results.end_offset, len(results.offsets)
+        else:
+            end_offset, put.count = _end_of(results), len(results)
         if need is None or not end_offset:
-            self._respond(put, Status.PUT_OK, MASTER_MEM)
+            self._respond(put, _OK, MASTER_MEM)
             return
-        self.pending_puts += len(results)
+        self.pending_puts += put.count
         self.pending_bytes += put.size_bytes
 
         def done(outcome: Outcome, level: str) -> None:
@@ -214,7 +219,7 @@ class PutDesk:
             self._answer(put.connection, reply)
 
     def _reply(self, put: PendingPut, status: Status, level: str) -> PutDone:
-        results = put.results or []
+        results = put.results
         if isinstance(results, StoredRun):
             return PutDone(
                 put.request.rid,
@@ -287,6 +292,4 @@ class PutDesk:
 
 def _end_of(results: Sequence[PutResult]) -> int:
     """Return where the last record of a put ends, 0 when none is stored."""
-    if isinstance(results, StoredRun):
-        return results.end_offset
     return max([result.end_offset or 0 for result in results], default=0)

@@ -1,6 +1,5 @@
 """NodeBackend: the node as its client API, its HTTP port and `hastore status` see it."""
 
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -36,7 +35,7 @@ class NodeBackend:
         self._ha = ha
         self._roles = roles
         self._watchers: list[Callable[[], None]] = []
-        self._stopping = threading.Event()
+        self._stopping = False
         self._full = False
         self.config_problem: Callable[[], str | None] = lambda: None  # why a change is not followed
         store.on_readable = self._readable_moved
@@ -47,9 +46,9 @@ class NodeBackend:
 
     def begin_stop(self) -> None:
         """Refuse puts from now on."""
-        self._stopping.set()
+        self._stopping = True
 
-    def put_encoded(self, payloads: Sequence[bytes]) -> list[Sequence[PutResult]]:
+    def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
         """Append through the write gate; NotStoredError when this node is no master any more."""
         member = self._member
         with member.gate.lock:
@@ -65,7 +64,7 @@ class NodeBackend:
 
     def writable_reason(self) -> str | None:
         """Say why puts are refused, None while they are not."""
-        if self._stopping.is_set():
+        if self._stopping:
             return "the node is shutting down"
         if self.store.broken_reason is not None:
             return f"the store is closed: {self.store.broken_reason}"

@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import Config
 from hastore.config_file import config_error, parse_config
-from hastore.errors import ConfigError, StoreBrokenError, StoreError
+from hastore.errors import ConfigError, StoreBrokenError, StoreError, UsageError
 from hastore.ha.epochs import CLASSIC_EPOCH
 from hastore.ha.group_transfer import GroupTransferService
 from hastore.ha.ha_service import HAService
@@ -35,6 +35,7 @@ from hastore.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)
 
+LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
 STOP_S = 4.0
 READY_WAIT_S = 60.0
 
@@ -79,7 +80,7 @@ class Node:
         self._http_address = own.http
         self._http: HttpServer | None = None
         self._retention = _RetentionService(
-            self.store, self.ha, config.store.retention.check_interval_ms
+            self.store, self.ha, config.store.retention.check_interval_ms, self._on_failure
         )
         self.ha_address = own.ha
 
@@ -112,10 +113,14 @@ class Node:
     def _open_store(self) -> None:
         config, state = self.config, self.state
         try:
-            self._fs.make_dirs(config.store.root)
-            state.load(config.node, config.cluster, config.group)
-            intent = state.data.intent
-            self.store.open(intent_offset=None if intent is None else intent.offset)
+            self.store.lock()  # before node.json is read: another process may be writing it
+            try:
+                state.load(config.node, config.cluster, config.group)
+                intent = state.data.intent
+                self.store.open(intent_offset=None if intent is None else intent.offset)
+            except BaseException:
+                self.store.unlock()
+                raise
         except OSError as error:
             raise StoreError(
                 f"{config.store.root}: the store cannot be opened: {error}; `store.root` must be a "
@@ -175,9 +180,12 @@ class Node:
         if self._http is not None:
             self._http.stop()
         failed = self.store.broken_reason is not None
-        self.store.close()
-        if not failed:
-            self.state.end_cleanly()
+        try:
+            self.store.close(unlock=False)
+            if not failed:
+                self.state.end_cleanly()
+        finally:
+            self.store.unlock()  # after node.json: the next start reads what this one left
 
     def _on_failure(self, name: str, failure: BaseException) -> None:
         """Note a failure. A closed store stays and says why; a dead service ends the node."""
@@ -189,8 +197,14 @@ class Node:
 class _RetentionService(Service):
     """Delete whole old files by age and size; never what a linked slave is still being sent."""
 
-    def __init__(self, store: MessageStore, ha: HAService, interval_ms: float) -> None:
-        super().__init__("RetentionService")
+    def __init__(
+        self,
+        store: MessageStore,
+        ha: HAService,
+        interval_ms: float,
+        on_failure: Callable[[str, BaseException], None],
+    ) -> None:
+        super().__init__("RetentionService", on_failure)
         self._store = store
         self._ha = ha
         self._interval_s = interval_ms / 1000.0
@@ -200,7 +214,7 @@ class _RetentionService(Service):
         while not self.stopping.wait(self._interval_s):
             try:
                 removed = self._store.delete_expired(self._ha.lowest_sent_offset)
-            except OSError as error:
+            except (OSError, StoreError) as error:  # the next look tries again
                 log.error("retention could not delete: %s", error)
                 continue
             if removed:
@@ -275,9 +289,12 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
 
     `kind` has been checked against the file's role by the command. Errors of the start are raised.
     """
+    level = os.environ.get("HASTORE_LOG", "INFO").upper()
+    if level not in LOG_LEVELS:
+        raise UsageError(f"HASTORE_LOG={level}: one of {', '.join(LOG_LEVELS)}")
     logging.basicConfig(
         stream=sys.stderr,
-        level=os.environ.get("HASTORE_LOG", "INFO").upper(),
+        level=level,
         format="%(asctime)s %(levelname)s %(message)s",
     )
     log.debug("starting as %s", kind or "whatever the file says")

@@ -64,6 +64,7 @@ class RoleService(Service):
         self._promoter = Promoter(member, self._open_ha, self._say, self.stopping.is_set)
         self._flags = Flags()
         self._self_promotion = False
+        self._unnoted_role = False  # the role of an open epoch is not in node.json yet
         self._wakeup = threading.Event()
         self._superseded: tuple[int, str] | None = None
         self._next_try_ms = 0.0
@@ -146,6 +147,8 @@ class RoleService(Service):
         changed = self._read_config()
         if self._superseded is not None:
             self._lose_role()
+        if self._unnoted_role and self.mode is Mode.MASTER:
+            self._note_role()
         if changed is not None:
             self._flip(changed)
         if self._config.role.is_master:
@@ -330,15 +333,24 @@ class RoleService(Service):
 
     def _become_master(self, entry: EpochEntry) -> None:
         self._stop_client()
-        self._member.state.save(role_followed=self._config.role)
+        # The epoch is open: this node is the master, whether or not the role can be noted now.
         self.mode, self.reason, self._self_promotion = Mode.MASTER, None, False
         self._member.role = self._config.role.value
+        self._unnoted_role = True
         log.warning(
             "%s in epoch %d from offset %d on", self._config.role.value, entry.epoch, entry.start
         )
         if self._config.role is Role.ASYNC_MASTER and self._member.peers:
             log.warning("ASYNC_MASTER: puts without acks are on this node alone")
         self.settled.set()
+        self._note_role()
+
+    def _note_role(self) -> None:
+        """Note the role that is followed, durably; the next tick tries again when that fails."""
+        self._member.state.save(role_followed=self._config.role)
+        if self._unnoted_role:
+            self._unnoted_role = False
+            self.reason = None
 
     def _watch_group(self) -> None:
         """Ask those that do not follow: an old master must meet a higher epoch."""

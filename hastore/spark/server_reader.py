@@ -15,7 +15,8 @@ import pyarrow as pa
 
 from hastore.client import Admin, Consumer, Position
 from hastore.client.addresses import parse_bootstrap
-from hastore.client.fetcher import Fetcher, QueueReader
+from hastore.client.fetcher import Fetcher
+from hastore.client.queue_reader import QueueReader
 from hastore.client.requester import Requester
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import PositionLostError, UnreachableError, UsageError
@@ -96,7 +97,8 @@ class ServerBackend:
 
     def _payloads(self, requester: Requester, span: QueueRange) -> Iterator[bytes]:
         """Yield replies until the range is covered; the pull behind each is under way already."""
-        requester.survey(STALL_S)  # so that a slave that answers late is still asked first
+        # So that a slave that answers late is still asked first.
+        requester.run(requester.survey(STALL_S))
         fetcher = Fetcher(
             requester,
             span.topic,
@@ -113,7 +115,7 @@ class ServerBackend:
         reached = span.start
         deadline = requester.deadline(STALL_S)
         while reached < span.end:
-            fetcher.step(STEP_S)
+            requester.run(fetcher.step(STEP_S))
             if queue.lost is not None:
                 raise PositionLostError(
                     f"{queue.lost}; set failOnDataLoss to false to read what there is",
@@ -126,7 +128,7 @@ class ServerBackend:
             if payload:
                 reached = queue.next.queue_offset
                 if reached < span.end:
-                    fetcher.step(0.0)
+                    fetcher.advance()
                 yield payload
                 deadline = requester.deadline(STALL_S)
             elif not requester.left_s(deadline):

@@ -1,6 +1,7 @@
 """Start a local Spark session that sees format "hastore", for the demo, the jobs and the tests."""
 
 import os
+import subprocess
 import sys
 import sysconfig
 import tempfile
@@ -20,6 +21,7 @@ from hastore.spark.java_runtime import find_java, java_home_for_spark
 
 _TAIL_BYTES = 4_000
 _LOOPBACK = "127.0.0.1"
+_END_S = 30.0
 
 
 def local_session(
@@ -35,7 +37,7 @@ def local_session(
     Workers run this interpreter and see this hastore, installed or not. With `quiet` the JVM's own
     output is kept aside, and shown only if it does not start. A session that is already active is
     returned as it is. Raises UsageError without a usable Java, HastoreError when Spark does not
-    start. Stop it by `stop()`; the JVM ends with this process.
+    start. Stop it by `stop()`, the JVM ends with this process then; or by `end_session`.
     """
     # A pandas newer than this pyspark's is none of ours: nothing here uses pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
@@ -51,6 +53,26 @@ def local_session(
     else:
         SparkContext(conf=conf)
     return SparkSession.builder.config(conf=conf).getOrCreate()
+
+
+def end_session(spark: SparkSession) -> None:
+    """Stop a session and its JVM, and wait until that has ended with all its workers.
+
+    HastoreError when it does not end within 30 s. A later session in this process starts another.
+    """
+    spark.stop()
+    gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
+    if gateway is None:
+        return
+    jvm = gateway.proc
+    gateway.shutdown()
+    jvm.stdin.close()  # it ends when its parent's end of this pipe does
+    try:
+        jvm.wait(_END_S)
+    except subprocess.TimeoutExpired as late:
+        jvm.kill()
+        jvm.wait()
+        raise HastoreError(f"Spark's JVM did not end within {_END_S:g} s") from late
 
 
 def _settings(memory: str) -> dict[str, str]:

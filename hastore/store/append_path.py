@@ -17,7 +17,7 @@ from hastore.store.idempotence import IdempotenceWindow, Verdict
 from hastore.store.index_build import IndexBuildService
 from hastore.store.put import Entry, Intake
 from hastore.store.put_result import PutResult, PutStatus
-from hastore.store.put_run import PutRun, StoredRun, patch_run
+from hastore.store.put_run import PutRun, StoredRun
 from hastore.store.queue_offsets import QueueOffsetTable
 from hastore.store.record import (
     BLANK_SIZE,
@@ -31,6 +31,7 @@ from hastore.store.record import (
     STORE_IPV4,
     STORE_IPV6,
 )
+from hastore.store.run_batch import RunBatch
 
 _REPLAY_TIMEOUT_S = 5.0
 _OK = PutStatus.PUT_OK
@@ -39,7 +40,7 @@ Results = list[PutResult] | StoredRun
 
 
 class _Batch:
-    """What one append will hold, while it is gathered."""
+    """What one append will hold, gathered record by record."""
 
     def __init__(
         self, log: CommitLog, window: IdempotenceWindow, table: QueueOffsetTable, now_ms: int
@@ -50,46 +51,10 @@ class _Batch:
         self.patches: list[tuple[int, int, int]] = []  # position, queue offset, sysFlag
         self.advanced: dict[tuple[bytes, int], int] = {}
         self.fresh: dict[tuple[bytes, int], PutResult] = {}
-        self.runs: list[tuple[int, PutRun, StoredRun]] = []  # and their positions
-        self.results: list[Results] = []  # of the runs
-        self.buffer: bytearray | None = None  # what was written for the runs
-        self._tops: dict[bytes, int] = {}  # the last sequence number of each run's producer
         self._log = log
         self._window = window
         self._table = table
         self._now_ms = now_ms
-
-    def take_run(self, run: PutRun) -> StoredRun | None:
-        """Take a run; None, and nothing is taken, when it holds what may have been put before."""
-        producer, queue_ids = run.producer, run.queue_ids
-        if producer is not None:
-            top = self._tops.get(producer)
-            if run.sequences[0] <= (self._window.top(producer) if top is None else top):
-                return None
-        first = self.start + self.size
-        following: dict[int, int] = {}
-        queue_offsets: list[int] = []
-        for queue_id in queue_ids:
-            queue_offset = following.get(queue_id)
-            if queue_offset is None:
-                queue_offset = self.advanced.get((run.topic, queue_id))
-                if queue_offset is None:
-                    queue_offset = self._table.next(run.topic, queue_id)
-                    if queue_offset is None:
-                        return None
-            following[queue_id] = queue_offset + 1
-            queue_offsets.append(queue_offset)
-        for queue_id, queue_offset in following.items():
-            self.advanced[run.topic, queue_id] = queue_offset
-        if producer is not None:
-            self._tops[producer] = run.sequences[-1]
-        offsets = [first + start for start in run.starts]
-        end = first + len(run.payload)
-        stored = StoredRun(offsets, end, queue_ids, queue_offsets, self._now_ms)
-        self.runs.append((self.size, run, stored))
-        self.pieces.append(run.payload)
-        self.size += len(run.payload)
-        return stored
 
     def take(self, payload: bytes, entries: list[Entry | PutResult]) -> list[PutResult]:
         """Take what is to be stored of a payload; returns the results of all its records."""
@@ -134,14 +99,6 @@ class _Batch:
         self.size = position
         return out
 
-    def numbered(self) -> list[tuple[bytes, list[int], list[int]]]:
-        """Return producer, sequence numbers and offsets of each run that has them."""
-        return [
-            (run.producer, run.sequences, stored.offsets)
-            for _, run, stored in self.runs
-            if run.producer is not None
-        ]
-
     def patched(self, host: Host) -> bytearray:
         """Return the joined records, with what only the master knows filled in."""
         buffer = bytearray().join(self.pieces)
@@ -156,8 +113,6 @@ class _Batch:
             if flags & FLAG_BORN_IPV6:
                 at += IPV6_EXTRA
             buffer[at : at + width] = stamp
-        for position, run, stored in self.runs:
-            patch_run(buffer, position, run, stored, stamp)
         return buffer
 
     def _known(self, producer: tuple[bytes, int], size: int, queue_id: int) -> PutResult | None:
@@ -210,44 +165,42 @@ class Appender:
         self._table = table
         self._build = build
         self._host = store_host
+        self._host_bytes = store_host.packed
         self._clock = clock
         self._intake = Intake(config, store_host)
         self.last_store_timestamp_ms = 0
 
     def put(
         self, payloads: Sequence[bytes]
-    ) -> tuple[list[Results], int, int, bytearray | None]:
+    ) -> tuple[Sequence[Results], int, int, bytearray | None]:
         """Append all valid records of all payloads; returns results, and the range appended.
 
         Where all of it went by one write, its bytes are returned as well.
         StoreFullError, StoreBrokenError, or StoreError while replay lags: nothing was appended.
         """
-        intake = self._intake
-        runs = [intake.examine_run(payload) for payload in payloads]
-        log = self._log
-        self._wait_for_replay()
+        examine_run = self._intake.examine_run
+        runs = [examine_run(payload) for payload in payloads]
+        log, table, window = self._log, self._table, self._window
+        end = log.max_offset
+        if table.end_offset < end or window.end_offset < end:
+            self._wait_for_replay(end)
         with log.lock:
             start = log.max_offset
-            if self._table.end_offset != start or self._window.end_offset != start:
+            if table.end_offset != start or window.end_offset != start:
                 self._adopt(start)
             self.last_store_timestamp_ms = now_ms = max(
                 self._clock.wall_ms(),
                 self.last_store_timestamp_ms,  # never back, whatever the wall clock does
-                self._table.last_store_timestamp_ms,
+                table.last_store_timestamp_ms,
             )
-            size = sum([len(payload) for payload in payloads])
-            fits = size + BLANK_SIZE <= log.file_size and not log.room(size)
-            batch = self._append_runs(runs, now_ms) if fits else None
+            batch = self._append_runs(runs, now_ms)
             if batch is not None:
-                return batch.results, start, log.max_offset, batch.buffer
-            results = self._append_examined(payloads, now_ms)
-            return results, start, log.max_offset, None
+                results, data = batch
+                return results, start, log.max_offset, data
+            return self._append_examined(payloads, now_ms), start, log.max_offset, None
 
-    def _wait_for_replay(self) -> None:
-        """Wait until queue offsets and window know the whole log; at once on a settled master."""
-        end = self._log.max_offset
-        if self._table.end_offset >= end and self._window.end_offset >= end:
-            return
+    def _wait_for_replay(self, end: int) -> None:
+        """Wait until queue offsets and window know the log up to `end`."""
         if not self._build.wait_dispatched(end, _REPLAY_TIMEOUT_S):
             reason = self._build.blocked_reason or "replay has not reached the log's end yet"
             raise StoreError(f"queue offsets are not known: {reason}")
@@ -259,31 +212,32 @@ class Appender:
         self._table.advance(end)
         self._window.advance(end)
 
-    def _append_runs(self, runs: Sequence[PutRun | None], now_ms: int) -> _Batch | None:
+    def _append_runs(
+        self, runs: Sequence[PutRun | None], now_ms: int
+    ) -> tuple[list[StoredRun], bytearray] | None:
         """Append to the present file; None, and nothing is stored, unless all are new runs."""
-        log, table, window = self._log, self._table, self._window
-        batch = _Batch(log, window, table, now_ms)
+        log = self._log
+        start = log.max_offset
+        batch = RunBatch(start, self._window, self._table, now_ms)
         for run in runs:
-            stored = batch.take_run(run) if run is not None else None
-            if stored is None:
+            if run is None or not batch.take(run):
                 return None
-            batch.results.append(stored)
-        if batch.size:
-            batch.buffer = batch.patched(self._host)
-            end = log.append(batch.buffer)
-            log.boundary = end
-            table.take(batch.advanced, end)
-            window.add_runs(batch.numbered(), end)
-        return batch
+        size = batch.end - start
+        if not size or size + BLANK_SIZE > log.file_size or log.room(size):
+            return None
+        data = batch.patched(self._host_bytes)
+        log.boundary = log.append(data)
+        batch.settle()
+        return batch.results, data
 
-    def _append_examined(self, payloads: Sequence[bytes], now_ms: int) -> list[Results]:
+    def _append_examined(self, payloads: Sequence[bytes], now_ms: int) -> list[list[PutResult]]:
         """Append record by record: some are no run, were put before, or need a new file."""
         log = self._log
         examined = [self._intake.examine(payload) for payload in payloads]
         size = sum([len(payload) for payload, _ in examined])
         if size + BLANK_SIZE <= log.file_size and not log.room(size):
-            return list[Results](self._append(examined, now_ms))
-        return list[Results](self._append_rolling(examined, now_ms))
+            return self._append(examined, now_ms)
+        return self._append_rolling(examined, now_ms)
 
     def _append(self, examined: Sequence[Examined], now_ms: int) -> list[list[PutResult]]:
         """Append to the present file, which has room for all of it."""

@@ -123,7 +123,10 @@ class CommitLog:
         """Fill the rest of the file with a blank; the next file is ready before. StoreFullError."""
         file = self._writable()
         self.allocator.wait_ready()
-        self._write(file, pack_blank(file.end - self.max_offset), self.max_offset)
+        try:
+            file.pwrite(pack_blank(file.end - self.max_offset), self.max_offset)
+        except OSError as failure:
+            raise self._not_written(file, failure) from failure
         self.max_offset = file.end
 
     def append(self, data: bytes | bytearray | memoryview) -> int:
@@ -133,7 +136,10 @@ class CommitLog:
         end = start + len(data)
         if end > file.end:
             raise UsageError(f"{len(data)} bytes at offset {start} cross a file boundary")
-        self._write(file, data, start)
+        try:
+            file.pwrite(data, start)
+        except OSError as failure:
+            raise self._not_written(file, failure) from failure
         self.max_offset = end
         if self._want_at is not None and end >= self._want_at:
             self._want_next(file, end)
@@ -163,7 +169,8 @@ class CommitLog:
 
     def _writable(self) -> MappedFile:
         """Return the file that the log's end lies in; the next one when it is at a boundary."""
-        self._health.check()
+        if self._health.reason is not None:
+            self._health.check()
         file = self.queue.find(self.max_offset)
         if file is None:
             start = self.max_offset - self.max_offset % self.file_size
@@ -180,13 +187,11 @@ class CommitLog:
         else:
             self._want_at = at
 
-    def _write(self, file: MappedFile, data: bytes | bytearray | memoryview, offset: int) -> None:
-        try:
-            file.pwrite(data, offset)
-        except OSError as failure:
-            if failure.errno in NO_ROOM:  # a file system whose reservations do not hold
-                raise StoreFullError(f"{file.path}: {failure.strerror}") from failure
-            raise self._health.fail(f"a write at offset {offset} failed", failure) from failure
+    def _not_written(self, file: MappedFile, failure: OSError) -> StoreError:
+        """Return the error to raise when a write at the log's end has failed."""
+        if failure.errno in NO_ROOM:  # a file system whose reservations do not hold
+            return StoreFullError(f"{file.path}: {failure.strerror}")
+        return self._health.fail(f"a write at offset {self.max_offset} failed", failure)
 
     # -- cutting (under `lock`, nobody appends or syncs) ------------------------------------------
 

@@ -76,7 +76,8 @@ class RealFile:
         except OSError as failure:
             failure.filename = self.path
             raise
-        self.size = max(self.size, position + wanted)
+        if position + wanted > self.size:
+            self.size = position + wanted
 
     def allocate(self, size: int) -> None:
         """Reserve room up to `size` bytes; the length becomes at least `size`."""

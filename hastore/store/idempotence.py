@@ -32,7 +32,9 @@ from hastore.store.replay_walk import Dispatched
 PID = b"HS_PID"
 SEQ = b"HS_SEQ"
 MAX_PID_BYTES = 64
-_PID_MARK = b"HS_PID\x01"
+MAX_SEQ_DIGITS = 18
+_PID_MARK = PID + b"\x01"
+_THEN_SEQ = b"\x02" + SEQ + b"\x01"
 _USUAL = re.compile(rb"(?:^|\x02)HS_PID\x01([^\x02]{1,64})\x02HS_SEQ\x01([0-9]{1,18})(?:\x02|$)")
 _MAX_PRODUCERS = 4096  # the one that wrote least recently goes; at most 64 MiB in all
 _SNAPSHOT_STEP_BYTES = 16 << 20  # of log: how much a start after a crash has to read again
@@ -60,6 +62,9 @@ def producer_of(properties: bytes) -> tuple[bytes, int] | None:
 
     ValueError when they are there but are no id of 1 to 64 bytes and no decimal number below 2^63.
     """
+    own = own_properties(properties)
+    if own is not None:
+        return own[0], int(own[1])
     if _PID_MARK not in properties:
         return None
     usual = _USUAL.search(properties)
@@ -68,11 +73,31 @@ def producer_of(properties: bytes) -> tuple[bytes, int] | None:
     producer, number = find_property(properties, PID), find_property(properties, SEQ)
     if producer is None:
         return None
-    if number is None or not number.isdigit() or len(number) > 18:
+    if number is None or not number.isdigit() or len(number) > MAX_SEQ_DIGITS:
         raise ValueError("HS_SEQ is no decimal number below 10^18")
     if not 0 < len(producer) <= MAX_PID_BYTES:
         raise ValueError(f"HS_PID has {len(producer)} bytes; 1 to {MAX_PID_BYTES} are allowed")
     return producer, int(number)
+
+
+def own_properties(properties: bytes) -> tuple[bytes, bytes] | None:
+    """Return HS_PID and the digits of HS_SEQ where they are all there is, well formed, as mostly.
+
+    None: only a closer look tells.
+    """
+    if not properties.startswith(_PID_MARK) or properties[-1] != 2:
+        return None
+    at = properties.find(_THEN_SEQ)
+    producer, digits = properties[len(_PID_MARK) : at], properties[at + len(_THEN_SEQ) : -1]
+    if (
+        at > 0
+        and producer.isalnum()
+        and len(producer) <= MAX_PID_BYTES
+        and digits.isdigit()
+        and len(digits) <= MAX_SEQ_DIGITS
+    ):
+        return producer, digits
+    return None
 
 
 class IdempotenceWindow:
@@ -116,7 +141,7 @@ class IdempotenceWindow:
         with self._guard:
             for (producer, sequence), result in fresh.items():
                 if result.offset is not None and result.offset >= self.end_offset:
-                    self._add(producer, sequence, result.offset)
+                    self._known(producer).add(sequence, result.offset)
             self.end_offset = max(self.end_offset, end_offset)
 
     def top(self, producer: bytes) -> int:
@@ -144,9 +169,6 @@ class IdempotenceWindow:
     def advance(self, end_offset: int) -> None:
         """Say that every record below `end_offset` was taken."""
         self.end_offset = end_offset
-
-    def _add(self, producer: bytes, sequence: int, offset: int) -> None:
-        self._known(producer).add(sequence, offset)
 
     def _known(self, producer: bytes) -> ProducerWindow:
         """Return a producer as the one that wrote last."""
@@ -181,20 +203,35 @@ class IdempotenceWindow:
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Take what replay found; records taken at put are ignored."""
         with self._guard:
-            end = self.end_offset
             if isinstance(batch, RecordColumns) and self._take_columns(batch):
                 return
-            for record in batch:
-                properties = record[8]
-                if record[0] < end or _PID_MARK not in properties:
-                    continue
-                try:
-                    found = producer_of(properties)
-                except ValueError:  # another master's record: its properties are its own affair
-                    continue
-                if found is not None:
-                    self._add(*found, record[0])
-            self.end_offset = max(end, batch[-1].end_offset) if batch else end
+            if batch and batch[-1].end_offset > self.end_offset:
+                self._take_each(batch)
+
+    def _take_each(self, batch: Sequence[Dispatched]) -> None:
+        """Take a batch's records in order, at once those of a producer that follow each other."""
+        end, producer = self.end_offset, b""
+        sequences: list[int] = []
+        offsets: list[int] = []
+        for record in batch:
+            properties = record[8]
+            if record[0] < end or _PID_MARK not in properties:
+                continue
+            try:
+                found = producer_of(properties)
+            except ValueError:  # another master's record: its properties are its own affair
+                continue
+            if found is None:
+                continue
+            if found[0] != producer:
+                if sequences:
+                    self._known(producer).extend(sequences, offsets)
+                producer, sequences, offsets = found[0], [], []
+            sequences.append(found[1])
+            offsets.append(record[0])
+        if sequences:
+            self._known(producer).extend(sequences, offsets)
+        self.end_offset = batch[-1].end_offset
 
     def _take_columns(self, batch: RecordColumns) -> bool:
         """Take a batch by producer; False when only its records one by one tell all."""

@@ -69,7 +69,7 @@ class IndexBuildService(Service):
         self._arrays: ArrayWalker | None = None  # loads numpy when there is a lot to do
         self._changed = threading.Condition()
         self._flush_lock = threading.Lock()
-        self._idle = False  # replay sleeps for want of bytes; read without the lock by notify
+        self.idle = False  # replay sleeps for want of bytes: an appending thread is to `notify`
         self._busy = False
         self._pauses = 0
         self._waiters = 0
@@ -203,15 +203,15 @@ class IndexBuildService(Service):
             if self.blocked_reason is not None:
                 self._changed.wait_for(self.stopping.is_set, _RETRY_S)
                 return
-            self._idle = True
-            # An append first moves max_offset, then looks at _idle; here it is the other way round,
+            self.idle = True
+            # An append first moves max_offset, then looks at idle; here it is the other way round,
             # so that one of both sees the other.
             if self._changed.wait_for(self._has_work, TRICKLE_S):
                 self.pace.trickle()
             else:
                 self.pace.quiet()
                 quiet = not self._changed.wait_for(self._has_work, _IDLE_S)
-            self._idle = False
+            self.idle = False
             linger_s = self.pace.linger_s()
             if linger_s and not self._waiters:
                 self._changed.wait_for(
@@ -231,15 +231,15 @@ class IndexBuildService(Service):
                 )
 
     def _has_work(self) -> bool:
-        return not self._idle or self.stopping.is_set() or self._log.max_offset != self._seen_end
+        return not self.idle or self.stopping.is_set() or self._log.max_offset != self._seen_end
 
     # -- other threads -----------------------------------------------------------------------------
 
     def notify(self) -> None:
         """Say that the log grew: call it after every append; nearly free unless replay sleeps."""
-        if self._idle:
+        if self.idle:
             with self._changed:
-                self._idle = False
+                self.idle = False
                 self._changed.notify_all()
 
     def wake(self) -> None:
@@ -253,7 +253,7 @@ class IndexBuildService(Service):
             return True
         with self._changed:
             self._waiters += 1
-            self._idle = False
+            self.idle = False
             self._changed.notify_all()
             try:
                 return (

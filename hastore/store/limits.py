@@ -184,13 +184,9 @@ class LimitsPage:
 
     def _write(self, limits: Limits) -> None:
         if self._file is not None:
-            self._file.pwrite(_pack(limits), _SLOT_AT[limits.sequence & 1])
+            body = _SLOT.pack(_MAGIC, _VERSION, *limits)  # the fields are in the slot's order
+            self._file.pwrite(body + _CRC.pack(zlib.crc32(body)), _SLOT_AT[limits.sequence & 1])
         self.now = limits
-
-
-def _pack(limits: Limits) -> bytes:
-    body = _SLOT.pack(_MAGIC, _VERSION, *limits)  # the fields are in the slot's order
-    return body + _CRC.pack(zlib.crc32(body))
 
 
 def _unpack(raw: bytes, at: int) -> Limits | None:

@@ -38,12 +38,12 @@ class MappedFile:
         self.size = size
         self._fs = fs
         self._guard = threading.Lock()
-        self._opened: tuple[File, memoryview] | None = None
+        self.opened: tuple[File, memoryview] | None = None  # descriptor and map, while held
 
     @property
     def is_open(self) -> bool:
         """Whether a descriptor and a map are held."""
-        return self._opened is not None
+        return self.opened is not None
 
     @property
     def file(self) -> File:
@@ -53,12 +53,12 @@ class MappedFile:
     @property
     def view(self) -> memoryview:
         """Return the whole file as read-only memory, coherent with every write."""
-        opened = self._opened
+        opened = self.opened
         return opened[1] if opened is not None else self._open()[1]
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Write at an offset of the log; the bytes must fit. Not durable before `sync`."""
-        opened = self._opened or self._open()
+        opened = self.opened or self._open()
         opened[0].pwrite(data, offset - self.start)
 
     def range(self, offset: int, size: int) -> FileRange:
@@ -73,7 +73,7 @@ class MappedFile:
     def release(self) -> None:
         """Drop descriptor and map; they are opened again on the next use."""
         with self._guard:
-            self._opened = None
+            self.opened = None
 
     def remove(self) -> None:
         """Remove the file; its name is gone durably after `sync_dir`."""
@@ -82,7 +82,7 @@ class MappedFile:
 
     def _open(self) -> tuple[File, memoryview]:
         with self._guard:
-            if self._opened is None:
+            if self.opened is None:
                 file = self._fs.open(self.path)
-                self._opened = (file, memoryview(file.map()))
-            return self._opened
+                self.opened = (file, memoryview(file.map()))
+            return self.opened

@@ -80,7 +80,7 @@ class MappedFileQueue:
         if not 0 <= index < len(files):
             return None
         found = files[index]
-        if not found.is_open:
+        if found.opened is None:
             self._note_opened(found)
         return found
 

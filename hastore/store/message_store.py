@@ -76,6 +76,17 @@ class MessageStore:
         self._changed = threading.Condition()
         self._waiters = 0
 
+    def lock(self) -> None:
+        """Take the store's lock ahead of `open`, for what else must be read under it.
+
+        StoreInUseError, OSError. `unlock` gives it back, also after a failed `open`.
+        """
+        self._life.lock()
+
+    def unlock(self) -> None:
+        """Give the store's lock back, after `close(unlock=False)`."""
+        self._life.unlock()
+
     def open(self, *, intent_offset: int | None = None) -> None:
         """Lock and recover the store, then start its threads.
 
@@ -85,9 +96,9 @@ class MessageStore:
         """
         self._appender.last_store_timestamp_ms = self._life.open(intent_offset)
 
-    def close(self) -> None:
+    def close(self, *, unlock: bool = True) -> None:
         """Stop cleanly: sync all, save the checkpoint, remove `abort`, unlock. StoreError."""
-        self._life.close()
+        self._life.close(unlock=unlock)
         self._wake()
 
     @property
@@ -143,7 +154,8 @@ class MessageStore:
             self._page.update(confirmed=confirmed, readable=readable)
         except OSError as failure:
             raise self._parts.health.fail("the limits page cannot be written", failure) from failure
-        self._wake()
+        if self._waiters:
+            self._wake()
         if self.on_readable is not None:
             self.on_readable()
 
@@ -176,9 +188,8 @@ class MessageStore:
                 self._waiters -= 1
 
     def _wake(self) -> None:
-        if self._waiters:
-            with self._changed:
-                self._changed.notify_all()
+        with self._changed:
+            self._changed.notify_all()
 
     def append_replica(self, offset: int, data: bytes | memoryview) -> int:
         """Append at `offset`, which must be the end; returns the new end.
@@ -207,12 +218,14 @@ class MessageStore:
         return end
 
     def _grown(self) -> None:
-        self._build.notify()
+        if self._build.idle:
+            self._build.notify()
         if self._sync_each_put:
             self._flush.request()
-        self._wake()
+        if self._waiters:
+            self._wake()
 
-    def put_encoded(self, payloads: Sequence[bytes]) -> list[Sequence[PutResult]]:
+    def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
         """Append all valid records of all payloads by one write; a payload is records in a row.
 
         Results come in the records' order; a payload that is no row of records has one result,
@@ -224,7 +237,7 @@ class MessageStore:
             self._grown()
             if self.on_append is not None:
                 self.on_append(start, end, data)
-        return list[Sequence[PutResult]](results)
+        return results
 
     @property
     def on_flushed(self) -> Callable[[int], None] | None:

@@ -27,15 +27,18 @@ class ProducerWindow:
 
     def extend(self, sequences: Sequence[int], offsets: Sequence[int]) -> None:
         """Add many, as `add` would."""
+        top = max(sequences)
+        if top > self.top:
+            self.top = top
         at = 0
-        while at < len(sequences):
+        while len(self.sequences) + len(sequences) - at >= 2 * WINDOW:
             stop = at + 2 * WINDOW - len(self.sequences)
             self.sequences.extend(sequences[at:stop])
             self.offsets.extend(offsets[at:stop])
-            if len(self.sequences) >= 2 * WINDOW:
-                self.trim()
+            self.trim()
             at = stop
-        self.top = max(self.top, max(sequences))
+        self.sequences.extend(sequences[at:] if at else sequences)
+        self.offsets.extend(offsets[at:] if at else offsets)
 
     def trim(self) -> None:
         """Let go of all but the last `WINDOW`."""

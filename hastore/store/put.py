@@ -4,6 +4,8 @@ Nothing is taken that recovery would refuse: the same layout and CRC checks, and
 """
 
 import struct
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
@@ -51,12 +53,12 @@ class Intake:
         self._max_record = config.commitlog_file_size - BLANK_SIZE
         self._ipv6 = store_host.is_ipv6
         self._topics: dict[bytes, str | None] = {}  # why not, None: allowed
-
-    def examine_run(self, payload: bytes) -> PutRun | None:
-        """Take a payload of records that are alike; None: `examine` is to say what it is."""
+        # Takes a payload of records that are alike; None: `examine` is to say what it is.
+        self.examine_run: Callable[[bytes], PutRun | None] = partial(
+            take_run, self._topics, self._max_body, self._max_record
+        )
         if self._ipv6:
-            return None
-        return take_run(payload, self._topics, self._max_body, self._max_record)
+            self.examine_run = _no_run
 
     def examine(self, payload: bytes) -> tuple[bytes, list[Entry | PutResult]]:
         """Split a payload into its records: for each an Entry, or the result that refuses it.
@@ -124,6 +126,10 @@ class Intake:
         if layout[8] is not None and size < MIN_RECORD_SIZE:
             return "the record is too short"
         return "the body's CRC is wrong, or the properties are no `name 0x01 value 0x02` pairs"
+
+
+def _no_run(_payload: bytes) -> None:
+    """Take none: each record has to be widened for the store's host."""
 
 
 def _is_well_formed(properties: bytes) -> bool:

@@ -7,11 +7,12 @@ alike, and what fails here: it says why.
 
 import struct
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, overload
+from typing import overload
 
+import msgspec
 from zlib_ng.zlib_ng import crc32
 
-from hastore.store.idempotence import producer_of
+from hastore.store.idempotence import MAX_SEQ_DIGITS, SEQ, own_properties, producer_of
 from hastore.store.put_result import PutResult, PutStatus
 from hastore.store.record import (
     CRC_MASK,
@@ -20,9 +21,6 @@ from hastore.store.record import (
     FLAG_PREPARED,
     MAX_PROPERTIES_BYTES,
     MIN_RECORD_SIZE,
-    OFFSETS,
-    OFFSETS_AT,
-    STORE_AT,
     V1_MAGIC,
 )
 
@@ -31,11 +29,10 @@ _FRONT = struct.Struct(">IIIi20xi44xi")
 _FLAG_UNWRAP = 0x40
 FLAGS_REFUSED = FLAG_INNER_BATCH | _FLAG_UNWRAP  # what no client may set
 _SPECIAL = FLAG_IPV6 | FLAG_PREPARED | FLAGS_REFUSED
-_SEQUENCE = b"\x02HS_SEQ\x01"
-_SEQUENCE_DIGITS = 18
+_SEQUENCE = b"\x02" + SEQ + b"\x01"
 
 
-class PutRun(NamedTuple):
+class PutRun(msgspec.Struct, frozen=True, gc=False):
     """Records that passed, as columns: where each begins in the payload, and what it asks for."""
 
     payload: bytes
@@ -93,7 +90,7 @@ class StoredRun(Sequence[PutResult]):
 
 
 def take_run(
-    payload: bytes, topics: dict[bytes, str | None], max_body: int, max_record: int
+    topics: dict[bytes, str | None], max_body: int, max_record: int, payload: bytes
 ) -> PutRun | None:
     """Check a payload; None when it is no run of alike records, or one of them is not right.
 
@@ -102,16 +99,19 @@ def take_run(
     end = len(payload)
     if end < MIN_RECORD_SIZE:
         return None
-    topic = _topic_of(payload)
-    if not topic or topics.get(topic, "") is not None:
-        return None
     unpack, view = _FRONT.unpack_from, memoryview(payload)
-    name = bytes((len(topic),)) + topic
+    name_at = 88 + unpack(payload)[-1]  # if it is a V1 record between IPv4 hosts, see below
+    if not 88 <= name_at < end:
+        return None
+    name = payload[name_at : name_at + 1 + payload[name_at]]
+    topic = name[1:]
+    if topics.get(topic, "") is not None:
+        return None
     starts: list[int] = []
     queue_ids: list[int] = []
     sequences: list[int] = []
     producer: bytes | None = None
-    known = b""  # the properties up to the sequence number, as in the record before
+    like, tail_size = b"", 0  # behind the body of the record before: all up to its number, and all
     last = -1
     at = 0
     while at < end:
@@ -120,35 +120,26 @@ def take_run(
         size, magic, crc, queue_id, flags, body_size = unpack(payload, at)
         stop = at + size
         topic_at = at + 88 + body_size
-        lengths_at = topic_at + len(name)
         if (
             magic != V1_MAGIC
             or flags & _SPECIAL
             or not 0 <= body_size <= max_body
             or size > max_record
             or stop > end
-            or lengths_at + 2 > stop
-            or not payload.startswith(name, topic_at)
             or crc32(view[at + 88 : topic_at]) & CRC_MASK != crc
         ):
             return None
-        length = payload[lengths_at] << 8 | payload[lengths_at + 1]
-        if lengths_at + 2 + length != stop or length > MAX_PROPERTIES_BYTES:
-            return None
-        if known and payload.startswith(known, lengths_at + 2) and payload[stop - 1] == 2:
-            digits = payload[lengths_at + 2 + len(known) : stop - 1]
-            if not digits.isdigit() or len(digits) > _SEQUENCE_DIGITS:
+        if like and topic_at + tail_size == stop and payload.startswith(like, topic_at):
+            digits = payload[topic_at + len(like) : stop - 1]
+            if not digits.isdigit() or len(digits) > MAX_SEQ_DIGITS or payload[stop - 1] != 2:
                 return None
             sequence = int(digits)
-        elif length:
-            properties = payload[lengths_at + 2 : stop]
-            found = _read_properties(properties)
+        else:
+            found = _read_tail(payload[topic_at:stop], name)
             if found is None or (starts and found[0] != producer):
                 return None
-            producer, sequence = found
-            known = _before_sequence(properties)
-        elif producer is not None:
-            return None
+            producer, sequence, like = found
+            tail_size = stop - topic_at
         if producer is not None:
             if sequence <= last:
                 return None
@@ -160,44 +151,35 @@ def take_run(
     return PutRun(payload, topic, starts, queue_ids, producer, sequences)
 
 
-def patch_run(
-    buffer: bytearray, position: int, run: PutRun, stored: StoredRun, stamp: bytes
-) -> None:
-    """Fill in, where the run lies in `buffer`, what only the master knows."""
-    pack_offsets = OFFSETS.pack_into
-    width = len(stamp)
-    for start, queue_offset, offset in zip(
-        run.starts, stored.queue_offsets, stored.offsets, strict=True
+def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | None:
+    """Read what is behind a record's body: its topic, which must be `name`, and its properties.
+
+    Returns producer, sequence number, and all before that if nothing follows it; None when
+    something is not well formed.
+    """
+    at = len(name) + 2
+    properties = tail[at:]
+    length = len(properties)
+    if (
+        length > MAX_PROPERTIES_BYTES
+        or not tail.startswith(name)
+        or tail[at - 2 : at] != length.to_bytes(2)
     ):
-        at = position + start
-        pack_offsets(buffer, at + OFFSETS_AT, queue_offset, offset)
-        at += STORE_AT
-        buffer[at : at + width] = stamp
-
-
-def _topic_of(payload: bytes) -> bytes:
-    """Return the first record's topic, empty when it is no V1 record between IPv4 hosts."""
-    _, magic, _, _, flags, body_size = _FRONT.unpack_from(payload)
-    at = 88 + body_size
-    if magic != V1_MAGIC or flags & FLAG_IPV6 or not 88 <= at < len(payload):
-        return b""
-    return payload[at + 1 : at + 1 + payload[at]]
-
-
-def _read_properties(properties: bytes) -> tuple[bytes | None, int] | None:
-    """Return (producer, sequence number); None when the properties are not well formed."""
+        return None
+    if not properties:
+        return None, 0, b""
+    own = own_properties(properties)
+    if own is not None:
+        return own[0], int(own[1]), tail[: -1 - len(own[1])]
     if properties[-1] != 2 or properties.count(b"\x01") != properties.count(b"\x02"):
         return None
     try:
         found = producer_of(properties)
     except ValueError:
         return None
-    return found if found is not None else (None, 0)
-
-
-def _before_sequence(properties: bytes) -> bytes:
-    """Return all up to a sequence number at the very end; empty when it lies elsewhere."""
-    at = properties.find(_SEQUENCE) + len(_SEQUENCE)
-    if at < len(_SEQUENCE) or properties.find(b"\x02", at) != len(properties) - 1:
-        return b""
-    return properties[:at]
+    if found is None:
+        return None, 0, b""
+    number_at = properties.find(_SEQUENCE) + len(_SEQUENCE)
+    is_last = properties.find(b"\x02", number_at) == length - 1
+    like = tail[: at + number_at] if number_at >= len(_SEQUENCE) and is_last else b""
+    return *found, like

@@ -64,7 +64,8 @@ class QueueOffsetTable:
         with self._guard:
             if isinstance(batch, RecordColumns) and self._take_columns(batch):
                 return
-            for record in batch:
+            new = batch if batch and batch[-1].end_offset > self.end_offset else ()
+            for record in new:
                 if record.offset < self.end_offset:
                     continue
                 flags = record.sys_flag

@@ -103,16 +103,29 @@ class StoreLife:
 
     # -- open -------------------------------------------------------------------------------------
 
+    def lock(self) -> None:
+        """Take the store's lock, unless this object holds it. StoreInUseError."""
+        if self._lock_file is None:
+            self._fs.make_dirs(self._root)
+            self._lock_file = self._fs.lock(f"{self._root}/lock")
+
+    def unlock(self) -> None:
+        """Give the store's lock back."""
+        if self._lock_file is not None:
+            self._lock_file.close()
+            self._lock_file = None
+
     def open(self, intent_offset: int | None) -> int:
         """Open everything; returns the last store timestamp known, in ms."""
         try:
-            self._fs.make_dirs(f"{self._root}/commitlog")
-            self._fs.make_dirs(f"{self._root}/hastore")
-            self._lock_file = self._fs.lock(f"{self._root}/lock")
+            self.lock()
             try:
+                self._fs.make_dirs(f"{self._root}/commitlog")
+                self._fs.make_dirs(f"{self._root}/hastore")
                 return self._open_locked(intent_offset)
             except BaseException:
                 self._release()
+                self.unlock()
                 raise
         except OSError as failure:
             raise StoreError(
@@ -227,9 +240,11 @@ class StoreLife:
 
     # -- close ------------------------------------------------------------------------------------
 
-    def close(self) -> None:
+    def close(self, *, unlock: bool) -> None:
         """Close everything; what fails leaves `abort` behind and is raised at the end."""
         if not self.is_open:
+            if unlock:
+                self.unlock()
             return
         self.is_open = False
         parts = self.parts
@@ -247,6 +262,8 @@ class StoreLife:
             raise StoreError(f"the store {self._root} did not stop cleanly: {failure}") from failure
         finally:
             self._release()
+            if unlock:
+                self.unlock()
 
     def _settle(self) -> None:
         parts = self.parts
@@ -268,6 +285,3 @@ class StoreLife:
         parts.page.close()
         self._checkpoint.close()
         parts.log.queue.release()
-        if self._lock_file is not None:
-            self._lock_file.close()
-            self._lock_file = None

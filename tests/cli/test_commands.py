@@ -2,10 +2,13 @@
 
 import base64
 import json
+import subprocess
+import sys
 
 import pytest
 
-from tests.process.harness import Group, hastore
+from hastore.cli.status import no_master_text
+from tests.process.harness import ROOT, Group, hastore, wait_until
 
 STATUS_KEYS = [
     *("node", "role", "epoch", "min_offset", "max_offset", "flushed_offset", "confirmed_offset"),
@@ -207,6 +210,58 @@ def test_status_waits_for_the_group(command, group):
     assert (code, problems) == (0, "") and any("in sync" in line for line in lines)
     done = hastore("status", "--wait", "0.1", "--timeout", "1", "--bootstrap", "127.0.0.1:1")
     assert done.returncode == 1 and "no answer" in done.stderr
+
+
+def test_help_is_told_by_h_too(command):
+    for words in ((), ("status",), ("log", "dump"), ("serve",)):
+        code, lines, problems = command(*words, "-h")
+        assert (code, problems) == (0, "") and lines[0].startswith("Usage: hastore"), words
+
+
+def test_the_package_is_a_command(group):
+    done = subprocess.run(
+        [sys.executable, "-m", "hastore", "status", "--bootstrap", ",".join(group.bootstrap)],
+        capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
+    )  # fmt: skip
+    assert done.returncode == 0 and "SYNC_MASTER" in done.stdout, done.stderr
+
+
+def test_no_master_is_said_first_and_who_has_most():
+    def node(number, role, epoch, end, *, writable=False):
+        return {"node": number, "role": role, "epoch": epoch, "max_offset": end,
+                "writable": writable}  # fmt: skip
+
+    slaves = [node(1, "SLAVE", 65537, 900), node(2, "SLAVE", 131074, 500)]
+    assert "node 2 has most (epoch 131074, max_offset 500)" in no_master_text(slaves)
+    assert no_master_text([*slaves, node(3, "SYNC_MASTER", 131074, 500, writable=True)]) is None
+    waiting = no_master_text([*slaves, node(3, "SYNC_MASTER", 1, 5)])
+    assert "node 3 is to be master and waits" in waiting
+    assert no_master_text([]) is None
+
+
+def test_a_group_without_a_master(make_group):
+    group = make_group().start()
+    group[1].kill()
+    done = hastore("status", "--bootstrap", ",".join(group.bootstrap), "--timeout", "1")
+    assert done.returncode == 4
+    assert done.stderr.splitlines()[0].startswith("error: no node takes writes; node 2 has most")
+    assert any(line.split()[:2] == ["2", "SLAVE"] for line in done.stdout.splitlines())
+
+
+def test_writable_is_not_yes_while_default_puts_are_refused(make_group):
+    group = make_group().start()
+    group[2].kill()
+    wait_until(lambda: group[1].status()["problems"], 10, "the slave is not missed")
+    done = hastore("status", "--bootstrap", group[1].api, "--timeout", "1")
+    line = next(each for each in done.stdout.splitlines() if each.startswith("1 "))
+    assert "acks 1 only" in line and "yes" not in line
+
+
+def test_a_log_level_that_is_none_is_wrong_usage(make_group, monkeypatch):
+    group = make_group()
+    monkeypatch.setenv("HASTORE_LOG", "nonsense")
+    done = hastore("serve", "-c", str(group[1].path))
+    assert done.returncode == 2 and "HASTORE_LOG=NONSENSE" in done.stderr.splitlines()[-1]
 
 
 def test_what_is_not_there_is_1(command):

@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import sys
 
+import psutil
 import pytest
 
 from hastore.cli.demo_data import ROWS, count_rows, read_delays, read_flights, row_of
@@ -24,18 +25,28 @@ SCALE = "0.05"
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """Play the story once; return its folder and what it found out."""
+    """Play the story once; return its folder, what it found out, and what it said.
+
+    When it says that nothing is left running its children are looked at.
+    """
     folder = tmp_path_factory.mktemp("demo") / "stores"
-    done = subprocess.run(
+    left, text = [], ""
+    with subprocess.Popen(
         [sys.executable, str(ROOT / "bin" / "hastore"), "demo", "--json"]
         + ["--scale", SCALE, "--folder", str(folder)],
-        capture_output=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
-        timeout=170,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return folder, json.loads(done.stdout), done.stderr
+    ) as demo:
+        assert demo.stdout is not None and demo.stderr is not None
+        for line in demo.stderr:
+            text += line
+            if "nothing is left running" in line:
+                left = [child.name() for child in psutil.Process(demo.pid).children(recursive=True)]
+        found = demo.stdout.read()
+    assert demo.returncode == 0, text
+    assert left == []
+    return folder, json.loads(found), text
 
 
 @pytest.mark.timeout(180)

@@ -9,7 +9,8 @@ import pytest
 
 from hastore.client.cluster import ClusterView
 from hastore.client.connections.links import Arrival
-from hastore.client.fetcher import PULL_BYTES_MIN, RETRY_MS, Fetcher, QueueReader
+from hastore.client.fetcher import PULL_BYTES_MIN, RETRY_MS, Fetcher
+from hastore.client.queue_reader import QueueReader
 from hastore.errors import CorruptRecordError, PositionLostError
 from hastore.protocol import api
 from hastore.protocol.api import Position, PullStatus
@@ -80,12 +81,10 @@ class Requester:
     def next_rid(self) -> int:
         return next(self.rids)
 
-    def wait(self, timeout_s: float) -> list[Arrival]:
+    def collect(self) -> list[Arrival]:
         arrived, self.waiting = self.waiting, []
         for arrival in arrived:
             self.on_arrival(arrival)
-        if not arrived:
-            self.clock.now += timeout_s * 1_000.0
         return arrived
 
 
@@ -100,7 +99,7 @@ class Bench:
         for queue_id in range(queues):
             start = Position(0)
             self.fetcher.queues[queue_id] = QueueReader(queue_id, start, start)
-        self.fetcher.step(0.0)
+        self.fetcher.advance()
 
     @property
     def queue(self) -> QueueReader:
@@ -125,7 +124,7 @@ class Bench:
         }
         payload = records(begin, end) if payload is None else payload
         self.reply(PullStatus.FOUND, payload, **(more | fields))
-        self.fetcher.step(0.0)
+        self.fetcher.advance()
 
     def take(self, most: int = 100) -> list[int]:
         return [int(message.body) for message in self.fetcher.take(most)]
@@ -167,10 +166,10 @@ def test_a_node_that_does_not_say_where_the_last_record_lies() -> None:
     bench = Bench()
     bench.found(0, 10, last_offset=None)
     assert bench.take(3) == [0, 1, 2]
-    bench.fetcher.step(0.0)
+    bench.fetcher.advance()
     assert len(bench.pulls) == 1  # the position behind is known once it is read
     assert bench.take(100) == list(range(3, 10))
-    bench.fetcher.step(0.0)
+    bench.fetcher.advance()
     assert bench.pulls[-1][1].position == behind(10)
 
 
@@ -191,13 +190,13 @@ def test_retention_ahead_of_the_reader_is_told_once_what_was_fetched_is_taken() 
     bench.found(0, 10)
     assert bench.take(4) == [0, 1, 2, 3]
     bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=30)
-    bench.fetcher.step(0.0)
+    bench.fetcher.advance()
     assert len(bench.pulls) == 2
     assert bench.take(100) == [4, 5, 6, 7, 8, 9]
-    bench.fetcher.step(0.0)
+    bench.fetcher.advance()
     assert bench.pulls[-1][1].position == behind(10)
     bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=30)
-    bench.fetcher.step(0.0)
+    bench.fetcher.advance()
     with pytest.raises(PositionLostError, match="10 is before the first one kept, 30") as caught:
         bench.take()
     assert caught.value.common == Position(30)
@@ -210,7 +209,7 @@ def test_a_failover_ahead_of_the_reader_skips_nothing_that_still_holds(policy: s
     bench.found(0, 10)
     assert bench.take(4) == [0, 1, 2, 3]
     bench.reply(PullStatus.HISTORY_DIFFERS, common=behind(6), min_queue_offset=0)
-    bench.fetcher.step(0.0)
+    bench.fetcher.advance()
     # The reader's own position is asked about; the rest of the cut history is dropped.
     assert bench.take() == []
     assert bench.pulls[-1][1].position == behind(4)
@@ -229,7 +228,7 @@ def test_damage_is_raised_behind_the_good_messages_and_another_replica_asked() -
     with pytest.raises(CorruptRecordError, match="no valid record"):
         bench.take(100)
     assert bench.queue.next == behind(6)
-    bench.fetcher.step(0.0)
+    bench.fetcher.advance()
     assert bench.fetcher.source not in (None, source)
     assert bench.pulls[-1] == (bench.fetcher.source, bench.pulls[-1][1])
     assert bench.pulls[-1][1].position == behind(6)
@@ -254,7 +253,7 @@ def test_damage_in_one_queue_loses_no_message_of_another() -> None:
             pull.rid, PullStatus.FOUND, 5, count=5, epochs=[(EPOCH, 0)], last_offset=4 * SIZE
         )
         bench.requester.waiting.append(Arrival(address, reply, payload))
-    bench.fetcher.step(0.0)
+    bench.fetcher.advance()
     taken, raised = [], 0
     for _ in range(6):
         try:
@@ -269,10 +268,10 @@ def test_a_busy_replica_is_asked_again_later_and_not_left() -> None:
     bench = Bench()
     address, pull = bench.pulls[-1]
     bench.requester.waiting.append(Arrival(address, api.Failed(pull.rid, "BUSY", "unread")))
-    bench.fetcher.step(0.0)
+    bench.fetcher.advance()
     assert (bench.fetcher.source, len(bench.pulls)) == (address, 1)
     bench.requester.clock.now += RETRY_MS + 1
-    bench.fetcher.step(0.0)
+    bench.fetcher.advance()
     assert len(bench.pulls) == 2
 
 
@@ -281,6 +280,6 @@ def test_a_reply_that_came_while_the_caller_was_away_counts() -> None:
     source = bench.fetcher.source
     bench.reply(PullStatus.FOUND, records(0, 3), next_queue_offset=3, count=3, epochs=[(EPOCH, 0)])
     bench.requester.clock.now += 60_000.0
-    bench.fetcher.step(0.0)
+    bench.fetcher.advance()
     assert bench.fetcher.source == source
     assert bench.take() == [0, 1, 2]

@@ -1,5 +1,5 @@
-"""Compile the Java program and work out its class path: once for each RocketMQ, by Maven, into
-java/target.
+"""Compile the Java programs and work out their class paths: by Maven, into each pom's target, once
+for each program and version.
 """
 
 from __future__ import annotations
@@ -10,57 +10,82 @@ import os
 import pathlib
 import shutil
 import subprocess
+from dataclasses import dataclass
 
 import pytest
 
-JAVA = pathlib.Path(__file__).parent / "java"
-TARGET = JAVA / "target"
+HERE = pathlib.Path(__file__).parent
 BUILD_S = 600.0
-# Maven's profile, and the class that adds what it has. 4 is the bare store.
-PROFILES = {5: ("rocketmq-5", "five", "FiveStore"), 4: ("rocketmq-4", "four", "FourStore")}
 
-VERSIONS = {5: "HASTORE_ROCKETMQ_VERSION", 4: "HASTORE_ROCKETMQ_4_VERSION"}
+
+@dataclass(frozen=True)
+class Program:
+    """What to build: `name` is the folder of what was built, `operations` the class that says what
+    the program can do. `version_key` is Maven's property, `version_variable` overrides it.
+    """
+
+    folder: str
+    name: str
+    operations: str
+    version_key: str
+    version_variable: str
+    profile: str | None = None
+
+
+ROCKETMQ_5 = Program(
+    "java", "five", "interop.five.FiveStore",
+    "rocketmq.version", "HASTORE_ROCKETMQ_VERSION", "rocketmq-5",
+)  # fmt: skip
+ROCKETMQ_4 = Program(  # the bare store
+    "java", "four", "interop.four.FourStore",
+    "rocketmq.version", "HASTORE_ROCKETMQ_4_VERSION", "rocketmq-4",
+)  # fmt: skip
+JEROMQ = Program(
+    "jeromq", "jeromq", "interop.jeromq.Dealers", "jeromq.version", "HASTORE_JEROMQ_VERSION"
+)
 
 
 def missing(what: str) -> None:
-    """Skip, with one line; in CI fail: there RocketMQ is compulsory."""
+    """Skip, with one line; in CI fail: there Java is compulsory."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"interop tests: {what}, and CI must run them", pytrace=False)
     pytest.skip(f"interop tests need Java 17 and Maven: {what}")
 
 
-def command(major: int) -> tuple[str, str]:
+def command(program: Program) -> tuple[str, str]:
     """Return class path and main argument; builds when the sources or the version changed."""
-    for program in ("java", "javac", "mvn"):
-        if shutil.which(program) is None:
-            missing(f"{program} is not there")
-    version = os.environ.get(VERSIONS[major], "")
-    profile, name, program = PROFILES[major]
-    target = TARGET / name
+    for tool in ("java", "javac", "mvn"):
+        if shutil.which(tool) is None:
+            missing(f"{tool} is not there")
+    version = os.environ.get(program.version_variable, "")
+    target = HERE / program.folder / "target" / program.name
     target.mkdir(parents=True, exist_ok=True)
-    with open(TARGET / f".lock-{name}", "w") as lock:
+    with open(target.parent / f".lock-{program.name}", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        stamp, wanted = target / "built", _digest(version)
+        stamp, wanted = target / "built", _digest(program, version)
         if not stamp.exists() or stamp.read_text() != wanted:
-            _build(version, profile, target)
+            _build(program, version, target)
             stamp.write_text(wanted)
     jars = (target / "classpath.txt").read_text().strip()
-    return f"{target / 'classes'}:{jars}", f"interop.{name}.{program}"
+    return f"{target / 'classes'}:{jars}", program.operations
 
 
-def _digest(version: str) -> str:
+def _digest(program: Program, version: str) -> str:
     digest = hashlib.sha256(version.encode())
-    for path in [JAVA / "pom.xml", *sorted((JAVA / "src").rglob("*"))]:
-        if path.is_file():
-            digest.update(path.read_bytes())
+    for folder in sorted({"java", program.folder}):  # interop.Peer is part of each program
+        for path in [HERE / folder / "pom.xml", *sorted((HERE / folder / "src").rglob("*"))]:
+            if path.is_file():
+                digest.update(path.read_bytes())
     return digest.hexdigest()
 
 
-def _build(version: str, profile: str, target: pathlib.Path) -> None:
-    command = ["mvn", "-q", "-B", "-f", str(JAVA / "pom.xml"), f"-P{profile}", "compile"]
+def _build(program: Program, version: str, target: pathlib.Path) -> None:
+    command = ["mvn", "-q", "-B", "-f", str(HERE / program.folder / "pom.xml"), "compile"]
     command += ["dependency:build-classpath", f"-Dmdep.outputFile={target / 'classpath.txt'}"]
+    if program.profile is not None:
+        command.append(f"-P{program.profile}")
     if version:
-        command.append(f"-Drocketmq.version={version}")
+        command.append(f"-D{program.version_key}={version}")
     said = ""
     for offline in (["-o"], []):  # everything is there already, more often than not
         done = subprocess.run(
@@ -69,4 +94,4 @@ def _build(version: str, profile: str, target: pathlib.Path) -> None:
         if done.returncode == 0:
             return
         said = done.stdout + done.stderr
-    missing(f"Maven could not build tests/interop/java: {said[-2000:]}")
+    missing(f"Maven could not build tests/interop/{program.folder}: {said[-2000:]}")

@@ -1,20 +1,26 @@
-"""RocketMQ processes and hastore groups; all are killed and reaped with their test."""
+"""JVMs and hastore groups; all are killed and reaped with their test."""
 
 import pytest
 
-from tests.interop.build import command
+from tests.interop.build import JEROMQ, ROCKETMQ_4, ROCKETMQ_5, command
+from tests.interop.java_process import JavaProcess
 from tests.interop.rocketmq import Peer
 from tests.process.harness import Group, Ports
 
 
 @pytest.fixture(scope="session")
 def rocketmq_5():
-    return command(5)
+    return command(ROCKETMQ_5)
 
 
 @pytest.fixture(scope="session")
 def rocketmq_4():
-    return command(4)
+    return command(ROCKETMQ_4)
+
+
+@pytest.fixture(scope="session")
+def jeromq_program():
+    return command(JEROMQ)
 
 
 @pytest.fixture
@@ -50,6 +56,16 @@ def making(program, tmp_path, request, name="rocketmq"):
     if failed(request):
         for peer in peers:
             print(f"---- {peer.name}: the last of stderr\n{peer.last_words(40)}")
+
+
+@pytest.fixture
+def jeromq(jeromq_program, tmp_path, request):
+    """A JVM with JeroMQ's sockets."""
+    peer = JavaProcess(jeromq_program, tmp_path, "jeromq", ["-Xmx256m"])
+    yield peer
+    peer.kill()
+    if failed(request):
+        print(f"---- {peer.name}: the last of stderr\n{peer.last_words(40)}")
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from hastore.client.producer import Producer
 from hastore.errors import FlushSlaveTimeout, MessageIllegalError, NotStoredError
 from hastore.ha.peer import split_address
 from tests.interop.compare import FILE_BYTES, rocketmq_sizes, sizes
-from tests.interop.rocketmq import PeerError
+from tests.interop.java_process import PeerError
 from tests.interop.test_rocketmq_slave import SlaveBroker
 from tests.process.harness import wait_until
 from tests.process.stores import read_log

@@ -9,12 +9,11 @@ import java.util.HashMap;
 import java.util.Map;
 import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
-import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 
 /**
- * RocketMQ's own classes behind lines of JSON: a request {"id", "op", ...} on stdin, its answer
+ * A project's own classes behind lines of JSON: a request {"id", "op", ...} on stdin, its answer
  * {"id", "result" | "error"} on stdout. Each request has a thread of its own. Ends with its stdin.
- * The argument names the class that adds what the version of RocketMQ has.
+ * The argument names the class that adds what the project has.
  */
 public final class Peer {
     public interface Operation {
@@ -53,8 +52,7 @@ public final class Peer {
 
     public static void main(String[] arguments) throws Exception {
         PrintStream answers = System.out;
-        System.setOut(System.err); // whatever RocketMQ prints is no answer
-        System.setProperty(RemotingCommand.REMOTING_VERSION_KEY, "500");
+        System.setOut(System.err); // whatever else is printed is no answer
         Peer peer = new Peer(answers);
         Class.forName(arguments[0]).getMethod("addTo", Peer.class).invoke(null, peer);
         ExecutorService threads = Executors.newCachedThreadPool();

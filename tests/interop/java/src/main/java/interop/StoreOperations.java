@@ -18,6 +18,7 @@ import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.message.MessageAccessor;
 import org.apache.rocketmq.common.message.MessageDecoder;
 import org.apache.rocketmq.common.message.MessageExt;
+import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.GetMessageResult;
 import org.apache.rocketmq.store.GetMessageStatus;
@@ -47,6 +48,7 @@ public abstract class StoreOperations {
     protected abstract void addStatus(MessageStore store, JSONObject status);
 
     protected void addOperations(Peer peer) {
+        System.setProperty(RemotingCommand.REMOTING_VERSION_KEY, "500");
         peer.add("store.open", this::open);
         peer.add("store.close", this::close);
         peer.add("store.put", this::put);

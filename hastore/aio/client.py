@@ -1,0 +1,122 @@
+"""Run a client's steps on an event loop, without a thread; what aio's Consumer and Admin share.
+
+The one place where a call waits is `_sleep`: there it may be cancelled, and there nothing that came
+is in anybody's hands. So a call that was cancelled has done nothing that its client knows of.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from types import TracebackType
+from typing import NoReturn, Self
+
+from hastore.client.core import Core
+from hastore.client.life import Life, refuse_pickling
+from hastore.client.requester import ClosedMeanwhile, Requester, Result, Steps
+from hastore.errors import HastoreError
+
+
+class AsyncClient:
+    """Run a core for coroutines of one event loop; calls of several tasks take turns."""
+
+    def __init__(self, core: Core, what: str) -> None:
+        self._turns = asyncio.Lock()
+        self._requester = core.requester
+        self._life = Life(what, core.requester.abandon)
+        self._life.watch(self, core.requester.drop)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
+
+    async def close(self) -> None:
+        """Close the connections; a call under way in another task ends at once."""
+        self._life.close()
+        if self._life.forked:
+            return
+        self._requester.closing = True
+        self._requester.links.wake()
+        async with self._turns:
+            self._requester.close()
+
+    async def _run(self, core: Core, steps: Steps[Result]) -> Result:
+        """Take a core's steps; ClientError when the client is closed, or forked."""
+        self._life.check()
+        await asyncio.sleep(0)  # so that whoever calls in a loop can be cancelled, and others run
+        async with self._turns:
+            self._life.check()
+            try:
+                core.enter()
+                result = await _drive(self._requester, steps)
+                core.leave()
+            except (HastoreError, asyncio.CancelledError):  # between two steps: both are whole
+                core.leave()
+                raise
+            finally:
+                if self._requester.closing:
+                    self._requester.close()
+        return result
+
+
+async def _drive(requester: Requester, steps: Steps[Result]) -> Result:
+    """Take steps to their end; see Requester.run."""
+    links = requester.links
+    loop = asyncio.get_running_loop()
+    sleeper = _Sleeper(loop)
+    descriptor = links.fileno()
+    try:
+        wait_s = next(steps)
+        loop.add_reader(descriptor, sleeper.wake)
+        while not requester.closing:
+            arrivals = requester.collect()
+            if not arrivals and wait_s > 0.0:
+                due_s = links.due_s()
+                await sleeper.sleep(wait_s if due_s < 0.0 else min(wait_s, due_s))
+                links.sleep(0.0)  # takes back a wake-up
+                arrivals = requester.collect()
+            wait_s = steps.send(arrivals)
+        steps.throw(ClosedMeanwhile("the client was closed"))
+    except StopIteration as end:
+        result: Result = end.value
+        return result
+    finally:
+        loop.remove_reader(descriptor)
+        sleeper.end()
+    raise RuntimeError("steps went on behind the client's end")
+
+
+class _Sleeper:
+    """One task's sleep, ended by a descriptor or by time."""
+
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._loop = loop
+        self._waiter: asyncio.Future[None] | None = None
+
+    async def sleep(self, timeout_s: float) -> None:
+        """Sleep until `wake`, at most `timeout_s`."""
+        self._waiter = self._loop.create_future()
+        timer = self._loop.call_later(timeout_s, self.wake)
+        try:
+            await self._waiter
+        finally:
+            timer.cancel()
+            self._waiter = None
+
+    def wake(self) -> None:
+        """End the sleep."""
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+    def end(self) -> None:
+        """Forget the loop's task: nothing may wake it any more."""
+        self._waiter = None

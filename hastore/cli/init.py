@@ -1,0 +1,120 @@
+"""`hastore init`: write the files of a group on this machine, ready to start."""
+
+import importlib.resources
+import os
+import pathlib
+import secrets
+import string
+
+import click
+
+from hastore.cli.common import DONE, put_json, say, with_json
+from hastore.config import Role
+from hastore.config_file import load_config
+from hastore.errors import UsageError
+
+BASE_PORT = 10_911
+MAX_NODES = 9
+_TEMPLATE = "node.yaml.template"
+_KEY_COLUMNS = 27  # up to the comment behind a key
+
+
+def render(
+    number: int,
+    role: Role,
+    acks: int,
+    nodes: dict[int, int],
+    *,
+    root: str,
+    secret_file: str | None,
+    title: str,
+    command: str,
+    file: str,
+) -> str:
+    """Return a node's commented file; `nodes` has each node's first port, of three, on loopback."""
+    template = importlib.resources.files("hastore.cli").joinpath(_TEMPLATE).read_text("utf-8")
+    lines = [
+        f'  {each}: {{api: "tcp://127.0.0.1:{port}", ha: "127.0.0.1:{port + 1}", '
+        f'http: "127.0.0.1:{port + 2}"}}'
+        for each, port in nodes.items()
+    ]
+    secret = "null" if secret_file is None else secret_file
+    return string.Template(template).substitute(
+        title=title,
+        command=command,
+        check=command.rpartition("/")[2],
+        file=file,
+        node=f"node: {number}".ljust(_KEY_COLUMNS),
+        role=f"role: {role.value}".ljust(_KEY_COLUMNS),
+        acks=f"acks: {acks}".ljust(_KEY_COLUMNS),
+        nodes="\n".join(lines),
+        root=f"root: {root}".ljust(_KEY_COLUMNS - 2),
+        secret=f"secret_file: {secret}".ljust(_KEY_COLUMNS - 2),
+    )
+
+
+@click.command("init", short_help="Write the files of a group: configuration and a secret.")
+@click.argument("folder", metavar="DIR")
+@click.option(
+    "--nodes", "count", default=2, show_default=True, type=click.IntRange(1, MAX_NODES),
+    help="How many nodes the group has.",
+)  # fmt: skip
+@click.option(
+    "--port", default=BASE_PORT, show_default=True, type=click.IntRange(1_024, 65_000),
+    help="The first node's api port; ha and http are the next two, each node 10 further.",
+)  # fmt: skip
+@with_json
+def init_command(folder: str, count: int, port: int, as_json: bool) -> int:
+    """Write DIR/node1.yaml and so on, commented, and DIR/secret (mode 0600); say what to run.
+
+    All nodes are on loopback; to spread them edit the addresses under `nodes`, the same in every
+    file. Nothing that is there is overwritten: exit code 2.
+    """
+    place = pathlib.Path(folder).absolute()
+    ports = {number: port + 10 * (number - 1) for number in range(1, count + 1)}
+    paths = {number: place / f"node{number}.yaml" for number in ports}
+    secret = place / "secret"
+    taken = [path for path in (*paths.values(), secret) if path.exists()]
+    if taken:
+        raise UsageError(f"{taken[0]} is there already; give another DIR, or remove it")
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        _write(secret, secrets.token_urlsafe(32) + "\n", 0o600)
+        for number, path in paths.items():
+            master = Role.SYNC_MASTER if count > 1 else Role.ASYNC_MASTER
+            text = render(
+                number,
+                master if number == 1 else Role.SLAVE,
+                min(1, count - 1),
+                ports,
+                root=str(place / "data" / f"node{number}"),
+                secret_file=str(secret),
+                title=f"node {number} of {count}, made by `hastore init`.",
+                command=_starter(number),
+                file=str(path),
+            )
+            _write(path, text, 0o644)
+            load_config(str(path))  # what this writes is valid, or the command fails
+    except OSError as failure:
+        raise UsageError(f"{place} cannot be written: {failure}; give another DIR") from failure
+    bootstrap = ",".join(f"127.0.0.1:{each}" for each in ports.values())
+    if as_json:
+        files = [str(path) for path in paths.values()]
+        put_json({"files": files, "secret": str(secret), "bootstrap": bootstrap})
+        return DONE
+    say(f"wrote {count} files and a secret into {place}. To start the group:")
+    for number, path in paths.items():
+        print(f"{_starter(number)} -c {path} &")
+    print(f"hastore status --wait 30 --bootstrap {bootstrap}")
+    return DONE
+
+
+def _starter(number: int) -> str:
+    return "hastore-master" if number == 1 else "hastore-slave"
+
+
+def _write(path: pathlib.Path, text: str, mode: int) -> None:
+    """Write a new file; it never has another mode than this."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    with open(descriptor, "w", encoding="utf-8") as file:
+        file.write(text)

@@ -1,0 +1,235 @@
+"""Read a topic: what hastore.Consumer and hastore.aio.Consumer do, apart from waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+from hastore.client.core import Core
+from hastore.client.fetcher import POLICIES, Fetcher
+from hastore.client.messages import Message
+from hastore.client.queue_reader import QueueReader
+from hastore.client.requester import (
+    Answer,
+    ClosedMeanwhile,
+    Requester,
+    Result,
+    Steps,
+    commit_positions,
+    expect,
+)
+from hastore.client.results import Position
+from hastore.clock import Clock
+from hastore.errors import UnreachableError, UsageError
+from hastore.protocol import api
+
+Start = Literal["earliest", "latest"]
+OnLost = Literal["raise", "earliest", "latest", "common"]
+ReadFrom = Literal["slaves", "master"]
+POLL_S = 1.0  # of an iteration, between looks at whether the client is closed
+
+
+class ConsumerCore(Core):
+    """Read messages and keep positions.
+
+    What `poll` and the seeks moved counts once `settle` was called, which is the caller's last act
+    before it returns: a call that is cut off before has moved nothing.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        requester: Requester,
+        clock: Clock,
+        *,
+        group: str | None,
+        queues: Sequence[int] | None,
+        start: Start,
+        on_lost: OnLost,
+        read_from: ReadFrom,
+        max_bytes: int,
+        prefetch_bytes: int,
+        timeout_s: float,
+    ) -> None:
+        """Prepare to read; the arguments are those of hastore.Consumer."""
+        super().__init__(requester)
+        self.topic = topic
+        self.group = group
+        self._start: Start = start
+        self._wanted = None if queues is None else tuple(queues)
+        self._timeout_s = timeout_s
+        self.fetcher = Fetcher(
+            requester,
+            topic,
+            clock,
+            max_bytes=max_bytes,
+            prefetch_bytes=prefetch_bytes,
+            prefer_master=read_from == "master",
+        )
+        self.fetcher.policy = on_lost
+
+    def enter(self) -> None:
+        """Begin a call; one that has not settled what it moved was cut off."""
+        if self.fetcher.moved is not None:
+            self.mend()
+        super().enter()
+
+    def mend(self) -> None:
+        """Stand where the last call that ended has left the reader; fetch anew from there."""
+        self.fetcher.mend()
+
+    def poll(self, max_messages: int, timeout_s: float) -> Steps[list[Message]]:
+        """Take what is there; empty when the time is up, or the client closed meanwhile."""
+        try:
+            yield from self._prepare(timeout_s)
+            found = yield from self._find(lambda: self.fetcher.take(max_messages), timeout_s)
+        except ClosedMeanwhile:
+            return []
+        return found or []
+
+    def ready(self, timeout_s: float) -> Steps[QueueReader | None]:
+        """Find a queue with messages, of which nothing is taken; None as `poll` gives none."""
+        try:
+            yield from self._prepare(self._timeout_s)
+            return (yield from self._find(self.fetcher.find_ready, timeout_s))
+        except ClosedMeanwhile:
+            return None
+
+    def positions(self) -> Steps[dict[int, Position]]:
+        """Return where the reader stands in each queue."""
+        yield from self._prepare(self._timeout_s)
+        return self._positions()
+
+    def position(self, queue_id: int) -> Steps[Position]:
+        """Return where the reader stands in a queue."""
+        return (yield from self._queue(queue_id)).next
+
+    def seek(self, queue_id: int, position: int | Position) -> Steps[None]:
+        """Go on from a queue offset, or from a Position that was kept."""
+        place = Position(position) if isinstance(position, int) else position
+        if place.queue_offset < 0:
+            raise UsageError(f"queue offset {place.queue_offset} is negative")
+        yield from self._queue(queue_id)
+        self.fetcher.seek({queue_id: place})
+
+    def seek_to_ends(self, which: int) -> Steps[None]:
+        """Go on from the first message kept (0) or behind the last (1), in every queue."""
+        yield from self._prepare(self._timeout_s)
+        ranges = yield from self._ranges(self._timeout_s)
+        self.fetcher.seek({queue_id: Position(ends[which]) for queue_id, ends in ranges.items()})
+
+    def seek_to_time(self, timestamp_ms: int) -> Steps[None]:
+        """Go on from the first message stored at or after a time (ms since 1970)."""
+        yield from self._prepare(self._timeout_s)
+        places = {}
+        for queue_id in self.fetcher.queues:
+            reply, _ = yield from self._ask(_find_time(self.topic, queue_id, timestamp_ms))
+            if isinstance(reply, api.Failed) and reply.status == "NO_SUCH_QUEUE":
+                places[queue_id] = Position(0)
+            else:
+                places[queue_id] = Position(expect(api.TimeFound, reply).queue_offset)
+        self.fetcher.seek(places)
+
+    def commit(self) -> Steps[None]:
+        """Keep the reader's positions under the group's name."""
+        group = self._group()
+        yield from self._prepare(self._timeout_s)
+        yield from commit_positions(
+            self.requester, group, self.topic, self._positions(), self._timeout_s
+        )
+
+    def committed(self) -> Steps[dict[int, Position]]:
+        """Return the group's committed positions."""
+        return (yield from self._committed(self._group()))
+
+    # -- behind the scenes
+
+    def _find(self, look: Callable[[], Result], timeout_s: float) -> Steps[Result]:
+        """Return what `look` finds, which is asked once more when the time is up."""
+        requester, fetcher = self.requester, self.fetcher
+        deadline = requester.deadline(timeout_s)
+        fetcher.pump()
+        while not (found := look()):
+            left = requester.left_s(deadline)
+            yield from fetcher.step(left)
+            if left <= 0.0:
+                return look()
+        return found
+
+    def _positions(self) -> dict[int, Position]:
+        return {queue_id: queue.next for queue_id, queue in self.fetcher.queues.items()}
+
+    def _group(self) -> str:
+        if not self.group:
+            raise UsageError("positions are kept under a group's name; give the consumer a group")
+        return self.group
+
+    def _queue(self, queue_id: int) -> Steps[QueueReader]:
+        yield from self._prepare(self._timeout_s)
+        found = self.fetcher.queues.get(queue_id)
+        if found is None:
+            raise UsageError(f"queue {queue_id} is none of this consumer's")
+        return found
+
+    def _prepare(self, timeout_s: float) -> Steps[None]:
+        """Find the queues and where to start in each, once."""
+        if self.fetcher.queues:
+            return
+        ranges = yield from self._ranges(max(timeout_s, self._timeout_s))
+        committed = (yield from self._committed(self.group)) if self.group else {}
+        readers = {}
+        for queue_id, (first, end) in ranges.items():
+            start = Position(first if self._start == "earliest" else end)
+            place = committed.get(queue_id, start)
+            readers[queue_id] = QueueReader(queue_id, place, place)
+        self.fetcher.queues = readers  # all at once: a call may be cut off anywhere
+
+    def _ranges(self, timeout_s: float) -> Steps[dict[int, tuple[int, int]]]:
+        reply, _ = yield from self._ask(lambda rid: api.AskTopics(rid, self.topic), timeout_s)
+        topics = expect(api.Topics, reply)
+        known = topics.topics.get(self.topic, {})
+        wanted = self._wanted
+        if wanted is None:
+            wanted = tuple(range(max(topics.default_queues, max(known, default=-1) + 1)))
+        return {queue_id: known.get(queue_id, (0, 0)) for queue_id in wanted}
+
+    def _committed(self, group: str) -> Steps[dict[int, Position]]:
+        reply, _ = yield from self._ask(lambda rid: api.Fetch(rid, group, self.topic))
+        return expect(api.Positions, reply).positions
+
+    def _ask(
+        self, make: Callable[[int], api.Request], timeout_s: float | None = None
+    ) -> Steps[Answer]:
+        """Ask the master if there is one, else the replica that has most."""
+        limit = self._timeout_s if timeout_s is None else timeout_s
+        requester = self.requester
+        yield from requester.survey(limit)
+        maps = requester.cluster.maps
+        order = sorted(maps, key=lambda a: (maps[a].writable, maps[a].readable_offset))
+        failure: UnreachableError | None = None
+        for address in reversed(order):
+            try:
+                return (yield from requester.ask(address, make, limit))
+            except UnreachableError as unreachable:
+                failure = unreachable
+        raise failure or UnreachableError("no node answers")
+
+
+def check_arguments(
+    topic: str, start: str, on_lost: str, max_bytes: int, prefetch_bytes: int
+) -> None:
+    """Raise UsageError for arguments of a consumer that no value can have."""
+    if start not in ("earliest", "latest"):
+        raise UsageError(f'start={start!r}: "earliest" or "latest"')
+    if on_lost not in POLICIES:
+        raise UsageError(f"on_lost={on_lost!r}: one of {', '.join(POLICIES)}")
+    if not 1 <= max_bytes <= api.MAX_FRAME_BYTES:
+        raise UsageError(f"max_bytes={max_bytes}: from 1 to {api.MAX_FRAME_BYTES}")
+    if prefetch_bytes < 0:
+        raise UsageError(f"prefetch_bytes={prefetch_bytes} is negative")
+    if not topic:
+        raise UsageError("a consumer needs a topic")
+
+
+def _find_time(topic: str, queue_id: int, timestamp_ms: int) -> Callable[[int], api.Request]:
+    return lambda rid: api.FindTime(rid, topic, queue_id, timestamp_ms)

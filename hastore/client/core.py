@@ -1,0 +1,104 @@
+"""What a client of any kind does, apart from waiting: the base of the cores, and who calls them.
+
+    idle --enter--> in a call --leave--> idle
+                        |
+                        +-- an exception from outside, anywhere --> torn --enter, mend--> in a call
+
+A core's operations are steps (see `requester`). An exception that comes from outside, as a signal's
+does, may cut a call off between any two instructions: then `leave` was never called, and the next
+call mends what may be torn before it begins.
+"""
+
+from __future__ import annotations
+
+import threading
+from types import TracebackType
+from typing import NoReturn, Self
+
+from hastore.client.life import Life, refuse_pickling
+from hastore.client.requester import Requester, Result, Steps
+from hastore.errors import ClientError, HastoreError
+
+
+class Core:
+    """The base of the cores; used by one thread at a time."""
+
+    def __init__(self, requester: Requester) -> None:
+        self.requester = requester
+        self._inside = False
+
+    def enter(self) -> None:
+        """Begin a call; mends first what one that was cut off has left."""
+        if self._inside:
+            self.mend()
+        self._inside = True
+
+    def leave(self) -> None:
+        """End a call that left nothing half done."""
+        self._inside = False
+
+    def mend(self) -> None:
+        """Drop what was under way. Answers to earlier requests are known by their numbers."""
+
+
+class Blocking:
+    """Run a core for callers that wait; calls of several threads take turns."""
+
+    def __init__(self, core: Core, what: str) -> None:
+        self._lock = threading.RLock()  # a signal's handler may close in the middle of a call
+        self._inside = False  # a call is under way; used by the thread that has the lock
+        self._requester = core.requester
+        self._life = Life(what, core.requester.abandon)
+        self._life.watch(self, core.requester.drop)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
+
+    def close(self) -> None:
+        """Close the connections; a call under way in another thread ends at once."""
+        self._life.close()
+        if self._life.forked:
+            return
+        self._requester.closing = True
+        self._requester.links.wake()
+        with self._lock:
+            if not self._inside:  # else the call, below this signal's handler, closes as it ends
+                self._requester.close()
+
+    def _run(self, core: Core, steps: Steps[Result]) -> Result:
+        """Take a core's steps; ClientError when the client is closed, or forked."""
+        self._life.check()
+        with self._lock:
+            if self._inside:
+                raise ClientError(f"{self._life.what} cannot be used by a signal's handler in "
+                                  "the middle of a call, but for `close`")  # fmt: skip
+            try:
+                self._inside = True
+                self._life.check()
+                core.enter()
+                result = self._requester.run(steps)
+                core.leave()
+            except HastoreError:  # raised by the steps, which are whole then
+                core.leave()
+                raise
+            finally:
+                self._inside = False
+                if self._requester.closing:
+                    self._requester.close()
+        return result
+
+
+def named(kind: str, addresses: tuple[str, ...], topic: str = "") -> str:
+    """Return how a client is called in errors: "Consumer of orders at tcp://HOST:PORT"."""
+    return f"{kind} {f'of {topic} ' if topic else ''}at {','.join(addresses)}"

@@ -1,0 +1,97 @@
+"""`hastore init`: what it writes is valid, starts, and is never written over anything."""
+
+import contextlib
+import json
+import pathlib
+import signal
+import socket
+import stat
+import subprocess
+import sys
+
+from hastore.cli.init import render
+from hastore.config import Role
+from hastore.config_file import load_config
+from tests.process.harness import ROOT, Ports, hastore
+
+
+def test_the_files_of_conf_are_the_templates():
+    ports = {1: 10911, 2: 10921}
+    for number, role, name, other in (
+        (1, Role.SYNC_MASTER, "master", "slave"),
+        (2, Role.SLAVE, "slave", "master"),
+    ):
+        text = render(
+            number, role, 1, ports, root=f"data/node{number}", secret_file=None,
+            title=f"the {name} of a pair on this machine. conf/{other}.yaml is the other half.",
+            command=f"bin/hastore-{name}", file=f"conf/{name}.yaml",
+        )  # fmt: skip
+        assert text == (ROOT / "conf" / f"{name}.yaml").read_text()
+
+
+def free_base():
+    """Return a port that is free, with those that `init` counts from it for three nodes."""
+    with contextlib.closing(Ports()) as ports:
+        for _ in range(1_000):
+            base = ports.take()
+            try:
+                for port in (base + 10 * node + which for node in range(3) for which in range(3)):
+                    if port != base:
+                        socket.create_server(("127.0.0.1", port)).close()
+            except OSError:
+                continue
+            return base
+    raise AssertionError("no free ports")
+
+
+def test_a_group_is_written_and_starts(tmp_path):
+    base = free_base()
+    folder = tmp_path / "group"
+    done = hastore("init", str(folder), "--nodes", "3", "--port", str(base), "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert stat.S_IMODE(pathlib.Path(told["secret"]).stat().st_mode) == 0o600
+    configs = [load_config(path) for path in told["files"]]
+    assert [config.role for config in configs] == [Role.SYNC_MASTER, Role.SLAVE, Role.SLAVE]
+    assert all(len(config.nodes) == 3 and config.acks == 1 for config in configs)
+    before = {path: pathlib.Path(path).read_text() for path in told["files"]}
+    with contextlib.ExitStack() as stack:
+        nodes = []
+        for number, path in enumerate(told["files"]):
+            kind = "slave" if number else "master"
+            command = [sys.executable, str(ROOT / "bin" / f"hastore-{kind}"), "-c", path]
+            node = subprocess.Popen(
+                command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+            )
+            nodes.append(stack.enter_context(node))
+            stack.callback(node.kill)
+        up = hastore("status", "--wait", "30", "--bootstrap", told["bootstrap"])
+        assert up.returncode == 0, up.stderr
+        for node in nodes:
+            node.send_signal(signal.SIGTERM)
+            node.communicate()
+            assert node.returncode == 0
+    again = hastore("init", str(folder), "--nodes", "3")
+    assert again.returncode == 2 and "is there already" in again.stderr
+    assert {path: pathlib.Path(path).read_text() for path in told["files"]} == before
+
+
+def test_a_group_of_one(tmp_path):
+    assert hastore("init", str(tmp_path / "one"), "--nodes", "1").returncode == 0
+    config = load_config(str(tmp_path / "one" / "node1.yaml"))
+    assert config.role is Role.ASYNC_MASTER and config.acks == 0
+
+
+def test_a_folder_that_cannot_be_written_is_named(tmp_path):
+    (tmp_path / "file").write_text("x")
+    done = hastore("init", str(tmp_path / "file" / "below"))
+    assert done.returncode == 2 and "cannot be written" in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_people_are_told_what_to_run(tmp_path):
+    done = hastore("init", str(tmp_path / "g"))
+    lines = done.stdout.splitlines()
+    assert lines[0] == f"hastore-master -c {tmp_path / 'g' / 'node1.yaml'} &"
+    assert lines[-1].startswith("hastore status --wait 30 --bootstrap 127.0.0.1:10911,")
+    assert subprocess.run(["sh", "-n", "-c", done.stdout], check=False).returncode == 0

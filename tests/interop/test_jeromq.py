@@ -1,0 +1,138 @@
+"""JeroMQ, ZeroMQ written anew in Java, at the other end of the client API."""
+
+import random
+
+import pytest
+
+from hastore.client.producer import Producer
+from hastore.protocol import api
+from hastore.store.host import NO_HOST
+from hastore.store.record import build_record, decode_record
+from tests.process.harness import wait_until
+from tests.process.relay import Relay
+
+TIMEOUT_MS = 20_000
+HEARTBEAT_MS = 100
+HEARTBEATS = 12
+LARGE_BYTES = 1024 * 1024
+
+
+def record(body, queue=0):
+    return build_record("T", body, queue_id=queue, born_timestamp_ms=1, born_host=NO_HOST)
+
+
+class Dealer:
+    """A DEALER of JeroMQ's; frames go to and fro as hexadecimal digits."""
+
+    def __init__(self, peer, address, *, context="first", socket="first", heartbeat_ms=0):
+        self._peer, self._socket = peer, socket
+        assert peer.call(
+            "connect", context=context, socket=socket, address=address,
+            heartbeat_ms=heartbeat_ms, timeout_ms=TIMEOUT_MS,
+        )  # fmt: skip
+
+    def ask_all(self, requests):
+        """Send (message, payload or None), all of them, then take as many replies."""
+        messages = [
+            [api.encode(message).hex(), *([] if payload is None else [payload.hex()])]
+            for message, payload in requests
+        ]
+        answers = self._peer.call("ask", socket=self._socket, messages=messages)
+        assert len(answers) == len(messages), f"{len(answers)} replies to {len(messages)} requests"
+        return [
+            (api.decode_reply(bytes.fromhex(header)), *map(bytes.fromhex, payload))
+            for header, *payload in answers
+        ]
+
+    def ask(self, message, payload=None):
+        [(reply, *rest)] = self.ask_all([(message, payload)])
+        assert reply.rid == message.rid
+        return (reply, *rest) if rest else reply
+
+
+@pytest.fixture
+def pair(make_group):
+    """A running pair, which is as it was when the test is over: alive, and serving others."""
+    group = make_group(store={"commitlog_file_size": "8MiB"}).start()
+    pids = [node.pid for node in group]
+    yield group
+    with Producer(group.bootstrap) as producer:
+        assert producer.send_sync("T", b"after").level == "SYNC_MEM(1)"
+    assert all(node.running for node in group) and [node.pid for node in group] == pids
+    for node in group:
+        assert "Traceback" not in node.log and "ended:" not in node.log, node.last_lines(20)
+
+
+def test_the_map_a_put_and_a_pull(pair, jeromq):
+    dealer = Dealer(jeromq, pair[1].api)
+    found = dealer.ask(api.AskMap(1)).map
+    assert (found.node, found.writable) == (1, True)
+    assert found.nodes == {node.number: node.api for node in pair}
+    large = random.Random(1).randbytes(LARGE_BYTES)
+    bodies = [b"small", b"", large]
+    done = dealer.ask(api.Put(2, -1), b"".join(record(body) for body in bodies))
+    assert (done.status, done.level, done.statuses) == (api.Status.PUT_OK, "SYNC_MEM(1)", None)
+    assert done.queue_offsets == [0, 1, 2]
+    payload, rid = b"", 3
+    position = api.Position(0)
+    while position.queue_offset < len(bodies):  # the queue may learn of them one by one
+        pull = api.Pull(rid, "T", 0, position, 10, 2 * LARGE_BYTES, 10_000)
+        pulled, records = dealer.ask(pull)
+        assert pulled.status is api.PullStatus.FOUND
+        position = api.Position(pulled.next_queue_offset, done.epoch, pulled.last_offset)
+        payload, rid = payload + records, rid + 1
+    at = 0
+    for body, offset in zip(bodies, done.offsets, strict=True):
+        one = decode_record(payload, at)
+        assert (one.body, one.physical_offset) == (body, offset)
+        at += one.size
+    assert at == len(payload)
+    assert dealer.ask(api.AskMap(rid)).rid == rid
+
+
+def test_a_thousand_requests_under_way(pair, jeromq):
+    count = 1_000
+    requests = [
+        (api.AskMap(rid), None) if rid % 2
+        else (api.Put(rid, -1, run=1, at=rid // 2), record(b"%d" % rid))
+        for rid in range(count)
+    ]  # fmt: skip
+    answers = Dealer(jeromq, pair[1].api).ask_all(requests)
+    replies = {reply.rid: reply for reply, *_ in answers}
+    assert sorted(replies) == list(range(count))
+    puts = [replies[rid] for rid in range(0, count, 2)]
+    assert {put.status for put in puts} == {api.Status.PUT_OK}
+    assert [put.queue_offsets for put in puts] == [[place] for place in range(count // 2)]
+
+
+def test_heartbeats_keep_a_connection(pair, jeromq):
+    """It greets as ZMTP 3.0, and sends the PINGs of 3.1 all the same: they are answered."""
+    with Relay(pair[1].api) as relay:
+        dealer = Dealer(jeromq, relay.address, heartbeat_ms=HEARTBEAT_MS)
+        assert dealer.ask(api.AskMap(1)).rid == 1
+        [said] = relay.connections
+        wait_until(
+            lambda: len(said.node.commands("PONG")) >= HEARTBEATS,
+            TIMEOUT_MS / 1000,
+            lambda: f"{len(said.client.commands('PING'))} PINGs,"
+            f" {len(said.node.commands('PONG'))} PONGs",
+        )
+        assert dealer.ask(api.AskMap(2)).rid == 2
+        assert len(relay.connections) == 1 and not (said.client.ended or said.node.ended)
+        jeromq.call("close", context="first")
+
+
+def test_a_second_context(pair, jeromq):
+    """Beside the first, and on after the first was closed."""
+    first = Dealer(jeromq, pair[1].api)
+    second = Dealer(jeromq, pair[1].api, context="second", socket="second")
+    slave = Dealer(jeromq, pair[2].api, context="second", socket="slave")
+    assert first.ask(api.Put(1, -1), record(b"one")).queue_offsets == [0]
+    assert second.ask(api.Put(1, -1), record(b"two")).queue_offsets == [1]
+    jeromq.call("close", context="first")
+    assert second.ask(api.Put(2, -1), record(b"three")).queue_offsets == [2]
+    found = slave.ask(api.AskMap(3)).map
+    assert (found.node, found.writable, found.master_api) == (2, False, pair[1].api)
+    pulled, payload = slave.ask(api.Pull(4, "T", 0, api.Position(2), wait_ms=10_000))
+    assert pulled.count == 1 and decode_record(payload).body == b"three"
+    jeromq.call("close", context="second")

@@ -1,0 +1,180 @@
+"""A node's start and stop: what happens in which order."""
+
+from __future__ import annotations
+
+import errno
+import os
+import pathlib
+import threading
+import time
+from typing import Any
+
+import msgspec
+import pytest
+
+from hastore.config import Config, NodeAddress, RetentionConfig, Role, StoreConfig
+from hastore.errors import StoreError, StoreInUseError
+from hastore.ha.node_state import NodeState
+from hastore.server.node import Node
+from hastore.store.filesystem import REAL
+
+
+class Watched:
+    """The machine's files; notes who holds the store's lock when node.json is used."""
+
+    def __init__(self) -> None:
+        self.locked = False
+        self.seen: list[tuple[str, bool]] = []
+
+    def __getattr__(self, name: str) -> Any:
+        real = getattr(REAL, name)
+        if not callable(real):
+            return real
+
+        def call(*given: Any, **named: Any) -> Any:
+            if any("node.json" in str(each) for each in given):
+                self.seen.append((name, self.locked))
+            return real(*given, **named)
+
+        return call
+
+    def lock(self, path: str) -> Any:
+        file = REAL.lock(path)
+        self.locked = True
+        return _Unlocking(file, self)
+
+
+class Refusing:
+    """The machine's files, but node.json cannot be written while `full`."""
+
+    def __init__(self) -> None:
+        self.full = False
+        self.refused = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(REAL, name)
+
+    def replace_bytes(self, path: str, data: bytes) -> None:
+        if self.full and path.endswith("node.json"):
+            self.refused += 1
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+        REAL.replace_bytes(path, data)
+
+
+class _Unlocking:
+    def __init__(self, file: Any, watched: Watched) -> None:
+        self._file = file
+        self._watched = watched
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._file, name)
+
+    def close(self) -> None:
+        self._watched.locked = False
+        self._file.close()
+
+
+def config_of(root: pathlib.Path) -> Config:
+    return Config(
+        cluster="test",
+        group="g0",
+        node=1,
+        role=Role.ASYNC_MASTER,
+        acks=0,
+        nodes={1: NodeAddress(api="tcp://127.0.0.1:0", ha="127.0.0.1:0", http="127.0.0.1:0")},
+        store=StoreConfig(root=str(root), commitlog_file_size=65536, index_slots=100,
+                          index_entries=400, consume_queue_units=300),
+    )  # fmt: skip
+
+
+def test_node_json_is_read_and_written_under_the_stores_lock(tmp_path: pathlib.Path) -> None:
+    watched = Watched()
+    node = Node(config_of(tmp_path / "s"), lambda: None, fs=watched)  # type: ignore[arg-type]
+    node.start()
+    assert node.roles.settled.wait(20)
+    node.stop()
+    used = {name for name, _ in watched.seen}
+    assert len(used) > 1, "node.json was not read and written"
+    assert all(locked for _, locked in watched.seen), watched.seen
+    assert not watched.locked
+
+
+def test_a_second_start_beside_a_running_node_changes_nothing(tmp_path: pathlib.Path) -> None:
+    node = Node(config_of(tmp_path / "s"), lambda: None)
+    node.start()
+    try:
+        assert node.roles.settled.wait(20)
+        node.state.promise(node.state.data.promised_epoch + (1 << 16))
+        promised = node.state.data.promised_epoch
+        with pytest.raises(StoreInUseError):
+            Node(config_of(tmp_path / "s"), lambda: None).start()
+    finally:
+        node.stop()
+    state = NodeState(REAL, str(tmp_path / "s"))
+    state.load(1, "test", "g0")
+    assert state.data.promised_epoch == promised
+    assert state.data.clean_stop
+    assert not [t for t in threading.enumerate() if "Service" in t.name]
+
+
+def test_a_role_that_cannot_be_noted_yet_opens_its_epoch_once(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A second opening would begin a new count of reports beside slaves that stay linked."""
+    first = Node(config_of(tmp_path / "s"), lambda: None)
+    first.start()
+    assert first.roles.settled.wait(20)
+    first.stop()
+    files = Refusing()
+    node = Node(config_of(tmp_path / "s"), lambda: None, fs=files)  # type: ignore[arg-type]
+    opened: list[int] = []
+    real = node.ha.open_epoch
+
+    def open_epoch(entry: Any, *, sync: bool) -> None:
+        files.full = not opened
+        opened.append(entry.epoch)
+        real(entry, sync=sync)
+
+    monkeypatch.setattr(node.ha, "open_epoch", open_epoch)
+    node.start()
+    try:
+        until(lambda: files.refused >= 3)
+        assert node.backend.writable_reason() is None
+        files.full = False
+        until(lambda: node.roles.reason is None and node.roles.settled.is_set())
+        assert node.state.data.role_followed is Role.ASYNC_MASTER
+    finally:
+        files.full = False
+        node.stop()
+    assert len(opened) == 1
+
+
+def test_retention_goes_on_after_a_failure(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = config_of(tmp_path / "s")
+    store = msgspec.structs.replace(config.store, retention=RetentionConfig(check_interval_ms=10))
+    node = Node(msgspec.structs.replace(config, store=store), lambda: None)
+    calls: list[Exception | None] = [StoreError("a file is gone"), OSError(5, "EIO"), None]
+
+    def delete_expired(_hold: int | None) -> int:
+        failure = calls.pop(0) if len(calls) > 1 else None
+        if failure is not None:
+            raise failure
+        calls.clear()
+        return 0
+
+    monkeypatch.setattr(node.store, "delete_expired", delete_expired)
+    node.start()
+    try:
+        until(lambda: not calls)
+        assert not node.failed.is_set()
+    finally:
+        node.stop()
+
+
+def until(condition: Any, timeout_s: float = 20.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.01)
