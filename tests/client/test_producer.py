@@ -432,7 +432,7 @@ def test_an_idle_producer_sleeps(node: Node, monkeypatch: pytest.MonkeyPatch) ->
         time.sleep(0.1)
         before = len(turns)
         time.sleep(0.5)
-        assert len(turns) - before <= 2
+        assert len(turns) - before <= 5  # one that spins has thousands
 
 
 def test_the_package_offers_the_clients() -> None:

@@ -97,7 +97,7 @@ class Attack:
 
     def close(self, sock: socket.socket, *, reset: bool = True) -> None:
         """Close, by a reset."""
-        if reset:
+        if reset and sock.fileno() >= 0:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         sock.close()
 
@@ -379,7 +379,7 @@ def endless(attack: Attack) -> None:
                 words = encode_front(api.encode(api.Put(1)), 4 * MIB)
                 begun.add(sock)
             if not attack.send(sock, words):
-                with contextlib.suppress(BlockingIOError, ConnectionError):
+                with contextlib.suppress(OSError):
                     if sock.recv(65_536):
                         continue
                 sock.close()
@@ -405,7 +405,7 @@ def lazy_reader(attack: Attack) -> None:
     while attack.going():
         for number, sock in enumerate(crowd):
             sent = attack.send(sock, pull)
-            with contextlib.suppress(BlockingIOError, ConnectionError):
+            with contextlib.suppress(OSError):
                 if sent or sock.recv(attack.chance.choice([1, 1_000, 100_000])):
                     continue
             if not sent:
