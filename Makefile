@@ -7,6 +7,7 @@
 #   make bench          the benchmarks beside RocketMQ and Kafka, 10 to 20 minutes; wants Java 17 and Maven for these two
 #                       (make bench BENCH_ARGS="--only puts --scale 0.1"; PYTHON=/usr/bin/python3 chooses the interpreter)
 #   make bench-growth   the same load on a log of 1 and of 16 GiB, 2 to 10 minutes and 34 GiB of disk
+#   make fuzz-api       strangers at the client API, 10 minutes (SECONDS=n; SEED=n: plays one again)
 #   make torture        500 cycles of kill -9, flip and rejoin, about 20 minutes (CYCLES=n: 2 to 3 s each; SEED=n: replays one)
 
 PYTHON ?= python3
@@ -16,6 +17,7 @@ SCALE ?= 1
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
 CYCLES ?= 500
+SECONDS ?= 600
 SEED ?= 0
 BIN := $(VENV)/bin
 comma := ,
@@ -31,7 +33,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 	test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || \
 	{ echo "$(VENV) was made by another Python than $(PYTHON): make clean, or give another VENV=" >&2; exit 1; })
 
-.PHONY: run test check bench bench-growth torture clean
+.PHONY: run test check bench bench-growth fuzz-api torture clean
 
 run: $(VENV)/.run-$(SPARK)
 	$(BIN)/python bin/hastore demo --scale $(SCALE) $(RUN_FLAGS)
@@ -54,6 +56,10 @@ bench-growth: $(VENV)/.bench
 
 torture: $(VENV)/.dev
 	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s tests/torture
+
+fuzz-api: $(VENV)/.dev
+	HASTORE_FUZZ_API_SECONDS=$(SECONDS) HASTORE_FUZZ_API_SEED=$(SEED) $(BIN)/python -m pytest -q -s \
+		tests/process/test_api_attacks.py -k under_attack
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

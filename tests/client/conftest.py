@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
+from hastore.client.connections import links
 from hastore.config import ApiConfig
 from hastore.server.api_server import ApiServer
 from tests.api_fakes import FakeBackend
+
+OVER_BOTH = ("test_producer", "test_consumer")
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Run what talks to nodes over plain sockets and over libzmq."""
+    name = metafunc.module.__name__.rpartition(".")[2]
+    if name in OVER_BOTH and {"node", "pair", "make_node"} & set(metafunc.fixturenames):
+        metafunc.parametrize("transport", ["tcp", "zmq+tcp"], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Make clients begin from `zmq+tcp://` addresses where a test is run so."""
+    scheme = str(getattr(request, "param", "tcp"))
+    real = links.make_links
+
+    def make(addresses: tuple[str, ...], *clock: Any) -> Any:
+        return real(tuple(each.replace("tcp", scheme, 1) for each in addresses), *clock)
+
+    if scheme != "tcp":
+        for name, module in list(sys.modules.items()):
+            if name.startswith("hastore.") and getattr(module, "make_links", None) is real:
+                monkeypatch.setattr(module, "make_links", make)
+    return scheme
 
 
 class Node:

@@ -157,7 +157,7 @@ def any_request(chance: random.Random) -> api.Request:
     epoch = chance.choice([None, 0, 1, 65_537, 2**63 - 1])
     place = api.Position(offset, epoch, chance.choice([None, offset]))
     made: list[Callable[[], api.Request]] = [
-        lambda: api.Put(rid, chance.choice([None, -1, 1]), chance.random() < 0.5, 1, offset, number),
+        lambda: api.Put(rid, chance.choice([None, 1]), chance.random() < 0.5, 1, offset, number),
         lambda: api.Pull(
             rid, name, number, place, chance.choice([1, 10_000]),
             chance.choice([1, api.MAX_FRAME_BYTES]), chance.choice([0, 1, 60_000]),

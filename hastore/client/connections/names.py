@@ -17,7 +17,7 @@ def numeric_targets(host: str, port: int) -> Targets:
     """Return the target of an IPv4 or IPv6 address; empty when the host is a name."""
     try:
         return _targets(host, port, socket.AI_NUMERICHOST)
-    except OSError:
+    except (OSError, ValueError):  # ValueError: no text that a name can have
         return []
 
 
@@ -27,12 +27,16 @@ def look_up(host: str, port: int, found: Callable[[Targets], None]) -> None:
     def run() -> None:
         try:
             targets = _targets(host, port, 0)
-        except (OSError, UnicodeError) as failure:
+        except (OSError, ValueError) as failure:
             log.debug("client: %s: %s", host, failure)
             targets = []
         found(targets)
 
-    threading.Thread(target=run, name=f"lookup {host}", daemon=True).start()
+    try:
+        threading.Thread(target=run, name=f"lookup {host}", daemon=True).start()
+    except RuntimeError as failure:  # no more threads, or the interpreter ends
+        log.debug("client: %s: %s", host, failure)
+        found([])
 
 
 def _targets(host: str, port: int, flags: int) -> Targets:

@@ -5,8 +5,8 @@
        +--------------------- any error, after a pause ---------------+
 
 The owner calls `collect` and `send`; both end without waiting. Either may be cut off anywhere by a
-signal's exception: the next call then finds `_inside` still set, and makes all links anew, since
-what was read or sent of the streams is not known.
+signal's exception: the next call then finds `_inside` still set, tells that all links are down, and
+makes them anew, since what was read, sent or told is not known.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ log = logging.getLogger(__name__)
 CONNECT_MS = 5_000.0  # from the first packet to READY
 RECEIVE_BYTES = 64 * 1024
 RECEIVE_BYTES_MAX = 1024 * 1024  # when so much of one frame is still to come
+CLOSING_READS_MAX = 64
 JOIN_BYTES_MAX = 32 * 1024  # a payload up to here is copied behind its header
 _LIMITS = (MAX_REPLY_BYTES, MAX_REPLY_BYTES)
 _IN = select.EPOLLIN
@@ -90,10 +91,6 @@ class _Wakeup:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self.descriptor)
 
-    def write(self) -> None:
-        """Make the descriptor readable."""
-        os.eventfd_write(self.descriptor, 1)
-
 
 class SocketLinks:
     """A client's links; see `Links` for what each method promises."""
@@ -126,17 +123,11 @@ class SocketLinks:
         """Open a link to each address that has none."""
         for address in addresses:
             if address not in self._links:
-                inside, self._inside = self._inside, True
-                link = self._links[address] = _Link(address)
-                self._attempt(link, self._clock.monotonic_ms())
-                self._inside = inside
+                self._begin(address)
 
     def reopen(self, address: str) -> None:
         """Replace a link; nothing is told of it, but for its next way up."""
-        link = self._links.pop(address, None)
-        if link is not None:
-            self._disconnect(link)
-        self.open([address])
+        self._begin(address)
 
     def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
         """Send a request now; False when the address is not connected or takes no more."""
@@ -145,13 +136,13 @@ class SocketLinks:
             return False
         if self._inside:
             return False  # a call was cut off: `collect` sees to it
-        self._inside = True
         if payload is None:
             buffers: tuple[bytes, ...] = (encode_front(api.encode(message)),)
         else:
             front = encode_front(api.encode(message), len(payload))
             joined = len(payload) <= JOIN_BYTES_MAX
             buffers = (front + payload,) if joined else (front, payload)
+        self._inside = True  # a message that cannot be encoded has touched nothing
         sent = self._hand_over(link, buffers)
         self._inside = False
         return sent
@@ -160,7 +151,7 @@ class SocketLinks:
         """Wake the thread that sleeps; any thread may call this."""
         if not self._woken:
             self._woken = True
-            self._wakeup.write()
+            os.eventfd_write(self._wakeup.descriptor, 1)  # in C: no signal comes before it
 
     def wait(self, timeout_s: float) -> list[Arrival]:
         """Return what has arrived, sleeping once if that is nothing."""
@@ -178,10 +169,13 @@ class SocketLinks:
         events = self._epoll.poll(timeout_s)
         for descriptor, _ in events:
             if descriptor == self._wakeup.descriptor:
-                with contextlib.suppress(BlockingIOError):  # two may sleep here: one is first
+                try:
                     os.eventfd_read(descriptor)
-                # Behind the read: who came in between saw a wake-up under way, a turn follows.
-                self._woken = False
+                except BlockingIOError:  # two may sleep here: one is first
+                    pass
+                finally:  # by a signal too, or nobody would ever write again
+                    # Behind the read: who came in between saw a wake-up under way, a turn follows.
+                    self._woken = False
         self._ready = events  # an event that another thread's replaces is told again
 
     def fileno(self) -> int:
@@ -199,6 +193,7 @@ class SocketLinks:
         arrivals: list[Arrival] = []
         if self._closed:
             return arrivals
+        self._woken = False  # a turn begins; a `sleep` that was cut off may have left it set
         if self._inside:
             self._begin_anew(arrivals)
         self._inside = True
@@ -208,6 +203,9 @@ class SocketLinks:
             link = self._by_descriptor.get(descriptor)
             if link is not None:
                 self._attend(link, mask, now, arrivals)
+            elif descriptor != self._wakeup.descriptor:
+                with contextlib.suppress(OSError):  # of a call that was cut off, still open
+                    self._epoll.unregister(descriptor)
         while self._resolved:
             self._take_targets(*self._resolved.popleft(), now)
         if now >= self._next_chore_ms:
@@ -275,7 +273,10 @@ class SocketLinks:
         if not data:
             self._down(link, "closed by the node", now, arrivals)
             return
-        link.heard_ms, link.pinged_ms = now, None
+        link.heard_ms = now
+        if link.pinged_ms is not None:  # the next PING is due before this one's PONG was
+            link.pinged_ms = None
+            self._next_chore_ms = min(self._next_chore_ms, now + PING_MS)
         messages = zmtp.receive(data)
         if link.state is _State.SHAKING and zmtp.is_open:
             link.state = _State.UP
@@ -377,11 +378,22 @@ class SocketLinks:
             # A socket that is closed with something unread resets the connection.
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
-                while sock.recv(RECEIVE_BYTES):
-                    continue
+                for _ in range(CLOSING_READS_MAX):
+                    if not sock.recv(RECEIVE_BYTES):
+                        break
         sock.close()
 
     # -- connecting
+
+    def _begin(self, address: str) -> None:
+        """Make a new link, in the place of one that there may be."""
+        inside, self._inside = self._inside, True
+        before = self._links.get(address)
+        link = self._links[address] = _Link(address)
+        if before is not None:
+            self._disconnect(before)
+        self._attempt(link, self._clock.monotonic_ms())
+        self._inside = inside
 
     def _attempt(self, link: _Link, now: float) -> None:
         if not link.targets:
@@ -392,15 +404,17 @@ class SocketLinks:
             return
         family, target = link.targets[link.attempts % len(link.targets)]
         link.attempts += 1
-        sock = socket.socket(family, socket.SOCK_STREAM)
+        sock = None
         try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
             sock.setblocking(False)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             failure = sock.connect_ex(target)
             if failure not in (0, errno.EINPROGRESS):
                 raise OSError(failure, os.strerror(failure))
-        except OSError as error:
-            sock.close()
+        except OSError as error:  # no such family here, no descriptors, no route
+            if sock is not None:
+                sock.close()
             self._down(link, str(error), now, [])
             return
         link.sock, link.zmtp, link.watched = sock, _new_zmtp(), True
@@ -416,7 +430,7 @@ class SocketLinks:
         self.wake()
 
     def _take_targets(self, link: _Link, targets: Targets, now: float) -> None:
-        if self._links.get(link.address) is not link:
+        if self._links.get(link.address) is not link or link.state is not _State.RESOLVING:
             return
         link.targets = targets
         if targets:
@@ -462,10 +476,13 @@ class SocketLinks:
 
     def _begin_anew(self, arrivals: list[Arrival]) -> None:
         """Make all links anew: a call was cut off, where in their streams is not known."""
+        log.debug("client: a call was interrupted, all links are made anew")
         self._ready = []
         now = self._clock.monotonic_ms()
         for link in self._links.values():
-            self._down(link, "a call was interrupted", now, arrivals)
+            self._disconnect(link)
+            # Whether its last news was handed over is not known either: down can be told twice.
+            arrivals.append(Arrival(link.address, None, up=False))
             link.pause_ms, link.due_ms = RECONNECT_MS, now
         for descriptor, link in list(self._by_descriptor.items()):  # cut off between two steps
             log.debug("client: %s: a descriptor was left open", link.address)

@@ -204,6 +204,8 @@ class ZmqLinks:
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.IMMEDIATE, 1)
+        # With it libzmq takes a name's IPv6 address alone.
+        dealer.setsockopt(zmq.IPV6, "[" in address)
         dealer.setsockopt(zmq.SNDHWM, 2_048)
         dealer.setsockopt(zmq.RCVHWM, 0)  # a mark aborts the process when the peer goes at it
         dealer.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
