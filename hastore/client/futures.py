@@ -7,6 +7,11 @@ somebody wants the result.
 
 Why no waiter is missed: who waits makes the Condition, then looks at the state under its lock; who
 settles changes the state, then looks for a Condition. One of both sees the other.
+
+Why slots: in CPython 3.11 an instance's dict comes into being at a write that finds no room in its
+class's shared keys, and a garbage collection may run in the middle of that. When a finalizer there
+lets another thread write to the same instance, that makes a dict too, and the values are freed
+twice: the process crashes later (`gdb` showed it in `settle`). A slot is written in one go.
 """
 
 from __future__ import annotations
@@ -27,14 +32,18 @@ _making = threading.Lock()
 class SendFuture(Future[Value]):
     """The caller's Future: `cancel` is always refused, what is sent cannot be called back."""
 
-    _state = _PENDING
-    _result: Any = None
-    _exception = None
-    _receipt: tuple[str, PutDone, int, int | None] | None = None
-    _made: threading.Condition | None = None  # `_condition`, once somebody asked for it
+    __slots__ = (
+        "_condition", "_done_callbacks", "_exception", "_made", "_receipt", "_result", "_state",
+        "_waiters",
+    )  # fmt: skip
 
     def __init__(self) -> None:
-        """Make a pending Future; the stdlib's own attributes come with the first waiter."""
+        """Make a pending Future; the stdlib's other attributes come with the first waiter."""
+        self._state = _PENDING
+        self._result: Any = None
+        self._exception = None
+        self._receipt: tuple[str, PutDone, int, int | None] | None = None
+        self._made: threading.Condition | None = None  # `_condition`, once somebody asked for it
 
     def __getattr__(self, name: str) -> Any:
         """Make the Condition when somebody asks for it first."""

@@ -3,6 +3,8 @@
 import asyncio
 import concurrent.futures
 import random
+import subprocess
+import sys
 import threading
 import time
 
@@ -12,6 +14,7 @@ from hastore.client.futures import SendFuture
 from hastore.client.results import SendResult
 from hastore.errors import NotStoredError
 from hastore.protocol.api import PutDone, Status
+from tests.process.harness import ROOT
 
 REPLY = PutDone(1, Status.PUT_OK, 7, "SYNC_MEM(1)", [10, 20, 30], [0, 1, 2], [5, 6, 7])
 
@@ -109,3 +112,50 @@ def test_no_waiter_is_missed() -> None:
         waiter.join(10)
         assert [each.offset for each in results] == [10]
         assert len(called) == asks
+
+
+COLLECTED = """
+import gc
+
+from hastore.client.futures import SendFuture
+from hastore.protocol.api import PutDone, Status
+
+REPLY = PutDone(1, Status.PUT_OK, 1, "", [0], [0], [0])
+
+
+class Litter:
+    def __init__(self, future):
+        self.me, self.future = self, future
+
+    def __del__(self):  # what another thread may do while a finalizer waits for something
+        self.future._condition
+
+
+for early in [SendFuture() for _ in range(100)]:  # all keys are shared by now that ever will be
+    SendFuture.settle(early, "t", REPLY, 0)
+held = []
+gc.disable()
+for number in range(200):
+    held.extend({} for _ in range(100))  # no dict is left to be used again: one is allocated
+    future = SendFuture()
+    gc.collect()
+    Litter(future)
+    tuples = [(number, number, number, place) for place in range(20)]
+    del tuples  # but tuples are left: the next allocation that collects is not the receipt's
+    gc.set_threshold(1, 1000, 1000)
+    gc.enable()
+    SendFuture.settle(future, "t", REPLY, 0)
+    gc.disable()
+    held.append(future)
+    assert future.done() and future._receipt is not None
+    assert future.result(0).offset == 0
+print("alive")
+"""
+
+
+def test_a_collection_in_the_middle_of_settling_crashes_nothing() -> None:
+    """CPython 3.11 frees an instance's values twice when two make its dict at once."""
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTED], cwd=ROOT, capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"alive\n"), done.stderr.decode()
