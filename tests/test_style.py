@@ -18,7 +18,7 @@ MAX_FUNCTION_LINES = 70
 MAX_MODULE_LINES = 600
 MAX_COLUMNS = 100
 
-COMMON = ("errors", "clock", "service", "config", "config_check", "config_values")
+COMMON = ("errors", "clock", "heap", "service", "config", "config_check", "config_values")
 # Prefix of a module (the longest that fits counts) -> prefixes of hastore modules that it may
 # import.
 MAY_IMPORT = {
@@ -27,6 +27,7 @@ MAY_IMPORT = {
     "__main__": ("cli.main",),
     "errors": (),
     "clock": (),
+    "heap": (),
     "service": (),
     "config": (),
     "config_check": ("config", "errors"),

@@ -21,6 +21,7 @@ from hastore.client.requester import (
 from hastore.client.results import Position
 from hastore.clock import Clock
 from hastore.errors import UnreachableError, UsageError
+from hastore.heap import keep_freed
 from hastore.protocol import api
 
 Start = Literal["earliest", "latest"]
@@ -67,6 +68,7 @@ class ConsumerCore(Core):
             prefer_master=read_from == "master",
         )
         self.fetcher.policy = on_lost
+        keep_freed(prefetch_bytes)
 
     def enter(self) -> None:
         """Begin a call; one that has not settled what it moved was cut off."""

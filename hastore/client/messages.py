@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 from zlib_ng.zlib_ng import crc32
@@ -156,6 +156,7 @@ def decode_messages(
     # The last tail that was found good: its bytes before the properties, its length, whether it has
     # any properties. Most are alike, so a look at these is all that the next one takes.
     start, tail_length, has_properties = b"", -1, False
+    size_before = 0
     at, length = 0, len(payload)
     while length - at >= MIN_RECORD_SIZE:
         size, magic, crc, queue_id, queue_offset, offset, flags, body_length = unpack(payload, at)
@@ -189,11 +190,55 @@ def decode_messages(
             next_epoch, epoch_end = next(following, (0, _NO_END))
         add(Message(body, queue_id, queue_offset, offset, epoch, payload[at:body_at], tail))
         at = stop
+        if size == size_before and magic == V1_MAGIC and not flags & FLAG_IPV6:
+            at = _take_alike(payload, at, (size, body_length), start, epoch, epoch_end, add)
+        size_before = size
     if at == length:
         return found, None
     return found, CorruptRecordError(
         f"byte {at} of a reply of {length} bytes begins no valid record"
     )
+
+
+def _take_alike(
+    payload: bytes,
+    at: int,
+    shape: tuple[int, int],
+    start: bytes,
+    epoch: int | None,
+    epoch_end: int,
+    add: Callable[[Message], None],
+) -> int:
+    """Add the records from `at` on that are cut as the one before, in half the time for each.
+
+    Returns where they end. `start` is that of their tails; what lies there is for the caller to
+    judge, good or not.
+    """
+    size, body_length = shape
+    tail_length = size - _BODY_AT - body_length
+    has_properties = tail_length > len(start)
+    cut = struct.Struct(f"{_BODY_AT}s{body_length}s{tail_length}s")
+    alike = memoryview(payload)[at : len(payload) - (len(payload) - at) % size]
+    unpack, checksum = _FRONT.unpack, crc32
+    known = b""  # the last tail that was found good
+    for head, body, tail in cut.iter_unpack(alike):
+        own_size, magic, crc, queue_id, queue_offset, offset, flags, own_length = unpack(head)
+        if tail != known:
+            if not tail.startswith(start) or (has_properties and not tail[-1]):
+                break
+            known = tail
+        if (
+            checksum(body) & CRC_MASK != crc
+            or own_size != size
+            or own_length != body_length
+            or magic != V1_MAGIC
+            or flags & FLAG_IPV6
+            or offset >= epoch_end
+        ):
+            break
+        add(Message(body, queue_id, queue_offset, offset, epoch, head, tail))
+        at += size
+    return at
 
 
 def _start_of(tail: bytes) -> bytes:

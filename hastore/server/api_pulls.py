@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hastore.clock import Clock
+from hastore.heap import keep_freed
 from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_connections import Connection
@@ -20,6 +21,7 @@ LATELY_MS = 50.0
 EXPIRE_MS = 5.0  # between looks at whose time is up, when many are parked
 MANY = 100
 UNREAD = "earlier replies are not read yet"
+KEPT_BYTES = 8 * 1024 * 1024  # of freed memory, for the next replies
 _STATUSES = {status.name: status for status in PullStatus}
 
 
@@ -48,6 +50,7 @@ class PullDesk:
         self._next_deadline_ms = float("inf")
         self.parked = 0
         self._parked_ms = float("-inf")  # when the last pull was parked
+        keep_freed(KEPT_BYTES)
 
     def take(self, connection: Connection, request: Pull) -> None:
         """Answer a pull, or park it when it may wait."""

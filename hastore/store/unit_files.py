@@ -151,10 +151,21 @@ class UnitFiles:
         """Find the files and drop every unit whose record does not end at or below `limit`.
 
         Files of another size are rewritten: what they say about the queue's end is kept as blanks.
+        An empty one was being made when the process was killed: it holds nothing, and goes.
         """
-        names = [name for name in self._cache.fs.list_dir(self.directory) if is_file_name(name)]
+        names: list[str] = []
+        sizes: list[int] = []
+        for name in self._cache.fs.list_dir(self.directory):
+            if not is_file_name(name):
+                continue
+            path = f"{self.directory}/{name}"
+            size = self._size_of(path)
+            if size:
+                names.append(name)
+                sizes.append(size)
+            else:
+                self._cache.remove(path)
         full = self.unit_bytes * self.units_per_file
-        sizes = [self._size_of(f"{self.directory}/{name}") for name in names]
         strange = any(
             size != full or int(name) % full for name, size in zip(names, sizes, strict=True)
         )

@@ -9,10 +9,19 @@ import pytest
 from hastore.client.messages import Message, decode_messages
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Position
-from hastore.store.record import MIN_RECORD_SIZE, Record, decode_record, encode_record
+from hastore.store.record import (
+    MIN_RECORD_SIZE,
+    Host,
+    Record,
+    build_record,
+    decode_record,
+    encode_record,
+    patch_for_store,
+)
 from tests.random_records import random_record
 
 SEEDS = range(10)
+HOST = Host.parse("127.0.0.1:1")
 
 
 def agree(message: Message, record: Record) -> None:
@@ -97,3 +106,45 @@ def test_a_message_keeps_its_own_record_alone() -> None:
     assert len(last._head) + len(last.body) + len(last._tail) == last.record.size < len(payload)
     assert all(isinstance(part, bytes) for part in (last._head, last.body, last._tail))
     assert decode_messages(raw, [])[0] == []  # a wrong CRC
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_records_that_are_cut_alike_are_judged_like_any_others(seed: int) -> None:
+    """Runs of one size, of one body length, of one tail: what ends a run is not taken with it."""
+    chance = random.Random(seed)
+    records: list[bytes] = []
+    while len(records) < 60:
+        body, key = chance.randint(0, 40), "k" * chance.randint(0, 3)
+        for _ in range(chance.randint(1, 12)):
+            shift = chance.choice((0, 0, 0, 1)) if body else 0  # the same size, cut elsewhere
+            given = [("KEYS", f"{key}{chance.randint(10, 99)}" + "x" * shift)]
+            raw = bytearray(
+                build_record(
+                    "t", chance.randbytes(body - shift), queue_id=1, born_timestamp_ms=1,
+                    born_host=HOST, properties=given if chance.random() < 0.9 else given * 2,
+                )
+            )  # fmt: skip
+            patch_for_store(
+                raw, 0, queue_offset=len(records), physical_offset=1_000 * len(records),
+                store_timestamp_ms=2, store_host=HOST,
+            )  # fmt: skip
+            records.append(bytes(raw))
+    payload = b"".join(records)
+    epochs = [(3, 0), (5, 7_000), (9, 31_001)]
+    messages, damage = decode_messages(payload, epochs)
+    assert damage is None
+    assert [message.record for message in messages] == [decode_record(raw) for raw in records]
+    assert [message.epoch for message in messages] == [
+        max(epoch for epoch, start in epochs if start <= message.offset) for message in messages
+    ]
+    for _ in range(300):
+        torn = bytearray(payload)
+        at = chance.randrange(len(torn))
+        torn[at] = chance.choice((0, torn[at] ^ (1 << chance.randrange(8))))
+        found, damage = decode_messages(bytes(torn), epochs)
+        assert len(found) == alone(bytes(torn))
+        assert (damage is None) == (sum(map(size_of, found)) == len(torn))
+
+
+def size_of(message: Message) -> int:
+    return len(message._head) + len(message.body) + len(message._tail)

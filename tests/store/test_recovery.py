@@ -371,6 +371,22 @@ def test_kill_9_of_a_writer_loses_nothing_it_said(tmp_path: Path, cycle: int) ->
         assert len(found) > int(lines[-1][0])
 
 
+def test_a_kill_between_a_queue_files_making_and_its_length(tmp_path: Path) -> None:
+    """The file is there, and empty: what the files before it say stays."""
+    with opened(tmp_path / "a") as store:
+        fill(store, 200)
+        assert store.wait_dispatched(store.max_offset, 10)
+        copy = crash_copy(store, tmp_path / "b")
+    queue = Path(copy) / "consumequeue" / "TopicA" / "0"
+    (queue / f"{6000 * len(list(queue.iterdir())):020}").touch()
+    with opened(copy) as store:
+        assert len(bodies(store)) == 200
+        assert store.queue_range("TopicA", 0) == (0, 200)
+        fill(store, 200, first=200)
+        assert len(bodies(store)) == 400
+        assert store.queue_range("TopicA", 0) == (0, 400)
+
+
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(StoreError, match="store.root"):
