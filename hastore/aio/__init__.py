@@ -3,8 +3,9 @@
     async with Producer(["tcp://127.0.0.1:10911"]) as producer:
         result = await producer.send("flights", b"...")
 
-The producer's Futures come from its sending thread and are wrapped; what blocks runs in a thread of
-the client's own. A cancelled `send` is no longer waited for, but may be stored all the same.
+Consumer and Admin wait on the event loop, no thread is behind them; a call of theirs that is
+cancelled has moved nothing. The producer's Futures come from its sending thread and are wrapped. A
+cancelled `send` is no longer waited for, but may be stored all the same.
 """
 
 from hastore.aio.admin import Admin

@@ -190,10 +190,13 @@ class Requester:
                     yield from self.survey(left)
                     if self.cluster.master is None:
                         yield from self._pause(min(left, _PAUSE_S))
-            except UnreachableError:
-                if refusal is None:
-                    raise
-                return refusal
+            except UnreachableError as failure:
+                if refusal is not None:
+                    return refusal
+                if master is None and self.cluster.maps:  # the time was up in a later survey
+                    why = self.cluster.reason()
+                    raise UnreachableError(f"no writable master: {why}") from failure
+                raise
 
     def ask_any(
         self, addresses: Iterable[str], make: Callable[[int], api.Request], timeout_s: float

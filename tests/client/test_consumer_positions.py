@@ -423,4 +423,4 @@ def test_a_lost_position_is_told_again_and_hides_no_other_queue(node: Node) -> N
             with pytest.raises(PositionLostError):
                 consumer.poll()
     assert sorted(int(m.body) for m in found) == [n for n in range(40) if n % QUEUES != 2]
-    assert raised < 40
+    assert raised
