@@ -176,10 +176,14 @@ class SocketLinks:
         events = self._epoll.poll(timeout_s)
         for descriptor, _ in events:
             if descriptor == self._wakeup.descriptor:
-                with contextlib.suppress(BlockingIOError):  # two may sleep here: one is first
+                try:
                     os.eventfd_read(descriptor)
-                # Behind the read: who came in between saw a wake-up under way, a turn follows.
-                self._woken = False
+                except BlockingIOError:
+                    continue  # two may sleep here: the other was first
+                finally:
+                    # Behind the read: who came in between saw a wake-up under way, a turn follows.
+                    # Whatever ends the read, a signal's exception too: else nobody wakes again.
+                    self._woken = False
         self._ready = events  # an event that another thread's replaces is told again
 
     def fileno(self) -> int:

@@ -7,7 +7,6 @@ client above knows what may have been sent, and decides itself what to send agai
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -124,10 +123,14 @@ class ZmqLinks:
         """
         for descriptor, _ in self._epoll.poll(0.0 if self._signalled else timeout_s):
             if descriptor == self._wakeup:
-                with contextlib.suppress(BlockingIOError):  # two may sleep here: one is first
+                try:
                     os.eventfd_read(self._wakeup)
-                # Behind the read: who came in between saw a wake-up under way, a turn follows.
-                self._woken = False
+                except BlockingIOError:
+                    continue  # two may sleep here: the other was first
+                finally:
+                    # Behind the read: who came in between saw a wake-up under way, a turn follows.
+                    # Whatever ends the read, a signal's exception too: else nobody wakes again.
+                    self._woken = False
             else:
                 self._signalled = True
 
