@@ -429,7 +429,7 @@ def test_an_idle_producer_sleeps(node: Node, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(Sender, "_turn", lambda self: (turns.append(1), real(self))[1])
     with Producer([node.address]) as producer:
         producer.send_sync("t", b"1", queue=0)
-        time.sleep(0.1)
+        time.sleep(0.3)
         before = len(turns)
         time.sleep(0.5)
         assert len(turns) - before <= 2
