@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from types import TracebackType
@@ -77,6 +78,8 @@ class Producer:
         self._sender = Sender(addresses, options, self._window, clock)
         self._life = Life(f"the producer for {', '.join(addresses)}", self._sender.abandon)
         self._life.watch(self, self._sender.leave)
+        # A `close` that was cut off leaves the thread to this.
+        weakref.finalize(self, self._sender.leave).atexit = False
         self._sender.start()
 
     def __enter__(self) -> Producer:

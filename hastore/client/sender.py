@@ -39,6 +39,7 @@ class Sender:
         # Plain words: a finalizer sets one, and an Event has a lock.
         self._stopped = False
         self._left = False
+        self._forked = False
         self._thread = threading.Thread(target=self._run, name="ProducerSender", daemon=True)
 
     def start(self) -> None:
@@ -86,6 +87,8 @@ class Sender:
 
     def leave(self) -> str:
         """Let the thread end once all is settled; says what is not. Takes no lock, waits not."""
+        if self._forked:
+            return ""
         lost = self.core.unacknowledged()
         self._left = True
         self.core.flush_to = float("inf")
@@ -94,7 +97,7 @@ class Sender:
 
     def abandon(self) -> None:
         """Close the descriptors in a forked child, which has no thread; takes no lock."""
-        self._stopped = True
+        self._stopped = self._forked = True
         self.core.abandon()
         self._links.abandon()
         self._wheel.abandon()

@@ -82,8 +82,8 @@ class Wheel:
                     sleep_s = self._turn()
                 if ended:
                     notify()
-                    continue  # perhaps it is over
-                self._links.sleep(sleep_s)
+                if not self._is_over():  # it may be now that nothing is under way
+                    self._links.sleep(sleep_s)
                 continue
             if not resting:  # a wake-up that this thread took may have been the caller's
                 self._links.wake()
