@@ -3,8 +3,8 @@
     async with Producer(["tcp://127.0.0.1:10911"]) as producer:
         result = await producer.send("flights", b"...")
 
-The producer's Futures come from its sending thread and are wrapped; what blocks runs in a thread of
-the client's own. A cancelled `send` is no longer waited for, but may be stored all the same.
+The Producer runs on the event loop itself; what blocks in the others runs in a thread of the
+client's own. A cancelled `send` is no longer waited for, but may be stored all the same.
 """
 
 from hastore.aio.admin import Admin

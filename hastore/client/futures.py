@@ -119,7 +119,7 @@ class SendFuture(Future[Value]):
                 del self, failure  # else the traceback makes a cycle
         receipt = self._receipt
         if receipt is not None:
-            self._result = _read(*receipt)
+            self._result = results_of(*receipt)
             self._receipt = None
         value: Value = self._result
         return value
@@ -208,7 +208,8 @@ class SendFuture(Future[Value]):
             log.exception("a Future's callback failed: %r", fn)
 
 
-def _read(topic: str, reply: PutDone, begin: int, end: int | None) -> Any:
+def results_of(topic: str, reply: PutDone, begin: int, end: int | None) -> Any:
+    """Return the result of the record at place `begin` of a reply, or a list of all up to `end`."""
     if end is None:
         return result_of(topic, reply, begin)
     return [result_of(topic, reply, place) for place in range(begin, end)]
