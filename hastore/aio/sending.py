@@ -176,10 +176,10 @@ class LoopSender:
             return
         self._links.sleep(0.0)
         now = self._clock.monotonic_ms()
-        sleep_s = self.core.turn(now)
+        self.core.turn(now)
         if self._admit(now):
-            sleep_s = self.core.send_now(now)
-        self._conclude(sleep_s, now)
+            self.core.send_now(now)
+        self._conclude(now)
 
     def _send(self) -> None:
         """Send what was handed over in this turn of the loop; called by the loop."""
@@ -187,14 +187,16 @@ class LoopSender:
         if self.ended:
             return
         now = self._clock.monotonic_ms()
-        self._admit(now)
-        self._conclude(self.core.send_now(now), now)
+        if self._admit(now):
+            self.core.send_now(now)
+        self._conclude(now)
 
-    def _conclude(self, sleep_s: float, now: float) -> None:
+    def _conclude(self, now: float) -> None:
         self._tell()
         if self._left and not self._waiting and not self.core.under_way():
             self.end(0.0)
             return
+        sleep_s = self.core.sleep_s(now)
         if self._waiting and not self.core.found:
             expires_s = max(0.0, self._waiting[0].expires_ms - now) / 1000.0
             sleep_s = expires_s if sleep_s < 0.0 else min(sleep_s, expires_s)

@@ -14,21 +14,16 @@ from hastore.clock import SYSTEM_CLOCK
 
 
 class Bell:
-    """Ring after each change that somebody may wait for."""
+    """Ring after each change that somebody may wait for; `sleepers` is empty when nobody does."""
 
-    __slots__ = ("_sleepers",)
+    __slots__ = ("sleepers",)
 
     def __init__(self) -> None:
-        self._sleepers: list[SimpleQueue[None]] = []
-
-    @property
-    def awaited(self) -> bool:
-        """Whether anybody waits."""
-        return bool(self._sleepers)
+        self.sleepers: list[SimpleQueue[None]] = []
 
     def ring(self) -> None:
         """Make all who wait look again; any thread, also in a finalizer or a signal's handler."""
-        for sleeper in tuple(self._sleepers):
+        for sleeper in tuple(self.sleepers):
             if sleeper.empty():  # else it is about to look again anyway
                 sleeper.put(None)
 
@@ -40,7 +35,7 @@ class Bell:
         if timeout_s is not None:
             deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000.0
         sleeper: SimpleQueue[None] = SimpleQueue()
-        self._sleepers.append(sleeper)  # before the look that counts: who rings changes, then looks
+        self.sleepers.append(sleeper)  # before the look that counts: who rings changes, then looks
         try:
             while not is_true():
                 left_s = None
@@ -54,4 +49,4 @@ class Bell:
                     return is_true()
             return True
         finally:
-            self._sleepers.remove(sleeper)
+            self.sleepers.remove(sleeper)

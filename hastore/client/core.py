@@ -40,6 +40,8 @@ ATTEMPT_MS = 3_000  # how long a node may wait for a confirmation
 ATTEMPT_SLACK_MS = 1_000.0
 LAST_TRY_MS = 50.0  # nothing refused is tried again so shortly before its end
 PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
+_PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
+_NEVER = float("inf")
 
 
 class SendCore:
@@ -67,14 +69,15 @@ class SendCore:
         # messages is quicker in one frame.
         share = window.limit // 2 if window.limit > HANDFUL else window.limit
         self._frame_records = min(MAX_FRAME_RECORDS, share)
+        self._attempt_ms = int(max(1.0, min(ATTEMPT_MS, options.delivery_timeout_ms)))
         self._run = 1
         self._at = 0
         self._paused_until_ms = 0.0
         self._pauses = 0
         self._next_search_ms = 0.0
 
-    def turn(self, now: float) -> float:
-        """Do what there is to do; returns how long to sleep, in s, -1 for ever. `now`: in ms."""
+    def turn(self, now: float) -> None:
+        """Do what there is to do. `now`: monotonic ms."""
         if self.cut_off:
             self._begin_anew()
         self.cut_off = True
@@ -82,21 +85,42 @@ class SendCore:
             self._arrived(arrival, now)
         if self._window.incoming:
             self._unsent += self._window.take()
-        self._expire(now)
-        self._look_after(now)
-        self._transmit(now)
+        if not self._window.is_settled or self.cluster.master is None:
+            self._expire(now)
+            self._look_after(now)
+            self._transmit(now)
         self.cut_off = False
-        return self._sleep_s(now)
 
-    def send_now(self, now: float) -> float:
-        """Send what was admitted, as far as that goes; returns how long to sleep before a turn."""
+    def send_now(self, now: float) -> None:
+        """Send what was admitted, as far as that goes; a turn follows."""
         if self.cut_off:
-            return self.turn(now)
+            self.turn(now)
+            return
         self.cut_off = True
         self._unsent += self._window.take()
         self._transmit(now)
         self.cut_off = False
-        return self._sleep_s(now)
+
+    def sleep_s(self, now: float) -> float:
+        """Return how long nothing is to be done unless something arrives; -1 for ever."""
+        if self._window.incoming:
+            return 0.0
+        until = _NEVER
+        oldest = self._window.oldest()
+        master = self.cluster.master
+        if oldest is not None:
+            until = oldest.expires_ms
+            if master is None:
+                until = min(until, self._next_search_ms)
+        elif not self.found:
+            until = self._next_search_ms
+        if self._frames:
+            first = next(iter(self._frames.values()))
+            until = min(until, max(first.sent_ms + LATE_MS, self._next_search_ms))
+        if self._unsent and master is not None and len(self._frames) < SMALL_FRAMES:
+            ready = self._ready_ms(self._unsent[0])
+            until = min(until, max(self._paused_until_ms, ready, now + 1.0))
+        return -1.0 if until == _NEVER else max(0.0, until - now) / 1000.0
 
     def under_way(self) -> int:
         """Count what needs further turns, or somebody to be told."""
@@ -151,26 +175,6 @@ class SendCore:
         if self.cluster.master is not None:
             self._links.reopen(self.cluster.master)
 
-    def _sleep_s(self, now: float) -> float:
-        """Return how long nothing is to be done unless something arrives; -1 for ever."""
-        if self._window.incoming:
-            return 0.0
-        until = float("inf")
-        oldest = self._window.oldest()
-        if oldest is not None:
-            until = oldest.expires_ms
-            if self.cluster.master is None:
-                until = min(until, self._next_search_ms)
-        elif not self.found:
-            until = self._next_search_ms
-        if self._frames:
-            first = next(iter(self._frames.values()))
-            until = min(until, max(first.sent_ms + LATE_MS, self._next_search_ms))
-        if self._unsent and self.cluster.master is not None and len(self._frames) < SMALL_FRAMES:
-            ready = self._ready_ms(self._unsent[0])
-            until = min(until, max(self._paused_until_ms, ready, now + 1.0))
-        return -1.0 if until == float("inf") else max(0.0, until - now) / 1000.0
-
     def _ready_ms(self, entry: Entry) -> float:
         """Return when an entry has lingered enough."""
         if entry.first_seq < self.flush_to:
@@ -181,12 +185,12 @@ class SendCore:
 
     def _arrived(self, arrival: Arrival, now: float) -> None:
         reply = arrival.reply
-        if reply is None:
-            self._link_changed(arrival, now)
-        elif isinstance(reply, api.PutDone):
+        if isinstance(reply, api.PutDone):
             frame = self._frames.get(reply.rid)
             if frame is not None and arrival.address == frame.address:
                 self._answered(frame, reply, now)
+        elif reply is None:
+            self._link_changed(arrival, now)
         elif isinstance(reply, api.Map):
             followed = self.cluster.master
             if self.cluster.learn(arrival.address, reply.map):
@@ -214,7 +218,7 @@ class SendCore:
         self.found = True
 
     def _answered(self, frame: Frame, reply: api.PutDone, now: float) -> None:
-        if reply.status.is_refusal and reply.statuses is None:
+        if reply.status is not _PUT_OK and reply.status.is_refusal and reply.statuses is None:
             self._refused(frame, reply, now)
             return
         again = settle_reply(frame, reply, self.ended, retry_stored=self._options.idempotent)
@@ -311,7 +315,7 @@ class SendCore:
         if master is None or now < self._paused_until_ms:
             return
         while self._unsent and len(self._frames) < MAX_FRAMES:
-            entries, full = self._next_entries()
+            entries, count, full = self._next_entries()
             if not entries:
                 return
             if not full and (
@@ -323,38 +327,39 @@ class SendCore:
             if first.expires_ms - now < LAST_TRY_MS and first.status.is_refusal:
                 self._paused_until_ms = first.expires_ms  # let it end with the known refusal
                 return
-            if not self._send(master, entries, now):
+            if not self._send(master, entries, count, now):
                 self._paused_until_ms = now + PAUSES_MS[0]
                 return
             for _ in entries:
                 self._unsent.popleft()
 
-    def _next_entries(self) -> tuple[list[Entry], bool]:
-        """Return the entries of the next frame, left where they are, and whether it is full."""
+    def _next_entries(self) -> tuple[list[Entry], int, bool]:
+        """Return the entries of the next frame, their records' number, and whether it is full.
+
+        They are left where they are.
+        """
         while self._unsent and self._unsent[0].settled:
             self._unsent.popleft()
         entries: list[Entry] = []
         count = size = 0
+        most_records, most_bytes = self._frame_records, self._options.batch_bytes
         for entry in self._unsent:
-            count += entry.count
             size += len(entry.payload)
-            beyond = count > self._frame_records or size > self._options.batch_bytes
-            if entries and (beyond or entry.settled):
-                return entries, True
+            beyond = count + entry.count > most_records or size > most_bytes
+            if entries and (beyond or entry.future.done()):
+                return entries, count, True
+            count += entry.count
             entries.append(entry)
-        full = count >= self._frame_records or size >= self._options.batch_bytes
-        return entries, full
+        return entries, count, count >= most_records or size >= most_bytes
 
-    def _send(self, master: str, entries: list[Entry], now: float) -> bool:
+    def _send(self, master: str, entries: list[Entry], count: int, now: float) -> bool:
         options = self._options
         rid = next(self._rids)
         run, at = (0, 0) if options.acks == 0 else (self._run, self._at)
-        timeout_ms = int(max(1.0, min(ATTEMPT_MS, options.delivery_timeout_ms)))
-        put = api.Put(rid, options.acks, options.sync_flush, timeout_ms, run, at)
+        put = api.Put(rid, options.acks, options.sync_flush, self._attempt_ms, run, at)
         payload = entries[0].payload
         if len(entries) > 1:
             payload = b"".join([entry.payload for entry in entries])
-        count = sum([entry.count for entry in entries])
         # First: what is cut off here may have been sent.
         self._frames[rid] = Frame(rid, master, entries, count, now)
         if not self._links.send(master, put, payload):

@@ -24,13 +24,14 @@ from typing import Any, Protocol, TypeVar
 from hastore.client.bell import Bell
 from hastore.client.results import SendResult
 from hastore.errors import UsageError
-from hastore.protocol.api import PutDone
+from hastore.protocol.api import PutDone, Status
 
 log = logging.getLogger(__name__)
 
 Value = TypeVar("Value")
 _PENDING = "PENDING"  # the stdlib's own names
 _FINISHED = "FINISHED"
+_PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
 _CONDITION_S = 1.0  # a waiter that was cut off may have left the Condition's lock taken
 _making = threading.Lock()
 
@@ -72,8 +73,8 @@ class SendFuture(Future[Value]):
     _calls: list[list[Callable[[Any], object]]] | None = None  # each is emptied by who calls it
     _made: threading.Condition | None = None  # `_condition`, once the stdlib asked for it
 
-    def __init__(self) -> None:
-        """Make a pending Future; the stdlib's own attributes come with the first who asks."""
+    # A pending Future is all defaults; the stdlib's own attributes come with the first who asks.
+    __init__ = object.__init__
 
     def __getattr__(self, name: str) -> Any:
         """Make the Condition for the stdlib's `wait` and `as_completed`."""
@@ -218,7 +219,7 @@ def results_of(topic: str, reply: PutDone, begin: int, end: int | None) -> Any:
 def result_of(topic: str, reply: PutDone, place: int) -> SendResult:
     """Return the result of one record of a reply."""
     status = reply.status if reply.statuses is None else reply.statuses[place]
-    if not status.is_stored:
+    if status is not _PUT_OK and not status.is_stored:
         return SendResult(status, topic, 0, reply.level, epoch=reply.epoch)
     return SendResult(
         status,

@@ -16,6 +16,8 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import msgspec
+
 from hastore.client.futures import Outcome
 from hastore.client.results import SendResult, Status
 from hastore.errors import ClientError
@@ -34,8 +36,7 @@ class SendOptions:
     idempotent: bool
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(msgspec.Struct, eq=False):
     """One message, or one piece of a batch. `unknown`: an attempt may have stored it."""
 
     first_seq: int
@@ -57,8 +58,7 @@ class Entry:
         return self.future.done()
 
 
-@dataclass(slots=True, eq=False)
-class Frame:
+class Frame(msgspec.Struct, eq=False):
     """One Put on its way."""
 
     rid: int
@@ -120,13 +120,18 @@ class Window:
             incoming.popleft()
         return taken
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was taken is settled and released."""
+        return not self._order
+
     def release(self) -> None:
         """Move on past what has been settled."""
         order = self._order
         if not order:
             return
         last = None
-        while order and order[0].settled:
+        while order and order[0].future.done():
             last = order.popleft()
         if order:
             self.base_seq = order[0].first_seq

@@ -33,6 +33,8 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UnreachableError
 from hastore.protocol.api import WINDOW
 
+_NO_PAIRS: list[tuple[str, str]] = []
+
 __all__ = ["Acks", "OutgoingMessage", "Producer", "Properties"]
 
 
@@ -185,6 +187,7 @@ class Producer:
             return
         try:
             if first:
+                self._sender.close_window()
                 limit_s = self._timeout_ms / 1000.0 + 1.0 if timeout_s is None else timeout_s
                 self._sender.flush(limit_s)
         finally:
@@ -202,20 +205,25 @@ class Producer:
         queue: int | None,
     ) -> SendFuture[SendResult]:
         """Admit a message; the sender is still to be told."""
-        self._life.check()
-        preparer, window = self._preparer, self._window
+        window, preparer = self._window, self._preparer
+        if window.closed:  # before the lock: a fork may have left it taken
+            self._life.check()
         body = preparer.check(topic, body)
         queue_id = self._choose_queue(topic, key) if queue is None else queue
-        pairs = pairs_of(key, tags, properties)
+        plain = key is None and tags is None and not properties
+        pairs = _NO_PAIRS if plain else pairs_of(key, tags, properties)
         future: SendFuture[SendResult] = SendFuture()
         while True:
             with window.lock:  # the numbers' order is that of sending
                 if window.has_room(1):
-                    seq, born_ms = window.next_seq, self._clock.wall_ms()
+                    seq = window.next_seq
+                    born_ms = self._clock.wall_ms()
                     payload = preparer.encode(topic, body, queue_id, pairs, seq, born_ms)
                     now = self._clock.monotonic_ms()
-                    expires = now + self._timeout_ms
-                    window.admit(Entry(seq, 1, topic, payload, future, False, now, expires))
+                    entry = Entry(
+                        seq, 1, topic, payload, future, False, now, now + self._timeout_ms
+                    )
+                    window.admit(entry)
                     return future
             self._sender.wait_room(1)
 

@@ -30,25 +30,18 @@ class Sender:
         self, addresses: tuple[str, ...], options: SendOptions, window: Window, clock: Clock
     ) -> None:
         self._window = window
-        self._clock = clock
         addresses, self._links = make_links(addresses, clock)
         self._links.open(addresses)
         self.core = SendCore(addresses, options, window, self._links)
         self._bell = Bell()  # rung when the window has moved or a master was found
-        self._wheel = Wheel(self._links, self.core, self._turn, self._send_now, self._is_over)
-        # Plain words: a finalizer sets one, and an Event has a lock.
-        self._stopped = False
-        self._left = False
+        self._wheel = Wheel(self._links, self.core, clock, self._bell)
         self._forked = False
+        self.attend = self._wheel.wake  # to what was admitted; any thread may call this
         self._thread = threading.Thread(target=self._run, name="ProducerSender", daemon=True)
 
     def start(self) -> None:
         """Start the thread."""
         self._thread.start()
-
-    def attend(self) -> None:
-        """See to what was admitted; any thread may call this."""
-        self._wheel.wake()
 
     def carry(self, future: SendFuture[Any]) -> None:
         """See to it in the calling thread, which waits for this future anyway; may return early."""
@@ -78,9 +71,14 @@ class Sender:
         self.attend()
         return self._wait_for(lambda: self._window.has_settled(seq), timeout_s)
 
+    def close_window(self) -> None:
+        """Let nothing in any more; who waits for room is told so."""
+        self._window.close()
+        self._bell.ring()
+
     def stop(self, timeout_s: float = 5.0) -> None:
         """Give up what is unsettled, end the thread and wait for it, at most `timeout_s`."""
-        self._stopped = True
+        self._wheel.stopped = True
         self._wheel.wake_all()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
@@ -90,14 +88,14 @@ class Sender:
         if self._forked:
             return ""
         lost = self.core.unacknowledged()
-        self._left = True
+        self._wheel.left = True
         self.core.flush_to = float("inf")
         self._wheel.wake_all()
         return lost
 
     def abandon(self) -> None:
         """Close the descriptors in a forked child, which has no thread; takes no lock."""
-        self._stopped = self._forked = True
+        self._wheel.stopped = self._forked = True
         self.core.abandon()
         self._links.abandon()
         self._wheel.abandon()
@@ -110,18 +108,6 @@ class Sender:
     def _refuse_own_thread(self) -> None:
         if threading.current_thread() is self._thread:
             raise ClientError("a Future's callback runs in the thread that it would wait for")
-
-    def _turn(self) -> float:
-        sleep_s = self.core.turn(self._clock.monotonic_ms())
-        if self._bell.awaited:
-            self._bell.ring()
-        return sleep_s
-
-    def _send_now(self) -> float:
-        return self.core.send_now(self._clock.monotonic_ms())
-
-    def _is_over(self) -> bool:
-        return self._stopped or (self._left and not self.core.under_way())
 
     def _run(self) -> None:
         """Send and settle until stopped, or left with nothing under way."""

@@ -15,6 +15,7 @@ from hastore.errors import HastoreError
 from hastore.protocol.api import PutDone
 
 Ended = deque[Outcome]  # and somebody is to be told of it
+_PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
 _UNCONFIRMED = (Status.FLUSH_SLAVE_TIMEOUT, Status.FLUSH_DISK_TIMEOUT)
 
 
@@ -27,15 +28,15 @@ def settle_reply(
     if frame.count != len(reply.offsets):
         _settle_whole(frame, reply, ended)
         return again
-    all_good = reply.statuses is None and reply.status is Status.PUT_OK
+    all_good = reply.statuses is None and reply.status is _PUT_OK
     for entry in frame.entries:
         begin, place = place, place + entry.count
-        if entry.settled:
+        future = entry.future
+        if future.done():
             continue
         if all_good:
-            end = place if entry.is_batch else None
-            if entry.future.settle(entry.topic, reply, begin, end):
-                ended.append(entry.future)
+            if future.settle(entry.topic, reply, begin, place if entry.is_batch else None):
+                ended.append(future)
             continue
         results = [result_of(entry.topic, reply, each) for each in range(begin, place)]
         bad = next((r for r in results if r.status is not Status.PUT_OK), None)

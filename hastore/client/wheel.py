@@ -22,33 +22,30 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from hastore.client.bell import Bell
 from hastore.client.connections.links import Links
 from hastore.client.core import SendCore
 from hastore.client.futures import SendFuture
+from hastore.clock import Clock
 
 REST_S = 0.05
 
 
 class Wheel:
-    """Turn `turn`, which does what there is to do and returns how long to sleep (s, -1 for ever).
+    """Turn the core, and ring the bell behind each turn.
 
-    `send_now` does no more of it than to send; `is_over`: nobody is to turn any more.
+    `stopped`: nobody is to turn any more; `left`: nor once nothing is under way. Both are plain
+    words, an Event has a lock; `wake_all` follows.
     """
 
-    def __init__(
-        self,
-        links: Links,
-        core: SendCore,
-        turn: Callable[[], float],
-        send_now: Callable[[], float],
-        is_over: Callable[[], bool],
-    ) -> None:
+    def __init__(self, links: Links, core: SendCore, clock: Clock, bell: Bell) -> None:
+        self.stopped = False
+        self.left = False
+        self.turning = threading.Lock()
         self._links = links
         self._core = core
-        self._turn = turn
-        self._send_now = send_now
-        self._is_over = is_over
-        self.turning = threading.Lock()
+        self._now_ms = clock.monotonic_ms
+        self._bell = bell
         self._by_caller = False
         self._carrying = False  # a caller is at the wheel
         self._carried = 0  # puts of callers; tells the resting thread whether they still come
@@ -82,7 +79,7 @@ class Wheel:
                     sleep_s = self._turn()
                 if ended:
                     notify()
-                if not self._is_over():  # it may be now that nothing is under way
+                if not self._is_over():
                     self._links.sleep(sleep_s)
                 continue
             if not resting:  # a wake-up that this thread took may have been the caller's
@@ -117,10 +114,12 @@ class Wheel:
                 if not core.cut_off and core.under_way() <= 1:
                     self._carrying = self._by_caller = True
                     self._carried += 1
-                    sleep_s = self._send_now()
-                    while not future.done() and not core.ended and not self._is_over():
-                        self._links.sleep(sleep_s)
-                        sleep_s = self._turn()
+                    core.send_now(self._now_ms())
+                    while not future.done() and not core.ended and not self.stopped:
+                        self._links.sleep(core.sleep_s(self._now_ms()))
+                        core.turn(self._now_ms())
+                        if self._bell.sleepers:
+                            self._bell.ring()
             finally:
                 # In this order: who submits from here on sees that nobody carries.
                 self._carrying = False
@@ -128,6 +127,16 @@ class Wheel:
                     self._by_caller = False
         if not self._by_caller:
             self.wake_all()
+
+    def _turn(self) -> float:
+        now = self._now_ms()
+        self._core.turn(now)
+        if self._bell.sleepers:
+            self._bell.ring()
+        return self._core.sleep_s(now)
+
+    def _is_over(self) -> bool:
+        return self.stopped or (self.left and not self._core.under_way())
 
     def _pause(self) -> None:
         if self._resting.poll(REST_S * 1000.0):
