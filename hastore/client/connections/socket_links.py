@@ -157,8 +157,12 @@ class SocketLinks:
     def wake(self) -> None:
         """Wake the thread that sleeps; any thread may call this."""
         if not self._woken:
-            self._woken = True
-            self._wakeup.write()
+            try:
+                self._woken = True
+                self._wakeup.write()
+            except BaseException:  # a signal's: perhaps nothing was written, so the next one does
+                self._woken = False
+                raise
 
     def wait(self, timeout_s: float) -> list[Arrival]:
         """Return what has arrived, sleeping once if that is nothing."""

@@ -104,8 +104,12 @@ class ZmqLinks:
     def wake(self) -> None:
         """Wake the thread that sleeps in `wait`; any thread may call this."""
         if not self._woken:
-            self._woken = True
-            os.eventfd_write(self._wakeup, 1)
+            try:
+                self._woken = True
+                os.eventfd_write(self._wakeup, 1)
+            except BaseException:  # a signal's: perhaps nothing was written, so the next one does
+                self._woken = False
+                raise
 
     def wait(self, timeout_s: float) -> list[Arrival]:
         """Sleep until something arrives, `wake` was called or the time is up; return what came."""
