@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
+
+import msgspec
 
 from hastore.client.connections.links import make_links
 from hastore.client.core import SendCore
@@ -73,8 +74,7 @@ class Delivery:
             self.waiter.set_result(self._value)
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
+class _Waiting(msgspec.Struct, eq=False):
     """What was sent and is not admitted yet; without drafts: a flush."""
 
     topic: str

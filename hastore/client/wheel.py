@@ -114,10 +114,12 @@ class Wheel:
                 if not core.cut_off and core.under_way() <= 1:
                     self._carrying = self._by_caller = True
                     self._carried += 1
-                    core.send_now(self._now_ms())
+                    now = self._now_ms()
+                    core.send_now(now)
                     while not future.done() and not core.ended and not self.stopped:
-                        self._links.sleep(core.sleep_s(self._now_ms()))
-                        core.turn(self._now_ms())
+                        self._links.sleep(core.sleep_s(now))
+                        now = self._now_ms()
+                        core.turn(now)
                         if self._bell.sleepers:
                             self._bell.ring()
             finally:

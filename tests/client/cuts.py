@@ -8,6 +8,7 @@ between the block and the release, and a tracer could not tell.
 from __future__ import annotations
 
 import dis
+import gc
 import linecache
 import sys
 from collections.abc import Callable, Iterator
@@ -48,6 +49,7 @@ class _Cutter:
 
     def cut(self, run: Callable[[Made], object], made: Made) -> bool:
         before = sys.gettrace()
+        gc.disable()  # no finalizer of something else is to be cut off
         sys.settrace(self._trace)
         try:
             run(made)
@@ -55,6 +57,7 @@ class _Cutter:
             return True
         finally:
             sys.settrace(before)
+            gc.enable()
         return self._left < 0
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterable
 
 import pytest
 
 from hastore.client.connections.links import Arrival
+from hastore.client.connections.socket_links import SocketLinks
 from hastore.client.core import SendCore
 from hastore.client.encoding import RecordEncoder
 from hastore.client.futures import SendFuture
 from hastore.client.outbox import Entry, SendOptions, Window
 from hastore.client.results import SendResult
+from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, OutcomeUnknown
 from hastore.protocol import api
 from hastore.store.host import NO_HOST
@@ -238,3 +241,24 @@ def test_what_is_not_acknowledged_is_counted_by_topic() -> None:
     assert bench.core.unacknowledged() == "messages not acknowledged: 2 to 't'"
     bench.settle_all()
     assert bench.core.unacknowledged() == ""
+
+
+def test_a_waking_that_is_cut_off_anywhere_keeps_no_later_one_from_waking() -> None:
+    for links in cut_everywhere(lambda: SocketLinks(SYSTEM_CLOCK), lambda links: links.wake()):
+        links.wake()
+        began = time.monotonic()
+        links.sleep(20.0)
+        assert time.monotonic() - began < 5.0
+        links.close()
+
+    def make() -> SocketLinks:
+        links = SocketLinks(SYSTEM_CLOCK)
+        links.wake()
+        return links
+
+    for links in cut_everywhere(make, lambda links: links.sleep(20.0)):
+        links.wake()
+        began = time.monotonic()
+        links.sleep(20.0)
+        assert time.monotonic() - began < 5.0
+        links.close()
