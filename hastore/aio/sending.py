@@ -193,7 +193,7 @@ class LoopSender:
 
     def _conclude(self, now: float) -> None:
         self._tell()
-        if self._left and not self._waiting and not self.core.under_way():
+        if self._left and not self._waiting and self.core.is_idle():
             self.end(0.0)
             return
         sleep_s = self.core.sleep_s(now)

@@ -85,7 +85,7 @@ class SendCore:
             self._arrived(arrival, now)
         if self._window.incoming:
             self._unsent += self._window.take()
-        if not self._window.is_settled or self.cluster.master is None:
+        if self._frames or not self._window.is_settled or self.cluster.master is None:
             self._expire(now)
             self._look_after(now)
             self._transmit(now)
@@ -126,6 +126,10 @@ class SendCore:
         """Count what needs further turns, or somebody to be told."""
         waiting = len(self._window.incoming) + len(self._unsent)
         return waiting + len(self._frames) + len(self.ended)
+
+    def is_idle(self) -> bool:
+        """Whether all is settled and told; a late answer may be on its way."""
+        return not self._window.incoming and self._window.is_settled and not self.ended
 
     def end(self, reason: str) -> None:
         """Let nothing in any more and give up what is unsettled."""

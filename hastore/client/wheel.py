@@ -34,7 +34,7 @@ REST_S = 0.05
 class Wheel:
     """Turn the core, and ring the bell behind each turn.
 
-    `stopped`: nobody is to turn any more; `left`: nor once nothing is under way. Both are plain
+    `stopped`: nobody is to turn any more; `left`: nor once all is settled. Both are plain
     words, an Event has a lock; `wake_all` follows.
     """
 
@@ -138,7 +138,7 @@ class Wheel:
         return self._core.sleep_s(now)
 
     def _is_over(self) -> bool:
-        return self.stopped or (self.left and not self._core.under_way())
+        return self.stopped or (self.left and self._core.is_idle())
 
     def _pause(self) -> None:
         if self._resting.poll(REST_S * 1000.0):

@@ -233,6 +233,29 @@ def test_ending_cut_off_anywhere_can_be_made_up_for() -> None:
             bench.send(b"3")
 
 
+def test_a_frame_without_an_answer_is_looked_after_when_all_of_it_has_expired() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.turn()
+    bench.links.withheld = True
+    bench.send(b"0")
+    bench.turn()
+    sent_ms = bench.now
+    bench.now += 2_000.0
+    entry = bench.window.oldest()
+    assert entry is not None
+    entry.expires_ms = bench.now
+    turns = 0
+    while bench.core.under_way():
+        bench.turn()
+        turns += 1
+        sleep_s = bench.core.sleep_s(bench.now)
+        assert bench.futures[0].done() and bench.core.is_idle()
+        bench.now += max(0.001, sleep_s) * 1000.0
+        assert bench.now - sent_ms < 5_000.0
+    assert turns < 50  # it sleeps in between
+
+
 def test_what_is_not_acknowledged_is_counted_by_topic() -> None:
     bench = Bench()
     assert bench.core.unacknowledged() == ""

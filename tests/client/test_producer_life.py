@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from hastore import Producer
-from hastore.errors import ClientError, UsageError
+from hastore.errors import ClientError, OutcomeUnknown, UsageError
 from tests.client.conftest import Node
 from tests.client.cuts import cut_everywhere
 
@@ -75,15 +75,29 @@ def test_dropped_it_gives_up_at_the_delivery_timeout() -> None:
     wait_for(lambda: not sender_threads())
 
 
-def test_dropped_ones_leave_no_thread_and_no_descriptor(node: Node) -> None:
-    with Producer([node.address]) as producer:
+def test_dropped_with_an_unanswered_put_it_ends_at_the_delivery_timeout(node: Node) -> None:
+    node.backend.transfer.hold = True
+    producer = Producer([node.address], delivery_timeout_s=0.3)
+    future = producer.send("t", b"1", queue=0)
+    wait_for(lambda: node.backend.transfer.waiting)
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        del producer
+        gc.collect()
+    assert isinstance(future.exception(5), OutcomeUnknown)
+    wait_for(lambda: not sender_threads(), 2.0)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "zmq+tcp"])
+def test_dropped_ones_leave_no_thread_and_no_descriptor(node: Node, scheme: str) -> None:
+    address = node.address.replace("tcp", scheme, 1)
+    with Producer([address]) as producer:
         producer.send_sync("t", b"0", queue=0)
     gc.collect()
     before = descriptors()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         for number in range(50):
-            producer = Producer([node.address])
+            producer = Producer([address])
             if number % 2:
                 producer.send_sync("t", b"1", queue=0)
             else:
@@ -271,7 +285,7 @@ def test_forked_in_the_middle_of_a_put_by_a_signals_handler(node: Node) -> None:
 MULTIPROCESSING = """
 import multiprocessing, sys
 from hastore import Producer
-from hastore.errors import ClientError, UsageError
+from hastore.errors import ClientError, OutcomeUnknown, UsageError
 
 def work(address, inherited):
     if inherited is not None:
