@@ -18,7 +18,7 @@ from hastore.client.connections.links import MAX_REPLY_BYTES
 from hastore.client.consumer import Consumer
 from hastore.config import ApiConfig
 from hastore.protocol import api, zmtp
-from hastore.server import api_connections, api_pulls, api_replies
+from hastore.server import api_connections, api_pulls, api_replies, api_server
 from hastore.store import idempotence
 from hastore.store.host import NO_HOST
 from hastore.store.record import build_record
@@ -154,7 +154,11 @@ def test_the_limits_are_the_code_s() -> None:
             "the same, of all connections",
             f"{mib(api_replies.UNSENT_BYTES)}; {mib(api_replies.ENDED_AT_BYTES_ALL)}",
         ],
-        ["connections", f"`api.max_connections` ({ApiConfig().max_connections:,})"],
+        [
+            "connections",
+            f"`api.max_connections` ({ApiConfig().max_connections:,}), at most half of the "
+            f"descriptors less {api_connections.DESCRIPTORS_LEFT}",
+        ],
         ["a peer that is gone without a word", "30 s, by TCP keep-alive"],
         ["body of a record", f"{api.MAX_MESSAGE_BYTES} bytes, or `store.max_message_size`"],
         [
@@ -163,7 +167,12 @@ def test_the_limits_are_the_code_s() -> None:
         ],
         [
             "pulls that wait",
-            f"{api_pulls.MAX_PARKED_OF_ONE:,} of a connection, {api_pulls.MAX_PARKED:,} of a node",
+            f"{api_pulls.MAX_PARKED_OF_ONE:,} of a connection, {api_pulls.MAX_PARKED:,} of a node;"
+            " for a topic that is not there, of a name up to 127 characters",
+        ],
+        [
+            "questions for committed positions that wait",
+            f"{api_server.MAX_FETCHES:,} of a node",
         ],
         [
             "sequence numbers remembered",

@@ -3,9 +3,8 @@
     async with Producer(["tcp://127.0.0.1:10911"]) as producer:
         result = await producer.send("flights", b"...")
 
-Consumer and Admin wait on the event loop, no thread is behind them; a call of theirs that is
-cancelled has moved nothing. The producer's Futures come from its sending thread and are wrapped. A
-cancelled `send` is no longer waited for, but may be stored all the same.
+All run on the event loop itself, no thread is behind them. A call of Consumer or Admin that is
+cancelled has moved nothing; a cancelled `send` was either not sent, or is stored in its place.
 """
 
 from hastore.aio.admin import Admin

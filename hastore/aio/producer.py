@@ -1,27 +1,96 @@
-"""The asyncio twin of hastore.Producer."""
+"""The asyncio twin of hastore.Producer: the same core, on the event loop itself, without a thread.
+
+    async with Producer(["tcp://127.0.0.1:10911"]) as producer:
+        results = await asyncio.gather(*(producer.send("flights", body) for body in bodies))
+"""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
+from types import TracebackType
 from typing import Any
 
-from hastore.aio.threaded import Threaded
-from hastore.client.producer import OutgoingMessage, Properties
-from hastore.client.producer import Producer as _Producer
+from hastore.aio.sending import LoopSender
+from hastore.client.addresses import parse_bootstrap
+from hastore.client.life import Life, refuse_pickling
+from hastore.client.preparing import (
+    BATCH_BYTES,
+    Acks,
+    Draft,
+    OutgoingMessage,
+    Preparer,
+    Properties,
+    make_options,
+    pairs_of,
+)
 from hastore.client.results import SendResult
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.errors import UsageError
+from hastore.protocol.api import WINDOW
 
 
-class Producer(Threaded):
-    """Send messages; see hastore.Producer."""
+class Producer:
+    """Send messages from the coroutines of one event loop; see hastore.Producer.
 
-    def __init__(self, bootstrap: str | Sequence[str] | None = None, **options: Any) -> None:
-        """Take what hastore.Producer takes."""
-        super().__init__("hastore-producer")
-        self._producer = _Producer(bootstrap, **options)
+    Calls go out in the order in which they were made. A `send` that is cancelled before its turn
+    came sends nothing; later it is no longer waited for, and stored as if it had not been
+    cancelled.
+    """
+
+    def __init__(
+        self,
+        bootstrap: str | Sequence[str] | None = None,
+        *,
+        acks: Acks = None,
+        sync_flush: bool = False,
+        linger_ms: float = 0.0,
+        batch_bytes: int = BATCH_BYTES,
+        max_in_flight: int = WINDOW,
+        delivery_timeout_s: float = 30.0,
+        idempotent: bool = True,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Take what hastore.Producer takes; made in a coroutine, else UsageError."""
+        options = make_options(
+            acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
+        )
+        addresses = parse_bootstrap(bootstrap)
+        self._loop = _running_loop()
+        self._timeout_s = delivery_timeout_s
+        self._preparer = Preparer(addresses[0], options)
+        self._sender = LoopSender(addresses, options, self._preparer, self._loop, clock)
+        self._life = Life(f"the asyncio producer for {', '.join(addresses)}", self._sender.abandon)
+        self._life.watch(self, self._sender.leave)
 
     async def __aenter__(self) -> Producer:
         return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __reduce__(self) -> Any:
+        refuse_pickling(self)
+
+    @property
+    def producer_id(self) -> str:
+        """The random id that its messages carry."""
+        return self._preparer.producer_id
+
+    @property
+    def epoch(self) -> int:
+        """The greatest epoch met in a writable node; 0 before the first."""
+        return self._sender.core.cluster.epoch
+
+    @property
+    def master(self) -> str | None:
+        """The address of the master, None while it is being looked for."""
+        return self._sender.core.cluster.master
 
     async def send(
         self,
@@ -33,14 +102,15 @@ class Producer(Threaded):
         properties: Properties = (),
         queue: int | None = None,
     ) -> SendResult:
-        """Send a message and wait for its result, as hastore.Producer.send_sync does.
+        """Send a message and wait for its result; raises what hastore.Producer.send_sync does.
 
-        To have many in flight, gather many sends.
+        To have many in flight, gather many sends: what one turn of the loop sends goes together.
         """
-        future = await self._call(
-            self._producer.send, topic, body, key=key, tags=tags, properties=properties, queue=queue
-        )
-        return await asyncio.wrap_future(future)
+        self._check()
+        body = self._preparer.check(topic, body)
+        draft = Draft(body, key, pairs_of(key, tags, properties), queue)
+        result: SendResult = await self._sender.send(topic, [draft], is_batch=False)
+        return result
 
     async def send_batch(
         self,
@@ -49,15 +119,62 @@ class Producer(Threaded):
         *,
         queue: int | None = None,
     ) -> list[SendResult]:
-        """Send messages in their order and wait for all results."""
-        future = await self._call(self._producer.send_batch, topic, messages, queue=queue)
-        return await asyncio.wrap_future(future)
+        """Send messages in their order and wait for all results.
+
+        Not atomic: when it raises, or is cancelled, others of its messages may be stored.
+        """
+        self._check()
+        pieces = self._preparer.batches(topic, messages, queue)
+        parts = [self._sender.send(topic, drafts, is_batch=True) for drafts in pieces]
+        found: list[SendResult] = []
+        for part in await asyncio.gather(*parts, return_exceptions=True):
+            if isinstance(part, BaseException):
+                raise part
+            found += part
+        return found
 
     async def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was sent so far is settled; False when the time is up first."""
-        return await self._call(self._producer.flush, timeout_s)
+        self._check()
+        return await self._flush(timeout_s)
 
-    async def close(self) -> None:
-        """Settle what is under way and end."""
-        await self._call(self._producer.close)
-        self._thread.shutdown(wait=False)
+    async def close(self, timeout_s: float | None = None) -> None:
+        """Settle what is under way, within the delivery timeout or `timeout_s`, and end.
+
+        Cancelled, it ends at once. What is not settled then ends with the last status heard, or as
+        OutcomeUnknown. In a forked child nothing happens.
+        """
+        if self._life.forked:
+            return
+        self._check_loop()
+        self._life.close()
+        try:
+            if not self._sender.ended:
+                await self._flush(self._timeout_s + 1.0 if timeout_s is None else timeout_s)
+        finally:
+            self._sender.end()
+
+    async def _flush(self, timeout_s: float | None) -> bool:
+        waiter = self._sender.flush()
+        try:
+            done, _ = await asyncio.wait((waiter,), timeout=timeout_s)
+            return bool(done)
+        finally:
+            waiter.cancel()
+
+    def _check(self) -> None:
+        self._life.check()
+        self._check_loop()
+
+    def _check_loop(self) -> None:
+        if _running_loop() is not self._loop:
+            raise UsageError("an asyncio producer is of use on the event loop it was made on alone")
+
+
+def _running_loop() -> asyncio.AbstractEventLoop:
+    try:
+        return asyncio.get_running_loop()
+    except RuntimeError as failure:
+        raise UsageError(
+            "an asyncio producer is made and used in coroutines: no event loop is running here"
+        ) from failure

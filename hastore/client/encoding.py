@@ -26,6 +26,7 @@ _LENGTH = struct.Struct(">H")
 # Of a V1 record between IPv4 hosts, zeros between them: totalSize, magic, bodyCRC, queueId; at 40
 # bornTimestamp, bornHost; at 84 bodyLength. Seven values to pack instead of seventeen.
 _FRONT = struct.Struct(">IIIi24xq8s28xi")
+_PLAIN_SIZE = MIN_RECORD_SIZE - 1 - _LENGTH.size  # without the topic and its length
 
 
 class RecordEncoder:
@@ -43,6 +44,9 @@ class RecordEncoder:
         if producer_id is not None:
             self._numbered = f"{PRODUCER_ID}\x01{producer_id}\x02{SEQUENCE}\x01".encode()
         self._topics: dict[str, bytes] = {}
+        # Of the last message without properties: its topic, the length of its number, and all that
+        # comes between its body and its number. One tuple: other threads encode too.
+        self._last: tuple[str | None, int, bytes] = None, 0, b""
 
     def encode(
         self,
@@ -54,12 +58,20 @@ class RecordEncoder:
         born_timestamp_ms: int,
     ) -> bytes:
         """Return the record; MessageIllegalError for what no record can hold."""
+        number = b"%d\x02" % sequence if self._numbered else b""
+        if not pairs:
+            known, digits, tail = self._last
+            if known == topic and digits == len(number):
+                length = len(body)
+                front = _FRONT.pack(
+                    _PLAIN_SIZE + length + len(tail) + digits, V1_MAGIC, crc32(body) & CRC_MASK,
+                    queue_id, born_timestamp_ms, self._born, length,
+                )  # fmt: skip
+                return b"".join((front, body, tail, number))
         name = self._topics.get(topic)
         if name is None:
             name = self._learn(topic)
-        properties = encode_properties(pairs) if pairs else b""
-        if self._producer_id is not None:
-            properties = b"%b%b%d\x02" % (properties, self._numbered, sequence)
+        properties = b"".join((encode_properties(pairs), self._numbered, number))
         if not name or self._is_ipv6 or len(properties) > MAX_PROPERTIES_BYTES:
             if self._producer_id is not None:
                 pairs = [*pairs, (PRODUCER_ID, self._producer_id), (SEQUENCE, str(sequence))]
@@ -71,6 +83,9 @@ class RecordEncoder:
         size = MIN_RECORD_SIZE - 1 + length + len(name) + len(properties)
         crc = crc32(body) & CRC_MASK
         front = _FRONT.pack(size, V1_MAGIC, crc, queue_id, born_timestamp_ms, self._born, length)
+        if not pairs:
+            tail = b"".join((name, _LENGTH.pack(len(properties)), self._numbered))
+            self._last = topic, len(number), tail
         return b"".join((front, body, name, _LENGTH.pack(len(properties)), properties))
 
     def _learn(self, topic: str) -> bytes:

@@ -2,6 +2,11 @@
 
 Entries are settled in any order, but the window moves with the oldest that is not: the sequence
 numbers in use never span more than the nodes remember, so a retry is always recognised as one.
+
+    admit --> incoming --take--> order --release, once settled--> gone
+              (any thread)       (whoever turns alone)
+
+Each arrow is one step, so that a signal's exception between any two loses no entry.
 """
 
 from __future__ import annotations
@@ -10,9 +15,10 @@ import threading
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
-from hastore.client.futures import SendFuture
+import msgspec
+
+from hastore.client.futures import Outcome
 from hastore.client.results import SendResult, Status
 from hastore.errors import ClientError
 
@@ -25,31 +31,34 @@ class SendOptions:
     sync_flush: bool
     linger_ms: float
     batch_bytes: int
+    max_in_flight: int
     delivery_timeout_ms: float
     idempotent: bool
 
 
-@dataclass(slots=True, eq=False)
-class Entry:
+class Entry(msgspec.Struct, eq=False):
     """One message, or one piece of a batch. `unknown`: an attempt may have stored it."""
 
     first_seq: int
     count: int
     topic: str
     payload: bytes
-    future: SendFuture[Any]
+    future: Outcome
     is_batch: bool
     queued_ms: float
     expires_ms: float
-    settled: bool = False
     unknown: bool = False
     status: Status = Status.TIMEOUT  # what was heard last; TIMEOUT: nothing yet
     reason: str = ""
     result: SendResult | None = None  # of an attempt that was stored, not confirmed
 
+    @property
+    def settled(self) -> bool:
+        """Whether its Future has ended: there is no second word for it that could disagree."""
+        return self.future.done()
 
-@dataclass(slots=True, eq=False)
-class Frame:
+
+class Frame(msgspec.Struct, eq=False):
     """One Put on its way."""
 
     rid: int
@@ -60,90 +69,99 @@ class Frame:
 
 
 class Window:
-    """Bound the span of unsettled sequence numbers; shared by callers and the sending thread."""
+    """Bound the span of unsettled sequence numbers.
+
+    Callers number and admit entries, holding `lock`; whoever turns takes them and releases what is
+    settled, and needs no lock for it.
+    """
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
         self.lock = threading.Lock()
-        self._room = threading.Condition(self.lock)
+        self.incoming: deque[Entry] = deque()
         self._order: deque[Entry] = deque()
-        self._waiting = 0
         self.next_seq = 0
-        self.base_seq = 0  # the oldest number that is not settled; the next one when all are
+        self.base_seq = 0  # at most the oldest number that is not settled
         self.closed = False
 
-    def wait_room(self, count: int) -> int:
-        """Wait, the lock held, until `count` more numbers fit; return the first of them.
-
-        ClientError once closed.
-        """
-        if self.next_seq + count - self.base_seq > self.limit:
-            self._waiting += 1  # before the look that counts: `release` moves on, then looks here
-            try:
-                while self.next_seq + count - self.base_seq > self.limit and not self.closed:
-                    self._room.wait()
-            finally:
-                self._waiting -= 1
+    def has_room(self, count: int) -> bool:
+        """Whether `count` more numbers fit, the lock held; ClientError once closed."""
         if self.closed:
             raise ClientError("the producer is closed")
-        return self.next_seq
+        if self.next_seq + count - self.base_seq <= self.limit:
+            return True
+        if self._is_empty():
+            self.base_seq = self.next_seq  # an `admit` was cut off: its numbers are nobody's
+        return self.next_seq + count - self.base_seq <= self.limit
 
     def admit(self, entry: Entry) -> None:
         """Take up an entry, the lock held; its numbers are used from now on."""
-        self._order.append(entry)
-        self.next_seq += entry.count
+        self.next_seq = entry.first_seq + entry.count  # first: no number is ever used twice
+        self.incoming.append(entry)
+
+    def has_settled(self, seq: int) -> bool:
+        """Whether every number below `seq` is settled; takes the lock when that may be."""
+        if self.base_seq >= seq:
+            return True
+        if self._order:
+            return False
+        with self.lock:
+            return self._is_empty()
+
+    def take(self) -> list[Entry]:
+        """Return what came in since; only whoever turns calls this and all below."""
+        taken: list[Entry] = []
+        incoming, order = self.incoming, self._order
+        while incoming:
+            entry = incoming[0]
+            if not order or order[-1] is not entry:  # else the last call was cut off here
+                order.append(entry)
+            taken.append(entry)
+            incoming.popleft()
+        return taken
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether all that was taken is settled and released."""
+        return not self._order
 
     def release(self) -> None:
-        """Move on past what has been settled; only whoever turns the wheel calls this.
-
-        It takes the lock, which every send needs, only when it must: nobody else pops.
-        """
+        """Move on past what has been settled."""
         order = self._order
-        while order and order[0].settled:
-            order.popleft()
+        if not order:
+            return
+        last = None
+        while order and order[0].future.done():
+            last = order.popleft()
         if order:
             self.base_seq = order[0].first_seq
-        else:
-            with self.lock:
-                self.base_seq = order[0].first_seq if order else self.next_seq
-        if self._waiting:
-            with self.lock:
-                self._room.notify_all()
-
-    def wait_settled(self, seq: int, timeout_s: float | None) -> bool:
-        """Wait until every number below `seq` is settled; False when the time is up first."""
-        with self.lock:
-            self._waiting += 1
-            try:
-                return self._room.wait_for(lambda: self.base_seq >= seq, timeout_s)
-            finally:
-                self._waiting -= 1
+        elif last is not None:
+            self.base_seq = last.first_seq + last.count
 
     def oldest(self) -> Entry | None:
-        """Return the entry that has waited longest, up to the last `release`; takes no lock."""
-        try:
-            return self._order[0]
-        except IndexError:
-            return None
+        """Return the entry that has waited longest, up to the last `release`."""
+        return self._order[0] if self._order else None
 
     def expired(self, now_ms: float) -> list[Entry]:
         """Return the unsettled entries whose time is up."""
         oldest = self.oldest()
         if oldest is None or oldest.expires_ms > now_ms:
             return []
-        with self.lock:
-            return [e for e in self._order if not e.settled and e.expires_ms <= now_ms]
+        return [e for e in self._order if not e.settled and e.expires_ms <= now_ms]
 
-    def unsettled(self) -> list[Entry]:
-        """Return what has not ended, by sequence number, the lock held."""
-        return [entry for entry in self._order if not entry.settled]
+    def entries(self) -> list[Entry]:
+        """Return all that was not released, by sequence number; in a finalizer too."""
+        incoming = tuple(self.incoming)  # first: an entry on its way is in both, never in none
+        return list(dict.fromkeys((*self._order, *incoming)))
 
-    def close(self) -> list[Entry]:
-        """Let nobody in any more; return what is unsettled."""
+    def close(self) -> None:
+        """Let nobody in any more."""
         with self.lock:
             self.closed = True
-            self._room.notify_all()
-            return [entry for entry in self._order if not entry.settled]
+
+    def _is_empty(self) -> bool:
+        """Whether nothing is under way, the lock held."""
+        return not self.incoming and not self._order  # in this order: see `take`
 
 
 def in_order(entries: Iterable[Entry]) -> deque[Entry]:

@@ -7,43 +7,35 @@
 
 from __future__ import annotations
 
-import secrets
-import socket
-import zlib
-from collections.abc import Iterable, Mapping, Sequence
+import weakref
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from types import TracebackType
-from typing import Literal
+from typing import Any
 
 from hastore.client.addresses import parse_bootstrap
-from hastore.client.encoding import RecordEncoder
 from hastore.client.futures import SendFuture
-from hastore.client.outbox import Entry, SendOptions, Window
+from hastore.client.life import Life, refuse_pickling
+from hastore.client.outbox import Entry, Window
+from hastore.client.preparing import (
+    BATCH_BYTES,
+    Acks,
+    Draft,
+    OutgoingMessage,
+    Preparer,
+    Properties,
+    make_options,
+    pairs_of,
+)
 from hastore.client.results import SendResult
-from hastore.client.sender import MAX_FRAME_RECORDS, Sender
+from hastore.client.sender import Sender
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import MessageIllegalError, UnreachableError, UsageError
-from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE, WINDOW
-from hastore.store.host import NO_HOST, Host
-from hastore.store.properties import check_topic
+from hastore.errors import UnreachableError
+from hastore.protocol.api import WINDOW
 
-Properties = Mapping[str, str] | Sequence[tuple[str, str]]
-Acks = Literal[0, 1, "all"] | None
-_ACKS = {None: None, 0: 0, 1: 1, "all": -1}
-_RESERVED = (PRODUCER_ID, SEQUENCE)
-_TOPICS_KEPT = 1_024
+_NO_PAIRS: list[tuple[str, str]] = []
 
-
-@dataclass(frozen=True, slots=True)
-class OutgoingMessage:
-    """A message for `send_batch`."""
-
-    body: bytes
-    key: str | None = None
-    tags: str | None = None
-    properties: Properties = ()
-    queue: int | None = None
+__all__ = ["Acks", "OutgoingMessage", "Producer", "Properties"]
 
 
 class Producer:
@@ -53,6 +45,9 @@ class Producer:
     again, also to another master, is stored once (`idempotent`). At most `max_in_flight` (1 to
     1 024) are unsettled; `send` waits beyond. What is not settled within `delivery_timeout_s` ends
     with the last status heard, or as OutcomeUnknown.
+
+    Dropped without `close`, it warns (ResourceWarning) and its thread goes on with what is under
+    way. In a forked child it raises ClientError; it cannot be pickled or copied.
     """
 
     def __init__(
@@ -62,7 +57,7 @@ class Producer:
         acks: Acks = None,
         sync_flush: bool = False,
         linger_ms: float = 0.0,
-        batch_bytes: int = 256 * 1024,
+        batch_bytes: int = BATCH_BYTES,
         max_in_flight: int = WINDOW,
         delivery_timeout_s: float = 30.0,
         idempotent: bool = True,
@@ -74,29 +69,19 @@ class Producer:
         own default (all under a SYNC_MASTER). `sync_flush`: confirmed by disks. `linger_ms`: how
         long a message may wait for company while a frame is not full (`batch_bytes`, 256 messages).
         """
-        if acks not in _ACKS or isinstance(acks, bool):
-            raise UsageError(f'acks={acks!r}: 0, 1, "all" or None')
-        if not 1 <= max_in_flight <= WINDOW:
-            raise UsageError(f"max_in_flight={max_in_flight}: from 1 to {WINDOW}")
-        if not 1 <= batch_bytes <= MAX_MESSAGE_BYTES:
-            raise UsageError(f"batch_bytes={batch_bytes}: from 1 to {MAX_MESSAGE_BYTES}")
-        if linger_ms < 0 or delivery_timeout_s <= 0:
-            raise UsageError("linger_ms is not negative, delivery_timeout_s is positive")
+        options = make_options(
+            acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
+        )
         addresses = parse_bootstrap(bootstrap)
-        self.producer_id = secrets.token_hex(8)
         self._clock = clock
-        self._batch_bytes = batch_bytes
-        self._timeout_ms = delivery_timeout_s * 1000.0
+        self._timeout_ms = options.delivery_timeout_ms
+        self._preparer = Preparer(addresses[0], options)
         self._window = Window(max_in_flight)
-        options = SendOptions(
-            _ACKS[acks], sync_flush, linger_ms, batch_bytes, self._timeout_ms, idempotent
-        )
         self._sender = Sender(addresses, options, self._window, clock)
-        self._encoder = RecordEncoder(
-            self.producer_id if idempotent else None, _own_host(addresses[0])
-        )
-        self._topics: set[str] = set()
-        self._next_queue: dict[str, int] = {}
+        self._life = Life(f"the producer for {', '.join(addresses)}", self._sender.abandon)
+        self._life.watch(self, self._sender.leave)
+        # A `close` that was cut off leaves the thread to this.
+        weakref.finalize(self, self._sender.leave).atexit = False
         self._sender.start()
 
     def __enter__(self) -> Producer:
@@ -110,15 +95,23 @@ class Producer:
     ) -> None:
         self.close()
 
+    def __reduce__(self) -> Any:
+        refuse_pickling(self)
+
+    @property
+    def producer_id(self) -> str:
+        """The random id that its messages carry."""
+        return self._preparer.producer_id
+
     @property
     def epoch(self) -> int:
         """The greatest epoch met in a writable node; 0 before the first."""
-        return self._sender.cluster.epoch
+        return self._sender.core.cluster.epoch
 
     @property
     def master(self) -> str | None:
         """The address of the master, None while it is being looked for."""
-        return self._sender.cluster.master
+        return self._sender.core.cluster.master
 
     def send(
         self,
@@ -152,7 +145,11 @@ class Producer:
     ) -> SendResult:
         """Send a message and wait for its result; raises what the Future would."""
         future = self._send(topic, body, key, tags, properties, queue)
-        self._sender.carry(future)
+        try:
+            self._sender.carry(future)
+        except (OSError, ValueError):
+            self._life.check()  # a signal's handler has forked: this is the child
+            raise
         return future.result()
 
     def send_batch(
@@ -167,33 +164,34 @@ class Producer:
         `queue` is for the messages that name none. A batch is not atomic: when the Future ends with
         an exception, others of its messages may be stored.
         """
-        outgoing = [m if isinstance(m, OutgoingMessage) else OutgoingMessage(m) for m in messages]
-        checked = [(self._checked(topic, each.body), each) for each in outgoing]
+        self._life.check()
         parts: list[Future[list[SendResult]]] = []
-        limit = min(MAX_FRAME_RECORDS, self._window.limit)
-        at = 0
-        while at < len(checked):
-            count = self._fitting(checked[at:at + limit])
-            parts.append(self._send_part(topic, checked[at:at + count], queue))
+        for drafts in self._preparer.batches(topic, messages, queue):
+            parts.append(self._send_part(topic, drafts))
             self._sender.attend()
-            at += count
         return _joined(parts)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was sent so far is settled; False when the time is up first."""
-        self._sender.flushing = True
-        self._sender.attend()
-        try:
-            return self._window.wait_settled(self._window.next_seq, timeout_s)
-        finally:
-            self._sender.flushing = False
+        self._life.check()
+        return self._sender.flush(timeout_s)
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Settle what is under way, within the delivery timeout or `timeout_s`, and end."""
-        limit_s = self._timeout_ms / 1000.0 + 1.0 if timeout_s is None else timeout_s
-        if not self._window.closed:
-            self.flush(limit_s)
-        self._sender.stop()
+        """Settle what is under way, within the delivery timeout or `timeout_s`, and end.
+
+        What is not settled then ends with the last status heard, or as OutcomeUnknown. In a forked
+        child nothing happens.
+        """
+        first = self._life.close()
+        if self._life.forked:
+            return
+        try:
+            if first:
+                self._sender.close_window()
+                limit_s = self._timeout_ms / 1000.0 + 1.0 if timeout_s is None else timeout_s
+                self._sender.flush(limit_s)
+        finally:
+            self._sender.stop()
 
     # -- behind the scenes
 
@@ -206,101 +204,57 @@ class Producer:
         properties: Properties,
         queue: int | None,
     ) -> SendFuture[SendResult]:
-        """Submit a message; the sender is still to be told."""
-        body = self._checked(topic, body)
+        """Admit a message; the sender is still to be told."""
+        window, preparer = self._window, self._preparer
+        if window.closed:  # before the lock: a fork may have left it taken
+            self._life.check()
+        body = preparer.check(topic, body)
         queue_id = self._choose_queue(topic, key) if queue is None else queue
-        pairs = _pairs(key, tags, properties)
+        plain = key is None and tags is None and not properties
+        pairs = _NO_PAIRS if plain else pairs_of(key, tags, properties)
         future: SendFuture[SendResult] = SendFuture()
-        with self._window.lock:
-            seq = self._window.wait_room(1)
-            born_ms = self._clock.wall_ms()
-            payload = self._encoder.encode(topic, body, queue_id, pairs, seq, born_ms)
-            self._submit(topic, seq, 1, payload, future, is_batch=False)
-        return future
+        while True:
+            with window.lock:  # the numbers' order is that of sending
+                if window.has_room(1):
+                    seq = window.next_seq
+                    born_ms = self._clock.wall_ms()
+                    payload = preparer.encode(topic, body, queue_id, pairs, seq, born_ms)
+                    now = self._clock.monotonic_ms()
+                    entry = Entry(
+                        seq, 1, topic, payload, future, False, now, now + self._timeout_ms
+                    )
+                    window.admit(entry)
+                    return future
+            self._sender.wait_room(1)
 
-    def _checked(self, topic: str, body: bytes) -> bytes:
-        if topic not in self._topics:
-            check_topic(topic)
-            if len(self._topics) < _TOPICS_KEPT:
-                self._topics.add(topic)
-        if type(body) is not bytes:
-            if not isinstance(body, (bytes, bytearray, memoryview)):
-                raise UsageError(f"a body is bytes, not {type(body).__name__}")
-            body = bytes(body)
-        if len(body) > MAX_MESSAGE_BYTES:
-            raise MessageIllegalError(
-                f"a body of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} fit in a message"
-            )
-        return body
+    def _send_part(self, topic: str, drafts: list[Draft]) -> Future[list[SendResult]]:
+        window, encode = self._window, self._preparer.encode
+        queues = [
+            self._choose_queue(topic, draft.key) if draft.queue is None else draft.queue
+            for draft in drafts
+        ]
+        future: SendFuture[list[SendResult]] = SendFuture()
+        count = len(drafts)
+        while True:
+            with window.lock:
+                if window.has_room(count):
+                    seq, born_ms = window.next_seq, self._clock.wall_ms()
+                    payload = b"".join([
+                        encode(topic, draft.body, queue_id, draft.pairs, seq + place, born_ms)
+                        for place, (draft, queue_id) in enumerate(zip(drafts, queues, strict=True))
+                    ])  # fmt: skip
+                    now = self._clock.monotonic_ms()
+                    expires = now + self._timeout_ms
+                    window.admit(Entry(seq, count, topic, payload, future, True, now, expires))
+                    return future
+            self._sender.wait_room(count)
 
     def _choose_queue(self, topic: str, key: str | None) -> int:
-        sender = self._sender
-        if not sender.found.is_set() and not sender.found.wait(self._timeout_ms / 1000.0):
-            raise UnreachableError(f"no master was found: {sender.cluster.reason()}")
-        queues = sender.cluster.default_queues
-        if key is not None:
-            return zlib.crc32(key.encode("utf-8", "surrogateescape")) % queues
-        turn = self._next_queue.get(topic, 0)
-        self._next_queue[topic] = turn + 1
-        return turn % queues
-
-    def _submit(
-        self,
-        topic: str,
-        seq: int,
-        count: int,
-        payload: bytes,
-        future: SendFuture[SendResult] | SendFuture[list[SendResult]],
-        *,
-        is_batch: bool,
-    ) -> None:
-        """Hand over, the window's lock still held: the numbers' order is that of sending."""
-        now = self._clock.monotonic_ms()
-        entry = Entry(seq, count, topic, payload, future, is_batch, now, now + self._timeout_ms)
-        self._window.admit(entry)
-        self._sender.submit(entry)
-
-    def _fitting(self, checked: list[tuple[bytes, OutgoingMessage]]) -> int:
-        """Return how many of the messages go into one frame; at least one."""
-        size = 0
-        for count, (body, _) in enumerate(checked):
-            size += len(body)
-            if size > self._batch_bytes and count:
-                return count
-        return len(checked)
-
-    def _send_part(
-        self, topic: str, checked: list[tuple[bytes, OutgoingMessage]], queue: int | None
-    ) -> Future[list[SendResult]]:
-        prepared = []
-        for body, each in checked:
-            named = queue if each.queue is None else each.queue
-            queue_id = self._choose_queue(topic, each.key) if named is None else named
-            prepared.append((body, queue_id, _pairs(each.key, each.tags, each.properties)))
-        future: SendFuture[list[SendResult]] = SendFuture()
-        with self._window.lock:
-            seq = self._window.wait_room(len(prepared))
-            encode, born_ms = self._encoder.encode, self._clock.wall_ms()
-            records = [
-                encode(topic, body, queue_id, pairs, seq + place, born_ms)
-                for place, (body, queue_id, pairs) in enumerate(prepared)
-            ]
-            payload = b"".join(records)
-            self._submit(topic, seq, len(records), payload, future, is_batch=True)
-        return future
-
-
-def _pairs(key: str | None, tags: str | None, properties: Properties) -> list[tuple[str, str]]:
-    pairs: list[tuple[str, str]] = []
-    if key is not None:
-        pairs.append(("KEYS", key))
-    if tags is not None:
-        pairs.append(("TAGS", tags))
-    if properties:
-        pairs += properties.items() if isinstance(properties, Mapping) else properties
-        if any(name in _RESERVED for name, _ in pairs):
-            raise UsageError(f"the properties {' and '.join(_RESERVED)} are hastore's own")
-    return pairs
+        core = self._sender.core
+        if not core.found and not self._sender.wait_found(self._timeout_ms / 1000.0):
+            self._life.check()
+            raise UnreachableError(f"no master was found: {core.cluster.reason()}")
+        return self._preparer.choose_queue(topic, key, core.cluster.default_queues)
 
 
 def _joined(parts: list[Future[list[SendResult]]]) -> Future[list[SendResult]]:
@@ -308,11 +262,13 @@ def _joined(parts: list[Future[list[SendResult]]]) -> Future[list[SendResult]]:
     if len(parts) == 1:
         return parts[0]
     whole: SendFuture[list[SendResult]] = SendFuture()
-    left = [len(parts)]  # changed by the sending thread alone
 
-    def settled(_: Future[list[SendResult]]) -> None:
-        left[0] -= 1
-        if left[0]:
+    def go_on(place: int) -> None:
+        # From part to part, never two at once: the caller and the thread share no count.
+        while place < len(parts) and parts[place].done():
+            place += 1
+        if place < len(parts):
+            parts[place].add_done_callback(lambda _: go_on(place))
             return
         failures = [failure for part in parts if (failure := part.exception()) is not None]
         if failures:
@@ -320,22 +276,5 @@ def _joined(parts: list[Future[list[SendResult]]]) -> Future[list[SendResult]]:
         else:
             whole.set_result([result for part in parts for result in part.result()])
 
-    for part in parts:
-        part.add_done_callback(settled)
-    if not parts:
-        whole.set_result([])
+    go_on(0)
     return whole
-
-
-def _own_host(address: str) -> Host:
-    """Return this machine's address as the first node sees it; zeros when that is not known."""
-    host, _, port = address.partition("://")[2].rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port) or 1, type=socket.SOCK_DGRAM)
-        family, kind, _, _, target = found[0]
-        with socket.socket(family, kind) as probe:  # no packet is sent
-            probe.connect(target)
-            own = probe.getsockname()[0]
-        return Host(socket.inet_pton(family, own.partition("%")[0]), 0)
-    except OSError:
-        return NO_HOST

@@ -1,343 +1,132 @@
-"""The producer's I/O thread: owns the links, finds the master, sends in order, settles.
+"""The producer's thread: drives the core, and lets callers wait for it.
 
-    unsent --transmit--> frames in flight --reply--> settled
-       ^                       |
-       +------ roll back ------+   refused, late, connection lost, another master
-
-One run of frames goes to one master over one connection (protocol/api.py, "Runs"). Whatever breaks
-the row rolls what is unsettled back and begins a new run: the order of the sequence numbers is
-the order of the log. A refusal leaves an entry's fate known; a frame without an answer makes it
-unknown for good, so that its end may be OutcomeUnknown, never a failure that turns out stored.
+Nothing here or below refers to the Producer: when that is dropped the thread goes on with what is
+under way until it is settled, at the latest by the delivery timeout, and ends.
 """
 
 from __future__ import annotations
 
-import itertools
 import logging
 import threading
-from collections import deque
+from collections.abc import Callable
 from typing import Any
 
-from hastore.client.cluster import ClusterView
-from hastore.client.connections.links import Arrival, make_links
+from hastore.client.bell import Bell
+from hastore.client.connections.links import make_links
 from hastore.client.futures import SendFuture
-from hastore.client.outbox import Entry, Frame, SendOptions, Window, in_order
-from hastore.client.results import Status
-from hastore.client.settling import give_up, settle_failure, settle_reply, settle_unasked
+from hastore.client.outbox import SendOptions, Window
+from hastore.client.send_core import SendCore
 from hastore.client.wheel import Wheel
 from hastore.clock import Clock
-from hastore.protocol import api
-from hastore.service import Service
+from hastore.errors import ClientError
 
 log = logging.getLogger(__name__)
 
-MAX_FRAMES = 8
-SMALL_FRAMES = 2  # beyond so many in flight only full frames go: what waits gathers meanwhile
-MAX_FRAME_RECORDS, HANDFUL = 256, 16
-LATE_MS = 300.0  # an answer that takes longer makes the client ask who is master
-SEARCH_MS = 100.0
-ATTEMPT_MS = 3_000  # how long a node may wait for a confirmation
-ATTEMPT_SLACK_MS = 1_000.0
-LAST_TRY_MS = 50.0  # nothing refused is tried again so shortly before its end
-PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 
-
-class Sender(Service):
-    """Send what is submitted, to whoever is master, until it is settled."""
+class Sender:
+    """Send what is admitted to the window, in a thread of its own or a caller's."""
 
     def __init__(
         self, addresses: tuple[str, ...], options: SendOptions, window: Window, clock: Clock
     ) -> None:
-        super().__init__("ProducerSender")
-        self._options = options
         self._window = window
-        self._clock = clock
         addresses, self._links = make_links(addresses, clock)
         self._links.open(addresses)
-        self._wheel = Wheel(self._links, self._turn, self._under_way, self._mend)
-        self.cluster = ClusterView(addresses)
-        self.found = threading.Event()  # a master was found at least once
-        self.flushing = False  # linger no longer
-        self._incoming: deque[Entry] = deque()
-        self._unsent: deque[Entry] = deque()
-        self._frames: dict[int, Frame] = {}
-        self._rids = itertools.count(1)
-        # While one half of what may be in flight is on its way the other is made; a handful of
-        # messages is quicker in one frame.
-        share = window.limit // 2 if window.limit > HANDFUL else window.limit
-        self._frame_records = min(MAX_FRAME_RECORDS, share)
-        self._run = 1
-        self._at = 0
-        self._paused_until_ms = 0.0
-        self._pauses = 0
-        self._next_search_ms = 0.0
+        self.core = SendCore(addresses, options, window, self._links)
+        self._bell = Bell()  # rung when the window has moved or a master was found
+        self._wheel = Wheel(self._links, self.core, clock, self._bell)
+        self._forked = False
+        self.attend = self._wheel.wake  # to what was admitted; any thread may call this
+        self._thread = threading.Thread(target=self._run, name="ProducerSender", daemon=True)
 
-    def submit(self, entry: Entry) -> None:
-        """Hand an entry over, in the order of the sequence numbers; `attend` or `carry` follows."""
-        self._incoming.append(entry)
-
-    def attend(self) -> None:
-        """See to what was submitted, to `stopping` or to `flushing`; any thread may call this."""
-        self._wheel.wake()
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
 
     def carry(self, future: SendFuture[Any]) -> None:
         """See to it in the calling thread, which waits for this future anyway; may return early."""
-        self._wheel.carry(future, self.stopping)
+        self._wheel.carry(future)
+        if not future.done():
+            self._refuse_own_thread()
 
-    def wake(self) -> None:
-        """Let the thread see `stopping`."""
-        self._wheel.stop()
+    def wait_room(self, count: int) -> None:
+        """Wait until the window has room or is closed."""
+        window = self._window
 
-    def run(self) -> None:
-        """Send and settle until stopped."""
+        def has_room() -> bool:
+            with window.lock:
+                return window.closed or window.has_room(count)
+
+        self._wait_for(has_room)
+
+    def wait_found(self, timeout_s: float) -> bool:
+        """Wait until a master was found; False when the time is up first."""
+        self._wait_for(lambda: self.core.found or self._window.closed, timeout_s)
+        return self.core.found
+
+    def flush(self, timeout_s: float | None) -> bool:
+        """Wait until all that was admitted so far is settled; False when the time is up first."""
+        seq = self._window.next_seq
+        self.core.flush_to = max(self.core.flush_to, seq)
+        self.attend()
+        return self._wait_for(lambda: self._window.has_settled(seq), timeout_s)
+
+    def close_window(self) -> None:
+        """Let nothing in any more; who waits for room is told so."""
+        self._window.close()
+        self._bell.ring()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Give up what is unsettled, end the thread and wait for it, at most `timeout_s`."""
+        self._wheel.stopped = True
+        self._wheel.wake_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def leave(self) -> str:
+        """Let the thread end once all is settled; says what is not. Takes no lock, waits not."""
+        if self._forked:
+            return ""
+        lost = self.core.unacknowledged()
+        self._wheel.left = True
+        self.core.flush_to = float("inf")
+        self._wheel.wake_all()
+        return lost
+
+    def abandon(self) -> None:
+        """Close the descriptors in a forked child, which has no thread; takes no lock."""
+        self._wheel.stopped = self._forked = True
+        self.core.abandon()
+        self._links.abandon()
+        self._wheel.abandon()
+
+    def _wait_for(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        if not is_true():
+            self._refuse_own_thread()
+        return self._bell.wait_for(is_true, timeout_s)
+
+    def _refuse_own_thread(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise ClientError("a Future's callback runs in the thread that it would wait for")
+
+    def _run(self) -> None:
+        """Send and settle until stopped, or left with nothing under way."""
         try:
-            self._wheel.run(self.stopping)
+            self._wheel.run(self._notify)
+        except BaseException:  # said, and what is unsettled is given up: nobody waits for it
+            log.exception("ProducerSender died")
         finally:
             with self._wheel.turning:
-                self._end()
+                self.core.end("the producer was closed")
+                self._links.close()
+            self._notify()
+            self._bell.ring()
 
-    def _turn(self) -> float:
-        """Do what there is to do; returns how long to sleep, in s, -1 for ever."""
-        now = self._clock.monotonic_ms()
-        for arrival in self._links.collect():
-            self._arrived(arrival, now)
-        incoming = self._incoming
-        while incoming:
-            self._unsent.append(incoming.popleft())
-        self._expire(now)
-        self._look_after(now)
-        self._transmit(now)
-        return self._sleep_s(now)
-
-    def _under_way(self) -> int:
-        return len(self._incoming) + len(self._unsent) + len(self._frames)
-
-    def _mend(self) -> None:
-        """Begin anew: a turn ended in the middle, what it did of an entry is not known."""
-        self._roll_back(list(self._frames.values()), unknown=True)
-        with self._window.lock:  # nothing is submitted meanwhile
-            left = self._window.unsettled()
-            self._incoming.clear()
-        for entry in left:
-            entry.unknown = True
-        self._unsent = in_order(left)
-        self._window.release()
-        if self.cluster.master is not None:
-            self._links.reopen(self.cluster.master)
-
-    def _end(self) -> None:
-        left = self._window.close()
-        for frame in self._frames.values():
-            for entry in frame.entries:
-                entry.unknown = True
-        for entry in left:
-            give_up(entry, "the producer was closed")
-        self._window.release()
-        self._links.close()
-
-    def _sleep_s(self, now: float) -> float:
-        """Return how long nothing is to be done unless something arrives; -1 for ever."""
-        if self._incoming:
-            return 0.0
-        until = float("inf")
-        oldest = self._window.oldest()
-        if oldest is not None:
-            until = oldest.expires_ms
-            if self.cluster.master is None:
-                until = min(until, self._next_search_ms)
-        elif not self.found.is_set():
-            until = self._next_search_ms
-        if self._frames:
-            first = next(iter(self._frames.values()))
-            until = min(until, max(first.sent_ms + LATE_MS, self._next_search_ms))
-        if self._unsent and self.cluster.master is not None and len(self._frames) < SMALL_FRAMES:
-            ready = self._unsent[0].queued_ms + self._linger_ms()
-            until = min(until, max(self._paused_until_ms, ready, now + 1.0))
-        return -1.0 if until == float("inf") else max(0.0, until - now) / 1000.0
-
-    def _linger_ms(self) -> float:
-        return 0.0 if self.flushing else self._options.linger_ms
-
-    # -- what arrives
-
-    def _arrived(self, arrival: Arrival, now: float) -> None:
-        reply = arrival.reply
-        if reply is None:
-            self._link_changed(arrival, now)
-        elif isinstance(reply, api.PutDone):
-            frame = self._frames.get(reply.rid)
-            if frame is not None and arrival.address == frame.address:
-                self._answered(frame, reply, now)
-        elif isinstance(reply, api.Map):
-            followed = self.cluster.master
-            if self.cluster.learn(arrival.address, reply.map):
-                self._follow(followed)
-            elif followed is not None and self.cluster.master is None:
-                self._roll_back(list(self._frames.values()), unknown=True)
-            self._links.open(self.cluster.addresses)
-
-    def _link_changed(self, arrival: Arrival, now: float) -> None:
-        if arrival.up:
-            self._links.send(arrival.address, api.AskMap(next(self._rids)))
-            return
-        self.cluster.maps.pop(arrival.address, None)
-        if arrival.address == self.cluster.master:
-            self.cluster.lose()
-            self._roll_back(list(self._frames.values()), unknown=True)
-            self._search(now)
-
-    def _follow(self, before: str | None) -> None:
-        log.info("producer: the master is %s, epoch %d", self.cluster.master, self.cluster.epoch)
-        if before is not None and before != self.cluster.master:
-            self._links.reopen(before)  # late answers of the old master are not wanted
-        self._roll_back(list(self._frames.values()), unknown=True)
-        self._paused_until_ms = 0.0
-        self.found.set()
-
-    def _answered(self, frame: Frame, reply: api.PutDone, now: float) -> None:
-        if reply.status.is_refusal and reply.statuses is None:
-            self._refused(frame, reply, now)
-            return
-        del self._frames[frame.rid]
-        again = settle_reply(frame, reply, retry_stored=self._options.idempotent)
-        self._window.release()
-        if again:
-            self._unsent = in_order([*again, *self._unsent])
-            self._pause(now)
-        else:
-            self._pauses = 0
-
-    def _refused(self, frame: Frame, reply: api.PutDone, now: float) -> None:
-        """Send this frame and those behind it, which the run's rule refuses too, once more."""
-        for entry in frame.entries:
-            entry.status, entry.reason = reply.status, reply.reason
-        later = [each for each in self._frames.values() if each.rid >= frame.rid]
-        self._roll_back(later, unknown=False)
-        self._pause(now)
-        if reply.master is not None:
-            self.cluster.add(reply.master)
-            self._links.open(self.cluster.addresses)
-        if reply.status is Status.SERVICE_NOT_AVAILABLE:
-            self.cluster.lose()
-        if reply.status is not Status.BUSY:
-            self._search(now)
-
-    def _pause(self, now: float) -> None:
-        self._paused_until_ms = now + PAUSES_MS[min(self._pauses, len(PAUSES_MS) - 1)]
-        self._pauses += 1
-
-    def _roll_back(self, frames: list[Frame], *, unknown: bool) -> None:
-        """Take frames back and begin a new run with what is unsettled."""
-        self._run += 1
-        self._at = 0
-        back: list[Entry] = []
-        for frame in frames:
-            del self._frames[frame.rid]
-            back += frame.entries
-        for entry in back:
-            entry.unknown |= unknown
-            if unknown and not self._options.idempotent and not entry.settled:
-                settle_failure(entry)  # a second attempt might store it twice
-        if back:
-            self._unsent = in_order([*back, *self._unsent])
-            self._window.release()
-
-    # -- time
-
-    def _expire(self, now: float) -> None:
-        expired = self._window.expired(now)
-        if not expired:
-            return
-        flying = {id(entry) for frame in self._frames.values() for entry in frame.entries}
-        for entry in expired:
-            entry.unknown |= id(entry) in flying
-            give_up(entry, self._why_late())
-        self._unsent = in_order(self._unsent)
-        self._window.release()
-
-    def _why_late(self) -> str:
-        if self.cluster.master is None:
-            return f"no writable master: {self.cluster.reason()}"
-        return f"{self.cluster.master} did not answer in time"
-
-    def _look_after(self, now: float) -> None:
-        """Ask who is master when nobody is, or when the first frame in flight is late."""
-        if self._frames:
-            age = now - next(iter(self._frames.values())).sent_ms
-            if age > ATTEMPT_MS + ATTEMPT_SLACK_MS:
-                master = self.cluster.master
-                self.cluster.lose()
-                self._roll_back(list(self._frames.values()), unknown=True)
-                if master is not None:
-                    self._links.reopen(master)
-            wanted = age > LATE_MS or self.cluster.master is None
-        else:
-            wanted = self.cluster.master is None and bool(self._unsent or not self.found.is_set())
-        if wanted and now >= self._next_search_ms:
-            self._search(now)
-
-    def _search(self, now: float) -> None:
-        self._next_search_ms = now + SEARCH_MS
-        for address in self.cluster.addresses:
-            self._links.send(address, api.AskMap(next(self._rids)))
-
-    # -- sending
-
-    def _transmit(self, now: float) -> None:
-        master = self.cluster.master
-        if master is None or now < self._paused_until_ms:
-            return
-        while self._unsent and len(self._frames) < MAX_FRAMES:
-            entries, full = self._next_entries()
-            if not entries:
-                return
-            if not full and (
-                len(self._frames) >= SMALL_FRAMES
-                or now < entries[0].queued_ms + self._linger_ms()
-            ):
-                return
-            first = entries[0]
-            if first.expires_ms - now < LAST_TRY_MS and first.status.is_refusal:
-                self._paused_until_ms = first.expires_ms  # let it end with the known refusal
-                return
-            if not self._send(master, entries, now):
-                self._paused_until_ms = now + PAUSES_MS[0]
-                return
-            for _ in entries:
-                self._unsent.popleft()
-
-    def _next_entries(self) -> tuple[list[Entry], bool]:
-        """Return the entries of the next frame, left where they are, and whether it is full."""
-        while self._unsent and self._unsent[0].settled:
-            self._unsent.popleft()
-        entries: list[Entry] = []
-        count = size = 0
-        for entry in self._unsent:
-            count += entry.count
-            size += len(entry.payload)
-            beyond = count > self._frame_records or size > self._options.batch_bytes
-            if entries and (beyond or entry.settled):
-                return entries, True
-            entries.append(entry)
-        full = count >= self._frame_records or size >= self._options.batch_bytes
-        return entries, full
-
-    def _send(self, master: str, entries: list[Entry], now: float) -> bool:
-        options = self._options
-        rid = next(self._rids)
-        run, at = (0, 0) if options.acks == 0 else (self._run, self._at)
-        timeout_ms = int(max(1.0, min(ATTEMPT_MS, options.delivery_timeout_ms)))
-        put = api.Put(rid, options.acks, options.sync_flush, timeout_ms, run, at)
-        payload = entries[0].payload
-        if len(entries) > 1:
-            payload = b"".join([entry.payload for entry in entries])
-        if not self._links.send(master, put, payload):
-            return False
-        if options.acks == 0:
-            settle_unasked(entries)
-            self._window.release()
-            return True
-        self._at += 1
-        count = sum([entry.count for entry in entries])
-        self._frames[rid] = Frame(rid, master, entries, count, now)
-        return True
+    def _notify(self) -> None:
+        """Tell who waits for what has ended; here, where no signal comes, lest one be forgotten."""
+        ended = self.core.ended
+        while ended:
+            try:
+                ended.popleft().notify()
+            except BaseException:  # of a callback: the caller's code ends no thread of ours
+                log.exception("a Future's callback failed")

@@ -1,38 +1,47 @@
-"""From a node's answer to the caller's Future: each entry is settled exactly once."""
+"""From a node's answer to the caller's Future: each entry is settled exactly once.
+
+Settling ends Futures and tells nobody: `Ended` gathers those somebody waits for.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Any
 
-from hastore.client.futures import result_of
+from hastore.client.futures import Outcome, result_of
 from hastore.client.outbox import Entry, Frame
 from hastore.client.results import SendResult, Status, failure_of
 from hastore.errors import HastoreError
 from hastore.protocol.api import PutDone
 
+Ended = deque[Outcome]  # and somebody is to be told of it
+_PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
 _UNCONFIRMED = (Status.FLUSH_SLAVE_TIMEOUT, Status.FLUSH_DISK_TIMEOUT)
 
 
-def settle_reply(frame: Frame, reply: PutDone, *, retry_stored: bool) -> list[Entry]:
+def settle_reply(
+    frame: Frame, reply: PutDone, ended: Ended, *, retry_stored: bool
+) -> list[Entry]:
     """Settle a frame's entries; return those that were stored, not confirmed, and go again."""
     again: list[Entry] = []
     place = 0
     if frame.count != len(reply.offsets):
-        _settle_whole(frame, reply)
+        _settle_whole(frame, reply, ended)
         return again
-    all_good = reply.statuses is None and reply.status is Status.PUT_OK
+    all_good = reply.statuses is None and reply.status is _PUT_OK
     for entry in frame.entries:
         begin, place = place, place + entry.count
-        if entry.settled:
+        future = entry.future
+        if future.done():
             continue
         if all_good:
-            entry.settled = True
-            entry.future.settle(entry.topic, reply, begin, place if entry.is_batch else None)
+            if future.settle(entry.topic, reply, begin, place if entry.is_batch else None):
+                ended.append(future)
             continue
         results = [result_of(entry.topic, reply, each) for each in range(begin, place)]
         bad = next((r for r in results if r.status is not Status.PUT_OK), None)
         if bad is None:
-            _succeed(entry, results)
+            _succeed(entry, results, ended)
         elif bad.status in _UNCONFIRMED and retry_stored:
             entry.unknown = True
             entry.status, entry.reason, entry.result = bad.status, reply.reason, bad
@@ -44,11 +53,11 @@ def settle_reply(frame: Frame, reply: PutDone, *, retry_stored: bool) -> list[En
                 entry.reason += f" ({refused} of {len(results)} refused, the others are stored)"
             entry.status = bad.status
             entry.result = bad if bad.status.is_stored else None
-            settle_failure(entry)
+            settle_failure(entry, ended)
     return again
 
 
-def _settle_whole(frame: Frame, reply: PutDone) -> None:
+def _settle_whole(frame: Frame, reply: PutDone, ended: Ended) -> None:
     """Settle a frame whose answer does not list its records: all of them were refused."""
     statuses = set(reply.statuses or [reply.status])
     refused = len(statuses) == 1 and not next(iter(statuses)).is_stored
@@ -56,30 +65,28 @@ def _settle_whole(frame: Frame, reply: PutDone) -> None:
         entry.status = statuses.pop() if refused else Status.TIMEOUT
         statuses.add(entry.status)
         entry.reason = reply.reason if refused else "the node's answer does not fit the request"
-        settle_failure(entry)
+        settle_failure(entry, ended)
 
 
-def settle_unasked(entries: list[Entry]) -> None:
+def settle_unasked(entries: list[Entry], ended: Ended) -> None:
     """Settle what nobody will answer (`acks` 0): it was handed over, no more is known."""
     for entry in entries:
         results = [SendResult(Status.PUT_OK, entry.topic, 0) for _ in range(entry.count)]
-        _succeed(entry, results)
+        _succeed(entry, results, ended)
 
 
-def give_up(entry: Entry, reason: str) -> None:
+def give_up(entry: Entry, reason: str, ended: Ended) -> None:
     """End an entry; what never left this process is certainly not stored."""
     if entry.status is Status.TIMEOUT and not entry.unknown:
         entry.status = Status.SERVICE_NOT_AVAILABLE
     entry.reason = entry.reason or reason
-    settle_failure(entry)
+    settle_failure(entry, ended)
 
 
-def settle_failure(entry: Entry) -> None:
+def settle_failure(entry: Entry, ended: Ended) -> None:
     """End an entry with what was heard last."""
-    if entry.settled:
-        return
-    entry.settled = True
-    entry.future.set_exception(_failure(entry))
+    if not entry.settled and entry.future.fail(_failure(entry)):
+        ended.append(entry.future)
 
 
 def _failure(entry: Entry) -> HastoreError:
@@ -89,7 +96,7 @@ def _failure(entry: Entry) -> HastoreError:
     return failure_of(entry.status, entry.reason, None, unknown=entry.unknown)
 
 
-def _succeed(entry: Entry, results: list[SendResult]) -> None:
-    entry.settled = True
+def _succeed(entry: Entry, results: list[SendResult], ended: Ended) -> None:
     value: Any = results if entry.is_batch else results[0]
-    entry.future.set_result(value)
+    if not entry.settled and entry.future.succeed(value):
+        ended.append(entry.future)

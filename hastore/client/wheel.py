@@ -9,7 +9,8 @@ until its put has ended; the thread then rests on a descriptor of its own.
 
 The wheel goes over to a caller when that holds `turning`, and back to the thread when a caller
 leaves something under way, when somebody else sends, and when no caller came for REST_S. Whoever
-turns holds `turning`, a caller also while it sleeps; the thread only while it works.
+turns holds `turning`, a caller also while it sleeps; the thread only while it works. A caller
+settles, the thread alone tells others of it: a signal's exception may end a caller anywhere.
 """
 
 from __future__ import annotations
@@ -21,37 +22,35 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from hastore.client.bell import Bell
 from hastore.client.connections.links import Links
 from hastore.client.futures import SendFuture
+from hastore.client.send_core import SendCore
+from hastore.clock import Clock
 
 REST_S = 0.05
 
 
 class Wheel:
-    """Turn `turn`, which does what there is to do and returns how long to sleep (s, -1 for ever).
+    """Turn the core, and ring the bell behind each turn.
 
-    `under_way` counts what needs further turns: what was submitted and has not ended. `mend` is
-    called before the next turn when one was cut off, perhaps at any point in it.
+    `stopped`: nobody is to turn any more; `left`: nor once all is settled. Both are plain
+    words, an Event has a lock; `wake_all` follows.
     """
 
-    def __init__(
-        self,
-        links: Links,
-        turn: Callable[[], float],
-        under_way: Callable[[], int],
-        mend: Callable[[], None],
-    ) -> None:
-        self._links = links
-        self._turn = turn
-        self._under_way = under_way
-        self._mend = mend
-        self._cut_off = False
+    def __init__(self, links: Links, core: SendCore, clock: Clock, bell: Bell) -> None:
+        self.stopped = False
+        self.left = False
         self.turning = threading.Lock()
+        self._links = links
+        self._core = core
+        self._now_ms = clock.monotonic_ms
+        self._bell = bell
         self._by_caller = False
         self._carrying = False  # a caller is at the wheel
         self._carried = 0  # puts of callers; tells the resting thread whether they still come
         self._rest = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, self._rest)
+        self.abandon = weakref.finalize(self, os.close, self._rest)  # in a forked child
         self._resting = select.poll()
         self._resting.register(self._rest, select.POLLIN)
 
@@ -61,18 +60,27 @@ class Wheel:
         if self._by_caller and not self._carrying:  # the thread rests, or is on its way to
             os.eventfd_write(self._rest, 1)
 
-    def run(self, stopping: threading.Event) -> None:
-        """Turn until `stopping`."""
+    def wake_all(self) -> None:
+        """Wake all who sleep; takes no lock."""
+        self._links.wake()
+        os.eventfd_write(self._rest, 1)
+
+    def run(self, notify: Callable[[], None]) -> None:
+        """Turn until it is over; `notify` is called outside of turns."""
         seen = 0
         resting = False
-        while not stopping.is_set():
+        ended = self._core.ended
+        while not self._is_over():
             if not self._by_caller:
                 resting = False
                 with self.turning:
                     if self._by_caller:
                         continue
-                    sleep_s = self._next_turn()
-                self._links.sleep(sleep_s)
+                    sleep_s = self._turn()
+                if ended:
+                    notify()
+                if not self._is_over():
+                    self._links.sleep(sleep_s)
                 continue
             if not resting:  # a wake-up that this thread took may have been the caller's
                 self._links.wake()
@@ -81,54 +89,56 @@ class Wheel:
             if self.turning.acquire(blocking=False):
                 try:
                     self._carrying = False  # its caller may have been cut off before saying so
-                    cut_off = self._cut_off
-                    self._next_turn()  # expiry, and news of the links
+                    cut_off = self._core.cut_off
+                    self._turn()  # expiry, and news of the links
                     idle = self._carried == seen
                     seen = self._carried
-                    if idle or cut_off or self._under_way():
+                    if idle or cut_off or self._core.under_way():
                         self._by_caller = False
                 finally:
                     self.turning.release()
 
-    def _next_turn(self) -> float:
-        """Turn once; first mend what the caller before left in the middle of a turn."""
-        if self._cut_off:
-            self._mend()
-            self._cut_off = False
-        return self._turn()
-
-    def stop(self) -> None:
-        """Wake all who sleep; `stopping` was set before."""
-        self._links.wake()
-        os.eventfd_write(self._rest, 1)
-
-    def carry(self, future: SendFuture[Any], stopping: threading.Event) -> None:
+    def carry(self, future: SendFuture[Any]) -> None:
         """Turn until the future has ended if nothing but its put is under way; else wake who turns.
 
-        The put was submitted before. Returns early when the producer is stopped. A signal's
-        exception may end it at any point: then whoever turns next mends what was left undone.
+        The put was admitted before. Returns early when it is over, and when others are to be told
+        of their Futures. A signal's exception may end it at any point: then the thread mends what
+        was left undone.
         """
+        core = self._core
         if self.turning.locked():
             self.wake()
             return
         with self.turning:  # as a `with`: no signal comes between taking the lock and the block
             try:
-                if not self._cut_off and self._under_way() <= 1:
+                if not core.cut_off and core.under_way() <= 1:
                     self._carrying = self._by_caller = True
                     self._carried += 1
-                    self._cut_off = True  # until it has ended in good order
-                    sleep_s = self._turn()
-                    while not future.done() and not stopping.is_set():
-                        self._links.sleep(sleep_s)
-                        sleep_s = self._turn()
-                    self._cut_off = False
+                    now = self._now_ms()
+                    core.send_now(now)
+                    while not future.done() and not core.ended and not self.stopped:
+                        self._links.sleep(core.sleep_s(now))
+                        now = self._now_ms()
+                        core.turn(now)
+                        if self._bell.sleepers:
+                            self._bell.ring()
             finally:
                 # In this order: who submits from here on sees that nobody carries.
                 self._carrying = False
-                if self._cut_off or self._under_way():
+                if core.cut_off or core.under_way():
                     self._by_caller = False
         if not self._by_caller:
-            self.stop()
+            self.wake_all()
+
+    def _turn(self) -> float:
+        now = self._now_ms()
+        self._core.turn(now)
+        if self._bell.sleepers:
+            self._bell.ring()
+        return self._core.sleep_s(now)
+
+    def _is_over(self) -> bool:
+        return self.stopped or (self.left and self._core.is_idle())
 
     def _pause(self) -> None:
         if self._resting.poll(REST_S * 1000.0):

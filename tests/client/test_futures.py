@@ -2,6 +2,7 @@
 
 import asyncio
 import concurrent.futures
+import copy
 import random
 import subprocess
 import sys
@@ -12,11 +13,17 @@ import pytest
 
 from hastore.client.futures import SendFuture
 from hastore.client.results import SendResult
-from hastore.errors import NotStoredError
+from hastore.errors import NotStoredError, UsageError
 from hastore.protocol.api import PutDone, Status
+from tests.client.cuts import cut_everywhere
 from tests.process.harness import ROOT
 
 REPLY = PutDone(1, Status.PUT_OK, 7, "SYNC_MEM(1)", [10, 20, 30], [0, 1, 2], [5, 6, 7])
+
+
+def settle(future: "SendFuture[SendResult]", place: int) -> None:
+    if future.settle("t", REPLY, place):
+        future.notify()
 
 
 def test_a_settled_one_has_its_result_without_ever_making_a_condition() -> None:
@@ -61,12 +68,12 @@ def test_a_failure_is_raised_each_time() -> None:
 
 def test_the_stdlib_functions_take_it() -> None:
     futures: list[SendFuture[SendResult]] = [SendFuture() for _ in range(3)]
-    futures[0].settle("t", REPLY, 0)
+    settle(futures[0], 0)
     done, open_ = concurrent.futures.wait(futures, timeout=0.01)
     assert done == {futures[0]} and len(open_) == 2
     called: list[object] = []
     futures[1].add_done_callback(called.append)
-    timer = threading.Timer(0.05, lambda: [f.settle("t", REPLY, 1) for f in futures[1:]])
+    timer = threading.Timer(0.05, lambda: [settle(f, 1) for f in futures[1:]])
     timer.start()
     ended = list(concurrent.futures.as_completed(futures, timeout=5))
     timer.join()
@@ -78,7 +85,7 @@ def test_the_stdlib_functions_take_it() -> None:
 
 def test_asyncio_takes_it() -> None:
     async def wait(future: "SendFuture[SendResult]") -> SendResult:
-        threading.Timer(0.02, lambda: future.settle("t", REPLY, 2)).start()
+        threading.Timer(0.02, lambda: settle(future, 2)).start()
         return await asyncio.wait_for(asyncio.wrap_future(future), 5)
 
     assert asyncio.run(wait(SendFuture())).offset == 30
@@ -108,7 +115,7 @@ def test_no_waiter_is_missed() -> None:
         waiter.start()
         for _ in range(chance.randrange(300)):
             pass
-        future.settle("t", REPLY, 0)
+        settle(future, 0)
         waiter.join(10)
         assert [each.offset for each in results] == [10]
         assert len(called) == asks
@@ -159,3 +166,61 @@ def test_a_collection_in_the_middle_of_settling_crashes_nothing() -> None:
         [sys.executable, "-c", COLLECTED], cwd=ROOT, capture_output=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout) == (0, b"alive\n"), done.stderr.decode()
+
+
+def test_a_failing_callback_keeps_no_other_from_being_called(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    future: SendFuture[SendResult] = SendFuture()
+    called: list[object] = []
+    future.add_done_callback(lambda _: called.append(1 / 0))
+    future.add_done_callback(called.append)
+    settle(future, 0)
+    future.notify()
+    assert called == [future]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_copy_would_never_end() -> None:
+    future: SendFuture[SendResult] = SendFuture()
+    for copied in (copy.copy, copy.deepcopy):
+        with pytest.raises(UsageError, match="cannot be pickled"):
+            copied(future)
+
+
+@pytest.mark.parametrize("ending", ["settle", "succeed", "fail"])
+def test_cut_off_at_any_instruction_it_is_pending_or_ended(ending: str) -> None:
+    """And whoever waits is told, by the notification that makes up for the lost one."""
+    result = SendResult(Status.PUT_OK, "t", 0)
+    failure = NotStoredError("no", "BUSY")
+
+    def make() -> "tuple[SendFuture[SendResult], list[object], threading.Thread]":
+        future: SendFuture[SendResult] = SendFuture()
+        called: list[object] = []
+        future.add_done_callback(called.append)
+        waiter = threading.Thread(target=lambda: called.append(future.exception(10)))
+        waiter.start()
+        return future, called, waiter
+
+    def end(made: "tuple[SendFuture[SendResult], list[object], threading.Thread]") -> None:
+        arguments = {"settle": ("t", REPLY, 1), "succeed": (result,), "fail": (failure,)}
+        getattr(made[0], ending)(*arguments[ending])
+
+    for future, called, waiter in cut_everywhere(make, end):
+        if not future.done():
+            settle(future, 2)
+            assert future.result().offset == 30
+        future.notify()
+        future.notify()
+        waiter.join(10)
+        assert not waiter.is_alive()
+        assert called.count(future) == 1 and len(called) == 2
+
+
+def test_a_waiter_that_was_cut_off_while_it_held_the_condition_holds_nobody_up() -> None:
+    future: SendFuture[SendResult] = SendFuture()
+    taken = threading.Thread(target=future._condition.acquire)
+    taken.start()
+    taken.join()
+    settle(future, 0)
+    assert future.result(5).offset == 10

@@ -11,7 +11,7 @@ import pytest
 
 import hastore
 from hastore import OutgoingMessage, Producer
-from hastore.client.sender import Sender
+from hastore.client.send_core import SendCore
 from hastore.config import ApiConfig
 from hastore.errors import (
     ClientError,
@@ -425,11 +425,13 @@ def test_an_answer_that_does_not_fit_is_no_success(
 
 def test_an_idle_producer_sleeps(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
-    real = Sender._turn
-    monkeypatch.setattr(Sender, "_turn", lambda self: (turns.append(1), real(self))[1])
+    real = SendCore.turn
+    monkeypatch.setattr(
+        SendCore, "turn", lambda self, now: (turns.append(1), real(self, now))[1]
+    )
     with Producer([node.address]) as producer:
         producer.send_sync("t", b"1", queue=0)
-        time.sleep(0.1)
+        time.sleep(0.3)
         before = len(turns)
         time.sleep(0.5)
         assert len(turns) - before <= 5  # one that spins has thousands

@@ -14,6 +14,7 @@ import pytest
 from hastore import Producer
 from hastore.client.connections.socket_links import SocketLinks
 from hastore.client.results import SendResult
+from hastore.client.sender import Sender
 from hastore.errors import ClientError, OutcomeUnknown
 from hastore.store.record import decode_record
 from tests.client.conftest import Node
@@ -140,6 +141,78 @@ def test_a_signal_in_the_middle_of_a_turn_loses_and_doubles_nothing(node: Node) 
     print("cut", cut)
 
 
+def test_signals_at_any_instant_leave_nobody_waiting(node: Node) -> None:
+    """The main thread is cut off again and again; other threads' Futures and callbacks end."""
+    seed = time.time_ns() % 2**32
+    print("seed", seed)
+    chance = random.Random(seed)
+
+    def ring(*_: Any) -> None:
+        if armed:
+            armed.clear()
+            raise Alarm
+
+    armed: list[bool] = []
+    main, before = threading.get_ident(), signal.signal(signal.SIGUSR1, ring)
+    ended = threading.Event()
+    futures: list[Future[SendResult]] = []
+    called: list[Future[SendResult]] = []
+    slowest: list[float] = []
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            while not ended.is_set():
+                future = producer.send("t", b"other", queue=1)
+                futures.append(future)
+                future.add_done_callback(called.append)
+                began = time.perf_counter()
+                future.result(10)
+                slowest.append(time.perf_counter() - began)
+        except BaseException as failure:
+            failures.append(failure)
+
+    def bells() -> None:
+        mine = random.Random(seed + 1)
+        while not ended.wait(mine.uniform(0.0, 0.004)):
+            signal.pthread_kill(main, signal.SIGUSR1)
+
+    threads = [threading.Thread(target=work), threading.Thread(target=bells)]
+    cut = 0
+    with Producer([node.address], delivery_timeout_s=20, max_in_flight=8) as producer:
+        producer.send_sync("t", b"first", queue=0)
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + 4.0
+        while time.monotonic() < end:
+            choice = chance.random()
+            try:
+                armed.append(True)
+                if choice < 0.5:
+                    producer.send_sync("t", b"mine", queue=0)
+                elif choice < 0.9:
+                    futures.append(producer.send("t", b"mine", queue=0))
+                else:
+                    producer.flush(10)
+                armed.clear()
+            except Alarm:
+                cut += 1
+        ended.set()
+        threads[1].join()
+        signal.signal(signal.SIGUSR1, before)
+        threads[0].join(20)
+        assert not threads[0].is_alive()
+        assert producer.flush(20)
+        assert producer.send_sync("t", b"last", queue=0).offset is not None
+    assert not failures
+    assert all(future.done() for future in futures)
+    with_callback = set(called)
+    assert called == [future for future in futures if future in with_callback]
+    assert max(slowest) < 5.0
+    assert cut > 100 and len(slowest) > 10
+    assert len(node.backend.store.queues["t", 1]) == len(called)
+
+
 def test_closing_ends_a_caller_that_waits(node: Node) -> None:
     node.backend.transfer.hold = True
     producer = Producer([node.address], delivery_timeout_s=30)
@@ -158,6 +231,25 @@ def test_closing_ends_a_caller_that_waits(node: Node) -> None:
     thread.join(5)
     assert not thread.is_alive()
     assert [type(failure) for failure in ended] == [OutcomeUnknown]
+
+
+def test_a_caller_may_be_first_at_the_wheel(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Right behind the constructor, before the thread has run at all: the links are open."""
+    may_run = threading.Event()
+    real = Sender._run
+
+    def run(self: Sender) -> None:
+        may_run.wait()
+        real(self)
+
+    monkeypatch.setattr(Sender, "_run", run)
+    producer = Producer([node.address], delivery_timeout_s=5)
+    try:
+        assert producer.send_sync("t", b"1", queue=0).queue_offset == 0
+        assert not may_run.is_set()
+    finally:
+        may_run.set()
+        producer.close()
 
 
 def test_a_caller_never_opens_links_beside_the_thread(

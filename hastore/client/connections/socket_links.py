@@ -150,8 +150,12 @@ class SocketLinks:
     def wake(self) -> None:
         """Wake the thread that sleeps; any thread may call this."""
         if not self._woken:
-            self._woken = True
-            os.eventfd_write(self._wakeup.descriptor, 1)  # in C: no signal comes before it
+            try:
+                self._woken = True
+                os.eventfd_write(self._wakeup.descriptor, 1)
+            except BaseException:  # a signal's: perhaps nothing was written, so the next one does
+                self._woken = False
+                raise
 
     def wait(self, timeout_s: float) -> list[Arrival]:
         """Return what has arrived, sleeping once if that is nothing."""
@@ -171,10 +175,11 @@ class SocketLinks:
             if descriptor == self._wakeup.descriptor:
                 try:
                     os.eventfd_read(descriptor)
-                except BlockingIOError:  # two may sleep here: one is first
-                    pass
-                finally:  # by a signal too, or nobody would ever write again
+                except BlockingIOError:
+                    continue  # two may sleep here: the other was first
+                finally:
                     # Behind the read: who came in between saw a wake-up under way, a turn follows.
+                    # Whatever ends the read, a signal's exception too: else nobody wakes again.
                     self._woken = False
         self._ready = events  # an event that another thread's replaces is told again
 

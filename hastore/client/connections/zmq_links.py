@@ -7,7 +7,6 @@ client above knows what may have been sent, and decides itself what to send agai
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import select
@@ -105,8 +104,12 @@ class ZmqLinks:
     def wake(self) -> None:
         """Wake the thread that sleeps in `wait`; any thread may call this."""
         if not self._woken:
-            self._woken = True
-            os.eventfd_write(self._wakeup, 1)
+            try:
+                self._woken = True
+                os.eventfd_write(self._wakeup, 1)
+            except BaseException:  # a signal's: perhaps nothing was written, so the next one does
+                self._woken = False
+                raise
 
     def wait(self, timeout_s: float) -> list[Arrival]:
         """Sleep until something arrives, `wake` was called or the time is up; return what came."""
@@ -124,10 +127,14 @@ class ZmqLinks:
         """
         for descriptor, _ in self._epoll.poll(0.0 if self._signalled else timeout_s):
             if descriptor == self._wakeup:
-                with contextlib.suppress(BlockingIOError):  # two may sleep here: one is first
+                try:
                     os.eventfd_read(self._wakeup)
-                # Behind the read: who came in between saw a wake-up under way, a turn follows.
-                self._woken = False
+                except BlockingIOError:
+                    continue  # two may sleep here: the other was first
+                finally:
+                    # Behind the read: who came in between saw a wake-up under way, a turn follows.
+                    # Whatever ends the read, a signal's exception too: else nobody wakes again.
+                    self._woken = False
             else:
                 self._signalled = True
 

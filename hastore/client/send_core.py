@@ -1,0 +1,378 @@
+"""The producer's core: finds the master, sends in order, settles. Has no thread and never waits.
+
+    unsent --transmit--> frames in flight --reply--> settled
+       ^                       |
+       +------ roll back ------+   refused, late, connection lost, another master
+
+Whoever drives it (`sender.py` with a thread, `hastore.aio` on an event loop) calls `turn` when
+something arrived, was submitted or is due, and then tells those who wait for what is in `ended`.
+
+One run of frames goes to one master over one connection (protocol/api.py, "Runs"). Whatever breaks
+the row rolls what is unsettled back and begins a new run: the order of the sequence numbers is
+the order of the log. A refusal leaves an entry's fate known; a frame without an answer makes it
+unknown for good, so that its end may be OutcomeUnknown, never a failure that turns out stored.
+
+A turn may be cut off anywhere by a signal's exception: the next one then begins anew from the
+window's entries, which alone are the truth about what is unsettled.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections import deque
+
+from hastore.client.cluster import ClusterView
+from hastore.client.connections.links import Arrival, Links
+from hastore.client.outbox import Entry, Frame, SendOptions, Window, in_order
+from hastore.client.results import Status
+from hastore.client.settling import Ended, give_up, settle_failure, settle_reply, settle_unasked
+from hastore.protocol import api
+
+log = logging.getLogger(__name__)
+
+MAX_FRAMES = 8
+SMALL_FRAMES = 2  # beyond so many in flight only full frames go: what waits gathers meanwhile
+MAX_FRAME_RECORDS, HANDFUL = 256, 16
+LATE_MS = 300.0  # an answer that takes longer makes the client ask who is master
+SEARCH_MS = 100.0
+ATTEMPT_MS = 3_000  # how long a node may wait for a confirmation
+ATTEMPT_SLACK_MS = 1_000.0
+LAST_TRY_MS = 50.0  # nothing refused is tried again so shortly before its end
+PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
+_PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
+_NEVER = float("inf")
+
+
+class SendCore:
+    """Send what is admitted to the window, to whoever is master, until it is settled.
+
+    `ended` holds what was settled and is waited for, `found` says that a master was found at least
+    once, `flush_to` is the sequence number below which nothing lingers.
+    """
+
+    def __init__(
+        self, addresses: tuple[str, ...], options: SendOptions, window: Window, links: Links
+    ) -> None:
+        self._options = options
+        self._window = window
+        self._links = links
+        self.cluster = ClusterView(addresses)
+        self.found = False
+        self.flush_to: float = 0
+        self.ended: Ended = deque()
+        self.cut_off = False  # a turn is under way, or was cut off
+        self._unsent: deque[Entry] = deque()
+        self._frames: dict[int, Frame] = {}
+        self._rids = itertools.count(1)
+        # While one half of what may be in flight is on its way the other is made; a handful of
+        # messages is quicker in one frame.
+        share = window.limit // 2 if window.limit > HANDFUL else window.limit
+        self._frame_records = min(MAX_FRAME_RECORDS, share)
+        self._attempt_ms = int(max(1.0, min(ATTEMPT_MS, options.delivery_timeout_ms)))
+        self._run = 1
+        self._at = 0
+        self._paused_until_ms = 0.0
+        self._pauses = 0
+        self._next_search_ms = 0.0
+
+    def turn(self, now: float) -> None:
+        """Do what there is to do. `now`: monotonic ms."""
+        if self.cut_off:
+            self._begin_anew()
+        self.cut_off = True
+        for arrival in self._links.collect():
+            self._arrived(arrival, now)
+        if self._window.incoming:
+            self._unsent += self._window.take()
+        if self._frames or not self._window.is_settled or self.cluster.master is None:
+            self._expire(now)
+            self._look_after(now)
+            self._transmit(now)
+        self.cut_off = False
+
+    def send_now(self, now: float) -> None:
+        """Send what was admitted, as far as that goes; a turn follows."""
+        if self.cut_off:
+            self.turn(now)
+            return
+        self.cut_off = True
+        self._unsent += self._window.take()
+        self._transmit(now)
+        self.cut_off = False
+
+    def sleep_s(self, now: float) -> float:
+        """Return how long nothing is to be done unless something arrives; -1 for ever."""
+        if self._window.incoming:
+            return 0.0
+        until = _NEVER
+        oldest = self._window.oldest()
+        master = self.cluster.master
+        if oldest is not None:
+            until = oldest.expires_ms
+            if master is None:
+                until = min(until, self._next_search_ms)
+        elif not self.found:
+            until = self._next_search_ms
+        if self._frames:
+            first = next(iter(self._frames.values()))
+            until = min(until, max(first.sent_ms + LATE_MS, self._next_search_ms))
+        if self._unsent and master is not None and len(self._frames) < SMALL_FRAMES:
+            ready = self._ready_ms(self._unsent[0])
+            until = min(until, max(self._paused_until_ms, ready, now + 1.0))
+        return -1.0 if until == _NEVER else max(0.0, until - now) / 1000.0
+
+    def under_way(self) -> int:
+        """Count what needs further turns, or somebody to be told."""
+        waiting = len(self._window.incoming) + len(self._unsent)
+        return waiting + len(self._frames) + len(self.ended)
+
+    def is_idle(self) -> bool:
+        """Whether all is settled and told; a late answer may be on its way."""
+        return not self._window.incoming and self._window.is_settled and not self.ended
+
+    def end(self, reason: str) -> None:
+        """Let nothing in any more and give up what is unsettled."""
+        self._window.close()
+        self._window.take()
+        for frame in self._frames.values():
+            for entry in frame.entries:
+                entry.unknown = True
+        for entry in self._window.entries():
+            give_up(entry, reason, self.ended)
+        self._frames.clear()
+        self._unsent.clear()
+        self._window.release()
+
+    def abandon(self) -> None:
+        """End what is unsettled in a forked child: it is the parent's to send. Takes no lock."""
+        self._window.closed = True
+        for entry in self._window.entries():
+            entry.unknown = True
+            give_up(entry, "the process was forked; the parent goes on with it", self.ended)
+
+    def unacknowledged(self) -> str:
+        """Say how many messages are unsettled, "" for none; takes no lock."""
+        topics: dict[str, int] = {}
+        for entry in self._window.entries():
+            if not entry.settled:
+                topics[entry.topic] = topics.get(entry.topic, 0) + entry.count
+        if not topics:
+            return ""
+        named = ", ".join(f"{count} to {topic!r}" for topic, count in topics.items())
+        return f"messages not acknowledged: {named}"
+
+    def _begin_anew(self) -> None:
+        """Roll everything back: a turn was cut off, how far it came is not known."""
+        for frame in self._frames.values():
+            for entry in frame.entries:
+                self._lose(entry)
+        self._frames.clear()
+        self._run += 1
+        self._at = 0
+        self._window.take()
+        for entry in self._window.entries():
+            if entry.settled:
+                self.ended.append(entry.future)  # perhaps nobody was told
+        self._unsent = in_order(self._window.entries())
+        self._window.release()
+        if self.cluster.master is not None:
+            self._links.reopen(self.cluster.master)
+
+    def _ready_ms(self, entry: Entry) -> float:
+        """Return when an entry has lingered enough."""
+        if entry.first_seq < self.flush_to:
+            return 0.0
+        return entry.queued_ms + self._options.linger_ms
+
+    # -- what arrives
+
+    def _arrived(self, arrival: Arrival, now: float) -> None:
+        reply = arrival.reply
+        if isinstance(reply, api.PutDone):
+            frame = self._frames.get(reply.rid)
+            if frame is not None and arrival.address == frame.address:
+                self._answered(frame, reply, now)
+        elif reply is None:
+            self._link_changed(arrival, now)
+        elif isinstance(reply, api.Map):
+            followed = self.cluster.master
+            if self.cluster.learn(arrival.address, reply.map):
+                self._follow(followed)
+            elif followed is not None and self.cluster.master is None:
+                self._roll_back(list(self._frames.values()), unknown=True)
+            self._links.open(self.cluster.addresses)
+
+    def _link_changed(self, arrival: Arrival, now: float) -> None:
+        if arrival.up:
+            self._links.send(arrival.address, api.AskMap(next(self._rids)))
+            return
+        self.cluster.maps.pop(arrival.address, None)
+        if arrival.address == self.cluster.master:
+            self.cluster.lose()
+            self._roll_back(list(self._frames.values()), unknown=True)
+            self._search(now)
+
+    def _follow(self, before: str | None) -> None:
+        log.info("producer: the master is %s, epoch %d", self.cluster.master, self.cluster.epoch)
+        if before is not None and before != self.cluster.master:
+            self._links.reopen(before)  # late answers of the old master are not wanted
+        self._roll_back(list(self._frames.values()), unknown=True)
+        self._paused_until_ms = 0.0
+        self.found = True
+
+    def _answered(self, frame: Frame, reply: api.PutDone, now: float) -> None:
+        if reply.status is not _PUT_OK and reply.status.is_refusal and reply.statuses is None:
+            self._refused(frame, reply, now)
+            return
+        again = settle_reply(frame, reply, self.ended, retry_stored=self._options.idempotent)
+        del self._frames[frame.rid]
+        self._window.release()
+        if again:
+            self._unsent = in_order([*again, *self._unsent])
+            self._pause(now)
+        else:
+            self._pauses = 0
+
+    def _refused(self, frame: Frame, reply: api.PutDone, now: float) -> None:
+        """Send this frame and those behind it, which the run's rule refuses too, once more."""
+        for entry in frame.entries:
+            entry.status, entry.reason = reply.status, reply.reason
+        later = [each for each in self._frames.values() if each.rid >= frame.rid]
+        self._roll_back(later, unknown=False)
+        self._pause(now)
+        if reply.master is not None:
+            self.cluster.add(reply.master)
+            self._links.open(self.cluster.addresses)
+        if reply.status is Status.SERVICE_NOT_AVAILABLE:
+            self.cluster.lose()
+        if reply.status is not Status.BUSY:
+            self._search(now)
+
+    def _pause(self, now: float) -> None:
+        self._paused_until_ms = now + PAUSES_MS[min(self._pauses, len(PAUSES_MS) - 1)]
+        self._pauses += 1
+
+    def _roll_back(self, frames: list[Frame], *, unknown: bool) -> None:
+        """Take frames back and begin a new run with what is unsettled."""
+        self._run += 1
+        self._at = 0
+        back = [entry for frame in frames for entry in frame.entries]
+        if unknown:
+            for entry in back:
+                self._lose(entry)
+        for frame in frames:
+            del self._frames[frame.rid]
+        if back:
+            self._unsent = in_order([*back, *self._unsent])
+            self._window.release()
+
+    def _lose(self, entry: Entry) -> None:
+        """Note that an attempt may have stored it; a second one might store it twice."""
+        entry.unknown = True
+        if not self._options.idempotent:
+            settle_failure(entry, self.ended)
+
+    # -- time
+
+    def _expire(self, now: float) -> None:
+        expired = self._window.expired(now)
+        if not expired:
+            return
+        flying = {id(entry) for frame in self._frames.values() for entry in frame.entries}
+        for entry in expired:
+            entry.unknown |= id(entry) in flying
+            give_up(entry, self._why_late(), self.ended)
+        self._unsent = in_order(self._unsent)
+        self._window.release()
+
+    def _why_late(self) -> str:
+        if self.cluster.master is None:
+            return f"no writable master: {self.cluster.reason()}"
+        return f"{self.cluster.master} did not answer in time"
+
+    def _look_after(self, now: float) -> None:
+        """Ask who is master when nobody is, or when the first frame in flight is late."""
+        if self._frames:
+            age = now - next(iter(self._frames.values())).sent_ms
+            if age > ATTEMPT_MS + ATTEMPT_SLACK_MS:
+                master = self.cluster.master
+                self.cluster.lose()
+                self._roll_back(list(self._frames.values()), unknown=True)
+                if master is not None:
+                    self._links.reopen(master)
+            wanted = age > LATE_MS or self.cluster.master is None
+        else:
+            wanted = self.cluster.master is None and bool(self._unsent or not self.found)
+        if wanted and now >= self._next_search_ms:
+            self._search(now)
+
+    def _search(self, now: float) -> None:
+        self._next_search_ms = now + SEARCH_MS
+        for address in self.cluster.addresses:
+            self._links.send(address, api.AskMap(next(self._rids)))
+
+    # -- sending
+
+    def _transmit(self, now: float) -> None:
+        master = self.cluster.master
+        if master is None or now < self._paused_until_ms:
+            return
+        while self._unsent and len(self._frames) < MAX_FRAMES:
+            entries, count, full = self._next_entries()
+            if not entries:
+                return
+            if not full and (
+                len(self._frames) >= SMALL_FRAMES
+                or now < self._ready_ms(entries[0])
+            ):
+                return
+            first = entries[0]
+            if first.expires_ms - now < LAST_TRY_MS and first.status.is_refusal:
+                self._paused_until_ms = first.expires_ms  # let it end with the known refusal
+                return
+            if not self._send(master, entries, count, now):
+                self._paused_until_ms = now + PAUSES_MS[0]
+                return
+            for _ in entries:
+                self._unsent.popleft()
+
+    def _next_entries(self) -> tuple[list[Entry], int, bool]:
+        """Return the entries of the next frame, their records' number, and whether it is full.
+
+        They are left where they are.
+        """
+        while self._unsent and self._unsent[0].settled:
+            self._unsent.popleft()
+        entries: list[Entry] = []
+        count = size = 0
+        most_records, most_bytes = self._frame_records, self._options.batch_bytes
+        for entry in self._unsent:
+            size += len(entry.payload)
+            beyond = count + entry.count > most_records or size > most_bytes
+            if entries and (beyond or entry.future.done()):
+                return entries, count, True
+            count += entry.count
+            entries.append(entry)
+        return entries, count, count >= most_records or size >= most_bytes
+
+    def _send(self, master: str, entries: list[Entry], count: int, now: float) -> bool:
+        options = self._options
+        rid = next(self._rids)
+        run, at = (0, 0) if options.acks == 0 else (self._run, self._at)
+        put = api.Put(rid, options.acks, options.sync_flush, self._attempt_ms, run, at)
+        payload = entries[0].payload
+        if len(entries) > 1:
+            payload = b"".join([entry.payload for entry in entries])
+        # First: what is cut off here may have been sent.
+        self._frames[rid] = Frame(rid, master, entries, count, now)
+        if not self._links.send(master, put, payload):
+            del self._frames[rid]
+            return False
+        if options.acks == 0:
+            settle_unasked(entries, self.ended)
+            del self._frames[rid]
+            self._window.release()
+            return True
+        self._at += 1
+        return True
