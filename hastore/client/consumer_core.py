@@ -79,6 +79,7 @@ class ConsumerCore(Core):
     def mend(self) -> None:
         """Stand where the last call that ended has left the reader; fetch anew from there."""
         self.fetcher.mend()
+        super().mend()
 
     def poll(self, max_messages: int, timeout_s: float) -> Steps[list[Message]]:
         """Take what is there; empty when the time is up, or the client closed meanwhile."""

@@ -39,6 +39,8 @@ class Core:
 
     def mend(self) -> None:
         """Drop what was under way. Answers to earlier requests are known by their numbers."""
+        requester = self.requester
+        requester.links.open(requester.cluster.addresses)  # one may have been cut off in between
 
 
 class Blocking:
