@@ -31,6 +31,7 @@ Message = tuple[bytes, ...]  # the frames of a message, at least one
 
 GREETING_BYTES = 64
 MAX_COMMAND_BYTES = 512
+PIECE_BYTES = 4 * 1024  # pieces of a frame's body up to here are gathered, larger ones kept as such
 MORE, LONG, COMMAND = 0x01, 0x02, 0x04
 _KNOWN_FLAGS = MORE | LONG | COMMAND
 _SIGNATURE = b"\xff\0\0\0\0\0\0\0\x01\x7f"  # the padding as libzmq writes it
@@ -73,6 +74,10 @@ class ZmtpConnection:
         self._limits = limits
         self._buffer = bytearray()  # what came and is not yet a whole frame
         self._needed = GREETING_BYTES  # bytes in the buffer before a look at it can help
+        self._pieces: list[bytes | bytearray] = []  # of the body of a long frame under way
+        self._pieces_bytes = 0  # as they came, with the frame's flags and size
+        self._pieces_missing = 0
+        self._pieces_flags = 0
         self._frames: list[bytes] = []  # of a message whose last frame has not come
         self._frames_bytes = 0  # as they came, flags and sizes too: an empty frame is one as well
         self._output = bytearray(_greeting() + _ready(socket_type))
@@ -88,11 +93,13 @@ class ZmtpConnection:
     @property
     def held_bytes(self) -> int:
         """The bytes that are kept of a greeting, command or message that is not whole yet."""
-        return len(self._buffer) + self._frames_bytes
+        return len(self._buffer) + self._frames_bytes + self._pieces_bytes
 
     @property
     def missing_bytes(self) -> int:
         """How many bytes the frame under way still lacks, at least; 0 between frames."""
+        if self._pieces_missing:
+            return self._pieces_missing
         return max(0, self._needed - len(self._buffer)) if self._buffer else 0
 
     @property
@@ -115,14 +122,23 @@ class ZmtpConnection:
         messages: list[Message] = []
         if self.failure is not None:
             return messages
-        if self._buffer:
+        at = 0
+        if self._pieces_missing:
+            at = min(self._pieces_missing, len(data))
+            self._add_piece(data if at == len(data) else data[:at])
+            if self._pieces_missing:
+                return messages
+        elif self._buffer:
             self._buffer += data
             if len(self._buffer) < self._needed and self.state is State.OPEN:
                 return messages
             data = bytes(self._buffer)
             self._buffer.clear()
         try:
-            at = 0 if self.is_open else self._shake_hands(data)
+            if self._pieces:
+                self._join_pieces(messages)
+            elif not self.is_open:
+                at = self._shake_hands(data)
             if self.is_open:
                 self._read_frames(data, at, messages)
         except ProtocolError as failure:
@@ -136,8 +152,9 @@ class ZmtpConnection:
             self._output += _command(b"ERROR", _short(told))
             self.state, self.failure = State.FAILED, reason
             self._buffer.clear()
+            self._pieces.clear()
             self._frames.clear()
-            self._frames_bytes = 0
+            self._frames_bytes = self._pieces_bytes = self._pieces_missing = 0
 
     # -- the handshake
 
@@ -226,6 +243,34 @@ class ZmtpConnection:
         if at < end:
             self._keep(data, at, 2)
 
+    def _add_piece(self, data: bytes) -> None:
+        """Keep a piece of a long frame's body; small ones together, so that none weighs much."""
+        pieces = self._pieces
+        self._pieces_bytes += len(data)
+        self._pieces_missing -= len(data)
+        if len(data) > PIECE_BYTES:
+            pieces.append(data)
+        elif pieces and isinstance(pieces[-1], bytearray):
+            pieces[-1] += data
+        else:
+            pieces.append(bytearray(data))
+
+    def _join_pieces(self, messages: list[Message]) -> None:
+        """Take the long frame that is whole now: its bytes are copied once, however they came."""
+        body = b"".join(self._pieces)
+        size, self._pieces_bytes = self._pieces_bytes, 0
+        self._pieces.clear()
+        frames = self._frames
+        frames.append(body)
+        if not self._pieces_flags & MORE:
+            messages.append(tuple(frames))
+            frames.clear()
+            self._frames_bytes = 0
+            return
+        self._frames_bytes += size
+        if len(frames) >= len(self._limits):
+            raise ProtocolError(f"a message of more than {len(self._limits)} frames")
+
     def _next_frame(self, data: bytes, at: int, limit: int) -> tuple[int, int, int] | None:
         """Return flags, begin and end of a frame's body; None when it is kept until it is whole.
 
@@ -248,7 +293,12 @@ class ZmtpConnection:
         if size > limit:
             raise _too_large(size, limit)
         if left < head + size:
-            self._keep(data, at, head + size)
+            if size > PIECE_BYTES:
+                self._pieces_flags, self._pieces_missing = flags, size
+                self._pieces_bytes = head
+                self._add_piece(data[at + head :])
+            else:
+                self._keep(data, at, head + size)
             return None
         return flags, at + head, at + head + size
 
