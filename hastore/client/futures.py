@@ -9,8 +9,8 @@ wants the result.
 
 It ends by one step, the change of `_state`; whatever is cut off before it leaves the Future
 pending, whatever is cut off behind it leaves a notification to be made up for, which may be made
-more than once. Why no waiter is missed: who waits says so in `_watched`, then looks at the state;
-who settles changes the state, then looks at `_watched`. One of both sees the other.
+more than once. Why no waiter is missed: who waits makes `_watch`, then looks at the state; who
+settles changes the state, then looks for a `_watch`. One of both sees the other.
 
 Why slots: in CPython 3.11 an instance's dict comes into being at a write that finds no room in its
 class's shared keys, and a garbage collection may run in the middle of that. When a finalizer there
@@ -38,7 +38,7 @@ _PENDING = "PENDING"  # the stdlib's own names
 _FINISHED = "FINISHED"
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
 _CONDITION_S = 1.0  # a waiter that was cut off may have left the Condition's lock taken
-_making = threading.RLock()  # a finalizer may come in between, in the same thread
+_making = threading.RLock()  # a finalizer may come in between, and wait for a Future too
 
 
 class Outcome(Protocol):
@@ -65,37 +65,44 @@ class Outcome(Protocol):
         ...
 
 
+class _Watch:
+    """What those need who wait for one Future."""
+
+    __slots__ = ("bell", "calls", "condition", "told", "waiters")
+
+    def __init__(self) -> None:
+        self.bell = Bell()
+        self.calls: list[list[Callable[[Any], object]]] = []  # each is emptied by who calls it
+        self.condition: threading.Condition | None = None  # once the stdlib asked for it
+        self.waiters: list[Any] = []  # the stdlib's
+        self.told = False  # they know
+
+
 class SendFuture(Future[Value]):
     """The caller's Future: `cancel` is always refused, what is sent cannot be called back."""
 
-    __slots__ = (
-        "_bell", "_calls", "_condition", "_done_callbacks", "_exception", "_made", "_receipt",
-        "_result", "_state", "_told", "_waiters", "_watched",
-    )  # fmt: skip
+    __slots__ = ("_exception", "_receipt", "_result", "_state", "_watch")
 
     def __init__(self) -> None:
-        """Make a pending Future; the stdlib's other attributes come with the first who asks."""
+        """Make a pending Future; what the stdlib's also have comes with the first who asks."""
         self._state = _PENDING
         self._exception: BaseException | None = None
         self._receipt: tuple[str, PutDone, int, int | None] | None = None
-        self._watched = False  # somebody waits, or did
-        self._bell: Bell | None = None
-        self._calls: list[list[Callable[[Any], object]]] | None = None  # emptied by who calls it
-        self._made: threading.Condition | None = None  # `_condition`, once the stdlib asked for it
+        self._watch: _Watch | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """Make the Condition for the stdlib's `wait` and `as_completed`."""
+        """Return what the stdlib's `wait` and `as_completed` look for in a Future."""
+        if name == "_waiters":
+            return self._watched().waiters
         if name != "_condition":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        with _making:
-            if self._made is None:
-                self._waiters: list[Any] = []
-                self._done_callbacks: list[Any] = []
-                self._told = False  # the stdlib's waiters know
-                self._condition = threading.Condition()
-                self._made = self._condition
-                self._watched = True
-            return self._made
+        watch = self._watched()
+        if watch.condition is None:
+            condition = threading.Condition()
+            with _making:
+                if watch.condition is None:
+                    watch.condition = condition
+        return watch.condition
 
     def __reduce__(self) -> Any:
         raise UsageError("a Future ends in the process that made it and cannot be pickled")
@@ -128,7 +135,7 @@ class SendFuture(Future[Value]):
                 del self, failure  # else the traceback makes a cycle
         receipt = self._receipt
         if receipt is not None:
-            self._result: Any = results_of(*receipt)
+            self._result = results_of(*receipt)
             self._receipt = None
         value: Value = self._result
         return value
@@ -142,15 +149,7 @@ class SendFuture(Future[Value]):
     def add_done_callback(self, fn: Callable[[Future[Value]], object]) -> None:
         """Call `fn` with this Future when it has ended: in the producer's thread, or at once."""
         call: list[Callable[[Any], object]] = [fn]
-        calls = self._calls
-        if calls is None:
-            made: list[list[Callable[[Any], object]]] = []
-            with _making:
-                if self._calls is None:
-                    self._calls = made
-                calls = self._calls
-        calls.append(call)
-        self._watched = True
+        self._watched().calls.append(call)
         if self._state == _FINISHED:
             self._make_call(call)
 
@@ -160,21 +159,21 @@ class SendFuture(Future[Value]):
         if self._exception is not None:
             self._exception = None  # of a failure that was cut off
         self._state = _FINISHED
-        return self._watched
+        return self._watch is not None
 
     def succeed(self, value: Any) -> bool:
         """End it with a result."""
-        self._result = value
+        self._result: Any = value
         self._receipt = self._exception = None
         self._state = _FINISHED
-        return self._watched
+        return self._watch is not None
 
     def fail(self, failure: BaseException) -> bool:
         """End it with an exception."""
         self._exception = failure
         self._receipt = None
         self._state = _FINISHED
-        return self._watched
+        return self._watch is not None
 
     def set_result(self, result: Any) -> None:
         """End it with a result and tell those who wait."""
@@ -192,31 +191,36 @@ class SendFuture(Future[Value]):
 
         Called by a thread that no signal's exception reaches.
         """
-        if self._bell is not None:
-            self._bell.ring()
-        condition = self._made
-        if condition is not None and not self._told:
+        watch = self._watch
+        if watch is None:
+            return
+        watch.bell.ring()
+        condition = watch.condition
+        if condition is not None and not watch.told:
             taken = condition.acquire(timeout=_CONDITION_S)
             try:
-                for waiter in self._waiters:
+                for waiter in watch.waiters:
                     waiter.add_result(self)
-                self._told = True
+                watch.told = True
             finally:
                 if taken:
                     condition.release()
-        for call in self._calls or ():
+        for call in watch.calls:
             self._make_call(call)
 
-    def _wait(self, timeout: float | None) -> None:
-        bell = self._bell
-        if bell is None:
-            made = Bell()
+    def _watched(self) -> _Watch:
+        """Return what those need who wait, made by the first of them."""
+        watch = self._watch
+        if watch is None:
+            made = _Watch()
             with _making:
-                if self._bell is None:
-                    self._bell = made
-                bell = self._bell
-        self._watched = True
-        if not bell.wait_for(self.done, timeout):
+                if self._watch is None:
+                    self._watch = made
+                watch = self._watch
+        return watch
+
+    def _wait(self, timeout: float | None) -> None:
+        if not self._watched().bell.wait_for(self.done, timeout):
             raise TimeoutError
 
     def _make_call(self, call: list[Callable[[Any], object]]) -> None:

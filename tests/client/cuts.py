@@ -19,7 +19,7 @@ Made = TypeVar("Made")
 _LOOKS = {
     number
     for name, number in dis.opmap.items()
-    if name.startswith(("CALL", "RESUME", "JUMP_BACKWARD", "PRECALL"))
+    if name.startswith(("CALL", "RESUME", "JUMP_BACKWARD"))
 }
 
 
