@@ -13,6 +13,7 @@ from typing import Any
 
 from hastore.aio.sending import LoopSender
 from hastore.client.addresses import parse_bootstrap
+from hastore.client.core import named
 from hastore.client.life import Life, refuse_pickling
 from hastore.client.preparing import (
     BATCH_BYTES,
@@ -60,7 +61,7 @@ class Producer:
         self._timeout_s = delivery_timeout_s
         self._preparer = Preparer(addresses[0], options)
         self._sender = LoopSender(addresses, options, self._preparer, self._loop, clock)
-        self._life = Life(f"the asyncio producer for {', '.join(addresses)}", self._sender.abandon)
+        self._life = Life(named("asyncio Producer", addresses), self._sender.abandon)
         self._life.watch(self, self._sender.leave)
 
     async def __aenter__(self) -> Producer:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any
 
 from hastore.client.addresses import parse_bootstrap
+from hastore.client.core import named
 from hastore.client.futures import SendFuture
 from hastore.client.life import Life, refuse_pickling
 from hastore.client.outbox import Entry, Window
@@ -78,7 +79,7 @@ class Producer:
         self._preparer = Preparer(addresses[0], options)
         self._window = Window(max_in_flight)
         self._sender = Sender(addresses, options, self._window, clock)
-        self._life = Life(f"the producer for {', '.join(addresses)}", self._sender.abandon)
+        self._life = Life(named("Producer", addresses), self._sender.abandon)
         self._life.watch(self, self._sender.leave)
         # A `close` that was cut off leaves the thread to this.
         weakref.finalize(self, self._sender.leave).atexit = False
