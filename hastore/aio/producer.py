@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from types import TracebackType
 from typing import Any
 
-from hastore.aio.sending import LoopSender
+from hastore.aio.sending import LINGER_S, LoopSender
 from hastore.client.addresses import parse_bootstrap
 from hastore.client.core import named
 from hastore.client.life import Life, refuse_pickling
@@ -30,6 +30,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UsageError
 from hastore.protocol.api import WINDOW
 
+_LOOK_S = 0.01  # between looks at what the kernel has not taken
 
 class Producer:
     """Send messages from the coroutines of one event loop; see hastore.Producer.
@@ -152,8 +153,11 @@ class Producer:
         try:
             if not self._sender.ended:
                 await self._flush(self._timeout_s + 1.0 if timeout_s is None else timeout_s)
+                until = self._loop.time() + LINGER_S
+                while self._sender.unsent_bytes and self._loop.time() < until:
+                    await asyncio.sleep(_LOOK_S)  # here, not in `end`, where the loop would stand
         finally:
-            self._sender.end()
+            self._sender.end(0.0 if self._sender.unsent_bytes else LINGER_S)
 
     async def _flush(self, timeout_s: float | None) -> bool:
         waiter = self._sender.flush()

@@ -152,6 +152,11 @@ class LoopSender:
         self._tell()
         self._links.close(linger_s)
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What was handed over, and the kernel has not taken yet (`acks` 0 waits for no answer)."""
+        return self._links.unsent_bytes
+
     def leave(self) -> str:
         """Let it end once all is settled; says what is not. A finalizer may call this anywhere."""
         lost = self.core.unacknowledged()

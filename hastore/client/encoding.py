@@ -37,9 +37,8 @@ class RecordEncoder:
 
     def __init__(self, producer_id: str | None, born_host: Host) -> None:
         self._producer_id = producer_id
-        self._born_host = born_host
-        self._born = born_host.packed
-        self._is_ipv6 = born_host.is_ipv6
+        self._is_ipv6 = False
+        self.learn_host(born_host)
         self._numbered = b""
         if producer_id is not None:
             self._numbered = f"{PRODUCER_ID}\x01{producer_id}\x02{SEQUENCE}\x01".encode()
@@ -47,6 +46,12 @@ class RecordEncoder:
         # Of the last message without properties: its topic, the length of its number, and all that
         # comes between its body and its number. One tuple: other threads encode too.
         self._last: tuple[str | None, int, bytes] = None, 0, b""
+
+    def learn_host(self, born_host: Host) -> None:
+        """Take the host of the messages to come; any thread may call this."""
+        self._is_ipv6 |= born_host.is_ipv6  # first: then the packed form is not used any more
+        self._born_host = born_host
+        self._born = born_host.packed
 
     def encode(
         self,

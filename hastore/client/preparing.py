@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
+from hastore.client.connections.names import Targets, look_up, numeric_targets
 from hastore.client.encoding import RecordEncoder
 from hastore.client.outbox import SendOptions
 from hastore.client.send_core import MAX_FRAME_RECORDS
@@ -73,11 +74,20 @@ class Preparer:
     """Check and encode one producer's messages; may be shared between threads."""
 
     def __init__(self, address: str, options: SendOptions) -> None:
-        """`address`: of a node; this machine's address as it sees it is each message's."""
+        """`address`: of a node; this machine's address as it sees it is each message's bornHost.
+
+        Where the node is given by a name that is looked up first, and messages that are sent before
+        it is known have zeros.
+        """
         self.producer_id = secrets.token_hex(8)
-        self._encoder = RecordEncoder(
-            self.producer_id if options.idempotent else None, _own_host(address)
-        )
+        encoder = RecordEncoder(self.producer_id if options.idempotent else None, NO_HOST)
+        host, _, port = address.partition("://")[2].rpartition(":")
+        targets = numeric_targets(host.strip("[]"), int(port))
+        if targets:
+            encoder.learn_host(_own_host(targets))
+        else:
+            look_up(host, int(port), lambda found: encoder.learn_host(_own_host(found)))
+        self._encoder = encoder
         self._batch_bytes = options.batch_bytes
         self._part_records = min(MAX_FRAME_RECORDS, options.max_in_flight)
         self._topics: set[str] = set()
@@ -144,15 +154,14 @@ def pairs_of(key: str | None, tags: str | None, properties: Properties) -> list[
     return pairs
 
 
-def _own_host(address: str) -> Host:
-    """Return this machine's address as the first node sees it; zeros when that is not known."""
-    host, _, port = address.partition("://")[2].rpartition(":")
-    try:
-        found = socket.getaddrinfo(host.strip("[]"), int(port) or 1, type=socket.SOCK_DGRAM)
-        family, kind, _, _, target = found[0]
-        with socket.socket(family, kind) as probe:  # no packet is sent
-            probe.connect(target)
-            own = probe.getsockname()[0]
-        return Host(socket.inet_pton(family, own.partition("%")[0]), 0)
-    except OSError:
-        return NO_HOST
+def _own_host(targets: Targets) -> Host:
+    """Return this machine's address as a node sees it; zeros when that is not known."""
+    for family, target in targets:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:  # no packet is sent
+                probe.connect((target[0], target[1] or 1, *target[2:]))
+                own = probe.getsockname()[0]
+            return Host(socket.inet_pton(family, own.partition("%")[0]), 0)
+        except OSError:
+            continue
+    return NO_HOST

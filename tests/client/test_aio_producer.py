@@ -468,3 +468,27 @@ def test_forked_the_child_is_told_and_the_parent_goes_on(node: Node) -> None:
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert bodies(node) == [b"parent", b"child", b"parent"]
+
+
+def test_closing_leaves_the_loop_to_others_while_the_kernel_takes_no_more(node: Node) -> None:
+    """Nobody answers with `acks` 0, so what is unsent is all that `close` has to wait for."""
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.001)
+            ticks += 1
+
+    async def main() -> int:
+        producer = Producer([node.address], acks=0)
+        await producer.send("t", b"first", queue=0)
+        with node.server._turning:  # the node reads nothing
+            while not producer._sender.unsent_bytes:
+                await producer.send("t", bytes(2 * 1024 * 1024), queue=0)
+            ticking = asyncio.create_task(tick())
+            await producer.close()
+            ticking.cancel()
+        return ticks
+
+    assert asyncio.run(main()) > 50

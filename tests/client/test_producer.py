@@ -11,6 +11,7 @@ import pytest
 
 import hastore
 from hastore import OutgoingMessage, Producer
+from hastore.client.connections import names
 from hastore.client.send_core import SendCore
 from hastore.config import ApiConfig
 from hastore.errors import (
@@ -463,3 +464,38 @@ def test_what_was_only_ever_refused_ends_as_refused(
                 endings.append(type(failure).__name__)
     assert len(endings) == 6
     assert endings.count("NotStoredError") >= 4  # a busy machine may delay an earlier try's answer
+
+
+def test_a_node_given_by_name_holds_no_constructor_up(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name is looked up beside it, and then this machine's address is known as well."""
+    goes_on = threading.Event()
+    real = names._targets
+
+    def slow(host: str, port: int, flags: int) -> names.Targets:
+        if not flags:
+            assert goes_on.wait(20)
+            return real("127.0.0.1", port, flags)
+        return real(host, port, flags)
+
+    monkeypatch.setattr(names, "_targets", slow)
+    port = node.address.rpartition(":")[2]
+    with Producer([f"tcp://localhost:{port}"]) as producer:  # does not wait
+        assert not goes_on.is_set()
+        goes_on.set()
+        wait_for(lambda: producer.send_sync("t", b"x", queue=0) and stored_hosts(node)[-1] != NO)
+    assert stored_hosts(node)[-1] == "127.0.0.1:0"
+
+
+NO = "0.0.0.0:0"
+
+
+def stored_hosts(node: Node) -> list[str]:
+    """Return the born hosts of a node's log, in its order."""
+    log, at, found = bytes(node.backend.store.log), 0, []
+    while at < len(log):
+        record = decode_record(log, at)
+        found.append(record.born_host.text)
+        at += record.size
+    return found

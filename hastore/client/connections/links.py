@@ -90,6 +90,11 @@ class Links(Protocol):
         """Return in how many seconds `collect` has something to do by itself, -1 for never."""
         ...
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What the kernel has not taken yet, over all links, as far as that is known."""
+        ...
+
     def abandon(self) -> None:
         """Close the descriptors in a forked child, where the connections are the parent's."""
         ...

@@ -235,6 +235,11 @@ class SocketLinks:
         self._links.clear()
         self._epoll.close()
 
+    @property
+    def unsent_bytes(self) -> int:
+        """What the kernel has not taken yet, over all links."""
+        return sum([link.unsent_bytes for link in self._links.values()])
+
     def abandon(self) -> None:
         """Close the descriptors in a forked child; the connections stay the parent's."""
         self._closed = True
