@@ -206,3 +206,11 @@ def test_the_package_has_no_leftovers():
         for number, line in enumerate(path.read_text().splitlines(), 1):
             allowed_here = "return NotImplemented" in line
             assert allowed_here or not marks.search(line), f"{path}:{number}: {line.strip()}"
+
+
+def test_comments_name_documents_that_the_product_has():
+    named = re.compile(r"\b([A-Za-z][A-Za-z0-9_/-]*\.md)\b")
+    for path in (*ALL_PYTHON, *sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"):
+        for name in named.findall(path.read_text()):
+            there = any((base / name).exists() for base in (ROOT, ROOT / "docs", path.parent))
+            assert there, f"{path}: {name} is no document of this project"

@@ -1,5 +1,5 @@
-"""Count the slaves' reports (FAILOVER.md, "Acknowledging"). Pure: one table for each epoch that
-a master opens.
+"""Count the slaves' reports (docs/failover.md, "Acknowledging"). Pure: one table for each epoch
+that a master opens.
 
 Invariants: 0 <= report <= what was sent on that link; a node counts once, on its latest
 connection; `confirmed_offset` never falls within a table and never lies above the master's own

@@ -1,5 +1,5 @@
-"""The answerer's side of HELLO: check who calls, then serve what it calls for (FAILOVER.md,
-"HELLO").
+"""The answerer's side of HELLO: check who calls, then serve what it calls for
+(docs/ha-link.md, "HELLO").
 """
 
 import ipaddress

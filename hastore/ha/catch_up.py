@@ -1,5 +1,5 @@
-"""Copy what a more advanced node has, before a promotion opens (FAILOVER.md, "Promotion", step
-4).
+"""Copy what a more advanced node has, before a promotion opens
+(docs/failover.md, "Promotion", step 4).
 """
 
 import logging

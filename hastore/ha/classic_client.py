@@ -1,4 +1,4 @@
-"""Follow a RocketMQ master by the classic protocol (FORMATS.md, section 3): `ha.classic_master`.
+"""Follow a RocketMQ master by the classic protocol (docs/ha-link.md): `ha.classic_master`.
 
 No handshake, identity or epoch: what comes from there is epoch 0 of this log's history. An empty
 log starts where the master's first frame says; any other must be continued exactly, heartbeats

@@ -1,4 +1,4 @@
-"""Epoch histories: who wrote which range of the log (FAILOVER.md, "State of a node"). Pure.
+"""Epoch histories: who wrote which range of the log (docs/failover.md). Pure.
 
 A history is a tuple of entries with strictly rising epochs and starts that never fall. An epoch is
 `counter << 16 | node_number`, so no two nodes ever share one; epoch 0 is what came from a RocketMQ

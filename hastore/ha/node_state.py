@@ -1,4 +1,4 @@
-"""What a node must not forget (FAILOVER.md, "State of a node"): `<store>/hastore/node.json`.
+"""What a node must not forget (docs/failover.md): `<store>/hastore/node.json`.
 
 Every change is on the disk, file and directory, when the method that makes it returns: whatever
 rests on it may then be sent, acknowledged or opened. `confirmed_offset` and `flushed_offset` need

@@ -1,5 +1,5 @@
-"""Carry out one attempt at a promotion (FAILOVER.md, "Promotion"): survey, promise, count,
-catch up, open.
+"""Carry out one attempt at a promotion (docs/failover.md, "Promotion"): survey, promise,
+count, catch up, open.
 """
 
 import logging

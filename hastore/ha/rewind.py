@@ -1,5 +1,5 @@
-"""Cut a log back to a common point, in steps that a crash may interrupt anywhere (FAILOVER.md,
-"Rejoin and the cut").
+"""Cut a log back to a common point, in steps that a crash may interrupt anywhere
+(docs/failover.md, "Following and rejoin").
 
     1 archive the tail, synced -> 2 write the intent -> 3 clear the bytes, synced
       -> 4 cut the history and drop the intent

@@ -1,4 +1,4 @@
-"""The decisions of FAILOVER.md as pure functions: who may follow, where a stream starts, who
+"""The decisions of docs/failover.md as pure functions: who may follow, where a stream starts, who
 may promise.
 
 The same code runs in the server and in simulations: no sockets, files or clocks here.

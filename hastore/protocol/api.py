@@ -3,7 +3,7 @@
     request   DEALER -> ROUTER   [header: msgpack array, tag first] [payload: Put]
     reply     ROUTER -> DEALER   [header: msgpack array, tag first] [payload: Pulled, Found]
 
-A payload is commit log records (FORMATS.md, section 1) one behind the other: as built by the client
+A payload is commit log records (docs/formats.md) one behind the other: as built by the client
 in a Put, as stored in a reply. `rid` is the client's number for the request; its reply carries it
 again. Every request gets exactly one reply, except a Put with `acks` 0, and a malformed message,
 whose connection is closed.
@@ -192,7 +192,7 @@ class PutDone(_Message, frozen=True, tag="put."):
     """The outcome of a Put: `status` is each record's, unless `statuses` lists them.
 
     `offsets`, `queue_ids` and `queue_offsets` have one entry a record (0 where nothing was stored),
-    or are empty when nothing was stored at all. `level` states what was seen (RELIABILITY.md),
+    or are empty when nothing was stored at all. `level` states what was seen,
     never more.
     """
 

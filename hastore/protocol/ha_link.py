@@ -1,4 +1,4 @@
-"""The HA link after its opening (FORMATS.md 3 and 4). Pure: bytes in, events out.
+"""The HA link after its opening (docs/ha-link.md). Pure: bytes in, events out.
 
 Slave to master, a report:         | maxOffset:int64 | Master to slave, a data frame:     |
 physOffset:int64 | bodySize:int32 | body |     bodySize 0: a heartbeat Master to slave, a control

@@ -1,5 +1,5 @@
-"""HELLO: how two nodes open a connection on the HA port (FAILOVER.md, "HELLO"). Pure: bytes in,
-messages out.
+"""HELLO: how two nodes open a connection on the HA port (docs/ha-link.md, "HELLO"). Pure: bytes
+in, messages out.
 
     caller                                     answerer
       | CALL_MAGIC (8 bytes, sign bit set)        |

@@ -1,5 +1,5 @@
-"""RoleService: follows the operator's file, and carries a node from role to role (FAILOVER.md,
-"Promotion").
+"""RoleService: follows the operator's file, and carries a node from role to role
+(docs/failover.md, "Promotion").
 
     mode        leaves it when
     FOLLOWING   the file flips to a master's role (or `hastore promote` asks) -> PROMOTING

@@ -211,7 +211,7 @@ def layout_of(buffer: Buffer, at: int, end: int) -> Layout | None:
 def check_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> int:
     """Return the size of the valid record at `at`, 0 when there is none; raises nothing.
 
-    `buffer[at:end]` is the rest of the file, or of what is there. Valid as FORMATS.md has it:
+    `buffer[at:end]` is the rest of the file, or of what is there. Valid as docs/formats.md has it:
     magic, lengths that add up, body CRC, and a physicalOffset that is the place.
     """
     layout = layout_of(buffer, at, end)

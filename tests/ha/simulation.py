@@ -5,7 +5,7 @@ GroupTransferService, HAClient, SlaveStream and Receiver, Promoter, catch-up, re
 simulated is what surrounds it: the disk (a log of tiny records, a file that is replaced), the
 network (calls that get lost, frames and reports in flight), time, crashes (at each durable
 effect) and power losses. A walk is a number of random steps from one seed; `World.check` holds
-FAILOVER.md's list of what must hold against every state.
+docs/failover.md's list of what must hold against every state.
 
 A record is one value of 1 to 255, repeated 1 to 3 times: a stream may stop inside.
 """
@@ -888,7 +888,7 @@ class World:
             member.gate.open(epoch)
         self.count("resume")
 
-    # ---- what must hold (the numbers are FAILOVER.md's)
+    # ---- what must hold (the numbers are docs/failover.md's)
 
     def check(self) -> None:
         nodes = [node for node in self.nodes.values() if node.up]

@@ -1,4 +1,4 @@
-"""DESIGN.md, "What upstream gets wrong": the same provocation for RocketMQ and for hastore.
+"""What RocketMQ gets wrong: the same provocation for RocketMQ and for hastore.
 
 The first half of each test shows that the fault is real, so it fails when RocketMQ mends it.
 """
