@@ -7,16 +7,14 @@ is in anybody's hands. So a call that was cancelled has done nothing that its cl
 from __future__ import annotations
 
 import asyncio
-from types import TracebackType
-from typing import NoReturn, Self
 
 from hastore.client.core import Core
-from hastore.client.life import Life, refuse_pickling
+from hastore.client.life import AsyncClosable, Life
 from hastore.client.requester import ClosedMeanwhile, Requester, Result, Steps
 from hastore.errors import HastoreError
 
 
-class AsyncClient:
+class AsyncClient(AsyncClosable):
     """Run a core for coroutines of one event loop; calls of several tasks take turns."""
 
     def __init__(self, core: Core, what: str) -> None:
@@ -24,20 +22,6 @@ class AsyncClient:
         self._requester = core.requester
         self._life = Life(what, core.requester.abandon)
         self._life.watch(self, core.requester.drop)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        failure: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    def __reduce__(self) -> NoReturn:
-        refuse_pickling(self)
 
     async def close(self) -> None:
         """Close the connections; a call under way in another task ends at once."""

@@ -8,13 +8,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from types import TracebackType
-from typing import Any
 
 from hastore.aio.sending import LINGER_S, LoopSender
 from hastore.client.addresses import parse_bootstrap
 from hastore.client.core import named
-from hastore.client.life import Life, refuse_pickling
+from hastore.client.life import AsyncClosable, Life
 from hastore.client.preparing import (
     BATCH_BYTES,
     Acks,
@@ -32,7 +30,7 @@ from hastore.protocol.api import WINDOW
 
 _LOOK_S = 0.01  # between looks at what the kernel has not taken
 
-class Producer:
+class Producer(AsyncClosable):
     """Send messages from the coroutines of one event loop; see hastore.Producer.
 
     Calls go out in the order in which they were made. A `send` that is cancelled before its turn
@@ -64,20 +62,6 @@ class Producer:
         self._sender = LoopSender(addresses, options, self._preparer, self._loop, clock)
         self._life = Life(named("asyncio Producer", addresses), self._sender.abandon)
         self._life.watch(self, self._sender.leave)
-
-    async def __aenter__(self) -> Producer:
-        return self
-
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        failure: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        await self.close()
-
-    def __reduce__(self) -> Any:
-        refuse_pickling(self)
 
     @property
     def producer_id(self) -> str:

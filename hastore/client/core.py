@@ -12,10 +12,8 @@ call mends what may be torn before it begins.
 from __future__ import annotations
 
 import threading
-from types import TracebackType
-from typing import NoReturn, Self
 
-from hastore.client.life import Life, refuse_pickling
+from hastore.client.life import Closable, Life
 from hastore.client.requester import Requester, Result, Steps
 from hastore.errors import ClientError, HastoreError
 
@@ -43,7 +41,7 @@ class Core:
         requester.links.open(requester.cluster.addresses)  # one may have been cut off in between
 
 
-class Blocking:
+class Blocking(Closable):
     """Run a core for callers that wait; calls of several threads take turns."""
 
     def __init__(self, core: Core, what: str) -> None:
@@ -52,20 +50,6 @@ class Blocking:
         self._requester = core.requester
         self._life = Life(what, core.requester.abandon)
         self._life.watch(self, core.requester.drop)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        failure: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        refuse_pickling(self)
 
     def close(self) -> None:
         """Close the connections; a call under way in another thread ends at once."""

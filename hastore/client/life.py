@@ -16,7 +16,8 @@ import os
 import warnings
 import weakref
 from collections.abc import Callable
-from typing import NoReturn
+from types import TracebackType
+from typing import NoReturn, Self
 
 from hastore.errors import ClientError, UsageError
 
@@ -69,6 +70,50 @@ def refuse_pickling(client: object) -> NoReturn:
     raise UsageError(
         f"a {kind} has connections and cannot be pickled: make one in each process"
     )
+
+
+class Closable:
+    """A client that `with` closes, and that is neither pickled nor copied."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
+
+    def close(self) -> None:
+        """Close the client."""
+        raise NotImplementedError
+
+
+class AsyncClosable:
+    """The same for `async with`."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        failure: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+    def __reduce__(self) -> NoReturn:
+        refuse_pickling(self)
+
+    async def close(self) -> None:
+        """Close the client."""
+        raise NotImplementedError
 
 
 _alive: weakref.WeakSet[Life] = weakref.WeakSet()

@@ -10,13 +10,11 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
-from types import TracebackType
-from typing import Any
 
 from hastore.client.addresses import parse_bootstrap
 from hastore.client.core import named
 from hastore.client.futures import SendFuture
-from hastore.client.life import Life, refuse_pickling
+from hastore.client.life import Closable, Life
 from hastore.client.outbox import Entry, Window
 from hastore.client.preparing import (
     BATCH_BYTES,
@@ -39,7 +37,7 @@ _NO_PAIRS: list[tuple[str, str]] = []
 __all__ = ["Acks", "OutgoingMessage", "Producer", "Properties"]
 
 
-class Producer:
+class Producer(Closable):
     """Send messages; safe to share between threads.
 
     Each message carries the producer's random id and a sequence number, so a message that is sent
@@ -84,20 +82,6 @@ class Producer:
         # A `close` that was cut off leaves the thread to this.
         weakref.finalize(self, self._sender.leave).atexit = False
         self._sender.start()
-
-    def __enter__(self) -> Producer:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        failure: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def __reduce__(self) -> Any:
-        refuse_pickling(self)
 
     @property
     def producer_id(self) -> str:

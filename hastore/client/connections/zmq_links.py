@@ -36,13 +36,12 @@ _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 @dataclass(slots=True)
 class Link:
-    """One DEALER. `generation` counts its connections; `up` is whether the present one stands."""
+    """One DEALER; `up` is whether its present connection stands."""
 
     address: str
     dealer: zmq.Socket[bytes]
     monitor: zmq.Socket[bytes]
     up: bool = False
-    generation: int = 0
 
 
 class ZmqLinks:
@@ -185,7 +184,6 @@ class ZmqLinks:
     def _follow(self, link: Link, arrivals: list[Arrival]) -> None:
         event, _ = monitor_event(link.monitor.recv_multipart(_NOBLOCK)[0])
         link.up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-        link.generation += link.up
         arrivals.append(Arrival(link.address, None, up=link.up))
 
     def _receive(self, link: Link, arrivals: list[Arrival]) -> None:
