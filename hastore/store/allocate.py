@@ -46,6 +46,7 @@ class AllocateService(Service):
         self._changed = threading.Condition()
         self._wanted = False
         self._ready = False
+        self._first = True
         self._attempts = 0
         self._retry = False
         self._warm = warm
@@ -80,7 +81,10 @@ class AllocateService(Service):
         raise StoreFullError(f"{self._path}: the next commit log file is not ready")
 
     def take(self, target: str) -> None:
-        """Move the spare to `target`; raises what `wait_ready` raises. Durable after `sync_dir`."""
+        """Move the spare to `target`; durable after `sync_dir` of both directories.
+
+        Raises what `wait_ready` raises.
+        """
         self.wait_ready()
         with self._changed:
             self._fs.rename(self._path, target)
@@ -178,8 +182,15 @@ class AllocateService(Service):
             log.warning("closing a file that was read ahead of its use: %s", failure)
 
     def _make(self) -> str | None:
-        """Make the spare; return why not. What was reserved in vain is given back."""
+        """Make the spare; return why not. What was reserved in vain is given back.
+
+        One of an earlier life goes first: a power loss may have left the last log file under both
+        its names.
+        """
         try:
+            if self._first and self._fs.exists(self._path):
+                self._fs.remove(self._path)
+            self._first = False
             file = self._fs.open(self._path, create=True)
             try:
                 if file.size > self._size:

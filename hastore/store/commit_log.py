@@ -66,7 +66,7 @@ class CommitLog:
         self.min_offset = 0
         self.max_offset = 0
         self.boundary = 0  # the end of a whole record, as far on as is known; <= max_offset
-        self.queue = MappedFileQueue(fs, self.directory, file_size)
+        self.queue = MappedFileQueue(fs, self.directory, file_size, f"{root}/hastore")
         self.allocator = AllocateService(
             fs, f"{root}/hastore/spare", file_size, on_failure, warm=warm_files
         )
