@@ -2,6 +2,7 @@
 
 import errno
 import os
+import threading
 from collections.abc import Callable
 
 from hastore.store.filesystem import Bytes, File, RealFile, RealFileSystem
@@ -105,3 +106,19 @@ class FaultyFileSystem(RealFileSystem):
     def sync_all(self, path: str) -> None:
         self.begin("sync_all", path)
         super().sync_all(path)
+
+
+class NoticedLock:
+    """A lock that says when somebody has to wait for it."""
+
+    def __init__(self, waiting: threading.Event) -> None:
+        self._lock = threading.RLock()
+        self._waiting = waiting
+
+    def __enter__(self) -> None:
+        if not self._lock.acquire(blocking=False):
+            self._waiting.set()
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
