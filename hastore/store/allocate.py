@@ -17,7 +17,7 @@ from collections.abc import Callable
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import StoreError, StoreFullError
 from hastore.service import Service
-from hastore.store.filesystem import File, FileSystem
+from hastore.store.filesystem import NO_ROOM, File, FileSystem
 
 log = logging.getLogger(__name__)
 
@@ -83,12 +83,24 @@ class AllocateService(Service):
     def take(self, target: str) -> None:
         """Move the spare to `target`; durable after `sync_dir` of both directories.
 
-        Raises what `wait_ready` raises.
+        Raises what `wait_ready` raises, StoreError when it cannot be moved; the next call tries
+        again.
         """
         self.wait_ready()
         with self._changed:
-            self._fs.rename(self._path, target)
+            try:
+                self._fs.rename(self._path, target)
+            except OSError as failure:
+                if isinstance(failure, FileNotFoundError):
+                    self._ready = False  # somebody removed it: another one is made
+                reason = f"{self._path} cannot become the next commit log file: {failure}"
+                if self.failure_reason is None:
+                    log.error("%s", reason)
+                self.failure_reason = reason
+                kind = StoreFullError if failure.errno in NO_ROOM else StoreError
+                raise kind(reason) from failure
             self._ready = self._wanted = False
+            self.failure_reason = None
 
     def discard(self) -> None:
         """Remove the spare (after `stop`), so that a closed store holds nothing but its log."""

@@ -205,6 +205,8 @@ class Appender:
                     _not_stored(entries, PutStatus.TIMEOUT, failure)
                     for _, entries in map(self._intake.examine, payloads)
                 ]
+            except OSError as failure:  # an older record, say, that a retry is compared with
+                raise StoreError(f"nothing was appended: {failure}") from failure
             return examined, start, log.max_offset, None
 
     def _wait_for_replay(self, end: int) -> None:

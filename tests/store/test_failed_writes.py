@@ -194,3 +194,68 @@ def test_a_slave_clears_what_a_failed_splice_left(tmp_path: Path, error: OSError
         assert isinstance(failure, StoreBrokenError) is (error is BAD_DISK)
         assert not any(read_log(tmp_path / "s"))
         assert seen_after_a_kill(slave, tmp_path / "c") == []
+
+
+def fill_the_file(store: MessageStore) -> None:
+    put(store, message(0, size=FILE_SIZE - 400))
+
+
+@pytest.mark.parametrize("gone", [False, True], ids=["bad-disk", "spare-removed"])
+def test_a_next_file_that_cannot_be_moved_refuses_and_the_next_put_tries_again(
+    tmp_path: Path, gone: bool
+) -> None:
+    with on_faulty_disk(tmp_path) as (store, fs):
+        fill_the_file(store)
+
+        def rule(call: str, path: str) -> None:
+            if call == "rename" and "/commitlog/" in path:
+                if gone:
+                    (tmp_path / "hastore" / "spare").unlink()
+                else:
+                    raise OSError(5, "told to", path)
+
+        fs.hook = rule
+        for _ in range(2):
+            (refused,) = refusals(store, message(1, size=1000))
+            assert ("No such file" if gone else "told to") in refused
+            assert store.broken_reason is None
+            assert any(refused in problem for problem in store.problems)
+        fs.heal()
+        put(store, message(1, size=1000))
+        assert store.problems == []
+        assert len(bodies(store)) == 2
+
+
+def test_a_slave_is_refused_a_next_file_and_goes_on(tmp_path: Path) -> None:
+    with opened(tmp_path / "m") as master, on_faulty_disk(tmp_path / "s") as (slave, fs):
+        put(master, message(0))
+        fs.fail("rename", "/commitlog/")
+        with master.view(0, 1 << 20) as view:
+            with pytest.raises(StoreError, match="spare"):
+                slave.append_replica(0, view)
+            assert slave.broken_reason is None
+            fs.heal()
+            assert slave.append_replica(0, view) == master.max_offset
+
+
+def refusals(store: MessageStore, record: bytes) -> list[str]:
+    """Why a put is refused, whichever way it is said; nothing of it is in the log."""
+    try:
+        results = store.put_encoded([record])[0]
+    except StoreError as failure:
+        return [str(failure)]
+    assert {result.status for result in results} == {PutStatus.SERVICE_NOT_AVAILABLE}
+    return [str(result.reason) for result in results]
+
+
+def test_a_retry_whose_original_cannot_be_read_is_refused(tmp_path: Path) -> None:
+    with on_faulty_disk(tmp_path) as (store, fs):
+        put(store, message(0, producer="p"))
+        fill_the_file(store)
+        assert len(bodies(store)) == 2  # replay is done with the file
+        store._parts.log.queue.release()
+        fs.fail("open", f"{0:020d}")
+        (reason,) = refusals(store, message(0, producer="p"))
+        assert "Input/output error" in reason
+        fs.heal()
+        assert put(store, message(0, producer="p"))[0].duplicate
