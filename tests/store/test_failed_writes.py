@@ -259,3 +259,16 @@ def test_a_retry_whose_original_cannot_be_read_is_refused(tmp_path: Path) -> Non
         assert "Input/output error" in reason
         fs.heal()
         assert put(store, message(0, producer="p"))[0].duplicate
+
+
+def test_a_log_file_that_cannot_be_opened_refuses_and_closes_nothing(tmp_path: Path) -> None:
+    """No descriptor is left, say: not a byte was written."""
+    with on_faulty_disk(tmp_path) as (store, fs):
+        put(store, message(0))
+        assert len(bodies(store)) == 1
+        store._parts.log.queue.release()
+        fs.fail("open", "/commitlog/")
+        (reason,) = refusals(store, message(1))
+        assert "cannot be opened" in reason and store.broken_reason is None
+        fs.heal()
+        put(store, message(1))
