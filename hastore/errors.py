@@ -9,6 +9,7 @@ The type says whose fault it is, the text names the thing and the remedy.
     |-- StoreError                 the disk's side (exit code 3)
     |   |-- StoreInUseError        another process holds the store's lock
     |   |-- StoreBrokenError       rot, missing files, a failed sync: the range stays closed
+    |   |   `-- StoreUncertainError  a failed write could not be undone: a restart may find it
     |   |-- StoreFullError         no room for the next file; nothing was appended
     |   `-- CorruptRecordError     bytes that are no record
     |-- ProtocolError              the peer erred: the connection is closed
@@ -54,6 +55,10 @@ class StoreInUseError(StoreError):
 
 class StoreBrokenError(StoreError):
     """The store lacks or has damaged bytes, or a sync failed; the range stays closed."""
+
+
+class StoreUncertainError(StoreBrokenError):
+    """A write failed and what it left could not be cleared: the next start may take it."""
 
 
 class StoreFullError(StoreError):

@@ -32,6 +32,8 @@ log = logging.getLogger(__name__)
 MASTER_MEM = "MASTER_MEM"
 ALL = -1
 _OK, _CONFIRMED = Status.PUT_OK, Outcome.CONFIRMED  # looked up once
+_UNKNOWN = Status.TIMEOUT.name
+_DISK_FAILED = frozenset({_UNKNOWN, Status.SERVICE_NOT_AVAILABLE.name})
 
 
 class PendingPut(msgspec.Struct):
@@ -218,6 +220,14 @@ class PutDesk:
             end_offset, put.count = results.end_offset, len(results.offsets)
         else:
             end_offset, put.count = _end_of(results), len(results)
+            missing = [result for result in results if result.offset is None]
+            failed = _failed(missing) if missing else None
+            if failed is not None:
+                if not end_offset:
+                    self._refuse_all([put], Status[failed.status.name], failed.reason or "")
+                    return
+                if put.request.run:  # nothing of it may overtake what is missing
+                    put.connection.next_at = None
         if need is None or not end_offset:
             self._respond(put, _OK, MASTER_MEM)
             return
@@ -322,6 +332,12 @@ class PutDesk:
         if status is Status.SERVICE_NOT_AVAILABLE:
             master = master_of(self._backend, self._failures)
         self._answer(connection, PutDone(request.rid, status, 0, reason=reason, master=master))
+
+
+def _failed(results: Sequence[PutResult]) -> PutResult | None:
+    """Return a result that the disk is to blame for, one that may be stored before all others."""
+    failed = [result for result in results if result.status.name in _DISK_FAILED]
+    return min(failed, key=lambda result: result.status.name != _UNKNOWN, default=None)
 
 
 def _end_of(results: Sequence[PutResult]) -> int:

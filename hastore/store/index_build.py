@@ -76,6 +76,7 @@ class IndexBuildService(Service):
         self._dispatched = 0
         self._seen_end = 0  # of the log, at the last look for records
         self._sync_failed = False
+        self._inherited = False  # files of the process before may be unsynced, nobody knows which
         self.blocked_reason: str | None = None  # why replay does not go on, for the status
         self.on_dispatched: Callable[[int], None] | None = None  # called in replay's thread
 
@@ -88,6 +89,7 @@ class IndexBuildService(Service):
         """Open the dispatchers, cut to match the log's end, and return where replay goes on."""
         end = self._log.max_offset
         dispatched, synced, trusted = self._state.load()
+        self._inherited = trusted
         offset = max(min(dispatched if trusted else synced, end), self._log.min_offset)
         self._dispatched = min(
             [offset, *(dispatcher.load(offset, trusted) for dispatcher in self._dispatchers)]
@@ -319,6 +321,9 @@ class IndexBuildService(Service):
             if offset == self._state.synced or self._sync_failed:
                 return
             try:
+                if self._inherited:
+                    self._state.sync_all()
+                    self._inherited = False
                 for dispatcher in self._dispatchers:
                     dispatcher.flush()
                 self._state.save_synced(offset)

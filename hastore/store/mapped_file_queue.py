@@ -19,11 +19,16 @@ class MappedFileQueue:
     One thread at a time may change it (the owner's append lock).
     """
 
-    def __init__(self, fs: FileSystem, directory: str, file_size: int) -> None:
+    def __init__(
+        self, fs: FileSystem, directory: str, file_size: int, source: str | None = None
+    ) -> None:
+        """Name the directory; `source` is the one that added files are renamed from."""
         self.directory = directory
         self.file_size = file_size
         self.files: tuple[MappedFile, ...] = ()
-        self.names_dirty = False  # names were added since the last sync_names
+        self._source = source
+        self._names_added = 0  # counts, so that a sync covers what was there when it began
+        self._names_synced = 0
         self._fs = fs
         self._opened: list[MappedFile] = []
         self._opened_guard = threading.Lock()
@@ -91,7 +96,7 @@ class MappedFileQueue:
         path = f"{self.directory}/{file_name(start)}"
         take(path)
         added = MappedFile(self._fs, path, start, self.file_size)
-        self.names_dirty = True
+        self.note_names()
         self.files = (*self.files, added)
         self._note_opened(added)
         return added
@@ -110,18 +115,22 @@ class MappedFileQueue:
             gone.remove()
             self.sync_names()
 
+    def note_names(self) -> None:
+        """Say that names may be there that are not durable: `sync` is to see to them."""
+        self._names_added += 1
+
     def sync_names(self) -> None:
-        """Make the files' names durable."""
-        self.names_dirty = False
-        try:
-            self._fs.sync_dir(self.directory)
-        except OSError:
-            self.names_dirty = True
-            raise
+        """Make the files' names durable, and that they are nowhere else. Any thread."""
+        added = self._names_added
+        self._fs.sync_dir(self.directory)
+        if added > self._names_synced:
+            if self._source is not None:
+                self._fs.sync_dir(self._source)
+            self._names_synced = added  # only now: another thread's flush must not skip it before
 
     def sync(self, start: int, end: int) -> None:
         """Make the bytes [start, end) durable, names included."""
-        if self.names_dirty:
+        if self._names_added > self._names_synced:
             self.sync_names()
         for file in self.files:
             if file.start < end and file.end > start:

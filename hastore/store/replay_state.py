@@ -93,6 +93,10 @@ class ReplayState:
             file = self._open()
         file.sync()
 
+    def sync_all(self) -> None:
+        """Sync the file system that the derived files are on. Raises OSError."""
+        self._fs.sync_all(self._path.rpartition("/")[0])
+
     def close(self) -> None:
         """Close the file."""
         if self._file is not None:

@@ -60,10 +60,11 @@ class FileCache:
         """Make a sparse file of zeros, with its directories."""
         directory = path.rpartition("/")[0]
         with self._lock:
-            if not self.fs.is_dir(directory):
-                self.fs.make_dirs(directory, sync=False)
-                above = directory.rpartition("/")[0]
-                self._dirty_dirs |= {above, above.rpartition("/")[0]}
+            missing = directory
+            while missing and not self.fs.is_dir(missing):
+                missing = missing.rpartition("/")[0]
+                self._dirty_dirs.add(missing)
+            self.fs.make_dirs(directory, sync=False)
             file = self.fs.open(path, create=True)
             self._dirty_dirs.add(directory)
             self._dirty.add(path)

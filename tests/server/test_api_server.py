@@ -22,7 +22,8 @@ from hastore.server.api_replies import Replies
 from hastore.server.api_server import ApiServer
 from hastore.store.host import NO_HOST
 from hastore.store.record import build_record, decode_record
-from tests.api_fakes import FakeBackend
+from tests.api_fakes import FakeBackend, FakePut
+from tests.api_fakes import Status as Kind
 
 
 def record(topic: str = "t", body: bytes = b"x", queue: int = 0, seq: int | None = None) -> bytes:
@@ -288,6 +289,51 @@ def test_a_gate_that_closed_meanwhile_appends_nothing(client: Client, backend: F
     backend.gate_closed = True
     reply = client.ask(api.Put(1), record())
     assert (reply.status, reply.reason) == (api.Status.SERVICE_NOT_AVAILABLE, "superseded")
+
+
+def told(*statuses: str) -> list[FakePut]:
+    """Results of a put that a disk failed: PUT_OK is at offset 0, the others are nowhere."""
+    return [
+        FakePut(Kind(name), 0, 90, 0, 0) if name == "PUT_OK" else FakePut(Kind(name), reason="disk")
+        for name in statuses
+    ]
+
+
+@pytest.mark.parametrize(
+    ("results", "status"),
+    [
+        (["SERVICE_NOT_AVAILABLE"] * 2, api.Status.SERVICE_NOT_AVAILABLE),
+        (["MESSAGE_ILLEGAL", "SERVICE_NOT_AVAILABLE"], api.Status.SERVICE_NOT_AVAILABLE),
+        (["TIMEOUT"] * 2, api.Status.TIMEOUT),
+        (["SERVICE_NOT_AVAILABLE", "TIMEOUT"], api.Status.TIMEOUT),
+    ],
+)
+def test_a_put_that_the_disk_failed_is_refused_whole_and_the_rest_of_its_run(
+    client: Client,
+    backend: FakeBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    results: list[str],
+    status: api.Status,
+) -> None:
+    monkeypatch.setattr(backend.store, "put_encoded", lambda _: [told(*results)])
+    reply = client.ask(api.Put(1, run=1, at=0), record() + record())
+    assert (reply.status, reply.statuses, reply.offsets) == (status, None, [])
+    assert reply.reason == "disk"
+    monkeypatch.undo()
+    assert client.ask(api.Put(2, run=1, at=1), record()).status is api.Status.BUSY
+    assert client.ask(api.Put(3, run=2, at=0), record()).status is api.Status.PUT_OK
+
+
+def test_a_put_that_the_disk_failed_in_its_middle_has_each_record_s_status(
+    client: Client, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = ["PUT_OK", "TIMEOUT", "SERVICE_NOT_AVAILABLE"]
+    monkeypatch.setattr(backend.store, "put_encoded", lambda _: [told(*results)])
+    reply = client.ask(api.Put(1, run=1, at=0), record() * 3)
+    assert reply.statuses is not None and reply.reason == "disk"
+    assert [each.value for each in reply.statuses] == results
+    monkeypatch.undo()
+    assert client.ask(api.Put(2, run=1, at=1), record()).status is api.Status.BUSY
 
 
 def test_a_broken_store_refuses_and_the_server_lives(
