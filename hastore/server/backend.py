@@ -38,11 +38,20 @@ class NodeBackend:
         self._stopping = False
         self._full = False
         self.config_problem: Callable[[], str | None] = lambda: None  # why a change is not followed
+        self._retention_problems: Callable[[], list[str]] = list
+        self._keeps_files_for: Callable[[str], bool] = lambda _name: True
         store.on_readable = self._readable_moved
         self._readers_wait: Callable[[], bool] = lambda: False
         store.watch_dispatched(
             lambda _offset: self._readable_moved(), lambda: self._readers_wait()
         )
+
+    def watch_retention(
+        self, problems: Callable[[], list[str]], keeps_files_for: Callable[[str], bool]
+    ) -> None:
+        """Take what retention says of the slaves into the status."""
+        self._retention_problems = problems
+        self._keeps_files_for = keeps_files_for
 
     def begin_stop(self) -> None:
         """Refuse puts from now on."""
@@ -87,6 +96,7 @@ class NodeBackend:
         config_problem = self.config_problem()
         if config_problem is not None:
             found.append(f"the changed configuration is not followed: {config_problem}")
+        found += self._retention_problems()
         if self._roles.configured_role.is_master and not self._member.open_epoch:
             found.append(self._not_master_reason())
         return found
@@ -170,7 +180,10 @@ class NodeBackend:
             "confirmed_offset": store.confirmed_offset,
             "readable_offset": store.readable_offset,
             "writable": self.writable_reason() is None,
-            "slaves": [asdict(slave) for slave in self._ha.slaves()],
+            "slaves": [
+                {**asdict(slave), "files_kept": self._keeps_files_for(slave.name)}
+                for slave in self._ha.slaves()
+            ],
             "waiting_puts": self.transfer.waiting,
             "topics": len(store.topics()),
             "unclean": data.unclean,
