@@ -25,6 +25,7 @@ from hastore.ha.rewind import finish_cut
 from hastore.server.api_server import ApiServer
 from hastore.server.backend import NodeBackend
 from hastore.server.http_server import HttpServer
+from hastore.server.kept_positions import KeptPositions
 from hastore.server.metrics import render_metrics
 from hastore.server.once import Once
 from hastore.server.retention_service import RetentionService
@@ -79,8 +80,17 @@ class Node:
         )
         self._http_address = own.http
         self._http: HttpServer | None = None
-        self.retention = RetentionService(self.member, self.store, self.ha, clock, self._on_failure)
-        self.backend.watch_retention(self.retention.problems, self.retention.keeps_files_for)
+        self._kept = KeptPositions(fs, root, lambda: self.state.data.aside)
+        self.retention = RetentionService(
+            self.member,
+            self.store,
+            self.ha,
+            self._kept,
+            self.backend.put_encoded,
+            clock,
+            self._on_failure,
+        )
+        self.backend.watch_retention(self.retention, self._kept)
         self.ha_address = own.ha
 
     @property
@@ -136,6 +146,7 @@ class Node:
                 "this store has no node state: its bytes count as another's until a master "
                 "says otherwise"
             )
+        self._kept.load()
         finish_cut(store, state)
         alone = len(config.nodes) == 1
         state.begin_boot(config.ha.ack_point.value, alone=alone, log_end=store.max_offset)

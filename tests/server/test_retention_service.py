@@ -9,7 +9,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hastore.config import RetentionConfig, Role
+from hastore.server.kept_positions import KeptPositions
 from hastore.server.retention_service import RetentionService
+from hastore.store.filesystem import REAL
 from tests.ha.nodes import FILE_SIZE, Group, HaNode, wait_for
 
 
@@ -44,7 +46,12 @@ def make_group(tmp_path: pathlib.Path) -> Iterator[Groups]:
 
 def service_of(node: HaNode) -> tuple[RetentionService, Clock]:
     clock = Clock()
-    return RetentionService(node.member, node.store, node.ha, clock, _fail), clock
+    root = node.config.store.root
+    kept = KeptPositions(REAL, root, lambda: node.state.data.aside)
+    service = RetentionService(
+        node.member, node.store, node.ha, kept, node.store.put_encoded, clock, _fail
+    )
+    return service, clock
 
 
 def _fail(name: str, failure: BaseException) -> None:
