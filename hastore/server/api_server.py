@@ -330,7 +330,7 @@ class ApiServer(Service):
             self._answer(connection, reply, payload)
 
     def _commit(self, connection: Connection, request: api.Commit) -> None:
-        if not self._positions.has_room(request.group, request.topic):
+        if not self._positions.has_room(request):
             self._fail(connection, request.rid, "BUSY", "too many consumer groups keep positions")
             return
         put = api.Put(request.rid, None, False, request.timeout_ms)
