@@ -56,6 +56,10 @@ class StoreBrokenError(StoreError):
     """The store lacks or has damaged bytes, or a sync failed; the range stays closed."""
 
 
+class StoreMovedError(StoreBrokenError):
+    """The store's folder is not where it was opened any more; the node ends."""
+
+
 class StoreFullError(StoreError):
     """There is no room for the next file; nothing was appended."""
 

@@ -14,7 +14,13 @@ from collections.abc import Callable, Mapping
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import Config
 from hastore.config_file import config_error, parse_config
-from hastore.errors import ConfigError, StoreBrokenError, StoreError, UsageError
+from hastore.errors import (
+    ConfigError,
+    StoreBrokenError,
+    StoreError,
+    StoreMovedError,
+    UsageError,
+)
 from hastore.ha.epochs import CLASSIC_EPOCH
 from hastore.ha.group_transfer import GroupTransferService
 from hastore.ha.ha_service import HAService
@@ -188,9 +194,11 @@ class Node:
             self.store.unlock()  # after node.json: the next start reads what this one left
 
     def _on_failure(self, name: str, failure: BaseException) -> None:
-        """Note a failure. A closed store stays and says why; a dead service ends the node."""
+        """Note a failure. A closed store stays and says why; a dead service, or a store that is not
+        in its place any more, ends the node.
+        """
         log.critical("%s failed: %s", name, failure)
-        if name != "store":
+        if name != "store" or isinstance(failure, StoreMovedError):
             self.failed.set()
 
 
