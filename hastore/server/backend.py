@@ -12,6 +12,7 @@ from hastore.ha.ha_service import HAService
 from hastore.ha.member import Member
 from hastore.protocol.api import MapInfo
 from hastore.server.modes import Mode
+from hastore.server.pending import pending_changes
 from hastore.server.roles import RoleService
 from hastore.store.message_store import MessageStore, PutResult
 
@@ -38,11 +39,10 @@ class NodeBackend:
         self._stopping = False
         self._full = False
         self.config_problem: Callable[[], str | None] = lambda: None  # why a change is not followed
+        self.config_path: str | None = None  # absolute; of the file that this node follows
         store.on_readable = self._readable_moved
         self._readers_wait: Callable[[], bool] = lambda: False
-        store.watch_dispatched(
-            lambda _offset: self._readable_moved(), lambda: self._readers_wait()
-        )
+        store.watch_dispatched(lambda _offset: self._readable_moved(), lambda: self._readers_wait())
 
     def begin_stop(self) -> None:
         """Refuse puts from now on."""
@@ -178,6 +178,11 @@ class NodeBackend:
             "problems": self.problems(),
             "cluster": data.cluster,
             "group": data.group,
+            "config": self.config_path,
+            "config_pending": pending_changes(
+                self._member.config, self._roles.latest_config, data.history
+            ),
+            "store": self._member.config.store.root,
             "master": self._master_node(),
             "promised_epoch": data.promised_epoch,
             "dispatched_offset": store.dispatched_offset,

@@ -308,6 +308,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     log.debug("starting as %s", kind or "whatever the file says")
     watch = ConfigWatch(path, overrides)
     node = Node(watch.first(), watch.follow)
+    node.backend.config_path = os.path.abspath(path)
     node.backend.config_problem = lambda: watch.problem
     ending = threading.Event()
     hurry = threading.Event()
