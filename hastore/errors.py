@@ -61,6 +61,10 @@ class StoreUncertainError(StoreBrokenError):
     """A write failed and what it left could not be cleared: the next start may take it."""
 
 
+class StoreMovedError(StoreBrokenError):
+    """The store's folder is not where it was opened any more; the node ends."""
+
+
 class StoreFullError(StoreError):
     """There is no room for the next file; nothing was appended."""
 

@@ -14,6 +14,7 @@ from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.modes import Mode
+from hastore.server.pending import pending_changes
 from hastore.server.retention_service import RetentionService
 from hastore.server.roles import RoleService
 from hastore.store.message_store import MessageStore, PutResult
@@ -43,11 +44,10 @@ class NodeBackend:
         self.config_problem: Callable[[], str | None] = lambda: None  # why a change is not followed
         self._retention: RetentionService | None = None
         self._kept: KeptPositions | None = None
+        self.config_path: str | None = None  # absolute; of the file that this node follows
         store.on_readable = self._readable_moved
         self._readers_wait: Callable[[], bool] = lambda: False
-        store.watch_dispatched(
-            lambda _offset: self._readable_moved(), lambda: self._readers_wait()
-        )
+        store.watch_dispatched(lambda _offset: self._readable_moved(), lambda: self._readers_wait())
 
     def watch_retention(self, retention: RetentionService, kept: KeptPositions) -> None:
         """Take what retention says, and the positions that it keeps."""
@@ -193,6 +193,11 @@ class NodeBackend:
             "problems": self.problems(),
             "cluster": data.cluster,
             "group": data.group,
+            "config": self.config_path,
+            "config_pending": pending_changes(
+                self._member.config, self._roles.latest_config, data.history
+            ),
+            "store": self._member.config.store.root,
             "master": self._master_node(),
             "promised_epoch": data.promised_epoch,
             "dispatched_offset": store.dispatched_offset,

@@ -14,7 +14,13 @@ from collections.abc import Callable, Mapping
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import Config
 from hastore.config_file import config_error, parse_config
-from hastore.errors import ConfigError, StoreBrokenError, StoreError, UsageError
+from hastore.errors import (
+    ConfigError,
+    StoreBrokenError,
+    StoreError,
+    StoreMovedError,
+    UsageError,
+)
 from hastore.ha.epochs import CLASSIC_EPOCH
 from hastore.ha.group_transfer import GroupTransferService
 from hastore.ha.ha_service import HAService
@@ -198,9 +204,11 @@ class Node:
             self.store.unlock()  # after node.json: the next start reads what this one left
 
     def _on_failure(self, name: str, failure: BaseException) -> None:
-        """Note a failure. A closed store stays and says why; a dead service ends the node."""
+        """Note a failure. A closed store stays and says why; a dead service, or a store that is not
+        in its place any more, ends the node.
+        """
         log.critical("%s failed: %s", name, failure)
-        if name != "store":
+        if name != "store" or isinstance(failure, StoreMovedError):
             self.failed.set()
 
 
@@ -279,6 +287,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     log.debug("starting as %s", kind or "whatever the file says")
     watch = ConfigWatch(path, overrides)
     node = Node(watch.first(), watch.follow)
+    node.backend.config_path = os.path.abspath(path)
     node.backend.config_problem = lambda: watch.problem
     ending = threading.Event()
     hurry = threading.Event()

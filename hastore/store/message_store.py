@@ -102,6 +102,10 @@ class MessageStore:
         self._life.close(unlock=unlock)
         self._wake()
 
+    def check_place(self) -> None:
+        """Close the store when its folder was moved or removed; StoreMovedError. Each second."""
+        self._life.check_place()
+
     @property
     def broken_reason(self) -> str | None:
         """Why the store is closed for ever; None while it works."""
