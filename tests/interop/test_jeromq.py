@@ -144,7 +144,7 @@ def test_heartbeats_keep_a_connection(pair, relays, jeromq):
         """The connection that heartbeats keep; JeroMQ may have begun others before it."""
         return next((s for s in connections if len(s.node.commands("PONG")) >= HEARTBEATS), None)
 
-    said = wait_until(kept, TIMEOUT_MS / 1000, lambda: f"{[(s.client, s.node) for s in connections]}")
+    said = wait_until(kept, TIMEOUT_MS / 1000, lambda: f"{connections}")
     count = len(connections)
     assert dealer.ask(api.AskMap(2)).rid == 2
     assert len(connections) == count and not (said.client.ended or said.node.ended)
