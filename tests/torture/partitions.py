@@ -17,6 +17,9 @@ Of three nodes, one confirmation:
     flapping    links are cut and mended again and again, or a cable is pulled and put back
     slow        the master's link carries little
     lossy       a part of all packets is lost, and a slave is promoted
+    behind      the slave that is promoted was cut off while others confirmed: it has to catch up
+    chain       the master is cut off and superseded; then its successor is, by the third or by the
+                old master, which has a tail of its own
     rivals      the master is cut off, and both slaves are promoted at once
     dying       the master is cut off, and the candidate is killed in the middle of its promotion;
                 it comes back and goes on, or the other one is promoted
@@ -39,7 +42,7 @@ from tests.torture.load import Load
 PATIENCE_S = 90.0  # a wait is for the thing itself; longer than this is a hang
 KINDS_OF_THREE = (
     *("lone", "cutoff", "superseded", "asleep", "deaf", "mute", "ring", "triangle"),
-    *("flapping", "slow", "lossy", "rivals", "dying"),
+    *("flapping", "slow", "lossy", "behind", "chain", "rivals", "dying"),
 )
 KINDS_OF_TWO = (
     *("cutoff", "superseded", "asleep", "deaf", "mute"),
@@ -277,6 +280,35 @@ class Partitions:
         self.promote(new)
         self.give_way(old)
         self.nap(0.5)
+
+    def cycle_behind(self):
+        old, (new, other) = self.master, self.slaves
+        self.isolate(new)
+        self.nap(0.5)
+        # More than one turn of the load: what the candidate lacks was confirmed by the other.
+        for _ in range(3):
+            self.returned(time.monotonic_ns())
+        self.isolate(old)
+        for way in ((new, other), (other, new)):
+            self.network.mend(*(node.number for node in way))
+        self.promote(new)
+        self.heal()
+        self.give_way(old)
+
+    def cycle_chain(self):
+        first, (second, third) = self.master, self.slaves
+        self.isolate(first)
+        if self.rng.random() < 0.5:
+            self.put_alone(first)
+        self.promote(second)
+        self.network.heal()
+        self.isolate(second)
+        self.nap(0.3)
+        self.promote(self.rng.choice([first, third]))
+        self.heal()
+        for node in (first, second):
+            if node is not self.master:
+                self.give_way(node)
 
     def cycle_rivals(self):
         old = self.master

@@ -26,7 +26,7 @@ CYCLES = int(os.environ.get("HASTORE_TORTURE_CYCLES", "0"))
 SEED = int(os.environ.get("HASTORE_TORTURE_SEED", "0")) or random.SystemRandom().getrandbits(32)
 ROUND = 50
 THREES = 2 * CYCLES // 3 if CYCLES else len(KINDS_OF_THREE)
-IN_SUITE = ("superseded", "mute", "rivals", "dying")
+IN_SUITE = ("superseded", "rivals", "dying")
 PAIRS = max(1, CYCLES - THREES) if CYCLES else len(IN_SUITE)
 SETTINGS = {
     "store": {"commitlog_file_size": "256KiB"},
