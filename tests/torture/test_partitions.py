@@ -79,6 +79,7 @@ def one_round(folder, nodes, kinds, cycles, seed, network_kind):
         try:
             runner.run(cycles, name)
         finally:
+            network.heal()  # after a failure too: what is on its way ends soon
             load.stop()
         verdict = judge(group, runner.master, load)
     print(f"{name}: {verdict.text}")
