@@ -296,6 +296,10 @@ class MessageStore:
         """Return the room left on the store's disk."""
         return self._life.free_bytes()
 
+    def expired_end(self, hold_offset: int | None) -> int | None:
+        """Return where the log would begin after `delete_expired`; None when nothing would go."""
+        return self._cuts.expired_end(hold_offset)
+
     def delete_expired(self, hold_offset: int | None) -> int:
         """Remove whole files by age and size, none from `hold_offset` on; returns how many."""
         return self._cuts.delete_expired(hold_offset)

@@ -137,14 +137,25 @@ class StoreCuts:
             parts.page.restart(offset)
             self._go_on(offset)
 
+    def expired_end(self, hold_offset: int | None) -> int | None:
+        """Return where the log would begin after `delete_expired`; None when nothing would go."""
+        parts = self._parts
+        with parts.log.lock:
+            count = self._expired(hold_offset)
+            return parts.log.queue.files[count - 1].end if count else None
+
+    def _expired(self, hold_offset: int | None) -> int:
+        parts = self._parts
+        hold = min(parts.build.dispatched_offset, parts.flush.flushed_offset)
+        if hold_offset is not None:
+            hold = min(hold, hold_offset)
+        return expired_files(parts.log, parts.config.retention, parts.clock, hold)
+
     def delete_expired(self, hold_offset: int | None) -> int:
         """Remove whole old files, never at or beyond `hold_offset`; returns how many."""
         parts = self._parts
         with parts.log.lock:
-            hold = min(parts.build.dispatched_offset, parts.flush.flushed_offset)
-            if hold_offset is not None:
-                hold = min(hold, hold_offset)
-            count = expired_files(parts.log, parts.config.retention, parts.clock, hold)
+            count = self._expired(hold_offset)
             if not count:
                 return 0
             min_offset = parts.log.queue.files[count - 1].end

@@ -179,7 +179,9 @@ def test_no_message_is_missed_beside_answers_of_other_threads(
             each.close()
 
 
-def test_a_failure_of_an_answer_is_the_api_s_own(backend: FakeBackend) -> None:
+def test_a_failure_of_an_answer_is_the_api_s_own(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
     server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig())
     server.start()
     client = Client(server.endpoint)
@@ -187,10 +189,14 @@ def test_a_failure_of_an_answer_is_the_api_s_own(backend: FakeBackend) -> None:
     backend.transfer.hold = True
     client.send(api.Put(2), record())
     until(lambda: backend.transfer.waiting and not server._turning.locked())
-    backend.transfer.level = object()  # no reply can say that
-    backend.transfer.end_all()
+
+    def flush(_: Replies) -> None:
+        raise OSError("the epoll has failed")
+
+    monkeypatch.setattr(Replies, "flush", flush)
+    backend.transfer.end_all()  # not the thread's that came by
     until(lambda: not server.alive)
-    assert isinstance(server.failure, TypeError)
+    assert isinstance(server.failure, OSError)
     assert backend.transfer.end_all() == 0
     client.close()
 
@@ -279,9 +285,7 @@ def test_no_slave_is_decided_before_the_append(client: Client, backend: FakeBack
     assert client.ask(api.Put(2, 1), record()).status is api.Status.PUT_OK
 
 
-def test_a_gate_that_closed_meanwhile_appends_nothing(
-    client: Client, backend: FakeBackend
-) -> None:
+def test_a_gate_that_closed_meanwhile_appends_nothing(client: Client, backend: FakeBackend) -> None:
     backend.gate_closed = True
     reply = client.ask(api.Put(1), record())
     assert (reply.status, reply.reason) == (api.Status.SERVICE_NOT_AVAILABLE, "superseded")
@@ -451,9 +455,7 @@ class TestPending:
 # -- pulls
 
 
-def test_pull_gives_records_up_to_the_readable_offset(
-    client: Client, backend: FakeBackend
-) -> None:
+def test_pull_gives_records_up_to_the_readable_offset(client: Client, backend: FakeBackend) -> None:
     client.ask(api.Put(1), b"".join(record(body=b"%d" % i) for i in range(5)))
     backend.store.confirmed = backend.store.queues["t", 0][3][0]
     reply = client.ask(api.Pull(2, "t", 0, api.Position(1)))
