@@ -10,6 +10,7 @@ The type says whose fault it is, the text names the thing and the remedy.
     |   |-- StoreInUseError        another process holds the store's lock
     |   |-- StoreBrokenError       rot, missing files, a failed sync: the range stays closed
     |   |   `-- StoreUncertainError  a failed write could not be undone: a restart may find it
+    |   |-- SyncFailedError        a sync of derived files failed; a restart builds them anew
     |   |-- StoreFullError         no room for the next file; nothing was appended
     |   `-- CorruptRecordError     bytes that are no record
     |-- ProtocolError              the peer erred: the connection is closed
@@ -63,6 +64,10 @@ class StoreUncertainError(StoreBrokenError):
 
 class StoreMovedError(StoreBrokenError):
     """The store's folder is not where it was opened any more; the node ends."""
+
+
+class SyncFailedError(StoreError):
+    """A sync of queues or index failed: what was written may be lost, though it is still read."""
 
 
 class StoreFullError(StoreError):

@@ -1,5 +1,6 @@
 """The files of a log: contiguous, of one size, named by their start offset."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -16,7 +17,7 @@ _MAX_OPEN = 64  # maps and descriptors held at a time; older files are opened ag
 class MappedFileQueue:
     """A directory of files; readers take no lock: `files` is a tuple that is replaced as a whole.
 
-    One thread at a time may change it (the owner's append lock).
+    One thread at a time may change it (the owner's append lock), but for `discard`.
     """
 
     def __init__(
@@ -27,6 +28,7 @@ class MappedFileQueue:
         self.file_size = file_size
         self.files: tuple[MappedFile, ...] = ()
         self._source = source
+        self._detached: list[MappedFile] = []  # to be removed, the oldest first
         self._names_added = 0  # counts, so that a sync covers what was there when it began
         self._names_synced = 0
         self._fs = fs
@@ -101,12 +103,26 @@ class MappedFileQueue:
         self._note_opened(added)
         return added
 
-    def remove_first(self, count: int) -> None:
-        """Remove the oldest files, each durably before the next, so that no crash leaves a gap."""
-        for _ in range(count):
-            gone, self.files = self.files[0], self.files[1:]
-            gone.remove()
+    def detach_first(self, count: int) -> None:
+        """Give the oldest files up: nobody finds them any more. `discard` removes them."""
+        self._detached += self.files[:count]
+        self.files = self.files[count:]
+
+    def discard(self) -> None:
+        """Remove what was detached, each file durably before the next, so no crash leaves a gap.
+
+        Needs no append lock, but one call at a time. What OSError left comes first the next time.
+        """
+        while self._detached:
+            with contextlib.suppress(FileNotFoundError):  # an operator was faster
+                self._detached[0].remove()
             self.sync_names()
+            del self._detached[0]
+
+    def forget(self) -> None:
+        """Be empty: the files were moved away."""
+        self.files = ()
+        self._detached.clear()
 
     def remove_from(self, start: int) -> None:
         """Remove the files from `start` on, newest first, each durably before the next."""
