@@ -87,6 +87,11 @@ class PositionMap:
         return iter(self._entries)
 
     @property
+    def memory_bytes(self) -> int:
+        """Return the memory that all of it takes, estimated from above; records take less."""
+        return self._bytes
+
+    @property
     def entries(self) -> Mapping[Pair, Mapping[int, Place]]:
         """Everything; to be read by whoever changes the map."""
         return self._entries
@@ -107,8 +112,7 @@ class PositionMap:
         """Take what a record at `record_offset` of the log says; False when there is no room."""
         places = {}
         for queue, (queue_offset, epoch, offset) in body.positions.items():
-            # Whatever it claims: what it repeats lay before it.
-            origin = min(body.origins.get(queue, record_offset), record_offset)
+            origin = origin_of(body, queue, record_offset)
             places[queue] = Place(queue_offset, epoch, offset, origin)
         return self.merge((body.group, body.topic), places)
 
@@ -126,6 +130,11 @@ class PositionMap:
         """Forget everything."""
         self._entries = {}
         self._bytes = 0
+
+
+def origin_of(body: CommitBody, queue: int, record_offset: int) -> int:
+    """Return where the commit lay that a record says again; whatever it claims, not behind it."""
+    return min(body.origins.get(queue, record_offset), record_offset)
 
 
 def newest(one: Mapping[int, Place], other: Mapping[int, Place]) -> Mapping[int, Place]:

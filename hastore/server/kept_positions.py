@@ -2,8 +2,8 @@
 
 Before retention takes a log file its commits are read into KeptPositions and saved, on every node:
 `<store>/hastore/positions`, durable before the file goes. So a node knows them over a restart, and
-as master it writes them anew at the log's end: a slave that is new, or copied anew, has only the
-log. After a promotion or a restart as master it writes all of them, since the log may lack any.
+as master it writes anew, at the log's end, what the log then lacks: a slave that is new, or copied
+anew, has only the log. After a promotion or a restart as master it looks at all of them.
 
 The file is JSON, a line each: {"version", "store_part", "lines", "crc32"}, then a commit as in the
 log for each group and topic. `store_part` is how often the store was set aside: what was kept of an
@@ -27,8 +27,9 @@ from hastore.protocol.positions import (
     PositionMap,
     decode_commit,
     encode_commit,
+    origin_of,
 )
-from hastore.server.position_records import QUEUE, commit_record, read_commits
+from hastore.server.position_records import QUEUE, commit_key, commit_record, read_commits
 from hastore.store.filesystem import FileSystem
 from hastore.store.message_store import MessageStore, PullStatus, PutResult, PutStatus
 
@@ -39,6 +40,8 @@ _CHUNK_BYTES = 256 * 1024
 _FILE_BYTES_MAX = 1 << 30
 _QUEUES_A_RECORD = 512  # of positions written anew
 _PUT_BYTES = 64 * 1024  # of one append: clients' puts go in between
+_PAIRS_AT_ONCE = 64
+_NEWEST = 4  # of a group's commits that are looked at
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -82,6 +85,11 @@ class KeptPositions:
         part, kept = self._kept
         return kept.find(group, topic) if part == self._store_part() else {}
 
+    @property
+    def memory_bytes(self) -> int:
+        """The memory that all of it takes; written anew it takes less of the log."""
+        return self._kept[1].memory_bytes
+
     def gather(self, store: MessageStore, end_offset: int, pause: Callable[[], bool]) -> bool:
         """Keep, durably, the commits below `end_offset`; StoreError, OSError.
 
@@ -118,14 +126,17 @@ class KeptPositions:
     def write_anew(
         self,
         epoch: int,
+        store: MessageStore,
+        first_offset: int,
         put: Callable[[Sequence[bytes]], Sequence[Sequence[PutResult]]],
         now_ms: int,
         pause: Callable[[], bool],
     ) -> int:
-        """Append what the log may lack, as master of `epoch`; returns how many records.
+        """Append what the log lacks from `first_offset` on, as master of `epoch`; returns how many
+        records.
 
-        Raises what `put` raises; what is left is tried again at the next call. All that is kept
-        when the epoch is a new one to this process.
+        Raises what `put` raises; what is left is tried again at the next call. All that is kept is
+        looked at when the epoch is a new one to this process.
         """
         part, kept = self._kept
         if self._store_part() != part:
@@ -140,12 +151,14 @@ class KeptPositions:
             size = 0
             for pair in self._due:
                 pairs.append(pair)
-                for body in _bodies(pair, kept.find(*pair)):
-                    records.append(commit_record(body, now_ms))
-                    size += len(records[-1])
-                if size >= _PUT_BYTES:
+                places = kept.find(*pair)
+                if not _is_in_log(store, first_offset, pair, places):
+                    records += (commit_record(body, now_ms) for body in _bodies(pair, places))
+                    size = sum(map(len, records))
+                if size >= _PUT_BYTES or len(pairs) >= _PAIRS_AT_ONCE:
                     break
-            _check([result for one in put(records) for result in one])
+            if records:
+                _check([result for one in put(records) for result in one])
             for pair in pairs:
                 del self._due[pair]
             written += len(records)
@@ -207,6 +220,29 @@ def _bodies(pair: Pair, places: Mapping[int, Place]) -> list[CommitBody]:
         )
         for n in range(0, len(found), _QUEUES_A_RECORD)
     ]
+
+
+def _is_in_log(
+    store: MessageStore, first_offset: int, pair: Pair, places: Mapping[int, Place]
+) -> bool:
+    """Whether the newest of a group's commits, all from `first_offset` on, say as much."""
+    missing = dict(places)
+    key = commit_key(pair[0])
+    for offset in store.query_key(POSITIONS_TOPIC, key, max_messages=_NEWEST):
+        record = store.record_at(offset) if offset >= first_offset else None
+        if record is None or not missing:
+            break
+        try:
+            body = decode_commit(record.body)
+        except CorruptRecordError:  # of somebody else: it says nothing of this group
+            continue
+        if (body.group, body.topic) != pair:
+            continue
+        for queue in body.positions:
+            place = missing.get(queue)
+            if place is not None and origin_of(body, queue, offset) >= place.origin:
+                del missing[queue]
+    return not missing
 
 
 def _check(results: Sequence[PutResult]) -> None:

@@ -14,13 +14,18 @@ log = logging.getLogger(__name__)
 QUEUE = 0  # of the topic; all commits are in it
 
 
+def commit_key(group: str) -> str:
+    """Return the key under which the index has a group's commits; KEYS are parted by blanks."""
+    return "_".join(group.split()) or "_"
+
+
 def commit_record(body: CommitBody, now_ms: int) -> bytes:
     """Return the record that keeps positions; `now_ms` is wall time."""
     return build_record(
         POSITIONS_TOPIC,
         encode_commit(body),
         queue_id=QUEUE,
-        properties=[("KEYS", "_".join(body.group.split()) or "_")],
+        properties=[("KEYS", commit_key(body.group))],
         born_timestamp_ms=now_ms,
         born_host=NO_HOST,
     )

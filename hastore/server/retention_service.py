@@ -42,6 +42,7 @@ class RetentionService(Service):
         self._kept = kept
         self._put = put
         self._clock = clock
+        self._crowded = False  # written anew, positions would drive each other out of the log
         self._worked_ms = 0.0  # when the present piece of work began
         self._interval_s = config.check_interval_ms / 1000.0
         self._deletes = config.max_age_ms is not None or config.max_size_bytes is not None
@@ -61,7 +62,7 @@ class RetentionService(Service):
         self._worked_ms = self._clock.monotonic_ms()
         if end is not None and not self._kept.gather(self._store, end, self._pause):
             return 0
-        self._write_positions()
+        self._write_positions(self._store.min_offset if end is None else end)
         if end is None:
             return 0
         confirmed = self._store.confirmed_offset
@@ -75,13 +76,19 @@ class RetentionService(Service):
                 )
         return removed
 
-    def _write_positions(self) -> None:
-        """Write positions anew while this node is master; what fails is tried at the next look."""
+    def _write_positions(self, first_offset: int) -> None:
+        """Write anew, while this node is master, what the log lacks from `first_offset` on; what
+        fails is tried at the next look.
+        """
         epoch = self._member.open_epoch
-        if not epoch:
+        max_bytes = self._member.config.store.retention.max_size_bytes
+        self._crowded = max_bytes is not None and self._kept.memory_bytes > max_bytes // 2
+        if not epoch or self._crowded:
             return
         try:
-            count = self._kept.write_anew(epoch, self._put, self._clock.wall_ms(), self._pause)
+            count = self._kept.write_anew(
+                epoch, self._store, first_offset, self._put, self._clock.wall_ms(), self._pause
+            )
         except (NotStoredError, StoreError) as error:  # a full disk needs the files to go
             log.warning("positions of consumers are not written anew yet: %s", error)
         else:
@@ -96,8 +103,15 @@ class RetentionService(Service):
         return stopping
 
     def problems(self) -> list[str]:
-        """Say for whom files are not kept any more, where files are removed at all."""
-        return self._holds.problems() if self._deletes else []
+        """Say for whom files are not kept any more, and what else needs a person's eye."""
+        found = self._holds.problems() if self._deletes else []
+        if self._crowded:
+            found.append(
+                f"consumers' positions take {self._kept.memory_bytes} bytes, more than half of"
+                " retention.max_size: they are not written anew, and a new slave will lack those"
+                " whose records are gone; raise retention.max_size"
+            )
+        return found
 
     def keeps_files_for(self, name: str) -> bool:
         """Whether the files that a linked slave needs are kept for it."""

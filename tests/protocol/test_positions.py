@@ -56,7 +56,7 @@ def test_whatever_is_read_first_the_latest_commit_holds():
             queue = chance.randrange(3)
             if records and chance.random() < 0.4:
                 _, again = chance.choice(records)
-                (number, place), = again.positions.items()
+                ((number, place),) = again.positions.items()
                 origin = again.origins.get(number, records_at(records, again))
                 records.append((at, CommitBody("g", "t", {number: place}, {number: origin})))
             else:

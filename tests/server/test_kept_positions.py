@@ -68,6 +68,17 @@ def go_on() -> bool:
     return False
 
 
+def written(
+    kept: KeptPositions, store: MessageStore, epoch: int = 65537, *, put_: Any = None,
+    pause: Any = go_on,
+) -> int:  # fmt: skip
+    """How many records are written anew, as if all that the log has now were about to go."""
+    assert store.wait_dispatched(store.max_offset, 10)
+    return kept.write_anew(
+        epoch, store, store.max_offset, put_ or store.put_encoded, 1, pause
+    )  # fmt: skip
+
+
 def in_log(store: MessageStore) -> PositionMap:
     """What a node with nothing but this log knows."""
     said = PositionMap()
@@ -98,19 +109,41 @@ def test_commits_below_an_offset_are_kept_over_a_restart(tmp_path: pathlib.Path)
         assert found(kept, "other") == {}
 
 
-def test_what_is_kept_is_written_anew_once_in_an_epoch(tmp_path: pathlib.Path) -> None:
+def test_what_is_kept_is_written_anew_once(tmp_path: pathlib.Path) -> None:
     with opened(tmp_path) as store:
         commit(store, "g", {0: 1})
         kept = kept_in(store)
         assert kept.gather(store, store.max_offset, go_on)
-        assert kept.write_anew(65537, store.put_encoded, 1, go_on) == 1
-        assert kept.write_anew(65537, store.put_encoded, 1, go_on) == 0
-        assert kept.write_anew(131073, store.put_encoded, 1, go_on) == 1
+        assert written(kept, store) == 1
+        assert written(kept, store) == 0
         # The rewrites are taken too, later, and are written anew as the commit that they repeat.
-        assert store.wait_dispatched(store.max_offset, 10)
         assert kept.gather(store, store.max_offset, go_on)
-        assert kept.write_anew(131073, store.put_encoded, 1, go_on) == 1
+        assert written(kept, store) == 1
         assert {p.origin for p in in_log(store).find("g", "t").values()} == {0}
+
+
+def test_a_new_master_writes_anew_what_its_log_lacks_and_no_more(tmp_path: pathlib.Path) -> None:
+    with opened(tmp_path) as store:
+        for group in ("kept", "moved", "half", "still there"):
+            commit(store, group, {0: 1, 1: 1})
+        kept = kept_in(store)
+        first = store.max_offset
+        assert kept.gather(store, first, go_on)
+        commit(store, "moved", {0: 2, 1: 2})
+        commit(store, "half", {1: 2})
+        body = CommitBody("still there", "t", {0: (1, None, None), 1: (1, None, None)})
+        repeated = {q: p.origin for q, p in kept.find("still there", "t").items()}
+        put(store, commit_record(CommitBody(body.group, body.topic, body.positions, repeated), 1))
+        assert store.wait_dispatched(store.max_offset, 10)
+        begin = store.max_offset
+        for epoch in (65537, 131073):
+            count = kept.write_anew(epoch, store, first, store.put_encoded, 1, go_on)
+            assert count == (2 if epoch == 65537 else 0)
+            assert store.wait_dispatched(store.max_offset, 10)
+        said = in_log(store)
+        assert {p.queue_offset for p in said.find("moved", "t").values()} == {2}
+        assert {q: p.queue_offset for q, p in said.find("half", "t").items()} == {0: 1, 1: 2}
+        assert store.max_offset > begin
 
 
 def test_what_was_kept_of_a_log_that_was_set_aside_is_forgotten(tmp_path: pathlib.Path) -> None:
@@ -122,7 +155,7 @@ def test_what_was_kept_of_a_log_that_was_set_aside_is_forgotten(tmp_path: pathli
         part.number += 1
         store.set_aside("1-0-1")
         assert found(kept, "g") == found(kept_in(store, part), "g") == {}
-        assert kept.write_anew(65537, store.put_encoded, 1, go_on) == 0
+        assert written(kept, store) == 0
         end = commit(store, "h", {0: 1})
         assert kept.gather(store, end, go_on)
         assert found(kept, "g") == {}
@@ -141,10 +174,10 @@ def test_a_put_that_is_refused_is_tried_again(tmp_path: pathlib.Path) -> None:
         kept = kept_in(store)
         assert kept.gather(store, store.max_offset, go_on)
         with pytest.raises(NotStoredError):
-            kept.write_anew(65537, refused, 1, go_on)
+            written(kept, store, put_=refused)
         with pytest.raises(StoreError, match="no room"):
-            kept.write_anew(65537, full, 1, go_on)
-        assert kept.write_anew(65537, store.put_encoded, 1, go_on) == 1
+            written(kept, store, put_=full)
+        assert written(kept, store) == 1
 
 
 def test_a_save_that_fails_keeps_nothing_and_is_tried_again(tmp_path: pathlib.Path) -> None:
@@ -169,9 +202,9 @@ def test_a_stop_within_the_work_leaves_the_rest_for_later(tmp_path: pathlib.Path
         assert not kept.gather(store, store.max_offset, lambda: True)
         assert not pathlib.Path(store.config.root, "hastore", "positions").exists()
         assert kept.gather(store, store.max_offset, go_on)
-        first = kept.write_anew(65537, store.put_encoded, 1, lambda: True)
+        first = written(kept, store, pause=lambda: True)
         assert 0 < first < 600
-        assert first + kept.write_anew(65537, store.put_encoded, 1, go_on) == 600
+        assert first + written(kept, store) == 600
 
 
 def test_a_damaged_commit_loses_itself_alone(
@@ -222,7 +255,7 @@ def test_a_group_with_thousands_of_queues_is_split(tmp_path: pathlib.Path) -> No
         kept = kept_in(store)
         assert kept.gather(store, store.max_offset, go_on)
         begin = store.max_offset
-        assert kept.write_anew(65537, store.put_encoded, 1, go_on) > 1
+        assert written(kept, store) > 1
         said = in_log(store).find("g", "t")
         assert {q: p.queue_offset for q, p in said.items()} == {q: q + 1 for q in range(3000)}
         assert all(place.origin < begin for place in said.values())

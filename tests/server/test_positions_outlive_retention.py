@@ -19,7 +19,7 @@ from hastore.store.record import build_record
 from tests.ha.nodes import free_port, wait_for
 
 FILE_SIZE = 64 * 1024
-FILES = 3  # that retention leaves
+FILES = 4  # that retention leaves
 
 
 class Nodes:
@@ -37,9 +37,11 @@ class Nodes:
         self.running: dict[int, Node] = {}
         self.changed: dict[int, Config] = {}
 
-    def config(self, number: int, role: Role, *, retention: bool = True) -> Config:
+    def config(
+        self, number: int, role: Role, *, retention: bool = True, files: int = FILES
+    ) -> Config:
         settings = RetentionConfig(
-            max_size_bytes=FILES * FILE_SIZE if retention else None, check_interval_ms=10
+            max_size_bytes=files * FILE_SIZE if retention else None, check_interval_ms=10
         )
         return Config(
             cluster="test",
@@ -56,7 +58,7 @@ class Nodes:
             ),
         )  # fmt: skip
 
-    def start(self, number: int, role: Role, **more: bool) -> Node:
+    def start(self, number: int, role: Role, **more: Any) -> Node:
         node = Node(self.config(number, role, **more), lambda: self.changed.pop(number, None))
         node.start()
         self.running[number] = node
@@ -209,7 +211,8 @@ def test_a_commit_between_reading_and_writing_anew_holds(make_nodes: Make) -> No
 
 def test_thousands_of_groups_are_written_anew_in_small_puts(make_nodes: Make) -> None:
     nodes = make_nodes(1)
-    master = nodes.start(1, Role.ASYNC_MASTER)
+    files = 60  # of which half must hold all positions
+    master = nodes.start(1, Role.ASYNC_MASTER, files=files)
     real = master.retention._put
     sizes: list[int] = []
 
@@ -218,14 +221,31 @@ def test_thousands_of_groups_are_written_anew_in_small_puts(make_nodes: Make) ->
         return real(payloads)
 
     master.retention._put = put
-    count = 3000
+    count = 2000
     for number in range(count):
-        body = CommitBody(f"group{number}", "t", dict.fromkeys(range(4), (number, None, None)))
+        body = CommitBody(f"group{number}", "t", {0: (number, None, None)})
+        master.backend.put_encoded([commit_record(body, 1)])
+    end = master.store.max_offset
+    fill(master, files + 1)
+    wait_for(lambda: master.store.min_offset > end, "retention", 60.0)
+    assert sum(sizes) > count * 100
+    assert max(sizes) < 2 * 64 * 1024
+    assert not master.backend.problems()
+    for number in (0, count // 2, count - 1):
+        assert committed(nodes, 1, f"group{number}") == {0: number}
+
+
+def test_positions_that_would_drive_each_other_out_are_not_written_anew(make_nodes: Make) -> None:
+    nodes = make_nodes(1)
+    master = nodes.start(1, Role.ASYNC_MASTER)
+    for number in range(300):
+        body = CommitBody(f"group{number}", "t", {0: (number, None, None)})
         master.backend.put_encoded([commit_record(body, 1)])
     end = master.store.max_offset
     fill(master, FILES + 2)
-    wait_gone(master, end - FILE_SIZE)
-    assert sum(sizes) > count * 100
-    assert max(sizes) < 2 * 64 * 1024
-    for number in (0, count // 2, count - 1):
-        assert committed(nodes, 1, f"group{number}") == dict.fromkeys(range(4), number)
+    wait_gone(master, end)
+    wait_for(lambda: master.backend.problems())
+    assert "retention.max_size" in master.backend.problems()[0]
+    filled = master.store.max_offset
+    assert committed(nodes, 1, "group7") == {0: 7}
+    assert master.store.max_offset == filled
