@@ -38,6 +38,7 @@ class NodeBackend:
         self._stopping = False
         self._full = False
         self.config_problem: Callable[[], str | None] = lambda: None  # why a change is not followed
+        self.failure: str | None = None  # of an inner thread: the node ends
         store.on_readable = self._readable_moved
         self._readers_wait: Callable[[], bool] = lambda: False
         store.watch_dispatched(
@@ -64,6 +65,8 @@ class NodeBackend:
 
     def writable_reason(self) -> str | None:
         """Say why puts are refused, None while they are not."""
+        if self.failure is not None:
+            return f"the node ends: {self.failure}"
         if self._stopping:
             return "the node is shutting down"
         if self.store.broken_reason is not None:
@@ -80,6 +83,10 @@ class NodeBackend:
     def problems(self) -> list[str]:
         """Say what needs a person's eye although the node runs; empty when all is well."""
         found = list(self.store.problems)
+        if self.failure is not None:
+            found.insert(0, f"the node ends: {self.failure}")
+        if self._ha.failure is not None:
+            found.append(self._ha.failure)
         if self._member.open_epoch and self.default_acks_all():
             unconfirmable = self.can_confirm(False)
             if unconfirmable is not None:

@@ -26,6 +26,7 @@ from hastore.ha.peer import Deadline, receive_exactly
 from hastore.ha.promoter import Flags, Promoter
 from hastore.ha.rewind import finish_cut
 from hastore.protocol.ha_link import HEADER, HEADER_BYTES, REPORT
+from hastore.service import raise_failure
 from hastore.store.filesystem import REAL
 from hastore.store.host import Host
 from hastore.store.message_store import MessageStore
@@ -109,8 +110,12 @@ class HaNode:
         self.state.begin_boot(
             config.ha.ack_point.value, alone=len(config.nodes) == 1, log_end=store.max_offset
         )
-        self.member = Member(config, store, self.state, SYSTEM_CLOCK, secret)
-        self.transfer = GroupTransferService(SYSTEM_CLOCK, store.request_flush)
+        self.member = Member(
+            config, store, self.state, SYSTEM_CLOCK, secret, on_failure=raise_failure
+        )
+        self.transfer = GroupTransferService(
+            SYSTEM_CLOCK, store.request_flush, on_failure=raise_failure
+        )
         self.ha = HAService(self.member, self.transfer)
         self.address = self.ha.bind(config.nodes[config.node].ha)
         store.on_append, store.on_flushed = self.ha.on_append, self.ha.on_flushed
