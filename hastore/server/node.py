@@ -129,7 +129,10 @@ class Node:
             try:
                 state.load(config.node, config.cluster, config.group)
                 intent = state.data.intent
-                self.store.open(intent_offset=None if intent is None else intent.offset)
+                self.store.open(
+                    intent_offset=None if intent is None else intent.offset,
+                    from_rocketmq=state.last_epoch == CLASSIC_EPOCH,
+                )
             except BaseException:
                 self.store.unlock()
                 raise

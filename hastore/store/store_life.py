@@ -117,14 +117,14 @@ class StoreLife:
             self._lock_file.close()
             self._lock_file = None
 
-    def open(self, intent_offset: int | None) -> int:
+    def open(self, intent_offset: int | None, *, from_rocketmq: bool) -> int:
         """Open everything; returns the last store timestamp known, in ms."""
         try:
             self.lock()
             try:
                 self._fs.make_dirs(f"{self._root}/commitlog")
                 self._fs.make_dirs(f"{self._root}/hastore")
-                return self._open_locked(intent_offset)
+                return self._open_locked(intent_offset, from_rocketmq)
             except BaseException:
                 self._release()
                 self.unlock()
@@ -135,7 +135,7 @@ class StoreLife:
                 " that it can write (store.root)"
             ) from failure
 
-    def _open_locked(self, intent_offset: int | None) -> int:
+    def _open_locked(self, intent_offset: int | None, from_rocketmq: bool) -> int:
         parts = self.parts
         limits = read_limits(self._fs, self._root)
         clean = not self._abort.exists()
@@ -152,6 +152,7 @@ class StoreLife:
             clean=clean,
             same_boot=limits is not None and limits.boot_id == boot_id,
             floor=intent_offset,
+            from_rocketmq=from_rocketmq,
         )
         checkpoint = self._checkpoint.load()
         self._abort.create()  # from here on bytes change

@@ -16,7 +16,7 @@ from typing import Any
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config import AckPoint, Config, Flush, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.errors import NotStoredError
-from hastore.ha.epochs import EpochEntry
+from hastore.ha.epochs import CLASSIC_EPOCH, EpochEntry
 from hastore.ha.group_transfer import GroupTransferService, Need
 from hastore.ha.ha_client import HAClient
 from hastore.ha.ha_service import HAService
@@ -105,7 +105,10 @@ class HaNode:
         self.state.load(config.node, config.cluster, config.group)
         intent = self.state.data.intent
         self.store = store = MessageStore(config.store, store_host=HOST)
-        store.open(intent_offset=None if intent is None else intent.offset)
+        store.open(
+            intent_offset=None if intent is None else intent.offset,
+            from_rocketmq=self.state.last_epoch == CLASSIC_EPOCH,
+        )
         finish_cut(store, self.state)
         self.state.begin_boot(
             config.ha.ack_point.value, alone=len(config.nodes) == 1, log_end=store.max_offset
