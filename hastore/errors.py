@@ -19,6 +19,7 @@ The type says whose fault it is, the text names the thing and the remedy.
     |-- ReplicationError           the HA side of a node cannot go on
     |   |-- PromotionRefused       too few answers, a node ahead, or superseded
     |   `-- GroupDisagrees         confirmed data would be cut, or are lacking at the master
+    |-- NodeFailedError            a thread of the node failed, and the node ended (exit code 1)
     `-- ClientError                a request to a node failed
         |-- NotStoredError         certainly not stored: no slave, not writable, BUSY
         |-- DurabilityError        stored, but not confirmed at the asked level; carries the result
@@ -107,6 +108,10 @@ class PromotionRefused(ReplicationError):
 
 class GroupDisagrees(ReplicationError):
     """Going on would cut what is known to be confirmed; the operator must decide."""
+
+
+class NodeFailedError(HastoreError):
+    """A thread of the node failed in a way that nothing provides for: the node has ended itself."""
 
 
 class ClientError(HastoreError):

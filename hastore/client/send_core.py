@@ -131,6 +131,15 @@ class SendCore:
         """Whether all is settled and told; a late answer may be on its way."""
         return not self._window.incoming and self._window.is_settled and not self.ended
 
+    def fail(self, failure: BaseException) -> None:
+        """End, since whoever turns has failed: what is unsettled ends so, later sends at once."""
+        reason = f"the producer has failed: {failure!r}"
+        self._window.close(f"{reason}; make a new one")
+        if self.cut_off:  # in the middle of a turn: what was on its way is not known
+            for entry in self._window.entries():
+                entry.unknown = True
+        self.end(reason)
+
     def end(self, reason: str) -> None:
         """Let nothing in any more and give up what is unsettled."""
         self._window.close()

@@ -29,7 +29,6 @@ import select
 import socket
 import threading
 import weakref
-from collections.abc import Callable
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import ApiConfig
@@ -50,7 +49,7 @@ from hastore.server.api_pulls import UNREAD, PullDesk
 from hastore.server.api_puts import PutDesk
 from hastore.server.api_queries import answer_query
 from hastore.server.api_replies import Replies
-from hastore.service import Service
+from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
 
@@ -75,9 +74,9 @@ class ApiServer(Service):
         config: ApiConfig,
         *,
         clock: Clock = SYSTEM_CLOCK,
-        on_failure: Callable[[str, BaseException], None] | None = None,
+        on_failure: OnFailure,
     ) -> None:
-        super().__init__("ApiServer", on_failure)
+        super().__init__("ApiServer", on_failure=on_failure)
         self._bind_address = bind_address
         self._backend = backend
         self._config = config

@@ -12,11 +12,10 @@ a tenth of the time. The pages are clean: nothing is written, and the kernel may
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import StoreError, StoreFullError
-from hastore.service import Service
+from hastore.service import OnFailure, Service
 from hastore.store.filesystem import NO_ROOM, File, FileSystem
 
 log = logging.getLogger(__name__)
@@ -34,12 +33,12 @@ class AllocateService(Service):
         fs: FileSystem,
         spare_path: str,
         size: int,
-        on_failure: Callable[[str, BaseException], None] | None = None,
         *,
+        on_failure: OnFailure,
         warm: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__("AllocateMappedFileService", on_failure)
+        super().__init__("AllocateMappedFileService", on_failure=on_failure)
         self._fs = fs
         self._path = spare_path
         self._size = size

@@ -10,10 +10,10 @@ between the two is no refusal. What cannot be cleared closes the log, and is nob
 """
 
 import threading
-from collections.abc import Callable
 from types import TracebackType
 
 from hastore.errors import StoreError, StoreFullError, StoreUncertainError, UsageError
+from hastore.service import OnFailure
 from hastore.store.allocate import AllocateService
 from hastore.store.filesystem import NO_ROOM, FileSystem
 from hastore.store.health import StoreHealth
@@ -56,8 +56,8 @@ class CommitLog:
         root: str,
         file_size: int,
         health: StoreHealth,
-        on_failure: Callable[[str, BaseException], None] | None = None,
         *,
+        on_failure: OnFailure,
         warm_files: bool = False,
     ) -> None:
         self.lock = threading.RLock()
@@ -68,7 +68,7 @@ class CommitLog:
         self.boundary = 0  # the end of a whole record, as far on as is known; <= max_offset
         self.queue = MappedFileQueue(fs, self.directory, file_size, f"{root}/hastore")
         self.allocator = AllocateService(
-            fs, f"{root}/hastore/spare", file_size, on_failure, warm=warm_files
+            fs, f"{root}/hastore/spare", file_size, on_failure=on_failure, warm=warm_files
         )
         self._fs = fs
         self._health = health

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import HastoreError, StoreError, SyncFailedError
-from hastore.service import Service
+from hastore.service import OnFailure, Service
 from hastore.store.dispatcher import Dispatcher, LogView
 from hastore.store.replay_pace import BULK_BYTES, TRICKLE_S, VIEW_BYTES, ReplayPace
 from hastore.store.replay_state import ReplayState
@@ -54,12 +54,12 @@ class IndexBuildService(Service):
         dispatchers: Sequence[Dispatcher],
         *,
         state: ReplayState,
-        on_failure: Callable[[str, BaseException], None] | None = None,
+        on_failure: OnFailure,
         linger_s: float = 0.001,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare; `linger_s` lets small appends gather while nobody waits for replay."""
-        super().__init__("IndexBuildService", on_failure)
+        super().__init__("IndexBuildService", on_failure=on_failure)
         self._log = commit_log
         self._dispatchers = tuple(dispatchers)
         self._state = state

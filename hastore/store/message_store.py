@@ -88,14 +88,18 @@ class MessageStore:
         """Give the store's lock back, after `close(unlock=False)`."""
         self._life.unlock()
 
-    def open(self, *, intent_offset: int | None = None) -> None:
+    def open(self, *, intent_offset: int | None = None, from_rocketmq: bool = False) -> None:
         """Lock and recover the store, then start its threads.
 
         `intent_offset`: a cut at this offset was begun and is being finished, so bytes beyond it
-        may be missing. StoreInUseError, StoreBrokenError (synced bytes are missing or damaged),
-        StoreError (it cannot be read or written, or has files of another size).
+        may be missing. `from_rocketmq`: this node copied the log from a RocketMQ, whose records of
+        topics that nobody can read are no damage. StoreInUseError, StoreBrokenError (synced bytes
+        are missing or damaged), StoreError (it cannot be read or written, or has files of another
+        size).
         """
-        self._appender.last_store_timestamp_ms = self._life.open(intent_offset)
+        self._appender.last_store_timestamp_ms = self._life.open(
+            intent_offset, from_rocketmq=from_rocketmq
+        )
 
     def close(self, *, unlock: bool = True) -> None:
         """Stop cleanly: sync all, save the checkpoint, remove `abort`, unlock. StoreError."""

@@ -20,6 +20,7 @@ from hastore.protocol import api
 from hastore.server.api_connections import Connection
 from hastore.server.api_replies import Replies
 from hastore.server.api_server import ApiServer
+from hastore.service import raise_failure
 from hastore.store.host import NO_HOST
 from hastore.store.record import build_record, decode_record
 from tests.api_fakes import FakeBackend, FakePut
@@ -78,7 +79,7 @@ def config() -> ApiConfig:
 
 @pytest.fixture
 def server(backend: FakeBackend, config: ApiConfig) -> Iterator[ApiServer]:
-    running = ApiServer("tcp://127.0.0.1:0", backend, config)
+    running = ApiServer("tcp://127.0.0.1:0", backend, config, on_failure=raise_failure)
     running.start()
     yield running
     assert running.alive
@@ -182,7 +183,10 @@ def test_no_message_is_missed_beside_answers_of_other_threads(
 def test_a_failure_of_an_answer_is_the_api_s_own(
     backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig())
+    heard: list[tuple[str, BaseException]] = []
+    server = ApiServer(
+        "tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=lambda *each: heard.append(each)
+    )
     server.start()
     client = Client(server.endpoint)
     client.ask(api.Put(1), record())
@@ -196,7 +200,7 @@ def test_a_failure_of_an_answer_is_the_api_s_own(
     monkeypatch.setattr(Replies, "flush", flush)
     backend.transfer.end_all()  # not the thread's that came by
     until(lambda: not server.alive)
-    assert isinstance(server.failure, OSError)
+    assert isinstance(server.failure, OSError) and heard == [("ApiServer", server.failure)]
     assert backend.transfer.end_all() == 0
     client.close()
 
@@ -601,7 +605,7 @@ def test_a_port_in_use_is_an_error_of_the_configuration(
     server: ApiServer, backend: FakeBackend
 ) -> None:
     with pytest.raises(ConfigError, match="cannot bind"):
-        ApiServer(server.endpoint, backend, ApiConfig()).start()
+        ApiServer(server.endpoint, backend, ApiConfig(), on_failure=raise_failure).start()
 
 
 @pytest.mark.parametrize("frames", [[b"junk"], [b""], [b"\xff" * 70_000], [b"a", b"b", b"c"] * 50])
@@ -722,11 +726,11 @@ def test_a_client_that_does_not_read_its_replies_is_bounded(
 
 
 def test_stop_answers_what_is_known_and_frees_the_port(backend: FakeBackend) -> None:
-    server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig())
+    server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
     server.start()
     begin = time.monotonic()
     assert server.stop()
     assert time.monotonic() - begin < 2.0
-    again = ApiServer(server.endpoint, backend, ApiConfig())
+    again = ApiServer(server.endpoint, backend, ApiConfig(), on_failure=raise_failure)
     again.start()
     assert again.stop()
