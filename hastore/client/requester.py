@@ -18,7 +18,13 @@ from hastore.client.cluster import ClusterView
 from hastore.client.connections.links import Arrival, make_links
 from hastore.client.results import SendResult, Status, failure_of
 from hastore.clock import Clock
-from hastore.errors import ClientError, NotStoredError, UnreachableError
+from hastore.errors import (
+    ClientError,
+    NotStoredError,
+    ProtocolError,
+    UnreachableError,
+    UsageError,
+)
 from hastore.protocol import api
 
 CONNECT_MS = 200.0
@@ -112,6 +118,7 @@ class Requester:
         deadline = self.deadline(timeout_s)
         rid = self.next_rid()
         message = make(rid)
+        _check_request(message)
         self.links.open([address])
         sent = self.links.send(address, message)
         while True:
@@ -162,9 +169,7 @@ class Requester:
                 f"no answer from {', '.join(self.cluster.addresses)} within {timeout_s:g} s"
             )
 
-    def ask_master(
-        self, make: Callable[[int], api.Request], timeout_s: float
-    ) -> Steps[Answer]:
+    def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
         """Ask the master, looking for it as long as `timeout_s` lasts.
 
         Returns the last refusal when there was one. UnreachableError when there is no master. Only
@@ -219,6 +224,14 @@ class Requester:
         deadline = self.deadline(timeout_s)
         while left := self.left_s(deadline):
             yield left
+
+
+def _check_request(request: api.Request) -> None:
+    """Raise UsageError for what a node would not read: it would close the connection."""
+    try:
+        api.decode_request(api.encode(request))
+    except (ProtocolError, UnicodeEncodeError) as failure:
+        raise UsageError(f"the arguments make no request: {failure}") from failure
 
 
 def commit_positions(
