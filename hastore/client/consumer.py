@@ -160,7 +160,9 @@ class Consumer(Blocking):
     def commit(self) -> None:
         """Keep the reader's positions under the group's name, as durable as any message.
 
-        Raises what Producer.send_sync would; committing again is harmless.
+        Raises what Producer.send_sync would; committing again is harmless. PositionBehindError,
+        with nothing kept, when the group stands further in a queue and nobody told this consumer
+        to go back there, by a seek or `on_lost`: consumers of one group do not share its messages.
         """
         self._call(self._core.commit())
 

@@ -91,6 +91,7 @@ class ConsumerCore(Core):
         """Begin a call; one that has not settled what it moved was cut off."""
         if self.fetcher.moved is not None:
             self.mend()
+        self.fetcher.settle()
         super().enter()
 
     def mend(self) -> None:
@@ -153,12 +154,15 @@ class ConsumerCore(Core):
         self.fetcher.seek(places)
 
     def commit(self) -> Steps[None]:
-        """Keep the reader's positions under the group's name."""
+        """Keep the reader's positions under the group's name; back only where it was told to."""
         group = self._group()
         yield from self._prepare(self._timeout_s)
+        places = self._positions()
+        back = self.fetcher.told & places.keys()
         yield from commit_positions(
-            self.requester, group, self.topic, self._positions(), self._timeout_s
+            self.requester, group, self.topic, places, self._timeout_s, back
         )
+        self.fetcher.told -= back
 
     def committed(self) -> Steps[dict[int, Position]]:
         """Return the group's committed positions."""

@@ -17,6 +17,7 @@ from hastore.client.arguments import (
     MAX_INT32,
     MAX_INT64,
     a_clock,
+    flag,
     integer,
     refusal,
     seconds,
@@ -104,8 +105,9 @@ class PositionsCore(Core):
         )
         return expect(api.Positions, reply).positions
 
-    def commit(self, group: str, topic: str, offsets: Offsets) -> Steps[None]:
+    def commit(self, group: str, topic: str, offsets: Offsets, allow_back: bool) -> Steps[None]:
         """Keep positions."""
+        back = flag("allow_back", allow_back)
         group, topic = text("group", group, MAX_GROUP), text("topic", topic)
         if not isinstance(offsets, Mapping) or not 1 <= len(offsets) <= MAX_QUEUES:
             raise refusal("offsets", offsets, f"a mapping of 1 to {MAX_QUEUES:,} queues")
@@ -115,7 +117,9 @@ class PositionsCore(Core):
             )
             for queue, offset in offsets.items()
         }
-        yield from commit_positions(self.requester, group, topic, places, self._timeout_s)
+        yield from commit_positions(
+            self.requester, group, topic, places, self._timeout_s, places if back else ()
+        )
 
     def all(self) -> Steps[dict[tuple[str, str], Offsets]]:
         """Read every group's positions from the log's topic of commits."""
@@ -165,9 +169,12 @@ class Positions(Blocking):
         """Return a group's positions in a topic, as the master knows them."""
         return self._run(self._core, self._core.committed(group, topic))
 
-    def commit(self, group: str, topic: str, offsets: Offsets) -> None:
-        """Keep positions, as durable as any message; raises what Producer.send_sync would."""
-        self._run(self._core, self._core.commit(group, topic, offsets))
+    def commit(self, group: str, topic: str, offsets: Offsets, *, allow_back: bool = False) -> None:
+        """Keep positions, as durable as any message; raises what Producer.send_sync would.
+
+        PositionBehindError where one would go back without `allow_back`; nothing is kept then.
+        """
+        self._run(self._core, self._core.commit(group, topic, offsets, allow_back))
 
     def all(self) -> dict[tuple[str, str], Offsets]:
         """Return every group's positions in every topic, read from the log's topic of commits.

@@ -11,7 +11,7 @@ interrupted, cancelled or ended by `close`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from typing import TypeVar
 
 from hastore.client.cluster import ClusterView
@@ -21,6 +21,7 @@ from hastore.clock import Clock
 from hastore.errors import (
     ClientError,
     NotStoredError,
+    PositionBehindError,
     ProtocolError,
     UnreachableError,
     UsageError,
@@ -33,6 +34,13 @@ Wanted = TypeVar("Wanted")
 Result = TypeVar("Result")
 Steps = Generator[float, list[Arrival], Result]  # yields the seconds that it wants to wait
 Answer = tuple[api.Reply, bytes]
+
+
+_BEHIND = (
+    "Has another consumer committed under this group? Consumers of one group do not share its "
+    "messages, each reads them all: give each a group of its own. To take the group back on "
+    "purpose, seek before the commit"
+)
 
 
 class ClosedMeanwhile(ClientError):
@@ -240,11 +248,15 @@ def commit_positions(
     topic: str,
     positions: dict[int, api.Position],
     timeout_s: float,
+    back: Collection[int] = (),
 ) -> Steps[None]:
-    """Keep positions, as durable as any message; raises what Producer.send_sync would."""
+    """Keep positions, as durable as any message; raises what Producer.send_sync would.
+
+    PositionBehindError when the group stands further in a queue that is not in `back`.
+    """
     wait_ms = int(min(max(1.0, timeout_s * 1000.0), 3_000.0))
     reply, _ = yield from requester.ask_master(
-        lambda rid: api.Commit(rid, group, topic, positions, wait_ms), timeout_s
+        lambda rid: api.Commit(rid, group, topic, positions, wait_ms, sorted(back)), timeout_s
     )
     done = expect(api.PutDone, reply)
     if done.status is not Status.PUT_OK:
@@ -257,6 +269,8 @@ def failed(reply: api.Failed) -> ClientError:
     text = f"{reply.status}: {reply.reason}"
     if reply.status in ("BUSY", "SERVICE_NOT_AVAILABLE"):
         return NotStoredError(text, reply.status)
+    if reply.status == api.POSITION_BEHIND:
+        return PositionBehindError(f"{reply.reason}; nothing was kept. {_BEHIND}")
     return ClientError(text)
 
 

@@ -75,6 +75,10 @@ class PositionTable:
         """Return the latest positions of a group in a topic, as far as `catch_up` came."""
         return dict(self._latest.get((group, topic), {}))
 
+    def has_read(self, offset: int) -> bool:
+        """Whether the record at an offset of the log has been read."""
+        return self._last is not None and self._last[1] >= offset
+
     def catch_up(self) -> bool:
         """Read on, at most 1 MiB; whether the readable end was reached."""
         store = self._backend.store
