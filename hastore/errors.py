@@ -26,6 +26,7 @@ The type says whose fault it is, the text names the thing and the remedy.
         |   |-- FlushDiskTimeout
         |   `-- FlushSlaveTimeout
         |-- OutcomeUnknown         TIMEOUT: nobody answered, it may or may not be stored
+        |-- PositionBehindError    a commit that would take its group back; nothing was kept
         |-- PositionLostError      a position that is gone, beyond the end, or cut away
         `-- UnreachableError       no node answered
 """
@@ -144,6 +145,13 @@ class FlushSlaveTimeout(DurabilityError):
 
 class OutcomeUnknown(ClientError):
     """Nobody answered: the message may or may not be stored."""
+
+
+class PositionBehindError(ClientError):
+    """A commit would take its group back, and nobody said so; nothing of it was kept.
+
+    The text names the group and both positions. Consumers of one group do not share its messages.
+    """
 
 
 class PositionLostError(ClientError):

@@ -172,7 +172,7 @@ def test_the_limits_are_the_code_s() -> None:
             " for a topic that is not there, of a name up to 127 characters",
         ],
         [
-            "questions for committed positions that wait",
+            "commits, and questions for committed positions, that wait",
             f"{api_server.MAX_FETCHES:,} of a node",
         ],
         [

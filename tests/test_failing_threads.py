@@ -30,7 +30,8 @@ from hastore.ha.write_socket_service import WriteSocketService
 from hastore.server import node as node_module
 from hastore.server.api_server import ApiServer
 from hastore.server.http_server import HttpServer
-from hastore.server.node import Node, _RetentionService
+from hastore.server.node import Node
+from hastore.server.retention_service import RetentionService
 from hastore.server.roles import RoleService
 from hastore.service import Service
 from tests.client.conftest import Node as FakeNode
@@ -96,7 +97,7 @@ def test_nobody_can_leave_out_who_hears_of_a_failure() -> None:
         (HAService, "accept"),
         (GroupTransferService, "_end"),
         (RoleService, "_tick"),
-        (_RetentionService, "run"),
+        (RetentionService, "run"),
         (ApiServer, "_turn"),
     ],
     ids=lambda each: getattr(each, "__name__", each),

@@ -29,6 +29,7 @@ MAX_WAIT_MS = 60_000
 MAX_PULL_MESSAGES = 10_000
 MAX_KEY_MESSAGES = 1_000
 POSITIONS_TOPIC = "HASTORE_POSITIONS"
+POSITION_BEHIND = "POSITION_BEHIND"  # of Failed: a commit would take its group back
 PRODUCER_ID = "HS_PID"
 SEQUENCE = "HS_SEQ"
 WINDOW = 1024  # the sequence numbers of a producer that a node remembers
@@ -165,13 +166,17 @@ class AskTopics(_Message, frozen=True, tag="topics"):
 
 
 class Commit(_Message, frozen=True, tag="commit"):
-    """Keep a group's positions in a topic's queues as a record of HASTORE_POSITIONS."""
+    """Keep a group's positions in a topic's queues as a record of HASTORE_POSITIONS.
+
+    `back`: the queues where the group may go back.
+    """
 
     rid: Int64
     group: Group
     topic: Name
     positions: Annotated[dict[QueueId, Position], msgspec.Meta(min_length=1, max_length=1024)]
     timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_MS)] = 3_000
+    back: list[QueueId] = []
 
 
 class Fetch(_Message, frozen=True, tag="fetch"):

@@ -54,6 +54,10 @@ class PositionTable:
         found = newest(kept, self._latest.find(group, topic))
         return {queue: place.position for queue, place in found.items()}
 
+    def has_read(self, offset: int) -> bool:
+        """Whether the record at an offset of the log has been read."""
+        return self._last is not None and self._last[1] >= offset
+
     def catch_up(self) -> bool:
         """Read on, at most 1 MiB; whether the readable end was reached."""
         store = self._backend.store

@@ -151,7 +151,7 @@ class PutDesk:
         except Exception as failure:  # bytes may be stored
             _, reason = self._failures.note("an append", failure)
             for put in puts:
-                self._end(put.connection, f"its put may be stored, or not: {reason}")
+                self._leave_open(put, f"its put may be stored, or not: {reason}")
             return
         self._told = None
         for put, of_put in zip(puts, results, strict=True):
@@ -177,9 +177,16 @@ class PutDesk:
                 self._give_up(put, failure)
 
     def _give_up(self, put: PendingPut, failure: Exception) -> None:
-        """End the connection of a put that is stored, but whose answer failed."""
+        """Deal with a put that is stored, but whose answer failed."""
         _, reason = self._failures.note("the answer to a put", failure)
-        self._end(put.connection, f"its put cannot be answered: {reason}")
+        self._leave_open(put, f"its put cannot be answered: {reason}")
+
+    def _leave_open(self, put: PendingPut, reason: str) -> None:
+        """Say of a put neither that it is stored nor that it is not."""
+        if put.respond is not None:  # who waits for it must hear of it
+            put.respond(PutDone(put.request.rid, Status.TIMEOUT, 0, reason=reason))
+        else:
+            self._end(put.connection, reason)
 
     def _check(self, acks: int, sync_flush: bool) -> tuple[Status, str] | None:
         """Return why a put is refused; asks the node once for all puts of one append."""

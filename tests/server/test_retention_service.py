@@ -49,8 +49,9 @@ def service_of(node: HaNode) -> tuple[RetentionService, Clock]:
     root = node.config.store.root
     kept = KeptPositions(REAL, root, lambda: node.state.data.aside)
     service = RetentionService(
-        node.member, node.store, node.ha, kept, node.store.put_encoded, clock, _fail
-    )
+        node.member, node.store, node.ha, kept, node.store.put_encoded, clock,
+        on_failure=_fail,
+    )  # fmt: skip
     return service, clock
 
 
