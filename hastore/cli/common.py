@@ -3,6 +3,8 @@
 import json
 import os
 import pathlib
+import shlex
+import shutil
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -135,6 +137,22 @@ def terminal_columns() -> int | None:
     """Return the width of the terminal behind stdout (or COLUMNS); None in a pipe."""
     console: Console = __getattr__("stdout")
     return console.width if console.is_terminal else None
+
+
+def program(name: str) -> str:
+    """Return how this person runs `hastore`, `hastore-master` or `hastore-slave`: as `hastore`
+    itself was called, by name where that is found, else by this Python.
+    """
+    called = sys.argv[0]
+    beside = os.path.join(os.path.dirname(called), name)
+    found = shutil.which(name)
+    if os.path.basename(called).startswith("hastore") and os.access(beside, os.X_OK):
+        if found is None or not os.path.samefile(found, beside):
+            return shlex.quote(beside)
+    if found is not None:
+        return name
+    module = shlex.quote(sys.executable) + " -m hastore"
+    return module if name == "hastore" else f"{module} serve"
 
 
 def human_size(size: int) -> str:

@@ -82,7 +82,7 @@ def no_master_text(statuses: list[dict[str, Any]]) -> str | None:
     best = max(statuses, key=lambda status: (status["epoch"], status["max_offset"]))
     text = (
         f"no node takes writes; node {best['node']} has most (epoch {best['epoch']}, "
-        f"max_offset {best['max_offset']}): run `hastore promote` with its file"
+        f"max_offset {best['max_offset']}): run `hastore promote -c {best.get('config') or 'FILE'}`"
     )
     if on_its_way:
         numbers = ", ".join(map(str, on_its_way))

@@ -39,12 +39,11 @@ def check_file(command: str, path: str, config: Config, status: Mapping[str, Any
 def pending_texts(path: str | None, status: Mapping[str, Any]) -> Iterator[str]:
     """Say of each key of the node's file that is not in force what makes it count."""
     for change in status.get("config_pending") or []:
-        counts = "the next start"
+        until = "the next start"
         if change["counts_from"] == "promotion":
-            counts = f"the next promotion, `hastore promote -c {path or 'FILE'}`"
+            until = f"the next promotion, `hastore promote -c {path or 'FILE'}`"
         now, later = (_as_text(change[name]) for name in ("in_force", "in_file"))
-        text = f"{change['key']}: {later} in its file, not in force yet ({now} is)"
-        yield f"{text}: counts from {counts}"
+        yield f"{change['key']}: {later} in its file, {now} in force until {until}"
 
 
 def _as_text(value: object) -> str:

@@ -248,7 +248,9 @@ def test_a_group_without_a_master(make_group):
     group[1].kill()
     done = hastore("status", "--bootstrap", ",".join(group.bootstrap), "--timeout", "1")
     assert done.returncode == 4
-    assert done.stderr.splitlines()[0].startswith("error: no node takes writes; node 2 has most")
+    said = done.stderr.splitlines()[0]
+    assert said.startswith("error: no node takes writes; node 2 has most")
+    assert said.endswith(f"run `hastore promote -c {group[2].path}`")
     assert any(line.split()[:2] == ["2", "SLAVE"] for line in done.stdout.splitlines())
 
 

@@ -85,7 +85,7 @@ def test_a_folder_is_not_used_twice(told):
         timeout=60,
         check=False,
     )
-    assert done.returncode == 1 and "holds a demo already" in done.stderr
+    assert done.returncode == 2 and "holds a demo already" in done.stderr
 
 
 # -- each proof can fail

@@ -79,14 +79,14 @@ def test_what_is_not_in_force_yet_is_shown_with_what_makes_it_count(group):
     group[1].wait_status(lambda s: len(s["config_pending"]) == 3, "the change is seen")
     addresses = ",".join(group.bootstrap)
     done = hastore("status", "--bootstrap", addresses)
-    lines = [line for line in done.stdout.splitlines() if "not in force" in line]
+    lines = [line for line in done.stdout.splitlines() if "in its file" in line]
     assert done.returncode == 0 and len(lines) == 3, done.stdout
     assert lines[0] == (
-        "node 1: acks: 2 in its file, not in force yet (1 is): counts from the next promotion, "
+        "node 1: acks: 2 in its file, 1 in force until the next promotion, "
         f"`hastore promote -c {group[1].path}`"
     )
-    assert lines[1].startswith("node 1: nodes: 1, 2, 3 in its file, not in force yet (1, 2 is)")
-    assert "ha.slave_timeout: 9000ms" in lines[2] and lines[2].endswith("from the next start")
+    assert lines[1].startswith("node 1: nodes: 1, 2, 3 in its file, 1, 2 in force until")
+    assert "ha.slave_timeout: 9000ms" in lines[2] and lines[2].endswith("until the next start")
     done = hastore("doctor", "-c", str(group[1].path), "--json")
     notes = [
         one["text"]
