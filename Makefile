@@ -2,7 +2,7 @@
 #
 #   make run            the main job: a pair on real data, a kill, a flip, the proof, Spark
 #   make run SPARK=0    the same without Spark
-#   make test           all tests          (make test PYTEST_ARGS="tests/store -x")
+#   make test           all tests in two workers (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
 #   make check          style, types, imports
 #   make bench          the benchmarks beside RocketMQ and Kafka, 10 to 20 minutes; wants Java 17 and Maven for these two
 #                       (make bench BENCH_ARGS="--only puts --scale 0.1"; PYTHON=/usr/bin/python3 chooses the interpreter)
@@ -16,6 +16,7 @@ VENV ?= .venv
 SPARK ?= 1
 SCALE ?= 1
 PYTEST_ARGS ?=
+WORKERS ?= 2
 BENCH_ARGS ?=
 CYCLES ?= 500
 SECONDS ?= 600
@@ -40,7 +41,7 @@ run: $(VENV)/.run-$(SPARK)
 	$(BIN)/python bin/hastore demo --scale $(SCALE) $(RUN_FLAGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
