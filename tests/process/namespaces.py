@@ -3,7 +3,8 @@
 The bridge is in one more namespace, where the clients live too: the thread that enters this context
 and all that it starts. Nothing is made in the namespace that the tests began in, and nothing has a
 name in the system: a namespace lasts as long as a process in it, the first of which, `cat`, ends
-with the pipe that it reads from. So even after a SIGKILL of the tests the kernel clears up.
+with the pipe that it reads from. So the kernel clears up even after a SIGKILL of the tests, as soon
+as the nodes, which survive that, are ended.
 
 Loss in one direction is a filter at the bridge's port (classic BPF, which has random numbers): the
 kernel need not have netem, nor nftables.

@@ -104,7 +104,13 @@ class Partitions:
 
     def nap(self, longest_s):
         """Let the fault last a while, so that it meets the nodes at any moment."""
-        time.sleep(self.rng.random() * longest_s)
+        time.sleep((0.2 + 0.8 * self.rng.random()) * longest_s)
+
+    def felt(self, longest_s):
+        """Let a fault last that leaves the master without confirmation; check that it does."""
+        began_ns = time.monotonic_ns()
+        self.nap(longest_s)
+        assert not self.load.recorder.acked_since(began_ns), "confirmed over a link that is cut"
 
     def heal(self):
         """End the faults of the network; writes have to come back from now on."""
@@ -119,7 +125,7 @@ class Partitions:
             "no put is confirmed",
         )
         assert not self.load.failures, self.load.failures
-        took_s = (time.monotonic_ns() - since_ns) / 1e9
+        took_s = (self.load.recorder.first_ack_ns(since_ns) - since_ns) / 1e9
         self.slowest = max(self.slowest, (took_s, self.kind))
 
     def settled(self):
@@ -190,12 +196,12 @@ class Partitions:
 
     def cycle_cutoff(self):
         self.isolate(self.master)
-        self.nap(2.0)
+        self.felt(2.0)
 
     def cycle_superseded(self):
         old, (new, *_) = self.master, self.slaves
         self.isolate(old)
-        self.nap(0.5)
+        self.felt(0.5)
         if self.rng.random() < 0.5:
             self.put_alone(old)
         self.promote(new)
@@ -225,7 +231,7 @@ class Partitions:
         for slave in slaves:
             ends = (old.number, slave.number)
             self.network.cut(*(ends if from_master else reversed(ends)))
-        self.nap(1.0)
+        self.felt(1.0)
         if self.rng.random() < 0.5:
             self.promote(slaves[0])
             self.nap(0.5)
@@ -236,7 +242,7 @@ class Partitions:
         first, second, third = (node.number for node in [self.master, *self.slaves])
         for source, target in ((first, second), (second, third), (third, first)):
             self.network.cut(source, target)
-        self.nap(2.0)
+        self.felt(2.0)
 
     def cycle_triangle(self):
         old, (new, other) = self.master, self.slaves

@@ -16,11 +16,11 @@ from collections import Counter
 
 import pytest
 
-from tests.process.harness import Group
+from tests.process.harness import Group, wait_until
 from tests.process.history import ACKED
 from tests.process.networks import open_network
 from tests.torture.load import judge
-from tests.torture.partitions import KINDS_OF_THREE, KINDS_OF_TWO, Partitions
+from tests.torture.partitions import KINDS_OF_THREE, KINDS_OF_TWO, PATIENCE_S, Partitions
 
 CYCLES = int(os.environ.get("HASTORE_TORTURE_CYCLES", "0"))
 SEED = int(os.environ.get("HASTORE_TORTURE_SEED", "0")) or random.SystemRandom().getrandbits(32)
@@ -65,6 +65,12 @@ def torment(folder, kinds, cycles, networks):
     assert done.total() == cycles
 
 
+def busy(load, cycles):
+    """Whether a run was not vacuous: puts were confirmed, and read."""
+    confirmed = sum(put.durable for put in list(load.recorder.puts))
+    return load.failures or (confirmed > 20 * cycles and len(load.reads) > 5 * cycles)
+
+
 def one_round(folder, nodes, kinds, cycles, seed, network_kind):
     """Run cycles over a fresh group and judge the end; return the runner."""
     folder.mkdir()
@@ -78,15 +84,13 @@ def one_round(folder, nodes, kinds, cycles, seed, network_kind):
         load.start()
         try:
             runner.run(cycles, name)
+            wait_until(lambda: busy(load, cycles), PATIENCE_S, "hardly a put or a read")
         finally:
             network.heal()  # after a failure too: what is on its way ends soon
             load.stop()
         verdict = judge(group, runner.master, load)
     print(f"{name}: {verdict.text}")
     assert verdict.wrong == [], (name, verdict.wrong[:10])
-    # Not vacuous: puts were confirmed in each cycle, masters changed, the reader read.
-    assert sum(put.durable for put in load.recorder.puts) > 20 * cycles
-    assert len(load.reads) > 5 * cycles
-    assert verdict.epochs > cycles // 4
+    assert verdict.epochs >= cycles // 4  # not vacuous: masters changed
     shutil.rmtree(folder)
     return runner
