@@ -32,6 +32,7 @@ from hastore.ha.slave_stream import SlaveStream
 from hastore.protocol import api
 from hastore.protocol.ha_link import ReportDecoder
 from hastore.protocol.hello import Purpose
+from hastore.server.api_failures import Failures
 from hastore.server.api_puts import PutDesk
 from hastore.server.backend import NodeBackend
 from hastore.store.filesystem import REAL
@@ -132,8 +133,9 @@ class Rig:
         backend = NodeBackend(master.member, master.store, self.ha, self.transfer, roles)
         self.answers: list[api.PutDone] = []
         self.desk = PutDesk(
-            backend, ApiConfig(), SYSTEM_CLOCK, lambda _, reply: self.answers.append(reply)
-        )
+            backend, ApiConfig(), SYSTEM_CLOCK, lambda _, reply: self.answers.append(reply),
+            lambda _, reason: None, Failures(SYSTEM_CLOCK),
+        )  # fmt: skip
         self.buffer = memoryview(bytearray(256 * 1024))
         self.clients = [_Client(number) for number in range(64)]
 

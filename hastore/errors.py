@@ -9,6 +9,8 @@ The type says whose fault it is, the text names the thing and the remedy.
     |-- StoreError                 the disk's side (exit code 3)
     |   |-- StoreInUseError        another process holds the store's lock
     |   |-- StoreBrokenError       rot, missing files, a failed sync: the range stays closed
+    |   |   `-- StoreUncertainError  a failed write could not be undone: a restart may find it
+    |   |-- SyncFailedError        a sync of derived files failed; a restart builds them anew
     |   |-- StoreFullError         no room for the next file; nothing was appended
     |   `-- CorruptRecordError     bytes that are no record
     |-- ProtocolError              the peer erred: the connection is closed
@@ -54,6 +56,18 @@ class StoreInUseError(StoreError):
 
 class StoreBrokenError(StoreError):
     """The store lacks or has damaged bytes, or a sync failed; the range stays closed."""
+
+
+class StoreUncertainError(StoreBrokenError):
+    """A write failed and what it left could not be cleared: the next start may take it."""
+
+
+class StoreMovedError(StoreBrokenError):
+    """The store's folder is not where it was opened any more; the node ends."""
+
+
+class SyncFailedError(StoreError):
+    """A sync of queues or index failed: what was written may be lost, though it is still read."""
 
 
 class StoreFullError(StoreError):

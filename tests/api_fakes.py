@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hastore.errors import NotStoredError
 from hastore.ha.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
+from hastore.protocol.positions import Place, PositionMap
 from hastore.store.host import Host
 from hastore.store.properties import find_property
 from hastore.store.record import Record, decode_record, layout_of, patch_for_store
@@ -220,6 +221,7 @@ class FakeBackend:
         self.master: int | None = node if writable else None
         self.gate_closed = False
         self.watchers: list[Callable[[], None]] = []
+        self.kept = PositionMap()
 
     def put_encoded(self, payloads: Sequence[bytes]) -> Any:
         if self.gate_closed:
@@ -252,6 +254,9 @@ class FakeBackend:
 
     def history(self) -> Sequence[tuple[int, int]]:
         return self.entries
+
+    def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
+        return self.kept.find(group, topic)
 
     def master_map(self) -> MapInfo:
         return MapInfo(

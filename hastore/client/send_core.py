@@ -225,6 +225,12 @@ class SendCore:
         if reply.status is not _PUT_OK and reply.status.is_refusal and reply.statuses is None:
             self._refused(frame, reply, now)
             return
+        if reply.status is Status.TIMEOUT and reply.statuses is None:
+            for entry in frame.entries:
+                entry.status, entry.reason = reply.status, reply.reason
+                self._lose(entry)
+            self._refused(frame, reply, now)  # it goes again, in its place before the others
+            return
         again = settle_reply(frame, reply, self.ended, retry_stored=self._options.idempotent)
         del self._frames[frame.rid]
         self._window.release()

@@ -62,6 +62,13 @@ class HAConnection:
         """Whether the log is streamed on this connection."""
         return self.writer is not None and not self._closed
 
+    @property
+    def reached_offset(self) -> int:
+        """The slave's last report; before the first one the start of its stream, its log's end."""
+        writer = self.writer
+        assert writer is not None
+        return writer.start_offset if self.ack_offset is None else self.ack_offset
+
     def open_stream(
         self, offset: int, *, frame_bytes_max: int, classic: bool
     ) -> WriteSocketService:

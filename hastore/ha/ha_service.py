@@ -20,7 +20,7 @@ from hastore.ha.group_transfer import GroupTransferService, Need, Progress
 from hastore.ha.ha_connection import HAConnection
 from hastore.ha.member import Member
 from hastore.ha.rules import FollowAnswer, MasterView, answer_follow
-from hastore.ha.slave_status import SlaveStatus, slave_status
+from hastore.ha.slave_status import SlaveStatus, slave_name, slave_status
 from hastore.protocol.hello import Hello, Refused, StreamFrom
 
 log = logging.getLogger(__name__)
@@ -330,8 +330,6 @@ class HAService:
         """Return the node numbers that follow this master now."""
         return {c.node for c in self._streams if c.node is not None}
 
-    @property
-    def lowest_sent_offset(self) -> int | None:
-        """The smallest place from which a linked slave is still being sent; retention keeps it."""
-        offsets = [c.writer.sent_offset for c in self._streams if c.writer is not None]
-        return min(offsets, default=None)
+    def slave_offsets(self) -> dict[str, int]:
+        """How far each linked slave has come, by its name; retention keeps the log from there."""
+        return {slave_name(c): c.reached_offset for c in self._streams}

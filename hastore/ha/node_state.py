@@ -73,6 +73,8 @@ class NodeState:
         not fit.
         """
         if not self._fs.exists(self._path):
+            # Only here: a folder that goes while the node runs is not made anew without its log.
+            self._fs.make_dirs(self._directory)
             self._data = Durable(
                 node=node, store_id=secrets.token_hex(16), cluster=cluster, group=group
             )
@@ -120,7 +122,6 @@ class NodeState:
             data = msgspec.structs.replace(self.data, **changes)
             if "history" in changes:
                 data.history = prune(data.history)
-            self._fs.make_dirs(self._directory)
             text = msgspec.json.format(msgspec.json.encode(data), indent=1)
             self._fs.replace_bytes(self._path, text + b"\n")
             self._data = data

@@ -67,6 +67,7 @@ class WriteSocketService(Service):
         self._last_send_ms = clock.monotonic_ms()
         self._rest = b""
         self._broken = False
+        self.start_offset = start_offset
         self.sent_offset = start_offset
         self.reach_offset = start_offset  # the end of what may have left: a report beyond is forged
 

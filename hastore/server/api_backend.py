@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hastore.ha.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
+from hastore.protocol.positions import Place
 
 if TYPE_CHECKING:
     from hastore.store.host import Host
@@ -139,6 +140,10 @@ class ApiBackend(Protocol):
 
     def history(self) -> Sequence[tuple[int, int]]:
         """Return the (epoch, start offset) entries, both rising; empty: all is epoch 0."""
+        ...
+
+    def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
+        """Return the committed positions whose records retention took, by queue."""
         ...
 
     def master_map(self) -> MapInfo:

@@ -14,7 +14,13 @@ from collections.abc import Callable, Mapping
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import Config
 from hastore.config_file import config_error, parse_config
-from hastore.errors import ConfigError, StoreBrokenError, StoreError, UsageError
+from hastore.errors import (
+    ConfigError,
+    StoreBrokenError,
+    StoreError,
+    StoreMovedError,
+    UsageError,
+)
 from hastore.ha.epochs import CLASSIC_EPOCH
 from hastore.ha.group_transfer import GroupTransferService
 from hastore.ha.ha_service import HAService
@@ -25,10 +31,11 @@ from hastore.ha.rewind import finish_cut
 from hastore.server.api_server import ApiServer
 from hastore.server.backend import NodeBackend
 from hastore.server.http_server import HttpServer
+from hastore.server.kept_positions import KeptPositions
 from hastore.server.metrics import render_metrics
 from hastore.server.once import Once
+from hastore.server.retention_service import RetentionService
 from hastore.server.roles import RoleService
-from hastore.service import Service
 from hastore.store.filesystem import REAL, FileSystem
 from hastore.store.host import Host
 from hastore.store.message_store import MessageStore
@@ -79,9 +86,17 @@ class Node:
         )
         self._http_address = own.http
         self._http: HttpServer | None = None
-        self._retention = _RetentionService(
-            self.store, self.ha, config.store.retention.check_interval_ms, self._on_failure
+        self._kept = KeptPositions(fs, root, lambda: self.state.data.aside)
+        self.retention = RetentionService(
+            self.member,
+            self.store,
+            self.ha,
+            self._kept,
+            self.backend.put_encoded,
+            clock,
+            self._on_failure,
         )
+        self.backend.watch_retention(self.retention, self._kept)
         self.ha_address = own.ha
 
     @property
@@ -107,7 +122,7 @@ class Node:
         self.ha.acceptor.start()
         if self._http is not None:
             self._http.start()
-        self._retention.start()
+        self.retention.start()
         self.roles.start()
 
     def _open_store(self) -> None:
@@ -137,6 +152,7 @@ class Node:
                 "this store has no node state: its bytes count as another's until a master "
                 "says otherwise"
             )
+        self._kept.load()
         finish_cut(store, state)
         alone = len(config.nodes) == 1
         state.begin_boot(config.ha.ack_point.value, alone=alone, log_end=store.max_offset)
@@ -171,7 +187,7 @@ class Node:
         """Stop cleanly: no more puts, answer what waits, close links, sync and close the store."""
         self.backend.begin_stop()
         self.roles.stop()
-        self._retention.stop()
+        self.retention.stop()
         self.member.step_down()
         self.ha.close_epoch("the node stops")
         self.transfer.stop()
@@ -188,41 +204,12 @@ class Node:
             self.store.unlock()  # after node.json: the next start reads what this one left
 
     def _on_failure(self, name: str, failure: BaseException) -> None:
-        """Note a failure. A closed store stays and says why; a dead service ends the node."""
+        """Note a failure. A closed store stays and says why; a dead service, or a store that is not
+        in its place any more, ends the node.
+        """
         log.critical("%s failed: %s", name, failure)
-        if name != "store":
+        if name != "store" or isinstance(failure, StoreMovedError):
             self.failed.set()
-
-
-class _RetentionService(Service):
-    """Delete whole old files by age and size; never what a linked slave is still being sent."""
-
-    def __init__(
-        self,
-        store: MessageStore,
-        ha: HAService,
-        interval_ms: float,
-        on_failure: Callable[[str, BaseException], None],
-    ) -> None:
-        super().__init__("RetentionService", on_failure)
-        self._store = store
-        self._ha = ha
-        self._interval_s = interval_ms / 1000.0
-
-    def run(self) -> None:
-        """Look every interval until stopped."""
-        while not self.stopping.wait(self._interval_s):
-            try:
-                removed = self._store.delete_expired(self._ha.lowest_sent_offset)
-            except (OSError, StoreError) as error:  # the next look tries again
-                log.error("retention could not delete: %s", error)
-                continue
-            if removed:
-                log.info(
-                    "retention removed %d files; the log starts at %d",
-                    removed,
-                    self._store.min_offset,
-                )
 
 
 class ConfigWatch:
@@ -300,6 +287,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     log.debug("starting as %s", kind or "whatever the file says")
     watch = ConfigWatch(path, overrides)
     node = Node(watch.first(), watch.follow)
+    node.backend.config_path = os.path.abspath(path)
     node.backend.config_problem = lambda: watch.problem
     ending = threading.Event()
     hurry = threading.Event()

@@ -77,6 +77,11 @@ class RoleService(Service):
         self._wakeup.set()
 
     @property
+    def latest_config(self) -> Config:
+        """The latest valid file; what of it is in force the status says."""
+        return self._config
+
+    @property
     def configured_role(self) -> Role:
         """The role in the latest valid file."""
         return self._config.role

@@ -112,7 +112,8 @@ def clear_beyond(commit_log: CommitLog, recovered: Recovered, synced: int) -> No
     """Zero what is beyond the end, remove later files, sync all from `synced` on."""
     commit_log.truncate(recovered.end)
     queue = commit_log.queue
-    queue.names_dirty = bool(queue.files)
+    if queue.files:
+        queue.note_names()
     queue.sync(min(synced, recovered.end), recovered.end)
 
 

@@ -200,6 +200,20 @@ class StoreLife:
 
     # -- while it runs ----------------------------------------------------------------------------
 
+    def check_place(self) -> None:
+        """Close the store when its folder was moved, replaced or removed; StoreMovedError.
+
+        The files that are open would take more bytes, where no start finds them; what is made by
+        path would come to lie beside them, without the lock.
+        """
+        path = f"{self._root}/lock"
+        if self._lock_file is not None and not self._fs.is_same_file(path, self._lock_file):
+            raise self.parts.health.lose(
+                f"{path} is not the file that this node has locked: the store's folder was moved, "
+                "replaced or removed under it; nothing more is written: bring the folder back, or "
+                "correct store.root, and start the node again"
+            )
+
     def free_bytes(self) -> int:
         """Return the room left on the store's disk."""
         return self._fs.free_bytes(self._root)
@@ -218,6 +232,7 @@ class StoreLife:
 
     def _keep_house(self) -> None:
         """Sync what is derived, and note in RocketMQ's checkpoint how far everything is."""
+        self.check_place()
         parts = self.parts
         parts.build.flush()
         flushed = parts.flush.flushed_offset
@@ -267,6 +282,7 @@ class StoreLife:
 
     def _settle(self) -> None:
         parts = self.parts
+        self.check_place()
         parts.health.check()
         parts.flush.flush()
         self._keep_house()

@@ -10,11 +10,15 @@ import pytest
 from hastore.cli.status import no_master_text
 from tests.process.harness import ROOT, Group, hastore, wait_until
 
+pytestmark = pytest.mark.xdist_group("commands")  # what the module's fixture starts serves all
+
 STATUS_KEYS = [
     *("node", "role", "epoch", "min_offset", "max_offset", "flushed_offset", "confirmed_offset"),
     *("readable_offset", "writable", "slaves", "waiting_puts", "topics", "unclean", "reason"),
 ]
-SLAVE_KEYS = ["node", "address", "state", "ack_offset", "lag_bytes", "in_sync", "classic"]
+SLAVE_KEYS = [
+    *("node", "address", "state", "ack_offset", "lag_bytes", "in_sync", "classic", "files_kept"),
+]
 PERF_KEYS = [
     *("messages", "bytes", "seconds", "msgs_per_s", "mb_per_s", "p50_ms", "p99_ms", "p999_ms"),
     *("max_ms", "acked", "unknown", "failed"),

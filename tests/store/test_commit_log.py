@@ -100,7 +100,8 @@ def test_a_view_outlives_its_file(tmp_path: Path) -> None:
         log.append(b"b")
     view = log.view(10, 5)
     taken = log.file_range(10, 5)
-    log.queue.remove_first(1)
+    log.queue.detach_first(1)
+    log.queue.discard()
     with view as data:
         assert bytes(data) == b"aaaaa"
     assert os.pread(taken.fd, 5, taken.position) == b"aaaaa"
