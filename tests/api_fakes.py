@@ -215,6 +215,7 @@ class FakeBackend:
         self.writable = writable
         self.sync = True
         self.unconfirmable: str | None = None
+        self.unflushable: str | None = None
         self.flush_sync = False
         self.entries: list[tuple[int, int]] = [(epoch, 0)]
         self.nodes: dict[int, str] = {}
@@ -239,6 +240,9 @@ class FakeBackend:
 
     def can_confirm(self, sync_flush: bool) -> str | None:
         return self.unconfirmable
+
+    def never_flushed(self) -> str | None:
+        return self.unflushable
 
     def default_acks_all(self) -> bool:
         return self.sync

@@ -332,6 +332,14 @@ class HAService:
                 self.member.store.max_offset, config.max_gap_not_in_sync, flushed=flushed
             )
 
+    def never_flushed(self) -> str | None:
+        """Return why puts with sync_flush wait in vain as the slaves are configured; None when they
+        do not.
+        """
+        with self._lock:
+            table = self._table
+            return None if table is None else table.never_flushed(self.member.config.node)
+
     def slaves(self) -> list[SlaveStatus]:
         """Return the linked slaves."""
         end, gap = self.member.store.max_offset, self.member.config.ha.max_gap_not_in_sync

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 
 from hastore.errors import ProtocolError, StoreError, StoreFullError
-from hastore.ha.epochs import History, due_entries, next_start
+from hastore.ha.epochs import History, agreed, due_entries, next_start
 from hastore.ha.member import Member
 
 log = logging.getLogger(__name__)
@@ -120,7 +120,9 @@ class Receiver:
 
     def _take_entries(self) -> None:
         member = self._member
-        due = due_entries(member.state.history, member.store.max_offset, self._history)
-        if due:
-            member.state.take_entries(due)
+        mine, end = member.state.history, member.store.max_offset
+        base = agreed(mine, end, self._history)
+        due = due_entries(base, end, self._history)
+        if due or len(base) < len(mine):
+            member.state.take_entries(due, keep=len(base))
         self._bound = next_start(member.state.history, self._history)

@@ -122,6 +122,10 @@ class ApiBackend(Protocol):
         """Say why a put with `acks` all cannot be confirmed now; None when it can."""
         ...
 
+    def never_flushed(self) -> str | None:
+        """Say why a put with sync_flush waits in vain as the slaves are configured; else None."""
+        ...
+
     def default_acks_all(self) -> bool:
         """Whether a put without `acks` waits for the slaves: under a SYNC_MASTER."""
         ...

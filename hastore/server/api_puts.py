@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -49,6 +49,14 @@ class PendingPut(msgspec.Struct):
     results: Sequence[PutResult] = ()
     count: int = 0  # of its records, once they are appended
     size_bytes: int = 0
+
+
+class Refusal(NamedTuple):
+    """Why a put is refused; `final`: no later attempt fares better as the group is configured."""
+
+    status: Status
+    reason: str
+    final: bool = False
 
 
 class PutDesk:
@@ -104,11 +112,11 @@ class PutDesk:
         if follows:
             refusal = self._check(acks, request.sync_flush)
         else:
-            refusal = Status.BUSY, "an earlier put of this run was refused or is missing"
+            refusal = Refusal(Status.BUSY, "an earlier put of this run was refused or is missing")
         if refusal is not None:
             if run:
                 connection.next_at = None
-            self._refuse(connection, request, refusal[0], refusal[1])
+            self._refuse(connection, request, *refusal)
             return
         if run:
             connection.run = run
@@ -126,7 +134,7 @@ class PutDesk:
             due = self._clock.monotonic_ms() + request.timeout_ms
             self._gather(PendingPut(connection, request, payload, respond, acks, due))
         else:
-            respond(PutDone(request.rid, refusal[0], 0, reason=refusal[1]))
+            respond(PutDone(request.rid, refusal.status, 0, reason=refusal.reason))
 
     def append(self, now: float) -> None:
         """Append what was gathered, in one go; what needs no confirmation is answered at once."""
@@ -188,27 +196,30 @@ class PutDesk:
         else:
             self._end(put.connection, reason)
 
-    def _check(self, acks: int, sync_flush: bool) -> tuple[Status, str] | None:
+    def _check(self, acks: int, sync_flush: bool) -> Refusal | None:
         """Return why a put is refused; asks the node once for all puts of one append."""
         if self._admitted != (acks, sync_flush):
             backend = self._backend
             try:
                 reason = backend.writable_reason()
                 if reason is not None:
-                    return Status.SERVICE_NOT_AVAILABLE, reason
+                    return Refusal(Status.SERVICE_NOT_AVAILABLE, reason)
                 if acks == ALL:
                     reason = backend.can_confirm(sync_flush)
                     if reason is not None:
-                        return Status.SLAVE_NOT_AVAILABLE, reason
+                        never = backend.never_flushed() if sync_flush else None
+                        final = never is not None
+                        return Refusal(Status.SLAVE_NOT_AVAILABLE, never or reason, final)
             except Exception as failure:  # nothing was tried
-                return Status.SERVICE_NOT_AVAILABLE, self._failures.note("a put", failure)[1]
+                reason = self._failures.note("a put", failure)[1]
+                return Refusal(Status.SERVICE_NOT_AVAILABLE, reason)
             self._admitted = acks, sync_flush
         if (
             self.pending_puts >= self._config.max_pending_puts
             or self.pending_bytes + self.gathered_bytes >= self._config.max_pending_bytes
         ):
             waiting = f"{self.pending_puts} puts of {self.pending_bytes} bytes wait"
-            return Status.BUSY, f"{waiting} (api.max_pending_puts, api.max_pending_bytes)"
+            return Refusal(Status.BUSY, f"{waiting} (api.max_pending_puts, api.max_pending_bytes)")
         return None
 
     def _default_acks(self) -> int:
@@ -331,14 +342,23 @@ class PutDesk:
             else:
                 self._refuse(put.connection, put.request, status, reason)
 
-    def _refuse(self, connection: Connection, request: Put, status: Status, reason: str) -> None:
+    def _refuse(
+        self,
+        connection: Connection,
+        request: Put,
+        status: Status,
+        reason: str,
+        final: bool = False,
+    ) -> None:
         self.refused += 1
         if request.acks == 0:
             return
         master = None
         if status is Status.SERVICE_NOT_AVAILABLE:
             master = master_of(self._backend, self._failures)
-        self._answer(connection, PutDone(request.rid, status, 0, reason=reason, master=master))
+        statuses = [status] if final else None  # with it a client does not try again
+        done = PutDone(request.rid, status, 0, statuses=statuses, reason=reason, master=master)
+        self._answer(connection, done)
 
 
 def _failed(results: Sequence[PutResult]) -> PutResult | None:

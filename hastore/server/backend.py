@@ -128,6 +128,10 @@ class NodeBackend:
         """Say why a put with `acks` all could not be confirmed now."""
         return self._ha.can_confirm(flushed=sync_flush)
 
+    def never_flushed(self) -> str | None:
+        """Say why a put with sync_flush waits in vain as the slaves are configured."""
+        return self._ha.never_flushed()
+
     def default_acks_all(self) -> bool:
         """Whether a put without `acks` waits for the slaves."""
         return self._roles.configured_role is Role.SYNC_MASTER

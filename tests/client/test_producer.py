@@ -201,6 +201,20 @@ def test_no_slave_is_retried_and_then_certain(node: Node) -> None:
     assert bodies(node) == []
 
 
+def test_what_no_waiting_can_heal_is_refused_at_once(node: Node) -> None:
+    node.backend.unconfirmable = "0 of 1 in sync"
+    node.backend.unflushable = "set ha.ack_point: flushed on the slaves"
+    with Producer([node.address], sync_flush=True, delivery_timeout_s=3_600) as producer:
+        futures = [producer.send("t", b"%d" % i, queue=0) for i in range(100)]
+        for future in futures:
+            with pytest.raises(NotStoredError, match="ha.ack_point: flushed") as caught:
+                future.result(60)
+            assert caught.value.status == "SLAVE_NOT_AVAILABLE"
+        with pytest.raises(NotStoredError, match="ha.ack_point: flushed"):
+            producer.send_batch("t", [b"a", b"b"], queue=0).result(60)
+    assert bodies(node) == []
+
+
 def test_a_slave_that_comes_back_in_time(node: Node) -> None:
     node.backend.unconfirmable = "0 of 1 in sync"
     with Producer([node.address], delivery_timeout_s=5) as producer:

@@ -435,8 +435,8 @@ def test_an_answer_without_its_entry_writes_nothing_beyond_the_start(make_group)
     seen = []
     take, append = two.state.take_entries, two.store.append_replica
 
-    def note_entries(entries: list[EpochEntry]) -> None:
-        take(entries)
+    def note_entries(entries: list[EpochEntry], **more: int) -> None:
+        take(entries, **more)
         seen.extend(("entry", entry.start) for entry in entries)
 
     def note_bytes(offset, data):
