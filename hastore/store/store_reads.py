@@ -249,7 +249,11 @@ class StoreReads:
 
 
 def _read(
-    file: File, start: int, begins: Sequence[int], ends: Sequence[int]
+    file: File,
+    start: int,
+    begins: Sequence[int],
+    ends: Sequence[int],
+    gap_bytes: int = _GAP_BYTES,
 ) -> tuple[list[bytes | memoryview], bool]:
     """Read ranges of a file that begins at `start`; what lies close together by one pread.
 
@@ -262,12 +266,23 @@ def _read(
         gaps = False
         while following < count:
             begin = begins[following]
-            if not end <= begin <= end + _GAP_BYTES or ends[following] > first + _READ_BYTES:
+            if not end <= begin <= end + gap_bytes or ends[following] > first + _READ_BYTES:
                 break
             gaps = gaps or begin > end
             end = ends[following]
             following += 1
-        raw = file.pread(end - first, first - start)
+        try:
+            raw = file.pread(end - first, first - start)
+        except OSError:
+            if not gaps:
+                raise
+            # The bad sector may lie in a gap: that is other readers' affair.
+            found, whole = _read(file, start, begins[at:following], ends[at:following], 0)
+            pieces += found
+            if not whole:
+                return pieces, False
+            at = following
+            continue
         if gaps:
             view = memoryview(raw)
             pieces += [view[begins[i] - first : ends[i] - first] for i in range(at, following)]
