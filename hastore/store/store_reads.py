@@ -3,7 +3,7 @@
 import enum
 import struct
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hastore.errors import CorruptRecordError, StoreError
@@ -28,6 +28,7 @@ from hastore.store.retention import first_store_timestamp_ms
 _HEAD = struct.Struct(">iI20xq")  # totalSize, magic, physicalOffset
 _UNITS_AT_ONCE = 1024
 _UNITS_MAX = 32_768  # of one pull
+COLD_MS = 20.0  # of cold reads in one pull: beyond it, what has been read is given
 _FEWER = 8  # times fewer records are tried when the disk did not read all
 _GAP_BYTES = 16 * 1024  # between records of a cold read; as much is read in vain
 _READ_BYTES = 1 << 20  # of one cold read, unless one run is longer
@@ -75,8 +76,9 @@ class StoreReads:
     ) -> PullResult:
         """Read records of a queue that end at or below `limit_offset`; at least one that is there.
 
-        What lies before damaged bytes, or bytes that the disk does not read, is given. When nothing
-        does: CorruptRecordError, OSError; that range is served no more.
+        Fewer than asked for come when the disk is slow. What lies before damaged bytes, or bytes
+        that the disk does not read, is given. When nothing does: CorruptRecordError, OSError; that
+        range is served no more.
         """
         known = self._parts.queues.queue_range(topic, queue_id)
         if known is None:
@@ -144,6 +146,12 @@ class StoreReads:
             else:
                 at += units
 
+    def _timer(self) -> Callable[[], bool]:
+        """Return what tells whether COLD_MS have passed since now."""
+        clock = self._parts.clock
+        until_ms = clock.monotonic_ms() + COLD_MS
+        return lambda: clock.monotonic_ms() >= until_ms
+
     def _first_kept(self, topic: str, queue_id: int, otherwise: int) -> int:
         """Return the first position that retention left, before the queue itself knows of it."""
         queue = self._parts.queues.get(topic, queue_id)
@@ -154,9 +162,11 @@ class StoreReads:
     def _copy(self, places: PullPlaces) -> bytes | None:
         """Return the records' bytes, one behind the other; None: retention took the first one.
 
-        Files are pinned while they are read: what retention removes meanwhile is still given.
+        Files are pinned while they are read: what retention removes meanwhile is still given. The
+        last ones are left out when the disk is so slow that others would wait long.
         """
         log = self._log
+        late: Callable[[], bool] | None = None
         if places.offsets[0] < log.min_offset:
             return None
         begins, ends = places.runs()
@@ -177,9 +187,10 @@ class StoreReads:
                 stop = max(at + 1, bisect_left(begins, file.end, at))
             start = file.start
             if begins[at] < log.cold_end:
-                found, whole = _read(opened, start, begins[at:stop], ends[at:stop])
+                late = late or self._timer()
+                found, whole = _read(opened, start, begins[at:stop], ends[at:stop], late)
                 pieces += found
-                if not whole:
+                if not whole or (stop < count and late()):
                     break
             else:
                 pieces += [
@@ -253,11 +264,12 @@ def _read(
     start: int,
     begins: Sequence[int],
     ends: Sequence[int],
+    late: Callable[[], bool],
     gap_bytes: int = _GAP_BYTES,
 ) -> tuple[list[bytes | memoryview], bool]:
     """Read ranges of a file that begins at `start`; what lies close together by one pread.
 
-    Also returns whether all were there: else they end in the middle of one.
+    Also returns whether these are all: else it was `late`, or the file ends in the middle of one.
     """
     pieces: list[bytes | memoryview] = []
     at, count = 0, len(begins)
@@ -277,7 +289,7 @@ def _read(
             if not gaps:
                 raise
             # The bad sector may lie in a gap: that is other readers' affair.
-            found, whole = _read(file, start, begins[at:following], ends[at:following], 0)
+            found, whole = _read(file, start, begins[at:following], ends[at:following], late, 0)
             pieces += found
             if not whole:
                 return pieces, False
@@ -288,9 +300,9 @@ def _read(
             pieces += [view[begins[i] - first : ends[i] - first] for i in range(at, following)]
         else:
             pieces.append(raw)
-        if len(raw) < end - first:  # somebody cut the file short
-            return pieces, False
         at = following
+        if len(raw) < end - first or (at < count and late()):  # cut short by somebody, or slow
+            return pieces, False
     return pieces, True
 
 

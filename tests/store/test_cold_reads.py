@@ -1,5 +1,6 @@
 """Reads of what is not in memory: by pread, in files that retention removes, on a failing disk."""
 
+import dataclasses
 import errno
 import mmap
 import os
@@ -17,7 +18,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config import RetentionConfig
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.ha.write_socket_service import SENDFILE_BYTES_MIN, WriteSocketService
-from hastore.store import commit_log
+from hastore.store import commit_log, store_reads
 from hastore.store.filesystem import REAL
 from hastore.store.message_store import MessageStore, PullStatus
 from hastore.store.record import decode_record
@@ -80,8 +81,9 @@ def disk() -> Disk:
 
 
 @pytest.fixture
-def cold(tmp_path: Path, disk: Disk) -> Iterator[MessageStore]:
+def cold(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageStore]:
     """A store that was opened after 300 messages in 5 files; its maps read as zeros."""
+    monkeypatch.setattr(store_reads, "COLD_MS", float("inf"))  # the machine may be slow
     with kit.opened(tmp_path) as store:
         for number in range(0, 300, 20):
             kit.put(
@@ -165,6 +167,7 @@ def test_hot_and_cold_reads_give_the_same_bytes(
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
+    monkeypatch.setattr(store_reads, "COLD_MS", float("inf"))
     with kit.opened(tmp_path, consume_queue_units=50) as store:
         for number in range(0, 600, 30):
             kit.put(store, *[
@@ -198,6 +201,38 @@ def test_a_file_cut_short_is_damage_not_the_end_of_the_process(cold: MessageStor
     with pytest.raises(CorruptRecordError):
         pull(cold, 10)
     os.truncate(path, cold.file_size)
+
+
+def test_a_slow_disk_gives_what_it_has_read_by_then(
+    cold: MessageStore, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Slow:
+        """A clock by which each read of the log takes 8 ms."""
+
+        now_ms = 0.0
+
+        def monotonic_ms(self) -> float:
+            return self.now_ms
+
+    slow = Slow()
+
+    def take(path: str) -> None:
+        if "commitlog" in path:
+            slow.now_ms += 8.0
+
+    whole = pull(cold, 0)
+    monkeypatch.setattr(store_reads, "COLD_MS", 20.0)
+    monkeypatch.setattr(cold._reads, "_parts", dataclasses.replace(cold._parts, clock=slow))
+    monkeypatch.setattr(store_reads, "_GAP_BYTES", 0)
+    monkeypatch.setattr(store_reads._read, "__defaults__", (0,))
+    disk.before_read = take
+    got, at = [], 0
+    while at < whole.next_queue_offset:
+        found = pull(cold, at)
+        assert found.count == min(3, whole.count - at)  # within 20 ms; the last one passes them
+        got += numbers(found.records)
+        at = found.next_queue_offset
+    assert got == numbers(whole.records)
 
 
 # -- a disk that does not read
