@@ -235,6 +235,34 @@ def test_a_slow_disk_gives_what_it_has_read_by_then(
     assert got == numbers(whole.records)
 
 
+def test_replay_does_not_wait_for_who_reads_a_queue_from_the_disk(
+    tmp_path: Path, disk: Disk
+) -> None:
+    store = open_store(tmp_path, disk)
+    kit.put(store, *[kit.message(n) for n in range(20)])
+    assert store.wait_dispatched(store.max_offset, 10)
+    reading, go_on = threading.Event(), threading.Event()
+
+    def wait(path: str) -> None:
+        if "consumequeue" in path and threading.current_thread() is reader:
+            reading.set()
+            assert go_on.wait(60)
+
+    disk.before_read = wait
+    got: list[int] = []
+    reader = threading.Thread(target=lambda: got.extend(numbers(pull(store, 0).records)))
+    reader.start()
+    try:
+        assert reading.wait(30)
+        kit.put(store, *[kit.message(n) for n in range(20, 40)])
+        assert store.wait_dispatched(store.max_offset, 30)
+    finally:
+        go_on.set()
+        reader.join()
+    assert got[:20] == list(range(20))
+    store.close()
+
+
 # -- a disk that does not read
 
 
