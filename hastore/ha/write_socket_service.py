@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable
 
 from hastore.clock import Clock
+from hastore.errors import HastoreError
 from hastore.ha.epochs import History
 from hastore.ha.replica_log import ReplicaLog
 from hastore.protocol.ha_link import confirmed_frame, data_header, limits_and_header
@@ -128,9 +129,9 @@ class WriteSocketService(Service):
                     self._send_all()
                 if poller.poll(self._pause_ms()):
                     os.eventfd_read(eventfd)
-        except OSError as error:
+        except (OSError, HastoreError) as error:  # the link's, or the log's that it reads
             self._broken = True
-            self._on_broken(f"sending failed: {error}")
+            self._on_broken(f"sending from offset {self.sent_offset} failed: {error}")
 
     def release(self) -> None:
         """Close the wake-up descriptor; after the thread has ended and nobody pushes any more."""

@@ -26,6 +26,7 @@ from hastore.store.put_run import StoredRun
 
 if TYPE_CHECKING:
     from hastore.store.message_store import PutResult
+    from hastore.store.record import Record
 
 log = logging.getLogger(__name__)
 
@@ -327,11 +328,19 @@ class PutDesk:
                 continue
             statuses.append(status)
             if result.duplicate:
-                original = self._backend.store.record_at(result.offset)
+                original = self._original(result.offset)
                 if original is not None and original.store_host != own:
                     hosts[place] = original.store_host.packed
         differs = any(each is not status for each in statuses)
         return (statuses if differs else None), hosts, reason
+
+    def _original(self, offset: int) -> Record | None:
+        """Return a duplicate's original; None also where the disk does not read it."""
+        try:
+            return self._backend.store.record_at(offset)
+        except (OSError, StoreError) as failure:
+            self._failures.note("a look at a duplicate's original", failure)
+            return None
 
     def _refuse_all(self, puts: list[PendingPut], status: Status, reason: str) -> None:
         for put in puts:

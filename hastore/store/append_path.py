@@ -5,6 +5,7 @@ knows (queue offset, physical offset, store time and host) in place, write. Noth
 as given out before the log holds it.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -32,6 +33,8 @@ from hastore.store.record import (
     STORE_IPV6,
 )
 from hastore.store.run_batch import RunBatch
+
+log = logging.getLogger(__name__)
 
 _REPLAY_TIMEOUT_S = 5.0
 _OK = PutStatus.PUT_OK
@@ -131,10 +134,15 @@ class _Batch:
             )
         if not self._log.min_offset <= seen < self.start:
             return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
-        with self._log.view(seen, PREFIX.size + 32) as view:
-            size, _, _, queue_id, _, queue_offset, _, flags = PREFIX.unpack_from(view)
+        try:
+            view = self._log.view(seen, PREFIX.size + 32)
+        except OSError as failure:  # it is stored all the same
+            log.error("the original of a duplicate at offset %d cannot be read: %s", seen, failure)
+            return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
+        with view as raw:
+            size, _, _, queue_id, _, queue_offset, _, flags = PREFIX.unpack_from(raw)
             at = STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
-            stored_ms = int.from_bytes(view[at : at + 8], signed=True)
+            stored_ms = int.from_bytes(raw[at : at + 8], signed=True)
         return PutResult(_OK, seen, seen + size, queue_id, queue_offset, stored_ms, True)
 
     def _no_queue(self, topic: bytes, queue_id: int) -> PutResult:

@@ -67,7 +67,7 @@ class StoreCuts:
             return True
         if offset >= log.max_offset:
             return False
-        with log.view(offset, log.file_size) as view:
+        with log.map_view(offset, log.file_size) as view:
             size = len(view)
             return bool(check_record(view, 0, size, offset) or check_blank(view, 0, size))
 
@@ -79,7 +79,7 @@ class StoreCuts:
             return whole
         place = start
         while True:
-            with log.view(place, 4) as view:
+            with log.map_view(place, 4) as view:
                 size = int.from_bytes(view)
             if place + size > offset:
                 return place

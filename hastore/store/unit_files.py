@@ -29,7 +29,8 @@ _SEARCH_BYTES = 1 << 12
 class FileCache:
     """Open files of many queues, the least recently used closed first; thread-safe.
 
-    Reads and writes hold the lock, so that no file is closed under them.
+    Writes hold the lock. A read holds its file alone, for it may wait for the disk: files are
+    dropped rather than closed, and close with whoever holds them last.
     """
 
     def __init__(self, fs: FileSystem) -> None:
@@ -43,7 +44,8 @@ class FileCache:
     def read(self, path: str, size: int, position: int) -> bytes:
         """Return up to `size` bytes; OSError."""
         with self._lock:
-            return self._file(path).pread(size, position)
+            file = self._file(path)
+        return file.pread(size, position)
 
     def write(self, path: str, data: bytes | memoryview, position: int) -> None:
         """Write all of `data`; durable after `flush`. OSError."""
@@ -77,9 +79,7 @@ class FileCache:
     def remove(self, path: str) -> None:
         """Remove a file; the name is durably gone after `flush`."""
         with self._lock:
-            file = self._files.pop(path, None)
-            if file is not None:
-                file.close()
+            self._files.pop(path, None)
             self._dirty.discard(path)
             with contextlib.suppress(FileNotFoundError):  # removed by an operator: the same end
                 self.fs.remove(path)
@@ -108,8 +108,7 @@ class FileCache:
     def close(self) -> None:
         """Close all files and forget what was not flushed."""
         with self._lock:
-            while self._files:
-                self._files.popitem()[1].close()
+            self._files.clear()
             self._dirty.clear()
             self._dirty_dirs.clear()
 
@@ -122,7 +121,7 @@ class FileCache:
                 share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
                 self._open_max = min(max(share, _OPEN_FILES_MIN), _OPEN_FILES_MAX)
             if len(self._files) > self._open_max:
-                self._files.popitem(last=False)[1].close()
+                self._files.popitem(last=False)
         else:
             self._files.move_to_end(path)
         return file
