@@ -25,7 +25,7 @@ The type says whose fault it is, the text names the thing and the remedy.
         |-- DurabilityError        stored, but not confirmed at the asked level; carries the result
         |   |-- FlushDiskTimeout
         |   `-- FlushSlaveTimeout
-        |-- OutcomeUnknown         TIMEOUT: nobody answered, it may or may not be stored
+        |-- OutcomeUnknown         TIMEOUT: no answer, or a disk failed: it may be stored
         |-- PositionBehindError    a commit that would take its group back; nothing was kept
         |-- PositionLostError      a position that is gone, beyond the end, or cut away
         `-- UnreachableError       no node answered
@@ -144,7 +144,7 @@ class FlushSlaveTimeout(DurabilityError):
 
 
 class OutcomeUnknown(ClientError):
-    """Nobody answered: the message may or may not be stored."""
+    """Nobody answered, or a disk failed within the write: it may or may not be stored."""
 
 
 class PositionBehindError(ClientError):
