@@ -51,6 +51,7 @@ class ClassicHAClient(Follower):
         """Connect and stream until stopped."""
         while not self.stopping.is_set():
             try:
+                self._cut_what_is_left()
                 if not self._still_there():
                     self._follow()
                     self._complain(f"the RocketMQ master {self._address} closed the link")
@@ -68,6 +69,19 @@ class ClassicHAClient(Follower):
             except CorruptRecordError:
                 self._turn_away(stream.replayed)
                 raise
+
+    def _cut_what_is_left(self) -> None:
+        """Turn away a record that this node had received and not cut when it stopped, before the
+        master is asked: it may have cut its own log there meanwhile. CorruptRecordError, as then.
+        """
+        store = self._member.store
+        end = store.whole_offset
+        if store.dispatched_offset >= end or store.wait_dispatched(end, STUCK_MS / 1000.0):
+            return
+        offset = store.dispatched_offset
+        if store.record_size(offset) and not store.record_size(offset, check=True):
+            self._turn_away(offset)
+            raise CorruptRecordError(_UNREADABLE % offset)
 
     def _turn_away(self, offset: int) -> None:
         """End the log before a record that nobody can read; what was received is archived."""

@@ -14,7 +14,7 @@ class Follower(Service):
     """The thread HAClient; `drop_link()` and `stop()` may come from any other."""
 
     def __init__(self, member: Member, problem: str) -> None:
-        super().__init__("HAClient")
+        super().__init__("HAClient", on_failure=member.on_failure)
         self._member = member
         self._lock = threading.Lock()
         self._stream: SlaveStream | None = None

@@ -34,7 +34,7 @@ class HAService:
     def __init__(self, member: Member, transfer: GroupTransferService) -> None:
         self.member = member
         self.transfer = transfer
-        self.acceptor = AcceptSocketService(self.accept)
+        self.acceptor = AcceptSocketService(self.accept, on_failure=member.on_failure)
         self._lock = threading.Lock()
         self._connections: list[HAConnection] = []
         self._streams: tuple[
@@ -45,6 +45,13 @@ class HAService:
         self._serial = 0  # counts the progress worked out under `_lock`: an older one never counts
         self._links = itertools.count(1)
         self.push2_slave_max_offset = 0
+        self.failure: str | None = None  # of the last connection that a defect ended
+
+    def note_failure(self, what: str) -> None:
+        """Note for the status that a connection was ended by a defect of this node's, not by its
+        peer; it stays until a restart.
+        """
+        self.failure = f"{what}; the node goes on, its log has the rest: report it"
 
     def bind(self, address: str) -> str:
         """Bind the HA port and return its real address; OSError when it is taken."""
@@ -126,7 +133,11 @@ class HAService:
             self._connections.append(connection)
         if victim is not None:
             victim.close("dropped for a new connection: it has not said HELLO")
-        connection.reader.start()
+        try:
+            connection.reader.start()
+        except RuntimeError:  # no more threads: its place is free again
+            connection.close("no thread for it")
+            raise
 
     def forget(self, connection: HAConnection) -> None:
         """Drop a closed connection from all tables."""

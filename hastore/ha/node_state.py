@@ -74,6 +74,8 @@ class NodeState:
         not fit.
         """
         if not self._fs.exists(self._path):
+            # Only here: a folder that goes while the node runs is not made anew without its log.
+            self._fs.make_dirs(self._directory)
             self._data = Durable(
                 node=node, store_id=secrets.token_hex(16), cluster=cluster, group=group
             )
@@ -119,7 +121,6 @@ class NodeState:
         """Change fields and write them durably."""
         with self._lock:
             data = msgspec.structs.replace(self.data, **changes)
-            self._fs.make_dirs(self._directory)
             text = json.dumps(msgspec.to_builtins(data), indent=1)
             self._fs.replace_bytes(self._path, text.encode() + b"\n")
             self._data = data

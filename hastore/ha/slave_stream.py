@@ -226,7 +226,7 @@ class _FlushReporter(Service):
     """Sync what was received and report it, as often as the disk allows."""
 
     def __init__(self, stream: SlaveStream) -> None:
-        super().__init__("FlushReporter")
+        super().__init__("FlushReporter", on_failure=stream._member.on_failure)
         self._stream = stream
 
     def run(self) -> None:

@@ -19,7 +19,7 @@ from hastore.clock import Clock
 from hastore.ha.epochs import History
 from hastore.ha.replica_log import ReplicaLog
 from hastore.protocol.ha_link import confirmed_frame, data_header, limits_and_header
-from hastore.service import Service
+from hastore.service import OnFailure, Service
 
 PUSH_BYTES_MAX = 128 * 1024
 SENDFILE_BYTES_MIN = 64 * 1024
@@ -47,8 +47,9 @@ class WriteSocketService(Service):
         history: History,
         limits: Callable[[], Limits] | None,
         on_broken: Callable[[str], None],
+        on_failure: OnFailure,
     ) -> None:
-        super().__init__(name, lambda _name, failure: on_broken(repr(failure)))
+        super().__init__(name, on_failure=on_failure)
         self._sock = sock
         self._store = store
         self._clock = clock

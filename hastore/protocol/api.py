@@ -35,7 +35,7 @@ WINDOW = 1024  # the sequence numbers of a producer that a node remembers
 
 
 class Status(Enum):
-    """How a put ended; all but the last travel."""
+    """How a put ended."""
 
     PUT_OK = "PUT_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -45,7 +45,7 @@ class Status(Enum):
     MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
     PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
     BUSY = "BUSY"
-    TIMEOUT = "TIMEOUT"  # the client's own: nobody answered
+    TIMEOUT = "TIMEOUT"  # nobody knows: no answer came, or the disk failed within the write
 
     @property
     def is_stored(self) -> bool:

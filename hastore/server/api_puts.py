@@ -21,6 +21,7 @@ from hastore.ha.group_transfer import Need, Outcome
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_connections import Connection
+from hastore.server.api_failures import Failures, master_of
 from hastore.store.put_run import StoredRun
 
 if TYPE_CHECKING:
@@ -31,6 +32,8 @@ log = logging.getLogger(__name__)
 MASTER_MEM = "MASTER_MEM"
 ALL = -1
 _OK, _CONFIRMED = Status.PUT_OK, Outcome.CONFIRMED  # looked up once
+_UNKNOWN = Status.TIMEOUT.name
+_DISK_FAILED = frozenset({_UNKNOWN, Status.SERVICE_NOT_AVAILABLE.name})
 
 
 class PendingPut(msgspec.Struct):
@@ -49,7 +52,11 @@ class PendingPut(msgspec.Struct):
 
 
 class PutDesk:
-    """Take puts, keep the bounds on what waits, and answer each exactly once."""
+    """Take puts, keep the bounds on what waits, and answer each exactly once.
+
+    Where a failure leaves open whether a put is stored, its connection is ended: that says neither,
+    and the client sends the put again with the same numbers.
+    """
 
     def __init__(
         self,
@@ -57,11 +64,15 @@ class PutDesk:
         config: ApiConfig,
         clock: Clock,
         answer: Callable[[Connection, PutDone], None],
+        end: Callable[[Connection, str], None],
+        failures: Failures,
     ) -> None:
         self._backend = backend
         self._config = config
         self._clock = clock
         self._answer = answer
+        self._end = end
+        self._failures = failures
         self._gathered: list[PendingPut] = []
         self._done: deque[tuple[PendingPut, Outcome, str]] = deque()
         self.gathered_bytes = 0
@@ -137,12 +148,20 @@ class PutDesk:
             self._told = str(failure)
             self._refuse_all(puts, Status.SERVICE_NOT_AVAILABLE, str(failure))
             return
+        except Exception as failure:  # bytes may be stored
+            _, reason = self._failures.note("an append", failure)
+            for put in puts:
+                self._end(put.connection, f"its put may be stored, or not: {reason}")
+            return
         self._told = None
         for put, of_put in zip(puts, results, strict=True):
             put.results = of_put
             put.epoch = epoch
             put.payload = b""
-            self._wait_or_answer(put, now)
+            try:
+                self._wait_or_answer(put, now)
+            except Exception as failure:  # the put's own
+                self._give_up(put, failure)
 
     def finish(self) -> None:
         """Answer the puts whose outcome is known by now."""
@@ -151,20 +170,31 @@ class PutDesk:
             put, outcome, level = done.popleft()
             self.pending_puts -= put.count
             self.pending_bytes -= put.size_bytes
-            status = _OK if outcome is _CONFIRMED else Status[outcome.value]
-            self._respond(put, status, level)
+            try:
+                status = _OK if outcome is _CONFIRMED else Status[outcome.value]
+                self._respond(put, status, level)
+            except Exception as failure:  # the put's own
+                self._give_up(put, failure)
+
+    def _give_up(self, put: PendingPut, failure: Exception) -> None:
+        """End the connection of a put that is stored, but whose answer failed."""
+        _, reason = self._failures.note("the answer to a put", failure)
+        self._end(put.connection, f"its put cannot be answered: {reason}")
 
     def _check(self, acks: int, sync_flush: bool) -> tuple[Status, str] | None:
         """Return why a put is refused; asks the node once for all puts of one append."""
         if self._admitted != (acks, sync_flush):
             backend = self._backend
-            reason = backend.writable_reason()
-            if reason is not None:
-                return Status.SERVICE_NOT_AVAILABLE, reason
-            if acks == ALL:
-                reason = backend.can_confirm(sync_flush)
+            try:
+                reason = backend.writable_reason()
                 if reason is not None:
-                    return Status.SLAVE_NOT_AVAILABLE, reason
+                    return Status.SERVICE_NOT_AVAILABLE, reason
+                if acks == ALL:
+                    reason = backend.can_confirm(sync_flush)
+                    if reason is not None:
+                        return Status.SLAVE_NOT_AVAILABLE, reason
+            except Exception as failure:  # nothing was tried
+                return Status.SERVICE_NOT_AVAILABLE, self._failures.note("a put", failure)[1]
             self._admitted = acks, sync_flush
         if (
             self.pending_puts >= self._config.max_pending_puts
@@ -190,6 +220,14 @@ class PutDesk:
             end_offset, put.count = results.end_offset, len(results.offsets)
         else:
             end_offset, put.count = _end_of(results), len(results)
+            missing = [result for result in results if result.offset is None]
+            failed = _failed(missing) if missing else None
+            if failed is not None:
+                if not end_offset:
+                    self._refuse_all([put], Status[failed.status.name], failed.reason or "")
+                    return
+                if put.request.run:  # nothing of it may overtake what is missing
+                    put.connection.next_at = None
         if need is None or not end_offset:
             self._respond(put, _OK, MASTER_MEM)
             return
@@ -199,8 +237,14 @@ class PutDesk:
         def done(outcome: Outcome, level: str) -> None:
             self._done.append((put, outcome, level))
 
-        deadline_ms = min(put.deadline_ms, now + self._backend.wait_limit_ms(need))
-        self._backend.transfer.add(end_offset, deadline_ms, need, done, epoch=put.epoch)
+        try:
+            deadline_ms = min(put.deadline_ms, now + self._backend.wait_limit_ms(need))
+            self._backend.transfer.add(end_offset, deadline_ms, need, done, epoch=put.epoch)
+        except BaseException:
+            self.pending_puts -= put.count
+            self.pending_bytes -= put.size_bytes
+            put.count = put.size_bytes = 0  # should `done` come after all
+            raise
 
     def _need(self, put: PendingPut) -> Need | None:
         if put.acks == ALL:
@@ -286,8 +330,14 @@ class PutDesk:
             return
         master = None
         if status is Status.SERVICE_NOT_AVAILABLE:
-            master = self._backend.master_map().master_api
+            master = master_of(self._backend, self._failures)
         self._answer(connection, PutDone(request.rid, status, 0, reason=reason, master=master))
+
+
+def _failed(results: Sequence[PutResult]) -> PutResult | None:
+    """Return a result that the disk is to blame for, one that may be stored before all others."""
+    failed = [result for result in results if result.status.name in _DISK_FAILED]
+    return min(failed, key=lambda result: result.status.name != _UNKNOWN, default=None)
 
 
 def _end_of(results: Sequence[PutResult]) -> int:

@@ -14,6 +14,7 @@ from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.modes import Mode
+from hastore.server.pending import pending_changes
 from hastore.server.retention_service import RetentionService
 from hastore.server.roles import RoleService
 from hastore.store.message_store import MessageStore, PutResult
@@ -43,11 +44,11 @@ class NodeBackend:
         self.config_problem: Callable[[], str | None] = lambda: None  # why a change is not followed
         self._retention: RetentionService | None = None
         self._kept: KeptPositions | None = None
+        self.config_path: str | None = None  # absolute; of the file that this node follows
+        self.failure: str | None = None  # of an inner thread: the node ends
         store.on_readable = self._readable_moved
         self._readers_wait: Callable[[], bool] = lambda: False
-        store.watch_dispatched(
-            lambda _offset: self._readable_moved(), lambda: self._readers_wait()
-        )
+        store.watch_dispatched(lambda _offset: self._readable_moved(), lambda: self._readers_wait())
 
     def watch_retention(self, retention: RetentionService, kept: KeptPositions) -> None:
         """Take what retention says, and the positions that it keeps."""
@@ -77,6 +78,8 @@ class NodeBackend:
 
     def writable_reason(self) -> str | None:
         """Say why puts are refused, None while they are not."""
+        if self.failure is not None:
+            return f"the node ends: {self.failure}"
         if self._stopping:
             return "the node is shutting down"
         if self.store.broken_reason is not None:
@@ -93,6 +96,10 @@ class NodeBackend:
     def problems(self) -> list[str]:
         """Say what needs a person's eye although the node runs; empty when all is well."""
         found = list(self.store.problems)
+        if self.failure is not None:
+            found.insert(0, f"the node ends: {self.failure}")
+        if self._ha.failure is not None:
+            found.append(self._ha.failure)
         if self._member.open_epoch and self.default_acks_all():
             unconfirmable = self.can_confirm(False)
             if unconfirmable is not None:
@@ -193,6 +200,11 @@ class NodeBackend:
             "problems": self.problems(),
             "cluster": data.cluster,
             "group": data.group,
+            "config": self.config_path,
+            "config_pending": pending_changes(
+                self._member.config, self._roles.latest_config, data.history
+            ),
+            "store": self._member.config.store.root,
             "master": self._master_node(),
             "promised_epoch": data.promised_epoch,
             "dispatched_offset": store.dispatched_offset,

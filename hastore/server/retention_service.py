@@ -10,7 +10,7 @@ from hastore.ha.ha_service import HAService
 from hastore.ha.member import Member
 from hastore.server.holds import CONFIRMED, Holds
 from hastore.server.kept_positions import KeptPositions
-from hastore.service import Service
+from hastore.service import OnFailure, Service
 from hastore.store.message_store import MessageStore, PutResult
 
 log = logging.getLogger(__name__)
@@ -31,10 +31,11 @@ class RetentionService(Service):
         kept: KeptPositions,
         put: Callable[[Sequence[bytes]], Sequence[Sequence[PutResult]]],
         clock: Clock,
-        on_failure: Callable[[str, BaseException], None],
+        *,
+        on_failure: OnFailure,
     ) -> None:
         """Prepare; `put` appends through the write gate."""
-        super().__init__("RetentionService", on_failure)
+        super().__init__("RetentionService", on_failure=on_failure)
         config = member.config.store.retention
         self._member = member
         self._store = store

@@ -26,6 +26,7 @@ from hastore.errors import (
 from hastore.ha.group_transfer import Outcome
 from hastore.protocol.api import Status
 from hastore.server.api_server import ApiServer
+from hastore.service import raise_failure
 from hastore.store.record import decode_record
 from tests.api_fakes import FakeBackend
 from tests.client.conftest import Node
@@ -214,7 +215,8 @@ def test_a_slave_that_comes_back_in_time(node: Node) -> None:
 def test_busy_is_retried_in_order(make_node: Callable[..., Node]) -> None:
     node = make_node()
     node.stop()
-    node.server = ApiServer(node.address, node.backend, ApiConfig(max_pending_puts=20))
+    config = ApiConfig(max_pending_puts=20)
+    node.server = ApiServer(node.address, node.backend, config, on_failure=raise_failure)
     node.server.start()
     node.backend.transfer.hold = True
     ended = threading.Event()

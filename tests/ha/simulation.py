@@ -42,6 +42,7 @@ from hastore.ha.survey import Heard, check_peer
 from hastore.protocol.ha_link import Data as DataEvent
 from hastore.protocol.ha_link import ReportDecoder, StreamDecoder, confirmed_frame, data_header
 from hastore.protocol.hello import Hello, Purpose, Refused, StreamFrom
+from hastore.service import raise_failure
 
 FILE_SIZE = 1 << 30
 VALUES_MAX = 255
@@ -265,6 +266,7 @@ class SimConnection:
         self.closed = False
         self.to_slave: deque[bytes] = deque()
         self.to_master: deque[bytes] = deque()
+        self.thread_failed = raise_failure
         self.reader = ReadSocketService(self)  # type: ignore[arg-type]
         self.decoder = ReportDecoder()
         self.sock = self
@@ -387,9 +389,11 @@ class SimNode:
         self.state.begin_boot(world.ack_point.value, alone=False, log_end=self.store.max_offset)
         self.store.set_limits(readable=min(self.store.confirmed_offset, self.store.max_offset))
         store: Any = self.store
-        self.member = Member(self.config, store, self.state, world.clock, None)
+        self.member = Member(
+            self.config, store, self.state, world.clock, None, on_failure=raise_failure
+        )
         self.member.sim_node = self  # type: ignore[attr-defined]
-        self.transfer = GroupTransferService(world.clock, lambda: None)
+        self.transfer = GroupTransferService(world.clock, lambda: None, on_failure=raise_failure)
         self.ha = ha = HAService(self.member, self.transfer)
         self.member.on_superseded = lambda epoch, who: ha.close_epoch(f"{epoch} of {who}")
         self.member.on_promise = self._on_promise
