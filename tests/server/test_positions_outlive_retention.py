@@ -105,7 +105,7 @@ def fill(node: Node, files: int) -> None:
 
 def wait_gone(node: Node, offset: int) -> None:
     """Wait until retention has taken the byte at `offset`."""
-    wait_for(lambda: node.store.min_offset > offset, "retention")
+    wait_for(lambda: node.store.min_offset > offset, "retention", 60.0)
 
 
 def committed(nodes: Nodes, number: int, group: str = "g") -> dict[int, int]:

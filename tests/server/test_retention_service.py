@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import pathlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
 import pytest
 
 from hastore.config import RetentionConfig, Role
+from hastore.errors import StoreFullError
+from hastore.protocol.positions import CommitBody
 from hastore.server.kept_positions import KeptPositions
+from hastore.server.position_records import commit_record
 from hastore.server.retention_service import RetentionService
 from hastore.store.filesystem import REAL
 from tests.ha.nodes import FILE_SIZE, Group, HaNode, wait_for
@@ -44,12 +48,12 @@ def make_group(tmp_path: pathlib.Path) -> Iterator[Groups]:
         yield make
 
 
-def service_of(node: HaNode) -> tuple[RetentionService, Clock]:
+def service_of(node: HaNode, put: Any = None) -> tuple[RetentionService, Clock]:
     clock = Clock()
     root = node.config.store.root
     kept = KeptPositions(REAL, root, lambda: node.state.data.aside)
     service = RetentionService(
-        node.member, node.store, node.ha, kept, node.store.put_encoded, clock,
+        node.member, node.store, node.ha, kept, put or node.store.put_encoded, clock,
         on_failure=_fail,
     )  # fmt: skip
     return service, clock
@@ -108,7 +112,8 @@ def test_a_slave_keeps_what_it_does_not_know_as_confirmed(make_group: Groups) ->
 
 
 def test_a_slave_that_stands_still_pins_the_log_up_to_the_hold(make_group: Groups) -> None:
-    group = make_group(3, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
+    patient = {"housekeeping_interval_ms": 600_000}  # its silence does not end the link
+    group = make_group(3, role=Role.ASYNC_MASTER, ha=patient, store={"retention": RETENTION})
     master, slave, stuck = group.start(1), group.start(2), group.start(3)
     master.promote()
     slave.follow()
@@ -138,3 +143,47 @@ def test_a_problem_is_named_only_where_files_are_removed(make_group: Groups) -> 
     service, _ = service_of(master)
     assert service.look() == 0
     assert not service.problems()
+
+
+def test_files_go_although_positions_cannot_be_written_anew(make_group: Groups) -> None:
+    """On a full disk it is the removal that makes room."""
+    tried: list[int] = []
+
+    def full(payloads: Sequence[bytes]) -> Any:
+        tried.append(len(payloads))
+        raise StoreFullError("no room for the next log file")
+
+    settings = RetentionConfig(max_size_bytes=FILE_SIZE)
+    group = make_group(1, acks=0, role=Role.ASYNC_MASTER, store={"retention": settings})
+    master = group.start(1)
+    master.promote()
+    body = CommitBody("g", "t", {0: (5, None, None)})
+    with master.member.gate.lock:
+        master.store.put_encoded([commit_record(body, 1)])
+    fill(master, 4)
+    service, _ = service_of(master, full)
+    assert service.look() == 4
+    assert tried == [1]
+    service._put = master.store.put_encoded
+    before = master.store.max_offset
+    assert service.look() == 0
+    assert master.store.max_offset > before
+
+
+def test_no_file_goes_whose_positions_cannot_be_kept(make_group: Groups) -> None:
+    settings = RetentionConfig(max_size_bytes=FILE_SIZE)
+    group = make_group(1, acks=0, role=Role.ASYNC_MASTER, store={"retention": settings})
+    master = group.start(1)
+    master.promote()
+    body = CommitBody("g", "t", {0: (5, None, None)})
+    with master.member.gate.lock:
+        master.store.put_encoded([commit_record(body, 1)])
+    fill(master, 4)
+    service, _ = service_of(master)
+    in_the_way = pathlib.Path(master.config.store.root, "hastore", "positions.tmp")
+    in_the_way.mkdir()
+    with pytest.raises(OSError, match="positions"):
+        service.look()
+    assert master.store.min_offset == 0
+    in_the_way.rmdir()
+    assert service.look() == 4
