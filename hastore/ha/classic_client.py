@@ -14,6 +14,7 @@ import logging
 import socket
 
 from hastore.errors import CorruptRecordError, HastoreError, ProtocolError
+from hastore.ha.crc_check import CrcCheck, DamagedRecordError
 from hastore.ha.epochs import CLASSIC_EPOCH, EpochEntry
 from hastore.ha.follower import Follower
 from hastore.ha.member import Member
@@ -155,6 +156,15 @@ class ClassicStream(SlaveStream):
                     store.begin_at(offset)
                 self._begin_history(offset)
         super()._check_place(offset)
+
+    def _met_damage(self, damaged: DamagedRecordError) -> None:
+        """Warn of a damaged record: RocketMQ's own slaves take it, and so does this one."""
+        log.warning(
+            "the record at %d of the RocketMQ master has a wrong CRC, and was taken as "
+            "RocketMQ's own slaves take it; `hastore log verify` tells more",
+            damaged.offset,
+        )
+        self._crcs = CrcCheck(self._member.store)
 
     def _fall_back(self) -> None:
         """Keep the readers' limit: it never rested on the link."""

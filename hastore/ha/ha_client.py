@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from hastore.errors import HastoreError, ProtocolError, StoreFullError
+from hastore.ha.crc_check import DamagedRecordError
 from hastore.ha.digests import say_digest
 from hastore.ha.epochs import History
 from hastore.ha.follower import Follower
@@ -38,6 +39,8 @@ class HAClient(Follower):
         self.archived_bytes = 0
         # After a rewind: of which history only the first so many entries are the master's.
         self._told_shared: tuple[History, int] = ((), 0)
+        self._came_damaged: tuple[int, int] | None = None  # (offset, CRC of what came)
+        self._damaged: tuple[int, int] | None = None  # the same, when it came twice
 
     def run(self) -> None:
         """Survey and follow until stopped."""
@@ -137,10 +140,38 @@ class HAClient(Follower):
             epoch=hello.open_epoch,
             history=hello.history,
             master_end=hello.max_offset,
+            accepted=self._damaged,
         )
         node = hello.node
         text = f"following node {node} in epoch {hello.open_epoch} from {offset}"
-        self._run_stream(stream, node, text)
+        try:
+            self._run_stream(stream, node, text)
+        except DamagedRecordError as damaged:
+            self._cut_damaged(hello, damaged)
+            raise
+
+    def _cut_damaged(self, master: Hello, damaged: DamagedRecordError) -> None:
+        """End the log before a damaged record, so that it is fetched again. When it comes again
+        with the same bytes the master has it so: then it is taken, and said.
+        """
+        member = self._member
+        with member.gate.lock:
+            self._check_promise(master)
+            entries = [e for e in member.state.history if e.start <= damaged.offset]
+            cut_back(
+                member.store, member.state, damaged.offset, len(entries), accept_loss=False,
+                why="a record came damaged",
+            )  # fmt: skip
+        came = (damaged.offset, damaged.crc)
+        if came == self._came_damaged:
+            self._damaged = came
+            self.notice = (
+                f"the record at {damaged.offset} is damaged in the master's log (node "
+                f"{master.node}), which sent it twice alike; it was copied as it is. "
+                "`hastore log verify` on both nodes' stores tells more"
+            )
+            log.warning("%s", self.notice)
+        self._came_damaged = came
 
     def _check_promise(self, master: Hello) -> None:
         """Do nothing for a master that was superseded meanwhile; the caller holds the gate."""

@@ -104,6 +104,9 @@ class NodeBackend:
             unconfirmable = self.can_confirm(False)
             if unconfirmable is not None:
                 found.append(f"synchronous puts are refused: {unconfirmable}")
+        client = self._roles.client
+        if client is not None and client.notice is not None:
+            found.append(client.notice)
         config_problem = self.config_problem()
         if config_problem is not None:
             found.append(f"the changed configuration is not followed: {config_problem}")
