@@ -53,7 +53,13 @@ def service_of(node: HaNode, put: Any = None) -> tuple[RetentionService, Clock]:
     root = node.config.store.root
     kept = KeptPositions(REAL, root, lambda: node.state.data.aside)
     service = RetentionService(
-        node.member, node.store, node.ha, kept, put or node.store.put_encoded, clock, _fail
+        node.member,
+        node.store,
+        node.ha,
+        kept,
+        put or node.store.put_encoded,
+        clock,
+        on_failure=_fail,
     )
     return service, clock
 
