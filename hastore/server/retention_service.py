@@ -63,13 +63,12 @@ class RetentionService(Service):
         self._worked_ms = self._clock.monotonic_ms()
         if end is not None and not self._kept.gather(self._store, end, self._pause):
             return 0
-        self._write_positions(self._store.min_offset if end is None else end)
-        if end is None:
-            return 0
+        first = self._store.min_offset if end is None else end
+        self._write_positions(first)
         confirmed = self._store.confirmed_offset
-        removed = self._store.delete_expired(end)
+        # Never beyond what was gathered; without that too: files may be owed from an earlier look.
+        removed = self._store.delete_expired(first)
         if removed:
-            first = self._store.min_offset
             log.info("retention removed %d files; the log starts at %d", removed, first)
             if self._confirms and first > confirmed:
                 log.warning(

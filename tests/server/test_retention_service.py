@@ -53,9 +53,14 @@ def service_of(node: HaNode, put: Any = None) -> tuple[RetentionService, Clock]:
     root = node.config.store.root
     kept = KeptPositions(REAL, root, lambda: node.state.data.aside)
     service = RetentionService(
-        node.member, node.store, node.ha, kept, put or node.store.put_encoded, clock,
+        node.member,
+        node.store,
+        node.ha,
+        kept,
+        put or node.store.put_encoded,
+        clock,
         on_failure=_fail,
-    )  # fmt: skip
+    )
     return service, clock
 
 
