@@ -49,9 +49,8 @@ class RoleService(Service):
         ha: HAService,
         once: Once,
         read_config: Callable[[], Config | None],
-        on_failure: Callable[[str, BaseException], None],
     ) -> None:
-        super().__init__("RoleService", on_failure)
+        super().__init__("RoleService", on_failure=member.on_failure)
         self.mode = Mode.FOLLOWING
         self.reason: str | None = "starting"
         self.client: HAClient | ClassicHAClient | None = None

@@ -52,7 +52,7 @@ class RealFile:
 
     def pread(self, size: int, position: int) -> bytes:
         """Return up to `size` bytes from `position`."""
-        with _named(self.path):
+        try:
             data = os.pread(self._descriptor, size, position)
             if len(data) == size or not data:
                 return data
@@ -63,6 +63,9 @@ class RealFile:
                 parts.append(data)
                 got += len(data)
             return b"".join(parts)
+        except OSError as failure:
+            failure.filename = self.path
+            raise
 
     def pwrite(self, data: Bytes, position: int) -> None:
         """Write all of `data` at `position`."""
