@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import click
 
+from hastore.cli.asking import wait_replayed
 from hastore.cli.common import bootstrap_addresses, put_json, say, with_bootstrap, with_json
 from hastore.cli.query import describe_message
 from hastore.client.admin import Admin
@@ -85,6 +86,7 @@ def consume_command(
 ) -> None:
     """Print the messages of TOPIC, a body a line, up to its present end."""
     addresses = bootstrap_addresses(bootstrap)
+    wait_replayed(addresses)
     with Admin(addresses) as admin:
         ranges = admin.topics().get(topic, {})
     if not ranges and not follow:

@@ -4,6 +4,7 @@ from typing import Any
 
 import click
 
+from hastore.cli.asking import wait_replayed
 from hastore.cli.common import (
     DONE,
     FAILED,
@@ -53,7 +54,10 @@ def query_command(
     """Find messages by key (newest first) or by id; exit code 1 when there is none."""
     if (msg_id is None) == (key is None) or (key is None) != (topic is None):
         raise UsageError("hastore query: give --topic and --key, or --msg-id")
-    with Admin(bootstrap_addresses(bootstrap)) as admin:
+    addresses = bootstrap_addresses(bootstrap)
+    if msg_id is None:
+        wait_replayed(addresses)
+    with Admin(addresses) as admin:
         if msg_id is not None:
             one = admin.query_message_id(msg_id)
             found = [] if one is None else [one]
