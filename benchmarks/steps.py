@@ -35,6 +35,7 @@ from hastore.protocol.hello import Purpose
 from hastore.server.api_failures import Failures
 from hastore.server.api_puts import PutDesk
 from hastore.server.backend import NodeBackend
+from hastore.service import raise_failure
 from hastore.store.filesystem import REAL
 from hastore.store.host import Host
 from hastore.store.message_store import MessageStore
@@ -71,7 +72,9 @@ class Side:
         self.store.open()
         self.state.begin_boot("written", alone=False, log_end=0)
         self.state.promise(EPOCH, 1, (1, 2))
-        self.member = Member(self.config, self.store, self.state, SYSTEM_CLOCK, None)
+        self.member = Member(
+            self.config, self.store, self.state, SYSTEM_CLOCK, None, on_failure=raise_failure
+        )
 
 
 class _Roles:
@@ -106,7 +109,9 @@ class Rig:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.master, self.slave = master, slave = Side(folder, 1), Side(folder, 2)
-        self.transfer = GroupTransferService(SYSTEM_CLOCK, master.store.request_flush)
+        self.transfer = GroupTransferService(
+            SYSTEM_CLOCK, master.store.request_flush, on_failure=raise_failure
+        )
         self.transfer.start()
         self.ha = HAService(master.member, self.transfer)
         entry = EpochEntry(EPOCH, 0, 1, (1, 2))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Sequence
 
 from hastore.aio.client import AsyncClient
 from hastore.client.addresses import parse_bootstrap
 from hastore.client.admin import AdminCore, QueueRanges
 from hastore.client.core import named
-from hastore.client.requester import Requester
 from hastore.client.results import Message, NodeInfo
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.protocol.api import MapInfo
@@ -26,7 +26,7 @@ class Admin(AsyncClient):
     ) -> None:
         """Connect by itself; UsageError for an address that is none."""
         addresses = parse_bootstrap(bootstrap)
-        self._core = AdminCore(Requester(addresses, clock), timeout_s)
+        self._core = AdminCore.connect(addresses, timeout_s, clock)
         super().__init__(self._core, named("aio.Admin", addresses))
 
     async def status(self) -> list[NodeInfo]:
@@ -44,11 +44,11 @@ class Admin(AsyncClient):
     async def query_key(
         self,
         topic: str,
-        key: str,
+        key: str | bytes,
         *,
         max_messages: int = 32,
-        begin_ms: int = 0,
-        end_ms: int = 2**63 - 1,
+        begin_ms: int | datetime.datetime = 0,
+        end_ms: int | datetime.datetime = 2**63 - 1,
     ) -> list[Message]:
         """Return the messages of a topic with a key, newest first."""
         core = self._core

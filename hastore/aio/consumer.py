@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import AsyncIterator, Sequence
 
 from hastore.aio.client import AsyncClient
@@ -12,7 +13,7 @@ from hastore.client.consumer_core import (
     OnLost,
     ReadFrom,
     Start,
-    check_arguments,
+    make_reading,
 )
 from hastore.client.core import named
 from hastore.client.requester import Requester, Result, Steps
@@ -43,12 +44,8 @@ class Consumer(AsyncClient):
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Take what hastore.Consumer takes."""
-        check_arguments(topic, start, on_lost, max_bytes, prefetch_bytes)
-        addresses = parse_bootstrap(bootstrap)
-        self._core = ConsumerCore(
+        reading = make_reading(
             topic,
-            Requester(addresses, clock),
-            clock,
             group=group,
             queues=queues,
             start=start,
@@ -57,8 +54,11 @@ class Consumer(AsyncClient):
             max_bytes=max_bytes,
             prefetch_bytes=prefetch_bytes,
             timeout_s=timeout_s,
+            clock=clock,
         )
-        super().__init__(self._core, named("aio.Consumer", addresses, topic))
+        addresses = parse_bootstrap(bootstrap)
+        self._core = ConsumerCore(Requester(addresses, clock), clock, reading)
+        super().__init__(self._core, named("aio.Consumer", addresses, reading.topic))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield messages as they come, until the consumer is closed; see hastore.Consumer."""
@@ -119,8 +119,11 @@ class Consumer(AsyncClient):
         await self._call(self._core.seek_to_ends(1))
         self._core.fetcher.moved = None
 
-    async def seek_to_time(self, timestamp_ms: int) -> None:
-        """Go on from the first message stored at or after a time (ms since 1970)."""
+    async def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> None:
+        """Go on from the first message stored at or after a time, in every queue.
+
+        An int of ms since 1970 (UTC), or a datetime with a time zone; UsageError for a naive one.
+        """
         await self._call(self._core.seek_to_time(timestamp_ms))
         self._core.fetcher.moved = None
 

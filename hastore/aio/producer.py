@@ -1,7 +1,7 @@
 """The asyncio twin of hastore.Producer: the same core, on the event loop itself, without a thread.
 
-    async with Producer(["tcp://127.0.0.1:10911"]) as producer:
-        results = await asyncio.gather(*(producer.send("flights", body) for body in bodies))
+async with Producer(["tcp://127.0.0.1:10911"]) as producer:
+    results = await asyncio.gather(*(producer.send("flights", body) for body in bodies))
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from collections.abc import Iterable, Sequence
 
 from hastore.aio.sending import LINGER_S, LoopSender
 from hastore.client.addresses import parse_bootstrap
+from hastore.client.arguments import a_clock, waiting_time
 from hastore.client.core import named
 from hastore.client.life import AsyncClosable, Life
 from hastore.client.preparing import (
     BATCH_BYTES,
+    NO_PROPERTIES,
     Acks,
-    Draft,
     OutgoingMessage,
     Preparer,
     Properties,
     make_options,
-    pairs_of,
 )
 from hastore.client.results import SendResult
 from hastore.clock import SYSTEM_CLOCK, Clock
@@ -29,6 +29,7 @@ from hastore.errors import UsageError
 from hastore.protocol.api import WINDOW
 
 _LOOK_S = 0.01  # between looks at what the kernel has not taken
+
 
 class Producer(AsyncClosable):
     """Send messages from the coroutines of one event loop; see hastore.Producer.
@@ -56,8 +57,9 @@ class Producer(AsyncClosable):
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
         )
         addresses = parse_bootstrap(bootstrap)
+        a_clock("clock", clock)
         self._loop = _running_loop()
-        self._timeout_s = delivery_timeout_s
+        self._timeout_s = options.delivery_timeout_ms / 1000.0
         self._preparer = Preparer(addresses[0], options)
         self._sender = LoopSender(addresses, options, self._preparer, self._loop, clock)
         self._life = Life(named("asyncio Producer", addresses), self._sender.abandon)
@@ -83,9 +85,9 @@ class Producer(AsyncClosable):
         topic: str,
         body: bytes,
         *,
-        key: str | None = None,
+        key: str | bytes | None = None,
         tags: str | None = None,
-        properties: Properties = (),
+        properties: Properties = NO_PROPERTIES,
         queue: int | None = None,
     ) -> SendResult:
         """Send a message and wait for its result; raises what hastore.Producer.send_sync does.
@@ -93,8 +95,7 @@ class Producer(AsyncClosable):
         To have many in flight, gather many sends: what one turn of the loop sends goes together.
         """
         self._check()
-        body = self._preparer.check(topic, body)
-        draft = Draft(body, key, pairs_of(key, tags, properties), queue)
+        draft = self._preparer.draft(topic, body, key, tags, properties, queue)
         result: SendResult = await self._sender.send(topic, [draft], is_batch=False)
         return result
 
@@ -122,7 +123,8 @@ class Producer(AsyncClosable):
     async def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was sent so far is settled; False when the time is up first."""
         self._check()
-        return await self._flush(timeout_s)
+        limit_s = None if timeout_s is None else waiting_time("timeout_s", timeout_s)
+        return await self._flush(limit_s)
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Settle what is under way, within the delivery timeout or `timeout_s`, and end.
@@ -133,10 +135,13 @@ class Producer(AsyncClosable):
         if self._life.forked:
             return
         self._check_loop()
+        limit_s = self._timeout_s + 1.0
+        if timeout_s is not None:
+            limit_s = waiting_time("timeout_s", timeout_s)
         self._life.close()
         try:
             if not self._sender.ended:
-                await self._flush(self._timeout_s + 1.0 if timeout_s is None else timeout_s)
+                await self._flush(limit_s)
                 until = self._loop.time() + LINGER_S
                 while self._sender.unsent_bytes and self._loop.time() < until:
                     await asyncio.sleep(_LOOK_S)  # here, not in `end`, where the loop would stand

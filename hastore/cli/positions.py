@@ -111,7 +111,7 @@ def take(
     if known:
         kept = {queue: place.queue_offset for queue, place in sorted(known.items())}
         return Taken(group, topic, KEPT, kept)
-    positions.commit(group, topic, fitting)
+    positions.commit(group, topic, fitting, allow_back=overwrite)
     corrected = tuple(queue for queue, offset in fitting.items() if offset != offsets[queue])
     return Taken(group, topic, IMPORTED, fitting, corrected)
 

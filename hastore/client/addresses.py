@@ -1,8 +1,9 @@
 """The addresses a client starts from."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
+from hastore.client.arguments import refusal
 from hastore.errors import UsageError
 
 ENVIRONMENT = "HASTORE_BOOTSTRAP"
@@ -19,10 +20,16 @@ def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:
     """
     if bootstrap is None:
         bootstrap = os.environ.get(ENVIRONMENT) or DEFAULT
+    taken = 'a list of "tcp://HOST:PORT", or one str with commas,'
+    if isinstance(bootstrap, bytes | bytearray) or not isinstance(bootstrap, Iterable):
+        raise refusal("bootstrap", bootstrap, taken)
     pieces = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
+    for piece in pieces:
+        if not isinstance(piece, str):
+            raise refusal("bootstrap", bootstrap, taken)
     found = tuple(dict.fromkeys(_address(piece.strip()) for piece in pieces if piece.strip()))
     if not found:
-        raise UsageError('no address to start from; give bootstrap=["tcp://HOST:PORT", ...]')
+        raise UsageError('no address to start from: give bootstrap=["tcp://HOST:PORT", ...]')
     return found
 
 
@@ -39,7 +46,7 @@ def _address(text: str) -> str:
     address = text if "://" in text else f"tcp://{text}"
     scheme, _, rest = address.partition("://")
     host, separator, port = rest.rpartition(":")
-    known = scheme in _SCHEMES and separator and host
-    if not known or not port.isdigit() or int(port) > 65535:
-        raise UsageError(f"{text!r} is no address of a node's API: tcp://HOST:PORT is")
+    known = scheme in _SCHEMES and separator and host.isprintable() and " " not in host and host
+    if not known or not (port.isascii() and port.isdigit()) or int(port) > 65535:
+        raise UsageError(f"bootstrap: {text!r} is no address of a node's API; tcp://HOST:PORT is")
     return address

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Sequence
 
 from hastore.client.addresses import parse_bootstrap
+from hastore.client.arguments import a_clock, integer, key_text, moment_ms, refusal, seconds, text
 from hastore.client.core import Blocking, Core, named
 from hastore.client.messages import decode_messages
 from hastore.client.requester import Answer, Requester, Steps, expect
@@ -23,6 +25,13 @@ class AdminCore(Core):
     def __init__(self, requester: Requester, timeout_s: float) -> None:
         super().__init__(requester)
         self._timeout_s = timeout_s
+
+    @classmethod
+    def connect(cls, addresses: tuple[str, ...], timeout_s: float, clock: Clock) -> AdminCore:
+        """Return a core with links of its own; UsageError for arguments that it cannot have."""
+        a_clock("clock", clock)
+        limit_s = seconds("timeout_s", timeout_s)
+        return cls(Requester(addresses, clock), limit_s)
 
     def status(self) -> Steps[list[NodeInfo]]:
         """Ask each node what it says of itself."""
@@ -46,16 +55,27 @@ class AdminCore(Core):
         return expect(api.Topics, reply).topics
 
     def query_key(
-        self, topic: str, key: str, max_messages: int, begin_ms: int, end_ms: int
+        self,
+        topic: str,
+        key: str | bytes,
+        max_messages: int,
+        begin_ms: int | datetime.datetime,
+        end_ms: int | datetime.datetime,
     ) -> Steps[list[Message]]:
         """Ask for the messages with a key."""
+        topic, wanted = text("topic", topic), text("key", key_text("key", key))
+        most = integer("max_messages", max_messages, 1, api.MAX_KEY_MESSAGES)
+        begin = moment_ms("begin_ms", begin_ms, round_up=True)
+        end = moment_ms("end_ms", end_ms, round_up=False)
         reply, payload = yield from self._ask(
-            lambda rid: api.FindKey(rid, topic, key, max_messages, begin_ms, end_ms)
+            lambda rid: api.FindKey(rid, topic, wanted, most, begin, end)
         )
         return _messages(expect(api.Found, reply).count, payload)
 
     def query_message_id(self, message_id: str) -> Steps[Message | None]:
         """Ask for the message with an id."""
+        if not isinstance(message_id, str):
+            raise refusal("message_id", message_id, "a str of 32 or 56 hexadecimal digits")
         host, offset = parse_message_id(message_id)
         reply, payload = yield from self._ask(lambda rid: api.FindOffset(rid, offset))
         found = _messages(expect(api.Found, reply).count, payload)
@@ -84,7 +104,7 @@ class Admin(Blocking):
     ) -> None:
         """Connect by itself; UsageError for an address that is none."""
         addresses = parse_bootstrap(bootstrap)
-        self._core = AdminCore(Requester(addresses, clock), timeout_s)
+        self._core = AdminCore.connect(addresses, timeout_s, clock)
         super().__init__(self._core, named("Admin", addresses))
 
     def status(self) -> list[NodeInfo]:
@@ -102,11 +122,11 @@ class Admin(Blocking):
     def query_key(
         self,
         topic: str,
-        key: str,
+        key: str | bytes,
         *,
         max_messages: int = 32,
-        begin_ms: int = 0,
-        end_ms: int = 2**63 - 1,
+        begin_ms: int | datetime.datetime = 0,
+        end_ms: int | datetime.datetime = 2**63 - 1,
     ) -> list[Message]:
         """Return the messages of a topic with a key, newest first, stored in [begin_ms, end_ms]."""
         core = self._core

@@ -12,6 +12,7 @@ the next ones are fetched, up to `prefetch_bytes`; a batch that `poll` returned 
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Iterator, Sequence
 
 from hastore.client.addresses import parse_bootstrap
@@ -21,7 +22,7 @@ from hastore.client.consumer_core import (
     OnLost,
     ReadFrom,
     Start,
-    check_arguments,
+    make_reading,
 )
 from hastore.client.core import Blocking, named
 from hastore.client.requester import Requester, Result, Steps
@@ -64,12 +65,8 @@ class Consumer(Blocking):
         are on their way to, the next polls; of each queue at least two pulls of 16 KiB, or of a
         message if that is larger. Small messages take about twice their bytes once decoded.
         """
-        check_arguments(topic, start, on_lost, max_bytes, prefetch_bytes)
-        addresses = parse_bootstrap(bootstrap)
-        self._core = ConsumerCore(
+        reading = make_reading(
             topic,
-            Requester(addresses, clock),
-            clock,
             group=group,
             queues=queues,
             start=start,
@@ -78,8 +75,11 @@ class Consumer(Blocking):
             max_bytes=max_bytes,
             prefetch_bytes=prefetch_bytes,
             timeout_s=timeout_s,
+            clock=clock,
         )
-        super().__init__(self._core, named("Consumer", addresses, topic))
+        addresses = parse_bootstrap(bootstrap)
+        self._core = ConsumerCore(Requester(addresses, clock), clock, reading)
+        super().__init__(self._core, named("Consumer", addresses, reading.topic))
 
     def __iter__(self) -> Iterator[Message]:
         """Yield messages as they come, until the consumer is closed.
@@ -149,15 +149,20 @@ class Consumer(Blocking):
         self._call(self._core.seek_to_ends(1))
         self._core.fetcher.moved = None
 
-    def seek_to_time(self, timestamp_ms: int) -> None:
-        """Go on from the first message stored at or after a time (ms since 1970)."""
+    def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> None:
+        """Go on from the first message stored at or after a time, in every queue.
+
+        An int of ms since 1970 (UTC), or a datetime with a time zone; UsageError for a naive one.
+        """
         self._call(self._core.seek_to_time(timestamp_ms))
         self._core.fetcher.moved = None
 
     def commit(self) -> None:
         """Keep the reader's positions under the group's name, as durable as any message.
 
-        Raises what Producer.send_sync would; committing again is harmless.
+        Raises what Producer.send_sync would; committing again is harmless. PositionBehindError,
+        with nothing kept, when the group stands further in a queue and nobody told this consumer
+        to go back there, by a seek or `on_lost`: consumers of one group do not share its messages.
         """
         self._call(self._core.commit())
 

@@ -2,9 +2,23 @@
 
 from __future__ import annotations
 
+import datetime
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from hastore.client.arguments import (
+    MAX_INT32,
+    MAX_INT64,
+    a_clock,
+    integer,
+    moment_ms,
+    one_of,
+    queue_ids,
+    refusal,
+    seconds,
+    text,
+    waiting_time,
+)
 from hastore.client.core import Core
 from hastore.client.fetcher import POLICIES, Fetcher
 from hastore.client.messages import Message
@@ -27,7 +41,24 @@ from hastore.protocol import api
 Start = Literal["earliest", "latest"]
 OnLost = Literal["raise", "earliest", "latest", "common"]
 ReadFrom = Literal["slaves", "master"]
+STARTS = ("earliest", "latest")
+READ_FROM = ("slaves", "master")
+MAX_GROUP = 255  # characters
 POLL_S = 1.0  # of an iteration, between looks at whether the client is closed
+
+
+class Reading(NamedTuple):
+    """What a consumer reads and how, checked; see `make_reading`."""
+
+    topic: str
+    group: str | None
+    queues: tuple[int, ...] | None
+    start: str
+    on_lost: str
+    read_from: str
+    max_bytes: int
+    prefetch_bytes: int
+    timeout_s: float
 
 
 class ConsumerCore(Core):
@@ -37,43 +68,30 @@ class ConsumerCore(Core):
     before it returns: a call that is cut off before has moved nothing.
     """
 
-    def __init__(
-        self,
-        topic: str,
-        requester: Requester,
-        clock: Clock,
-        *,
-        group: str | None,
-        queues: Sequence[int] | None,
-        start: Start,
-        on_lost: OnLost,
-        read_from: ReadFrom,
-        max_bytes: int,
-        prefetch_bytes: int,
-        timeout_s: float,
-    ) -> None:
-        """Prepare to read; the arguments are those of hastore.Consumer."""
+    def __init__(self, requester: Requester, clock: Clock, reading: Reading) -> None:
+        """Prepare to read."""
         super().__init__(requester)
-        self.topic = topic
-        self.group = group
-        self._start: Start = start
-        self._wanted = None if queues is None else tuple(queues)
-        self._timeout_s = timeout_s
+        self.topic = reading.topic
+        self.group = reading.group
+        self._start = reading.start
+        self._wanted = reading.queues
+        self._timeout_s = reading.timeout_s
         self.fetcher = Fetcher(
             requester,
-            topic,
+            reading.topic,
             clock,
-            max_bytes=max_bytes,
-            prefetch_bytes=prefetch_bytes,
-            prefer_master=read_from == "master",
+            max_bytes=reading.max_bytes,
+            prefetch_bytes=reading.prefetch_bytes,
+            prefer_master=reading.read_from == "master",
         )
-        self.fetcher.policy = on_lost
-        keep_freed(prefetch_bytes)
+        self.fetcher.policy = reading.on_lost
+        keep_freed(reading.prefetch_bytes)
 
     def enter(self) -> None:
         """Begin a call; one that has not settled what it moved was cut off."""
         if self.fetcher.moved is not None:
             self.mend()
+        self.fetcher.settle()
         super().enter()
 
     def mend(self) -> None:
@@ -83,6 +101,8 @@ class ConsumerCore(Core):
 
     def poll(self, max_messages: int, timeout_s: float) -> Steps[list[Message]]:
         """Take what is there; empty when the time is up, or the client closed meanwhile."""
+        max_messages = integer("max_messages", max_messages, 1, MAX_INT64)
+        timeout_s = waiting_time("timeout_s", timeout_s)
         try:
             yield from self._prepare(timeout_s)
             found = yield from self._find(lambda: self.fetcher.take(max_messages), timeout_s)
@@ -105,13 +125,12 @@ class ConsumerCore(Core):
 
     def position(self, queue_id: int) -> Steps[Position]:
         """Return where the reader stands in a queue."""
-        return (yield from self._queue(queue_id)).next
+        return (yield from self._queue(integer("queue", queue_id, 0, MAX_INT32))).next
 
     def seek(self, queue_id: int, position: int | Position) -> Steps[None]:
         """Go on from a queue offset, or from a Position that was kept."""
-        place = Position(position) if isinstance(position, int) else position
-        if place.queue_offset < 0:
-            raise UsageError(f"queue offset {place.queue_offset} is negative")
+        place = position_of("position", position)
+        queue_id = integer("queue", queue_id, 0, MAX_INT32)
         yield from self._queue(queue_id)
         self.fetcher.seek({queue_id: place})
 
@@ -121,8 +140,9 @@ class ConsumerCore(Core):
         ranges = yield from self._ranges(self._timeout_s)
         self.fetcher.seek({queue_id: Position(ends[which]) for queue_id, ends in ranges.items()})
 
-    def seek_to_time(self, timestamp_ms: int) -> Steps[None]:
-        """Go on from the first message stored at or after a time (ms since 1970)."""
+    def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> Steps[None]:
+        """Go on from the first message stored at or after a time."""
+        timestamp_ms = moment_ms("timestamp_ms", timestamp_ms, round_up=True)
         yield from self._prepare(self._timeout_s)
         places = {}
         for queue_id in self.fetcher.queues:
@@ -134,12 +154,15 @@ class ConsumerCore(Core):
         self.fetcher.seek(places)
 
     def commit(self) -> Steps[None]:
-        """Keep the reader's positions under the group's name."""
+        """Keep the reader's positions under the group's name; back only where it was told to."""
         group = self._group()
         yield from self._prepare(self._timeout_s)
+        places = self._positions()
+        back = self.fetcher.told & places.keys()
         yield from commit_positions(
-            self.requester, group, self.topic, self._positions(), self._timeout_s
+            self.requester, group, self.topic, places, self._timeout_s, back
         )
+        self.fetcher.told -= back
 
     def committed(self) -> Steps[dict[int, Position]]:
         """Return the group's committed positions."""
@@ -218,20 +241,48 @@ class ConsumerCore(Core):
         raise failure or UnreachableError("no node answers")
 
 
-def check_arguments(
-    topic: str, start: str, on_lost: str, max_bytes: int, prefetch_bytes: int
-) -> None:
-    """Raise UsageError for arguments of a consumer that no value can have."""
-    if start not in ("earliest", "latest"):
-        raise UsageError(f'start={start!r}: "earliest" or "latest"')
-    if on_lost not in POLICIES:
-        raise UsageError(f"on_lost={on_lost!r}: one of {', '.join(POLICIES)}")
-    if not 1 <= max_bytes <= api.MAX_FRAME_BYTES:
-        raise UsageError(f"max_bytes={max_bytes}: from 1 to {api.MAX_FRAME_BYTES}")
-    if prefetch_bytes < 0:
-        raise UsageError(f"prefetch_bytes={prefetch_bytes} is negative")
-    if not topic:
-        raise UsageError("a consumer needs a topic")
+def make_reading(
+    topic: str,
+    *,
+    group: str | None,
+    queues: Sequence[int] | None,
+    start: Start,
+    on_lost: OnLost,
+    read_from: ReadFrom,
+    max_bytes: int,
+    prefetch_bytes: int,
+    timeout_s: float,
+    clock: Clock,
+) -> Reading:
+    """Return the arguments of a consumer; UsageError for those that no value can have."""
+    a_clock("clock", clock)
+    return Reading(
+        text("topic", topic),
+        None if group is None else text("group", group, MAX_GROUP),
+        queue_ids("queues", queues),
+        one_of("start", start, STARTS),
+        one_of("on_lost", on_lost, POLICIES),
+        one_of("read_from", read_from, READ_FROM),
+        integer("max_bytes", max_bytes, 1, api.MAX_FRAME_BYTES),
+        integer("prefetch_bytes", prefetch_bytes, 0, MAX_INT64),
+        seconds("timeout_s", timeout_s),
+    )
+
+
+def position_of(name: str, given: object) -> Position:
+    """Return a position, also from a queue offset alone; UsageError for anything else."""
+    if not isinstance(given, Position):
+        try:
+            return Position(integer(name, given, 0, MAX_INT64))
+        except UsageError as failure:
+            raise refusal(
+                name, given, "a queue offset (an int from 0), or a Position,"
+            ) from failure
+    integer(f"{name}.queue_offset", given.queue_offset, 0, MAX_INT64)
+    for part, value in (("epoch", given.epoch), ("offset", given.offset)):
+        if value is not None:
+            integer(f"{name}.{part}", value, 0, MAX_INT64)
+    return given
 
 
 def _find_time(topic: str, queue_id: int, timestamp_ms: int) -> Callable[[int], api.Request]:

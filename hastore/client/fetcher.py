@@ -52,6 +52,10 @@ class Fetcher:
         self._prefer_master = prefer_master
         self.queues: dict[int, QueueReader] = {}
         self.moved: list[tuple[QueueReader, Position | Message]] | None = None
+        # The queues whose reader was told to go elsewhere since the last commit; of the last seek
+        # before it is settled.
+        self.told: set[int] = set()
+        self._telling: frozenset[int] = frozenset()
         self.policy = "raise"
         self.source: str | None = None
         self._turn = 0
@@ -97,11 +101,18 @@ class Fetcher:
         """Go on from these positions; `moved` is to be set to None as after `take`."""
         queues = [self.queues[queue_id] for queue_id in places if queue_id in self.queues]
         self.moved = [(queue, queue.stand) for queue in queues]
+        self._telling = frozenset(queue.queue_id for queue in queues)
         for queue in queues:
             queue.seek(places[queue.queue_id])
 
+    def settle(self) -> None:
+        """Take note that the last seek has returned to its caller."""
+        self.told |= self._telling
+        self._telling = frozenset()
+
     def mend(self) -> None:
         """Take back what was moved and not settled, and drop all that was fetched."""
+        self._telling = frozenset()
         for queue, stand in reversed(self.moved or ()):
             queue.stand = stand
         for queue in self.queues.values():
@@ -249,7 +260,9 @@ class Fetcher:
         if self.policy == "raise":
             place = f"queue {queue.queue_id} of {self._topic}: {queue.next.queue_offset} is {text}"
             queue.lost = PositionLostError(place, queue.queue_id, common)
-        elif self.policy == "earliest":
+            return
+        self.told.add(queue.queue_id)
+        if self.policy == "earliest":
             queue.seek(Position(reply.min_queue_offset))
         elif self.policy == "latest":
             queue.seek(Position(reply.max_queue_offset))

@@ -13,27 +13,33 @@ from collections.abc import Mapping, Sequence
 import msgspec
 
 from hastore.client.addresses import parse_bootstrap
-from hastore.client.consumer_core import ConsumerCore
+from hastore.client.arguments import (
+    MAX_INT32,
+    MAX_INT64,
+    a_clock,
+    flag,
+    integer,
+    refusal,
+    seconds,
+    text,
+)
+from hastore.client.consumer_core import MAX_GROUP, ConsumerCore, Reading
 from hastore.client.core import Blocking, Core, named
 from hastore.client.requester import Requester, Steps, commit_positions, expect
 from hastore.client.results import Position
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import ClientError, UsageError
+from hastore.errors import ClientError, CorruptRecordError, UsageError
 from hastore.protocol import api
+from hastore.protocol.positions import PositionMap, decode_commit
 
 Offsets = dict[int, int]  # queue -> the next queue offset
+MAX_QUEUES = 1_024  # of a commit
 _TABLE = "offsetTable"
 # RocketMQ writes numbers as keys, which JSON does not know. Strings are matched to be left alone.
 _NUMBER_KEY = re.compile(r'("(?:\\.|[^"\\])*")|([{,]\s*)(\d+)(\s*:)')
 _names: msgspec.json.Decoder[tuple[api.Group, api.Name]] = msgspec.json.Decoder(
     tuple[api.Group, api.Name]
 )
-
-
-class _Body(msgspec.Struct, frozen=True):
-    group: str
-    topic: str
-    positions: dict[int, tuple[int, int | None, int | None]]
 
 
 def parse_offsets(text: str) -> dict[tuple[str, str], Offsets]:
@@ -88,28 +94,38 @@ class PositionsCore(Core):
 
     def committed(self, group: str, topic: str) -> Steps[dict[int, Position]]:
         """Ask the master for a group's positions in a topic."""
+        group, topic = text("group", group, MAX_GROUP), text("topic", topic)
         reply, _ = yield from self.requester.ask_master(
             lambda rid: api.Fetch(rid, group, topic), self._timeout_s
         )
         return expect(api.Positions, reply).positions
 
-    def commit(self, group: str, topic: str, offsets: Offsets) -> Steps[None]:
+    def commit(self, group: str, topic: str, offsets: Offsets, allow_back: bool) -> Steps[None]:
         """Keep positions."""
-        places = {queue: Position(offset) for queue, offset in offsets.items()}
-        yield from commit_positions(self.requester, group, topic, places, self._timeout_s)
+        back = flag("allow_back", allow_back)
+        group, topic = text("group", group, MAX_GROUP), text("topic", topic)
+        if not isinstance(offsets, Mapping) or not 1 <= len(offsets) <= MAX_QUEUES:
+            raise refusal("offsets", offsets, f"a mapping of 1 to {MAX_QUEUES:,} queues")
+        places = {
+            integer("offsets", queue, 0, MAX_INT32): Position(
+                integer(f"offsets[{queue!r}]", offset, 0, MAX_INT64)
+            )
+            for queue, offset in offsets.items()
+        }
+        yield from commit_positions(
+            self.requester, group, topic, places, self._timeout_s, places if back else ()
+        )
 
     def all(self) -> Steps[dict[tuple[str, str], Offsets]]:
         """Read every group's positions from the log's topic of commits."""
         reply, _ = yield from self.requester.ask_master(_ask_topics, self._timeout_s)
         queues = expect(api.Topics, reply).topics.get(api.POSITIONS_TOPIC, {})
-        found: dict[tuple[str, str], Offsets] = {}
+        found = PositionMap(bounded=False)
         for queue, (_, end) in queues.items():
-            reader = ConsumerCore(
+            reading = Reading(
                 api.POSITIONS_TOPIC,
-                self.requester,
-                self._clock,
                 group=None,
-                queues=[queue],
+                queues=(queue,),
                 start="earliest",
                 on_lost="earliest",
                 read_from="master",
@@ -117,13 +133,17 @@ class PositionsCore(Core):
                 prefetch_bytes=2 * 1024 * 1024,
                 timeout_s=self._timeout_s,
             )
+            reader = ConsumerCore(self.requester, self._clock, reading)
             while (yield from reader.position(queue)).queue_offset < end:
                 messages = yield from reader.poll(500, self._timeout_s)
                 if not messages:
                     raise ClientError(f"{api.POSITIONS_TOPIC} cannot be read up to {end}")
                 for message in messages:
-                    _note(found, message.body)
-        return found
+                    _note(found, message.body, message.offset)
+        return {
+            pair: {queue: place.queue_offset for queue, place in sorted(places.items())}
+            for pair, places in found.entries.items()
+        }
 
 
 class Positions(Blocking):
@@ -138,16 +158,21 @@ class Positions(Blocking):
     ) -> None:
         """Connect by itself; UsageError for an address that is none."""
         addresses = parse_bootstrap(bootstrap)
-        self._core = PositionsCore(Requester(addresses, clock), clock, timeout_s)
+        a_clock("clock", clock)
+        limit_s = seconds("timeout_s", timeout_s)
+        self._core = PositionsCore(Requester(addresses, clock), clock, limit_s)
         super().__init__(self._core, named("Positions", addresses))
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
         """Return a group's positions in a topic, as the master knows them."""
         return self._run(self._core, self._core.committed(group, topic))
 
-    def commit(self, group: str, topic: str, offsets: Offsets) -> None:
-        """Keep positions, as durable as any message; raises what Producer.send_sync would."""
-        self._run(self._core, self._core.commit(group, topic, offsets))
+    def commit(self, group: str, topic: str, offsets: Offsets, *, allow_back: bool = False) -> None:
+        """Keep positions, as durable as any message; raises what Producer.send_sync would.
+
+        PositionBehindError where one would go back without `allow_back`; nothing is kept then.
+        """
+        self._run(self._core, self._core.commit(group, topic, offsets, allow_back))
 
     def all(self) -> dict[tuple[str, str], Offsets]:
         """Return every group's positions in every topic, read from the log's topic of commits.
@@ -157,13 +182,12 @@ class Positions(Blocking):
         return self._run(self._core, self._core.all())
 
 
-def _note(found: dict[tuple[str, str], Offsets], body: bytes) -> None:
+def _note(found: PositionMap, body: bytes, offset: int) -> None:
     try:
-        commit = msgspec.json.decode(body, type=_Body)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        commit = decode_commit(body)
+    except CorruptRecordError as error:
         raise ClientError(f"a commit in {api.POSITIONS_TOPIC} cannot be read: {error}") from error
-    queues = found.setdefault((commit.group, commit.topic), {})
-    queues.update({queue: place[0] for queue, place in sorted(commit.positions.items())})
+    found.take(commit, offset)
 
 
 def _ask_topics(rid: int) -> api.Request:

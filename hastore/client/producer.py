@@ -1,8 +1,8 @@
 """Send messages to whichever node is the master.
 
-    with Producer(["tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921"]) as producer:
-        future = producer.send("flights", b"...", key="UA1545")
-        print(future.result().offset)
+with Producer(["tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921"]) as producer:
+    future = producer.send("flights", b"...", key="UA1545")
+    print(future.result().offset)
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
 from hastore.client.addresses import parse_bootstrap
+from hastore.client.arguments import MAX_INT32, a_clock, waiting_time
 from hastore.client.core import named
 from hastore.client.futures import SendFuture
 from hastore.client.life import Closable, Life
 from hastore.client.outbox import Entry, Window
 from hastore.client.preparing import (
     BATCH_BYTES,
+    NO_PROPERTIES,
     Acks,
     Draft,
     OutgoingMessage,
@@ -25,6 +27,7 @@ from hastore.client.preparing import (
     Properties,
     make_options,
     pairs_of,
+    queue_of,
 )
 from hastore.client.results import SendResult
 from hastore.client.sender import Sender
@@ -72,10 +75,11 @@ class Producer(Closable):
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
         )
         addresses = parse_bootstrap(bootstrap)
+        a_clock("clock", clock)
         self._clock = clock
         self._timeout_ms = options.delivery_timeout_ms
         self._preparer = Preparer(addresses[0], options)
-        self._window = Window(max_in_flight)
+        self._window = Window(options.max_in_flight)
         self._sender = Sender(addresses, options, self._window, clock)
         self._life = Life(named("Producer", addresses), self._sender.abandon)
         self._life.watch(self, self._sender.leave)
@@ -103,9 +107,9 @@ class Producer(Closable):
         topic: str,
         body: bytes,
         *,
-        key: str | None = None,
+        key: str | bytes | None = None,
         tags: str | None = None,
-        properties: Properties = (),
+        properties: Properties = NO_PROPERTIES,
         queue: int | None = None,
     ) -> Future[SendResult]:
         """Send a message; the Future ends with its SendResult or an exception of hastore.errors.
@@ -123,9 +127,9 @@ class Producer(Closable):
         topic: str,
         body: bytes,
         *,
-        key: str | None = None,
+        key: str | bytes | None = None,
         tags: str | None = None,
-        properties: Properties = (),
+        properties: Properties = NO_PROPERTIES,
         queue: int | None = None,
     ) -> SendResult:
         """Send a message and wait for its result; raises what the Future would."""
@@ -159,7 +163,7 @@ class Producer(Closable):
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was sent so far is settled; False when the time is up first."""
         self._life.check()
-        return self._sender.flush(timeout_s)
+        return self._sender.flush(_limit_s(timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
         """Settle what is under way, within the delivery timeout or `timeout_s`, and end.
@@ -167,13 +171,15 @@ class Producer(Closable):
         What is not settled then ends with the last status heard, or as OutcomeUnknown. In a forked
         child nothing happens.
         """
+        limit_s = _limit_s(timeout_s)
         first = self._life.close()
         if self._life.forked:
             return
         try:
             if first:
                 self._sender.close_window()
-                limit_s = self._timeout_ms / 1000.0 + 1.0 if timeout_s is None else timeout_s
+                if limit_s is None:
+                    limit_s = self._timeout_ms / 1000.0 + 1.0
                 self._sender.flush(limit_s)
         finally:
             self._sender.stop()
@@ -184,7 +190,7 @@ class Producer(Closable):
         self,
         topic: str,
         body: bytes,
-        key: str | None,
+        key: str | bytes | None,
         tags: str | None,
         properties: Properties,
         queue: int | None,
@@ -194,9 +200,16 @@ class Producer(Closable):
         if window.closed:  # before the lock: a fork may have left it taken
             self._life.check()
         body = preparer.check(topic, body)
-        queue_id = self._choose_queue(topic, key) if queue is None else queue
-        plain = key is None and tags is None and not properties
-        pairs = _NO_PAIRS if plain else pairs_of(key, tags, properties)
+        pairs, text = _NO_PAIRS, None
+        if key is not None or tags is not None or properties is not NO_PROPERTIES:
+            pairs = pairs_of(key, tags, properties)
+            text = None if key is None else pairs[0][1]
+        if queue is None:
+            queue_id = self._choose_queue(topic, text)
+        elif type(queue) is int and 0 <= queue <= MAX_INT32:
+            queue_id = queue
+        else:
+            queue_id = queue_of("queue", queue)
         future: SendFuture[SendResult] = SendFuture()
         while True:
             with window.lock:  # the numbers' order is that of sending
@@ -238,8 +251,13 @@ class Producer(Closable):
         core = self._sender.core
         if not core.found and not self._sender.wait_found(self._timeout_ms / 1000.0):
             self._life.check()
+            self._window.check()
             raise UnreachableError(f"no master was found: {core.cluster.reason()}")
         return self._preparer.choose_queue(topic, key, core.cluster.default_queues)
+
+
+def _limit_s(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else waiting_time("timeout_s", timeout_s)
 
 
 def _joined(parts: list[Future[list[SendResult]]]) -> Future[list[SendResult]]:

@@ -11,14 +11,21 @@ interrupted, cancelled or ended by `close`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Collection, Generator, Iterable
 from typing import TypeVar
 
 from hastore.client.cluster import ClusterView
 from hastore.client.connections.links import Arrival, make_links
 from hastore.client.results import SendResult, Status, failure_of
 from hastore.clock import Clock
-from hastore.errors import ClientError, NotStoredError, UnreachableError
+from hastore.errors import (
+    ClientError,
+    NotStoredError,
+    PositionBehindError,
+    ProtocolError,
+    UnreachableError,
+    UsageError,
+)
 from hastore.protocol import api
 
 CONNECT_MS = 200.0
@@ -27,6 +34,13 @@ Wanted = TypeVar("Wanted")
 Result = TypeVar("Result")
 Steps = Generator[float, list[Arrival], Result]  # yields the seconds that it wants to wait
 Answer = tuple[api.Reply, bytes]
+
+
+_BEHIND = (
+    "Has another consumer committed under this group? Consumers of one group do not share its "
+    "messages, each reads them all: give each a group of its own. To take the group back on "
+    "purpose, seek before the commit"
+)
 
 
 class ClosedMeanwhile(ClientError):
@@ -112,6 +126,7 @@ class Requester:
         deadline = self.deadline(timeout_s)
         rid = self.next_rid()
         message = make(rid)
+        _check_request(message)
         self.links.open([address])
         sent = self.links.send(address, message)
         while True:
@@ -162,9 +177,7 @@ class Requester:
                 f"no answer from {', '.join(self.cluster.addresses)} within {timeout_s:g} s"
             )
 
-    def ask_master(
-        self, make: Callable[[int], api.Request], timeout_s: float
-    ) -> Steps[Answer]:
+    def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
         """Ask the master, looking for it as long as `timeout_s` lasts.
 
         Returns the last refusal when there was one. UnreachableError when there is no master. Only
@@ -221,17 +234,29 @@ class Requester:
             yield left
 
 
+def _check_request(request: api.Request) -> None:
+    """Raise UsageError for what a node would not read: it would close the connection."""
+    try:
+        api.decode_request(api.encode(request))
+    except (ProtocolError, UnicodeEncodeError) as failure:
+        raise UsageError(f"the arguments make no request: {failure}") from failure
+
+
 def commit_positions(
     requester: Requester,
     group: str,
     topic: str,
     positions: dict[int, api.Position],
     timeout_s: float,
+    back: Collection[int] = (),
 ) -> Steps[None]:
-    """Keep positions, as durable as any message; raises what Producer.send_sync would."""
+    """Keep positions, as durable as any message; raises what Producer.send_sync would.
+
+    PositionBehindError when the group stands further in a queue that is not in `back`.
+    """
     wait_ms = int(min(max(1.0, timeout_s * 1000.0), 3_000.0))
     reply, _ = yield from requester.ask_master(
-        lambda rid: api.Commit(rid, group, topic, positions, wait_ms), timeout_s
+        lambda rid: api.Commit(rid, group, topic, positions, wait_ms, sorted(back)), timeout_s
     )
     done = expect(api.PutDone, reply)
     if done.status is not Status.PUT_OK:
@@ -244,6 +269,8 @@ def failed(reply: api.Failed) -> ClientError:
     text = f"{reply.status}: {reply.reason}"
     if reply.status in ("BUSY", "SERVICE_NOT_AVAILABLE"):
         return NotStoredError(text, reply.status)
+    if reply.status == api.POSITION_BEHIND:
+        return PositionBehindError(f"{reply.reason}; nothing was kept. {_BEHIND}")
     return ClientError(text)
 
 

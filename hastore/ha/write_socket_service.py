@@ -20,7 +20,7 @@ from hastore.errors import HastoreError
 from hastore.ha.epochs import History
 from hastore.ha.replica_log import ReplicaLog
 from hastore.protocol.ha_link import confirmed_frame, data_header, limits_and_header
-from hastore.service import Service
+from hastore.service import OnFailure, Service
 
 PUSH_BYTES_MAX = 128 * 1024
 SENDFILE_BYTES_MIN = 64 * 1024
@@ -48,8 +48,9 @@ class WriteSocketService(Service):
         history: History,
         limits: Callable[[], Limits] | None,
         on_broken: Callable[[str], None],
+        on_failure: OnFailure,
     ) -> None:
-        super().__init__(name, lambda _name, failure: on_broken(repr(failure)))
+        super().__init__(name, on_failure=on_failure)
         self._sock = sock
         self._store = store
         self._clock = clock
@@ -68,6 +69,7 @@ class WriteSocketService(Service):
         self._last_send_ms = clock.monotonic_ms()
         self._rest = b""
         self._broken = False
+        self.start_offset = start_offset
         self.sent_offset = start_offset
         self.reach_offset = start_offset  # the end of what may have left: a report beyond is forged
 

@@ -29,13 +29,14 @@ MAX_WAIT_MS = 60_000
 MAX_PULL_MESSAGES = 10_000
 MAX_KEY_MESSAGES = 1_000
 POSITIONS_TOPIC = "HASTORE_POSITIONS"
+POSITION_BEHIND = "POSITION_BEHIND"  # of Failed: a commit would take its group back
 PRODUCER_ID = "HS_PID"
 SEQUENCE = "HS_SEQ"
 WINDOW = 1024  # the sequence numbers of a producer that a node remembers
 
 
 class Status(Enum):
-    """How a put ended; all but the last travel."""
+    """How a put ended."""
 
     PUT_OK = "PUT_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -45,7 +46,7 @@ class Status(Enum):
     MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
     PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
     BUSY = "BUSY"
-    TIMEOUT = "TIMEOUT"  # the client's own: nobody answered
+    TIMEOUT = "TIMEOUT"  # nobody knows: no answer came, or the disk failed within the write
 
     @property
     def is_stored(self) -> bool:
@@ -165,13 +166,17 @@ class AskTopics(_Message, frozen=True, tag="topics"):
 
 
 class Commit(_Message, frozen=True, tag="commit"):
-    """Keep a group's positions in a topic's queues as a record of HASTORE_POSITIONS."""
+    """Keep a group's positions in a topic's queues as a record of HASTORE_POSITIONS.
+
+    `back`: the queues where the group may go back.
+    """
 
     rid: Int64
     group: Group
     topic: Name
     positions: Annotated[dict[QueueId, Position], msgspec.Meta(min_length=1, max_length=1024)]
     timeout_ms: Annotated[int, msgspec.Meta(ge=1, le=MAX_WAIT_MS)] = 3_000
+    back: list[QueueId] = []
 
 
 class Fetch(_Message, frozen=True, tag="fetch"):

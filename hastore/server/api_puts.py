@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 MASTER_MEM = "MASTER_MEM"
 ALL = -1
 _OK, _CONFIRMED = Status.PUT_OK, Outcome.CONFIRMED  # looked up once
+_UNKNOWN = Status.TIMEOUT.name
+_DISK_FAILED = frozenset({_UNKNOWN, Status.SERVICE_NOT_AVAILABLE.name})
 
 
 class PendingPut(msgspec.Struct):
@@ -48,6 +50,14 @@ class PendingPut(msgspec.Struct):
     results: Sequence[PutResult] = ()
     count: int = 0  # of its records, once they are appended
     size_bytes: int = 0
+
+
+class Refusal(NamedTuple):
+    """Why a put is refused; `final`: no later attempt fares better as the group is configured."""
+
+    status: Status
+    reason: str
+    final: bool = False
 
 
 class PutDesk:
@@ -103,11 +113,11 @@ class PutDesk:
         if follows:
             refusal = self._check(acks, request.sync_flush)
         else:
-            refusal = Status.BUSY, "an earlier put of this run was refused or is missing"
+            refusal = Refusal(Status.BUSY, "an earlier put of this run was refused or is missing")
         if refusal is not None:
             if run:
                 connection.next_at = None
-            self._refuse(connection, request, refusal[0], refusal[1])
+            self._refuse(connection, request, *refusal)
             return
         if run:
             connection.run = run
@@ -125,7 +135,7 @@ class PutDesk:
             due = self._clock.monotonic_ms() + request.timeout_ms
             self._gather(PendingPut(connection, request, payload, respond, acks, due))
         else:
-            respond(PutDone(request.rid, refusal[0], 0, reason=refusal[1]))
+            respond(PutDone(request.rid, refusal.status, 0, reason=refusal.reason))
 
     def append(self, now: float) -> None:
         """Append what was gathered, in one go; what needs no confirmation is answered at once."""
@@ -150,7 +160,7 @@ class PutDesk:
         except Exception as failure:  # bytes may be stored
             _, reason = self._failures.note("an append", failure)
             for put in puts:
-                self._end(put.connection, f"its put may be stored, or not: {reason}")
+                self._leave_open(put, f"its put may be stored, or not: {reason}")
             return
         self._told = None
         for put, of_put in zip(puts, results, strict=True):
@@ -176,31 +186,41 @@ class PutDesk:
                 self._give_up(put, failure)
 
     def _give_up(self, put: PendingPut, failure: Exception) -> None:
-        """End the connection of a put that is stored, but whose answer failed."""
+        """Deal with a put that is stored, but whose answer failed."""
         _, reason = self._failures.note("the answer to a put", failure)
-        self._end(put.connection, f"its put cannot be answered: {reason}")
+        self._leave_open(put, f"its put cannot be answered: {reason}")
 
-    def _check(self, acks: int, sync_flush: bool) -> tuple[Status, str] | None:
+    def _leave_open(self, put: PendingPut, reason: str) -> None:
+        """Say of a put neither that it is stored nor that it is not."""
+        if put.respond is not None:  # who waits for it must hear of it
+            put.respond(PutDone(put.request.rid, Status.TIMEOUT, 0, reason=reason))
+        else:
+            self._end(put.connection, reason)
+
+    def _check(self, acks: int, sync_flush: bool) -> Refusal | None:
         """Return why a put is refused; asks the node once for all puts of one append."""
         if self._admitted != (acks, sync_flush):
             backend = self._backend
             try:
                 reason = backend.writable_reason()
                 if reason is not None:
-                    return Status.SERVICE_NOT_AVAILABLE, reason
+                    return Refusal(Status.SERVICE_NOT_AVAILABLE, reason)
                 if acks == ALL:
                     reason = backend.can_confirm(sync_flush)
                     if reason is not None:
-                        return Status.SLAVE_NOT_AVAILABLE, reason
+                        never = backend.never_flushed() if sync_flush else None
+                        final = never is not None
+                        return Refusal(Status.SLAVE_NOT_AVAILABLE, never or reason, final)
             except Exception as failure:  # nothing was tried
-                return Status.SERVICE_NOT_AVAILABLE, self._failures.note("a put", failure)[1]
+                reason = self._failures.note("a put", failure)[1]
+                return Refusal(Status.SERVICE_NOT_AVAILABLE, reason)
             self._admitted = acks, sync_flush
         if (
             self.pending_puts >= self._config.max_pending_puts
             or self.pending_bytes + self.gathered_bytes >= self._config.max_pending_bytes
         ):
             waiting = f"{self.pending_puts} puts of {self.pending_bytes} bytes wait"
-            return Status.BUSY, f"{waiting} (api.max_pending_puts, api.max_pending_bytes)"
+            return Refusal(Status.BUSY, f"{waiting} (api.max_pending_puts, api.max_pending_bytes)")
         return None
 
     def _default_acks(self) -> int:
@@ -219,6 +239,14 @@ class PutDesk:
             end_offset, put.count = results.end_offset, len(results.offsets)
         else:
             end_offset, put.count = _end_of(results), len(results)
+            missing = [result for result in results if result.offset is None]
+            failed = _failed(missing) if missing else None
+            if failed is not None:
+                if not end_offset:
+                    self._refuse_all([put], Status[failed.status.name], failed.reason or "")
+                    return
+                if put.request.run:  # nothing of it may overtake what is missing
+                    put.connection.next_at = None
         if need is None or not end_offset:
             self._respond(put, _OK, MASTER_MEM)
             return
@@ -323,14 +351,29 @@ class PutDesk:
             else:
                 self._refuse(put.connection, put.request, status, reason)
 
-    def _refuse(self, connection: Connection, request: Put, status: Status, reason: str) -> None:
+    def _refuse(
+        self,
+        connection: Connection,
+        request: Put,
+        status: Status,
+        reason: str,
+        final: bool = False,
+    ) -> None:
         self.refused += 1
         if request.acks == 0:
             return
         master = None
         if status is Status.SERVICE_NOT_AVAILABLE:
             master = master_of(self._backend, self._failures)
-        self._answer(connection, PutDone(request.rid, status, 0, reason=reason, master=master))
+        statuses = [status] if final else None  # with it a client does not try again
+        done = PutDone(request.rid, status, 0, statuses=statuses, reason=reason, master=master)
+        self._answer(connection, done)
+
+
+def _failed(results: Sequence[PutResult]) -> PutResult | None:
+    """Return a result that the disk is to blame for, one that may be stored before all others."""
+    failed = [result for result in results if result.status.name in _DISK_FAILED]
+    return min(failed, key=lambda result: result.status.name != _UNKNOWN, default=None)
 
 
 def _end_of(results: Sequence[PutResult]) -> int:

@@ -29,7 +29,6 @@ import select
 import socket
 import threading
 import weakref
-from collections.abc import Callable
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import ApiConfig
@@ -38,6 +37,7 @@ from hastore.ha.peer import split_address
 from hastore.protocol import api
 from hastore.protocol.zmtp import Message
 from hastore.server.api_backend import ApiBackend
+from hastore.server.api_commits import CommitDesk
 from hastore.server.api_connections import (
     BACKLOG,
     RECEIVE_BYTES_MIN,
@@ -50,14 +50,14 @@ from hastore.server.api_pulls import UNREAD, PullDesk
 from hastore.server.api_puts import PutDesk
 from hastore.server.api_queries import answer_query
 from hastore.server.api_replies import Replies
-from hastore.service import Service
+from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
 
 DRAIN_BYTES = 8 * 1024 * 1024
 DRAIN_PUTS = 4_096
 TURN_MS = 10.0  # of reading and answering questions
-MAX_FETCHES = 1_000  # that wait for the positions to be read
+MAX_FETCHES = 1_000  # and commits, that wait for the positions to be read
 LINGER_S = 0.2  # for what is unsent when the server stops
 _SCHEME = "tcp://"
 _EVENTS_MAX = 256
@@ -75,9 +75,9 @@ class ApiServer(Service):
         config: ApiConfig,
         *,
         clock: Clock = SYSTEM_CLOCK,
-        on_failure: Callable[[str, BaseException], None] | None = None,
+        on_failure: OnFailure,
     ) -> None:
-        super().__init__("ApiServer", on_failure)
+        super().__init__("ApiServer", on_failure=on_failure)
         self._bind_address = bind_address
         self._backend = backend
         self._config = config
@@ -97,10 +97,12 @@ class ApiServer(Service):
         self._failed: Exception | None = None  # when another thread answered
         self._pulls = PullDesk(backend, clock, self._answer, self._replies.has_room, failures)
         self._positions = PositionTable(backend, clock)
-        self._fetches: list[tuple[Connection, api.Fetch]] = []
+        self._commits = CommitDesk(
+            backend, self._positions, self._puts, self._answer, self._fail, self._wake
+        )
+        self._fetches: list[tuple[Connection, api.Fetch | api.Commit]] = []
         self._reading_positions = False
         self._left: list[tuple[int, int]] = []  # the events that the last turn had no room for
-        self._committed = 0  # the last commit confirmed here starts at this offset
         self._malformed = 0
         self.endpoint = bind_address
 
@@ -260,6 +262,8 @@ class ApiServer(Service):
                     if connection.inbox:
                         self._left.append((descriptor, select.EPOLLIN))
                     break
+        if self._fetches:
+            self._answer_fetches()
         puts.append(now)
         if puts.has_done:
             puts.finish()
@@ -270,8 +274,6 @@ class ApiServer(Service):
             self._readable_moved = False
             self._pulls.advance()
         self._pulls.expire(now)
-        if self._fetches:
-            self._answer_fetches()
         if accepting:
             for connection in connections.accept(now):
                 self._replies.send_raw(connection)
@@ -312,13 +314,11 @@ class ApiServer(Service):
     def _dispatch(self, connection: Connection, request: api.Question) -> None:
         if isinstance(request, api.Pull):
             self._pulls.take(connection, request)
-        elif isinstance(request, api.Commit):
-            self._commit(connection, request)
-        elif isinstance(request, api.Fetch):
+        elif isinstance(request, api.Fetch | api.Commit):
             if len(self._fetches) < MAX_FETCHES:
                 self._fetches.append((connection, request))
             else:
-                self._fail(connection, request.rid, "BUSY", "too many ask for positions")
+                self._fail(connection, request.rid, "BUSY", "too many wait for positions")
         elif not self._replies.has_room(connection):
             self._fail(connection, request.rid, "BUSY", UNREAD)
         else:
@@ -329,28 +329,11 @@ class ApiServer(Service):
                 return
             self._answer(connection, reply, payload)
 
-    def _commit(self, connection: Connection, request: api.Commit) -> None:
-        if not self._positions.has_room(request.group, request.topic):
-            self._fail(connection, request.rid, "BUSY", "too many consumer groups keep positions")
-            return
-        put = api.Put(request.rid, None, False, request.timeout_ms)
-        try:
-            record = self._positions.record_of(request)
-        except Exception as failure:
-            self._give_up(connection, request, failure)
-            return
-
-        def respond(done: api.PutDone) -> None:
-            if done.status is api.Status.PUT_OK and done.offsets:
-                self._committed = max(self._committed, done.offsets[0])
-            self._answer(connection, done)
-
-        self._puts.take_own(connection, put, record, respond)
-
     def _answer_fetches(self) -> None:
+        """Answer the fetches and take the commits that wait, once the positions are read."""
         store = self._backend.store
         try:
-            if store.dispatched_offset <= self._committed < store.max_offset:
+            if store.dispatched_offset <= self._commits.last_offset < store.max_offset:
                 return  # wake_readers comes when the queues know of the last commit
             self._reading_positions = not self._positions.catch_up()
             if self._reading_positions:
@@ -361,10 +344,16 @@ class ApiServer(Service):
             for connection, request in fetches:
                 self._give_up(connection, request, failure)
             return
-        fetches, self._fetches = self._fetches, []
-        for connection, request in fetches:
-            found = self._positions.find(request.group, request.topic)
-            self._answer(connection, api.Positions(request.rid, found))
+        waiting, self._fetches = self._fetches, []
+        for connection, request in waiting:
+            try:
+                if isinstance(request, api.Fetch):
+                    found = self._positions.find(request.group, request.topic)
+                    self._answer(connection, api.Positions(request.rid, found))
+                elif not self._commits.take(connection, request):
+                    self._fetches.append((connection, request))
+            except Exception as failure:
+                self._give_up(connection, request, failure)
 
     # -- answering
 

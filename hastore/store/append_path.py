@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from hastore.clock import Clock
 from hastore.config import StoreConfig
-from hastore.errors import StoreError, StoreFullError
+from hastore.errors import StoreError, StoreUncertainError
 from hastore.store.commit_log import CommitLog
 from hastore.store.host import Host
 from hastore.store.idempotence import IdempotenceWindow, Verdict
@@ -185,6 +185,7 @@ class Appender:
 
         Where all of it went by one write, its bytes are returned as well.
         StoreFullError, StoreBrokenError, or StoreError while replay lags: nothing was appended.
+        What fails later than that is in the results: nobody may be refused what may be stored.
         """
         examine_run = self._intake.examine_run
         runs = [examine_run(payload) for payload in payloads]
@@ -201,11 +202,20 @@ class Appender:
                 self.last_store_timestamp_ms,  # never back, whatever the wall clock does
                 table.last_store_timestamp_ms,
             )
-            batch = self._append_runs(runs, now_ms)
-            if batch is not None:
-                results, data = batch
-                return results, start, log.max_offset, data
-            return self._append_examined(payloads, now_ms), start, log.max_offset, None
+            try:
+                batch = self._append_runs(runs, now_ms)
+                if batch is not None:
+                    results, data = batch
+                    return results, start, log.max_offset, data
+                examined = self._append_examined(payloads, now_ms)
+            except StoreUncertainError as failure:  # of one write for all of them
+                examined = [
+                    _not_stored(entries, PutStatus.TIMEOUT, failure)
+                    for _, entries in map(self._intake.examine, payloads)
+                ]
+            except OSError as failure:  # an older record, say, that a retry is compared with
+                raise StoreError(f"nothing was appended: {failure}") from failure
+            return examined, start, log.max_offset, None
 
     def _wait_for_replay(self, end: int) -> None:
         """Wait until queue offsets and window know the log up to `end`."""
@@ -262,20 +272,26 @@ class Appender:
     def _append_rolling(self, examined: Sequence[Examined], now_ms: int) -> list[list[PutResult]]:
         """Append with at least one blank between: a payload that fits in a file is never split."""
         log = self._log
+        start = log.max_offset
         results: list[list[PutResult]] = [[] for _ in examined]
-        stored = False
-        for place, part in _parts(examined, log.file_size - BLANK_SIZE):
+        parts = _parts(examined, log.file_size - BLANK_SIZE)
+        for number, (place, part) in enumerate(parts):
             try:
                 takes = any(isinstance(entry, Entry) for entry in part[1])
                 if takes and log.room(len(part[0])):
                     log.roll()
                     self._adopt_blank()
                 results[place] += self._append([part], now_ms)[0]
-            except StoreFullError as failure:
-                if not stored:
+            except (StoreError, OSError) as failure:
+                uncertain = isinstance(failure, StoreUncertainError)
+                if log.max_offset == start and not uncertain:
                     raise
-                results[place] += [_refused(entry, str(failure)) for entry in part[1]]
-            stored = stored or any(result.offset is not None for result in results[place])
+                status = PutStatus.TIMEOUT if uncertain else PutStatus.SERVICE_NOT_AVAILABLE
+                results[place] += _not_stored(part[1], status, failure)
+                # Nor may anything overtake it: what comes behind is not even tried.
+                for later, (_, entries) in parts[number + 1 :]:
+                    results[later] += _not_stored(entries, PutStatus.SERVICE_NOT_AVAILABLE, failure)
+                break
         return results
 
     def _adopt_blank(self) -> None:
@@ -301,7 +317,12 @@ def _parts(examined: Sequence[Examined], limit: int) -> list[tuple[int, Examined
     return parts
 
 
-def _refused(entry: Entry | PutResult, reason: str) -> PutResult:
-    if isinstance(entry, PutResult):
-        return entry
-    return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=reason)
+def _not_stored(
+    entries: Sequence[Entry | PutResult], status: PutStatus, failure: Exception
+) -> list[PutResult]:
+    """Return results for what the log did not take; a record that was refused before stays so."""
+    reason = str(failure)
+    return [
+        entry if isinstance(entry, PutResult) else PutResult(status, reason=reason)
+        for entry in entries
+    ]

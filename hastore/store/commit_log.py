@@ -9,13 +9,18 @@ the process; pread waits without the lock and has an error (EIO) for it.
 
 Appending methods are called under `lock` by one thread at a time. `max_offset` moves only after the
 bytes are in the page cache, so a reader below it never sees a byte that is still being written.
+
+A write that fails may have left whole records beyond `max_offset`, which a later recovery would
+take for messages although their put was refused, or which a slave that is promoted would have
+behind its own records. So they are cleared, durably, before anybody hears of the failure; a kill
+between the two is no refusal. What cannot be cleared closes the log, and is nobody's refusal.
 """
 
 import threading
-from collections.abc import Callable
 from types import TracebackType
 
-from hastore.errors import StoreError, StoreFullError, UsageError
+from hastore.errors import StoreError, StoreFullError, StoreUncertainError, UsageError
+from hastore.service import OnFailure
 from hastore.store.allocate import AllocateService
 from hastore.store.filesystem import NO_ROOM, File, FileSystem
 from hastore.store.health import StoreHealth
@@ -59,8 +64,8 @@ class CommitLog:
         root: str,
         file_size: int,
         health: StoreHealth,
-        on_failure: Callable[[str, BaseException], None] | None = None,
         *,
+        on_failure: OnFailure,
         warm_files: bool = False,
     ) -> None:
         self.lock = threading.RLock()
@@ -69,9 +74,9 @@ class CommitLog:
         self.min_offset = 0
         self.max_offset = 0
         self.boundary = 0  # the end of a whole record, as far on as is known; <= max_offset
-        self.queue = MappedFileQueue(fs, self.directory, file_size)
+        self.queue = MappedFileQueue(fs, self.directory, file_size, f"{root}/hastore")
         self.allocator = AllocateService(
-            fs, f"{root}/hastore/spare", file_size, on_failure, warm=warm_files
+            fs, f"{root}/hastore/spare", file_size, on_failure=on_failure, warm=warm_files
         )
         self._fs = fs
         self._health = health
@@ -178,11 +183,14 @@ class CommitLog:
         try:
             file.pwrite(pack_blank(file.end - self.max_offset), self.max_offset)
         except OSError as failure:
-            raise self._not_written(file, failure) from failure
+            raise self._not_written(file, BLANK_SIZE, failure) from failure
         self.max_offset = file.end
 
     def append(self, data: bytes | bytearray | memoryview) -> int:
-        """Append bytes that fit into the file; returns the new `max_offset`. StoreFullError."""
+        """Append bytes that fit into the file; returns the new `max_offset`.
+
+        StoreFullError, StoreBrokenError: nothing of them is left. StoreUncertainError: some may be.
+        """
         file = self._writable()
         start = self.max_offset
         end = start + len(data)
@@ -191,7 +199,7 @@ class CommitLog:
         try:
             file.pwrite(data, start)
         except OSError as failure:
-            raise self._not_written(file, failure) from failure
+            raise self._not_written(file, len(data), failure) from failure
         self.max_offset = end
         if self._want_at is not None and end >= self._want_at:
             self._want_next(file, end)
@@ -214,6 +222,14 @@ class CommitLog:
         if self._want_at is not None and end >= self._want_at:
             self._want_next(file, end)
         return end
+
+    def replica_failed(self, offset: int, size: int, failure: OSError) -> StoreError:
+        """Clear what a failed splice into `replica_range` left; returns the error to raise."""
+        self._expect_end(offset)
+        file = self.queue.find(offset)
+        if file is None:
+            return StoreError(f"no file holds offset {offset}")
+        return self._not_written(file, size, failure)
 
     def _expect_end(self, offset: int) -> None:
         if offset != self.max_offset:
@@ -239,8 +255,25 @@ class CommitLog:
         else:
             self._want_at = at
 
-    def _not_written(self, file: MappedFile, failure: OSError) -> StoreError:
-        """Return the error to raise when a write at the log's end has failed."""
+    def _not_written(self, file: MappedFile, size: int, failure: OSError) -> StoreError:
+        """Clear what a failed write of `size` bytes at the log's end left; returns what to raise.
+
+        Durably, where there is anything: the disk may have it already, and a power loss after the
+        refusal would bring it back.
+        """
+        position = self.max_offset - file.start
+        try:
+            left = file.file.pread(min(size, file.size - position), position)
+            if left.strip(b"\0"):
+                file.file.zero(position, len(left))
+                file.sync()
+        except OSError as second:
+            broken = self._health.fail(
+                f"a write at offset {self.max_offset} failed ({failure}), and what it left could"
+                " not be cleared",
+                second,
+            )
+            return StoreUncertainError(str(broken))
         if failure.errno in NO_ROOM:  # a file system whose reservations do not hold
             return StoreFullError(f"{file.path}: {failure.strerror}")
         return self._health.fail(f"a write at offset {self.max_offset} failed", failure)

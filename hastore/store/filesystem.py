@@ -297,6 +297,14 @@ class RealFileSystem:
             _locks_held.add(file.key)
             return file
 
+    def is_same_file(self, path: str, file: File) -> bool:
+        """Tell whether the path names the file that is open; never opens it (see `lock`)."""
+        try:
+            named, opened = os.stat(path), os.fstat(file.fileno())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+
     def free_bytes(self, path: str) -> int:
         """Return the bytes that an ordinary user may still allocate there."""
         status = os.statvfs(path)

@@ -3,6 +3,7 @@
 import threading
 from dataclasses import dataclass, field
 
+from hastore.errors import StoreError
 from hastore.store.filesystem import File, FileSystem
 
 NAME_DIGITS = 20
@@ -61,8 +62,16 @@ class MappedFile:
         return opened[1] if opened is not None else self._open()[1]
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        """Write at an offset of the log; the bytes must fit. Not durable before `sync`."""
-        opened = self.opened or self._open()
+        """Write at an offset of the log; the bytes must fit. Not durable before `sync`.
+
+        OSError: a part of them may be there. StoreError: the file cannot be opened, none is.
+        """
+        opened = self.opened
+        if opened is None:
+            try:
+                opened = self._open()
+            except OSError as failure:
+                raise StoreError(f"{self.path} cannot be opened: {failure}") from failure
         opened[0].pwrite(data, offset - self.start)
 
     def range(self, offset: int, size: int) -> FileRange:

@@ -10,7 +10,8 @@ class PutStatus(enum.Enum):
     PUT_OK = "PUT_OK"
     MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
     PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
-    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"  # the disk filled up within a put
+    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"  # the disk filled up or failed within a put
+    TIMEOUT = "TIMEOUT"  # it may be stored: the write failed, and so did its clearing
 
 
 @dataclass(slots=True)

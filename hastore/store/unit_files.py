@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 
 from hastore.store.filesystem import File, FileSystem
+from hastore.store.sync_files import sync_all, sync_files
 
 PLACE = struct.Struct(">qi")
 BLANK_UNIT_SIZE = 0x7FFFFFFF
@@ -62,10 +63,11 @@ class FileCache:
         """Make a sparse file of zeros, with its directories."""
         directory = path.rpartition("/")[0]
         with self._lock:
-            if not self.fs.is_dir(directory):
-                self.fs.make_dirs(directory, sync=False)
-                above = directory.rpartition("/")[0]
-                self._dirty_dirs |= {above, above.rpartition("/")[0]}
+            missing = directory
+            while missing and not self.fs.is_dir(missing):
+                missing = missing.rpartition("/")[0]
+                self._dirty_dirs.add(missing)
+            self.fs.make_dirs(directory, sync=False)
             file = self.fs.open(path, create=True)
             self._dirty_dirs.add(directory)
             self._dirty.add(path)
@@ -86,24 +88,22 @@ class FileCache:
     def flush(self) -> None:
         """Make durable all that was written before the call; OSError.
 
-        Syncs through descriptors of its own, so that writers never wait for the disk.
+        Syncs through descriptors of its own, so that writers never wait for the disk. What fails
+        stays to be synced; after SyncFailedError that is no proof any more.
         """
         with self._lock:
             paths, self._dirty = self._dirty, set()
             directories, self._dirty_dirs = self._dirty_dirs, set()
-        if len(paths) > _SYNC_EACH_MAX:
-            self.fs.sync_all(min(paths).rpartition("/")[0])
-            paths = directories = set()
-        for path in sorted(paths):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                file = self.fs.open(path)
-                try:
-                    file.sync()
-                finally:
-                    file.close()
-        for directory in sorted(directories):
-            with contextlib.suppress(FileNotFoundError):
-                self.fs.sync_dir(directory)
+        try:
+            if len(paths) > _SYNC_EACH_MAX:
+                sync_all(self.fs, min(paths).rpartition("/")[0])
+            else:
+                sync_files(self.fs, paths, directories)
+        except BaseException:
+            with self._lock:
+                self._dirty |= paths
+                self._dirty_dirs |= directories
+            raise
 
     def close(self) -> None:
         """Close all files and forget what was not flushed."""

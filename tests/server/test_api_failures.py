@@ -18,6 +18,7 @@ from hastore.server import api_pulls
 from hastore.server.api_failures import Failures
 from hastore.server.api_pulls import PullDesk
 from hastore.server.api_server import ApiServer
+from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 from tests.server.test_api_server import Client, record, until
 
@@ -40,7 +41,7 @@ def backend() -> FakeBackend:
 
 @pytest.fixture
 def server(backend: FakeBackend) -> Iterator[ApiServer]:
-    running = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig())
+    running = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
     running.start()
     yield running
     assert running.alive, running.failure
@@ -260,13 +261,17 @@ def test_an_append_that_fails_half_way_says_neither_stored_nor_refused(
     assert client.ask(api.AskMap(1)).rid == 1
     monkeypatch.setattr(backend.store, "put_encoded", half)
     if own:
-        client.send(api.Commit(2, "g", "t", {0: api.Position(5)}))
+        done = client.ask(api.Commit(2, "g", "t", {0: api.Position(5)}))
+        assert done.status is api.Status.TIMEOUT
     else:
         client.send(api.Put(2), record())
-    until(lambda: server._connections.ended == 1)
+        until(lambda: server._connections.ended == 1)
+        assert client.silent(0.1)
     monkeypatch.undo()
     assert backend.store.max_offset > 0
-    assert client.silent(0.1)
+    if own:  # that one is not under way any more
+        done = client.ask(api.Commit(3, "g", "t", {0: api.Position(6)}))
+        assert done.status is api.Status.PUT_OK
     works(server)
 
 

@@ -1,0 +1,130 @@
+"""Commits: one after the other for each group and topic; none takes a group back unawares.
+
+A commit that is lower than the group's position in a queue is refused whole, unless it names the
+queue in `back`: two consumers of one group would move it to and fro otherwise. A position that a
+failover cut away holds nobody back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from hastore.protocol.api import POSITION_BEHIND, Commit, Position, Put, PutDone, Status
+from hastore.server.api_backend import ApiBackend
+from hastore.server.api_connections import Connection
+from hastore.server.api_history import Standing, check_position
+from hastore.server.api_positions import PositionTable
+from hastore.server.api_puts import PutDesk
+
+
+class _Stored(NamedTuple):
+    """The last commit of a group in a topic that lies in the log, perhaps unconfirmed."""
+
+    epoch: int
+    offset: int
+    positions: dict[int, Position]
+
+
+class CommitDesk:
+    """Take commits; used by whoever holds the API's socket."""
+
+    def __init__(
+        self,
+        backend: ApiBackend,
+        positions: PositionTable,
+        puts: PutDesk,
+        answer: Callable[[Connection, PutDone], None],
+        fail: Callable[[Connection, int, str, str], None],
+        wake: Callable[[], None],
+    ) -> None:
+        """`wake` sees to it that commits that were turned away are brought again."""
+        self._backend = backend
+        self._positions = positions
+        self._puts = puts
+        self._answer = answer
+        self._fail = fail
+        self._wake = wake
+        self._under_way: set[tuple[str, str]] = set()
+        self._turned_away = False
+        self._stored: dict[tuple[str, str], _Stored] = {}  # until the table has read them
+        self.last_offset = 0  # the last commit confirmed here starts at this offset
+
+    def take(self, connection: Connection, request: Commit) -> bool:
+        """Take a commit, once the table has caught up; False while an earlier one is under way.
+
+        UsageError when it makes no record.
+        """
+        name = request.group, request.topic
+        if name in self._under_way:
+            self._turned_away = True
+            return False
+        if not self._positions.has_room(request):
+            text = "too many consumer groups keep positions"
+            self._fail(connection, request.rid, "BUSY", text)
+            return True
+        if self._backend.writable_reason() is None:  # else the put says so
+            behind = self._behind(request)
+            if behind is not None:
+                self._fail(connection, request.rid, POSITION_BEHIND, behind)
+                return True
+        record = self._positions.record_of(request)
+        self._under_way.add(name)
+
+        def respond(done: PutDone) -> None:
+            self._under_way.discard(name)
+            if self._turned_away:
+                self._turned_away = False
+                self._wake()
+            if done.offsets and done.statuses is None and done.status.is_stored:
+                known = self._unread(request)
+                self._stored[name] = _Stored(
+                    done.epoch, done.offsets[0], {**known, **request.positions}
+                )
+                if done.status is Status.PUT_OK:
+                    self.last_offset = max(self.last_offset, done.offsets[0])
+            self._answer(connection, done)
+
+        put = Put(request.rid, None, False, request.timeout_ms)
+        self._puts.take_own(connection, put, record, respond)
+        return True
+
+    def _behind(self, request: Commit) -> str | None:
+        """Say where the group stands when a commit would take it back unawares."""
+        known = self._positions.find(request.group, request.topic)
+        known.update(self._unread(request))
+        lower = [
+            f"at {known[queue].queue_offset} in queue {queue}, the commit at {place.queue_offset}"
+            for queue, place in sorted(request.positions.items())
+            if queue in known
+            and queue not in request.back
+            and place.queue_offset < known[queue].queue_offset
+            and self._is_there(request.topic, queue, known[queue])
+        ]
+        if not lower:
+            return None
+        more = f", and so in {len(lower) - 4} more queues" if len(lower) > 4 else ""
+        return f"group {request.group!r} in topic {request.topic!r} is {'; '.join(lower[:4])}{more}"
+
+    def _unread(self, request: Commit) -> dict[int, Position]:
+        """Return the positions of commits in this log that the table has not read yet."""
+        name = request.group, request.topic
+        stored = self._stored.get(name)
+        if stored is None:
+            return {}
+        end, history = self._backend.store.max_offset, self._backend.history()
+        standing, _ = check_position(history, end, stored.epoch, stored.offset)
+        if standing is Standing.AGREED and not self._positions.has_read(stored.offset):
+            return stored.positions
+        del self._stored[name]
+        return {}
+
+    def _is_there(self, topic: str, queue: int, place: Position) -> bool:
+        """Whether a position is one of this log."""
+        store = self._backend.store
+        if place.epoch is not None and place.offset is not None:
+            history, end = self._backend.history(), store.max_offset
+            standing, _ = check_position(history, end, place.epoch, place.offset)
+            return standing is Standing.AGREED
+        known = store.queue_range(topic, queue)
+        return known is not None and place.queue_offset <= known[1]
