@@ -12,6 +12,7 @@ import pytest
 from hastore.config import ApiConfig, RetentionConfig
 from hastore.protocol import api
 from hastore.server.api_server import ApiServer
+from hastore.service import raise_failure
 from hastore.store import commit_log, store_reads
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
@@ -43,7 +44,7 @@ def store(tmp_path: Path, disk: Disk) -> Iterator[MessageStore]:
 def server(store: MessageStore) -> Iterator[ApiServer]:
     backend = FakeBackend()
     backend.store = store
-    running = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig())
+    running = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
     running.start()
     yield running
     assert running.alive, running.failure
