@@ -18,6 +18,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config import RetentionConfig
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.ha.write_socket_service import SENDFILE_BYTES_MIN, WriteSocketService
+from hastore.service import raise_failure
 from hastore.store import commit_log, store_reads
 from hastore.store.filesystem import REAL
 from hastore.store.message_store import MessageStore, PullStatus
@@ -428,6 +429,7 @@ def test_a_stream_that_meets_a_bad_sector_ends_with_the_reason(
         service = WriteSocketService(
             ours, cold, SYSTEM_CLOCK, name="stream", start_offset=0, frame_bytes_max=frame_bytes,
             heartbeat_ms=1000.0, history=(), limits=None, on_broken=broken.append,
+            on_failure=raise_failure,
         )  # fmt: skip
         service.run()  # returns: it is the end of this stream alone
         service.release()
