@@ -611,7 +611,7 @@ class World:
         for value, (of, at) in self.written.items():
             known = epoch_at(node.state.history, at)
             if known == FLOOR_EPOCH and at + size_of(value) <= confirmed:
-                if at < store.min_offset:
+                if not store.data[at]:
                     self.untold.add(value)  # forgotten and deleted: nobody can tell
                 elif store.data[at] == value:
                     known = of  # forgotten, but here it is
@@ -619,7 +619,7 @@ class World:
                 # What retention has deleted was in this log all the same, if it can be told.
                 if at < store.min_offset and self.stranger and of == CLASSIC_EPOCH:
                     continue
-                if at < store.min_offset or store.data[at] == value:
+                if store.data[at] in (0, value):  # 0: from before a resync
                     self.confirmed_in.setdefault(value, epoch)
 
     def count(self, what: str) -> None:
