@@ -478,6 +478,7 @@ class World:
         self.written: dict[int, tuple[int, int]] = {}
         self.confirmed_in: dict[int, int] = {}
         self.acked: set[int] = set()
+        self.untold: set[int] = set()  # what may have been confirmed
         self.nodes = {n: SimNode(self, n) for n in self.numbers}
         for node in self.nodes.values():
             node.start()
@@ -613,13 +614,16 @@ class World:
         epoch, store = node.member.open_epoch, node.store
         for value, (of, at) in self.written.items():
             known = epoch_at(node.state.history, at)
-            if known == FLOOR_EPOCH and at >= store.min_offset and store.data[at] == value:
-                known = of  # forgotten, but here it is
+            if known == FLOOR_EPOCH and at + size_of(value) <= confirmed:
+                if not store.data[at]:
+                    self.untold.add(value)  # forgotten and deleted: nobody can tell
+                elif store.data[at] == value:
+                    known = of  # forgotten, but here it is
             if at + size_of(value) <= confirmed and known == of:
                 # What retention has deleted was in this log all the same, if it can be told.
                 if at < store.min_offset and self.stranger and of == CLASSIC_EPOCH:
                     continue
-                if at < store.min_offset or store.data[at] == value:
+                if store.data[at] in (0, value):  # 0: from before a resync
                     self.confirmed_in.setdefault(value, epoch)
 
     def count(self, what: str) -> None:
@@ -950,7 +954,7 @@ class World:
             if other != value and not (epoch == CLASSIC_EPOCH and self.stranger):
                 raise Violation(f"3: nodes {place} and {node.number} differ at {at} of {epoch}")
             # Retention may have taken what RocketMQ wrote, unconfirmed; a resync then starts there.
-            taken = self.retention and self._classic(value)
+            taken = (self.retention and self._classic(value)) or value in self.untold
             if at + size_of(value) <= limit and value not in self.confirmed_in and not taken:
                 raise Violation(
                     f"4: node {node.number} shows value {value} as confirmed, which it never was"
