@@ -2,19 +2,21 @@
 #
 #   make run            the main job: a pair on real data, a kill, a flip, the proof, Spark
 #   make run SPARK=0    the same without Spark
-#   make test           all tests          (make test PYTEST_ARGS="tests/store -x")
+#   make test           all tests in two workers (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
 #   make check          style, types, imports
 #   make bench          the benchmarks beside RocketMQ and Kafka, 10 to 20 minutes; wants Java 17 and Maven for these two
 #                       (make bench BENCH_ARGS="--only puts --scale 0.1"; PYTHON=/usr/bin/python3 chooses the interpreter)
 #   make bench-growth   the same load on a log of 1 and of 16 GiB, 2 to 10 minutes and 34 GiB of disk
 #   make fuzz-api       strangers at the client API, 10 minutes (SECONDS=n; SEED=n: plays one again)
-#   make torture        500 cycles of kill -9, flip and rejoin, about 20 minutes (CYCLES=n: 2 to 3 s each; SEED=n: replays one)
+#   make torture        500 cycles of kill -9, flip and rejoin, about 20 minutes, then 500 of a broken network, about 30
+#                       (CYCLES=n: 2 to 4 s each; SEED=n: replays one; PYTEST_ARGS="-k network" or "-k 'not network'": a half)
 
 PYTHON ?= python3
 VENV ?= .venv
 SPARK ?= 1
 SCALE ?= 1
 PYTEST_ARGS ?=
+WORKERS ?= 2
 BENCH_ARGS ?=
 CYCLES ?= 500
 SECONDS ?= 600
@@ -39,7 +41,7 @@ run: $(VENV)/.run-$(SPARK)
 	$(BIN)/python bin/hastore demo --scale $(SCALE) $(RUN_FLAGS)
 
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(PYTEST_ARGS)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -55,7 +57,8 @@ bench-growth: $(VENV)/.bench
 	$(BIN)/python -m benchmarks.run_all --only growth_log
 
 torture: $(VENV)/.dev
-	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s tests/torture
+	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s tests/torture \
+		$(PYTEST_ARGS)
 
 fuzz-api: $(VENV)/.dev
 	HASTORE_FUZZ_API_SECONDS=$(SECONDS) HASTORE_FUZZ_API_SEED=$(SEED) $(BIN)/python -m pytest -q -s \

@@ -32,8 +32,10 @@ from hastore.ha.slave_stream import SlaveStream
 from hastore.protocol import api
 from hastore.protocol.ha_link import ReportDecoder
 from hastore.protocol.hello import Purpose
+from hastore.server.api_failures import Failures
 from hastore.server.api_puts import PutDesk
 from hastore.server.backend import NodeBackend
+from hastore.service import raise_failure
 from hastore.store.filesystem import REAL
 from hastore.store.host import Host
 from hastore.store.message_store import MessageStore
@@ -70,7 +72,9 @@ class Side:
         self.store.open()
         self.state.begin_boot("written", alone=False, log_end=0)
         self.state.promise(EPOCH, 1, (1, 2))
-        self.member = Member(self.config, self.store, self.state, SYSTEM_CLOCK, None)
+        self.member = Member(
+            self.config, self.store, self.state, SYSTEM_CLOCK, None, on_failure=raise_failure
+        )
 
 
 class _Roles:
@@ -105,7 +109,9 @@ class Rig:
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.master, self.slave = master, slave = Side(folder, 1), Side(folder, 2)
-        self.transfer = GroupTransferService(SYSTEM_CLOCK, master.store.request_flush)
+        self.transfer = GroupTransferService(
+            SYSTEM_CLOCK, master.store.request_flush, on_failure=raise_failure
+        )
         self.transfer.start()
         self.ha = HAService(master.member, self.transfer)
         entry = EpochEntry(EPOCH, 0, 1, (1, 2))
@@ -132,8 +138,9 @@ class Rig:
         backend = NodeBackend(master.member, master.store, self.ha, self.transfer, roles)
         self.answers: list[api.PutDone] = []
         self.desk = PutDesk(
-            backend, ApiConfig(), SYSTEM_CLOCK, lambda _, reply: self.answers.append(reply)
-        )
+            backend, ApiConfig(), SYSTEM_CLOCK, lambda _, reply: self.answers.append(reply),
+            lambda _, reason: None, Failures(SYSTEM_CLOCK),
+        )  # fmt: skip
         self.buffer = memoryview(bytearray(256 * 1024))
         self.clients = [_Client(number) for number in range(64)]
 

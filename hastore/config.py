@@ -56,7 +56,7 @@ class RetentionConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     max_age_ms: int | None = None
     max_size_bytes: int | None = None
-    hold_ms: int = 3_600_000  # keeps a file that a linked slave is still being sent
+    hold_ms: int = 3_600_000  # how long who stands still, a slave or what is confirmed, keeps files
     check_interval_ms: int = 10_000
 
 

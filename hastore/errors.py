@@ -9,6 +9,8 @@ The type says whose fault it is, the text names the thing and the remedy.
     |-- StoreError                 the disk's side (exit code 3)
     |   |-- StoreInUseError        another process holds the store's lock
     |   |-- StoreBrokenError       rot, missing files, a failed sync: the range stays closed
+    |   |   `-- StoreUncertainError  a failed write could not be undone: a restart may find it
+    |   |-- SyncFailedError        a sync of derived files failed; a restart builds them anew
     |   |-- StoreFullError         no room for the next file; nothing was appended
     |   `-- CorruptRecordError     bytes that are no record
     |-- ProtocolError              the peer erred: the connection is closed
@@ -17,12 +19,13 @@ The type says whose fault it is, the text names the thing and the remedy.
     |-- ReplicationError           the HA side of a node cannot go on
     |   |-- PromotionRefused       too few answers, a node ahead, or superseded
     |   `-- GroupDisagrees         confirmed data would be cut, or are lacking at the master
+    |-- NodeFailedError            a thread of the node failed, and the node ended (exit code 1)
     `-- ClientError                a request to a node failed
         |-- NotStoredError         certainly not stored: no slave, not writable, BUSY
         |-- DurabilityError        stored, but not confirmed at the asked level; carries the result
         |   |-- FlushDiskTimeout
         |   `-- FlushSlaveTimeout
-        |-- OutcomeUnknown         TIMEOUT: nobody answered, it may or may not be stored
+        |-- OutcomeUnknown         TIMEOUT: no answer, or a disk failed: it may be stored
         |-- PositionBehindError    a commit that would take its group back; nothing was kept
         |-- PositionLostError      a position that is gone, beyond the end, or cut away
         `-- UnreachableError       no node answered
@@ -32,7 +35,7 @@ from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How a put ended; each is its own text, "PUT_OK" for one. All but the last travel."""
+    """How a put ended; each is its own text, "PUT_OK" for one."""
 
     PUT_OK = "PUT_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -42,7 +45,7 @@ class Status(StrEnum):
     MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
     PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
     BUSY = "BUSY"
-    TIMEOUT = "TIMEOUT"  # the client's own: nobody answered
+    TIMEOUT = "TIMEOUT"  # nobody knows: no answer came, or the disk failed within the write
 
     @property
     def is_stored(self) -> bool:
@@ -87,6 +90,18 @@ class StoreBrokenError(StoreError):
     """The store lacks or has damaged bytes, or a sync failed; the range stays closed."""
 
 
+class StoreUncertainError(StoreBrokenError):
+    """A write failed and what it left could not be cleared: the next start may take it."""
+
+
+class StoreMovedError(StoreBrokenError):
+    """The store's folder is not where it was opened any more; the node ends."""
+
+
+class SyncFailedError(StoreError):
+    """A sync of queues or index failed: what was written may be lost, though it is still read."""
+
+
 class StoreFullError(StoreError):
     """There is no room for the next file; nothing was appended."""
 
@@ -126,6 +141,10 @@ class GroupDisagrees(ReplicationError):
     """Going on would cut what is known to be confirmed; the operator must decide."""
 
 
+class NodeFailedError(HastoreError):
+    """A thread of the node failed in a way that nothing provides for: the node has ended itself."""
+
+
 class ClientError(HastoreError):
     """A request to a node failed."""
 
@@ -155,7 +174,7 @@ class FlushSlaveTimeout(DurabilityError):
 
 
 class OutcomeUnknown(ClientError):
-    """Nobody answered: the message may or may not be stored."""
+    """Nobody answered, or a disk failed within the write: it may or may not be stored."""
 
 
 class PositionBehindError(ClientError):

@@ -6,18 +6,26 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
+OnFailure = Callable[[str, BaseException], None]  # a service's name, and what ended its thread
+
+
+def raise_failure(_name: str, failure: BaseException) -> None:
+    """Raise the failure once more, in its thread, where `threading.excepthook` prints it: for who
+    runs a service without a node around it.
+    """
+    raise failure
+
 
 class Service:
     """Run `run()` in one daemon thread named after the service.
 
     A subclass implements `run()`, which returns soon after `stopping` is set, and `wake()` when
     its thread may sleep on something else than `stopping`. An exception that escapes `run()` is
-    logged and handed to `on_failure`: a service never dies in silence.
+    logged and handed to `on_failure`, which nobody can leave out: a service never dies in silence.
+    A node's ends the node (docs/architecture.md, "When a thread fails").
     """
 
-    def __init__(
-        self, name: str, on_failure: Callable[[str, BaseException], None] | None = None
-    ) -> None:
+    def __init__(self, name: str, *, on_failure: OnFailure) -> None:
         self.name = name
         self.stopping = threading.Event()
         self.failure: BaseException | None = None
@@ -61,5 +69,4 @@ class Service:
         except BaseException as failure:  # handed on below: a thread's death must be known
             self.failure = failure
             log.exception("%s died", self.name)
-            if self._on_failure is not None:
-                self._on_failure(self.name, failure)
+            self._on_failure(self.name, failure)

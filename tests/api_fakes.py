@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from hastore.errors import NotStoredError
 from hastore.ha.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
+from hastore.protocol.positions import Place, PositionMap
 from hastore.store.host import Host
 from hastore.store.properties import find_property
 from hastore.store.record import Record, decode_record, layout_of, patch_for_store
@@ -214,12 +215,14 @@ class FakeBackend:
         self.writable = writable
         self.sync = True
         self.unconfirmable: str | None = None
+        self.unflushable: str | None = None
         self.flush_sync = False
         self.entries: list[tuple[int, int]] = [(epoch, 0)]
         self.nodes: dict[int, str] = {}
         self.master: int | None = node if writable else None
         self.gate_closed = False
         self.watchers: list[Callable[[], None]] = []
+        self.kept = PositionMap()
 
     def put_encoded(self, payloads: Sequence[bytes]) -> Any:
         if self.gate_closed:
@@ -238,6 +241,9 @@ class FakeBackend:
     def can_confirm(self, sync_flush: bool) -> str | None:
         return self.unconfirmable
 
+    def never_flushed(self) -> str | None:
+        return self.unflushable
+
     def default_acks_all(self) -> bool:
         return self.sync
 
@@ -252,6 +258,9 @@ class FakeBackend:
 
     def history(self) -> Sequence[tuple[int, int]]:
         return self.entries
+
+    def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
+        return self.kept.find(group, topic)
 
     def master_map(self) -> MapInfo:
         return MapInfo(

@@ -41,6 +41,7 @@ MAY_IMPORT = {
     # The store is behind replica_log; the node's own state file goes through the shim.
     "ha": (*COMMON, "protocol", "ha", "store.filesystem"),
     "ha.replica_log": (*COMMON, "protocol", "ha", "store"),
+    "ha.crc_check": ("errors", "ha.replica_log", "store.record"),  # what a record looks like
     "client": (*COMMON, "protocol", "client", "store.record", "store.properties", "store.host"),
     "aio": (*COMMON, "aio", "client", "protocol.api"),
     "server": (*COMMON, "config_file", "protocol", "store", "ha", "server"),

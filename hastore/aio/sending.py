@@ -10,7 +10,9 @@ this goes on with what is under way as long as the loop runs.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -24,6 +26,8 @@ from hastore.client.send_core import SendCore
 from hastore.clock import Clock
 from hastore.errors import HastoreError, NotStoredError, UnreachableError
 from hastore.protocol.api import PutDone
+
+log = logging.getLogger(__name__)
 
 LINGER_S = 1.0
 
@@ -118,6 +122,7 @@ class LoopSender:
 
         It has the SendResult, for a batch the list of them.
         """
+        self._window.check()
         expires_ms = self._clock.monotonic_ms() + self._options.delivery_timeout_ms
         waiter: asyncio.Future[Any] = self._loop.create_future()
         self._waiting.append(_Waiting(topic, drafts, is_batch, waiter, expires_ms))
@@ -127,14 +132,15 @@ class LoopSender:
 
     def flush(self) -> asyncio.Future[None]:
         """Return a Future that ends when all that was sent before is settled."""
+        self._window.check()
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._waiting.append(_Waiting("", [], False, waiter, float("inf")))
         if self._soon is None:
             self._soon = self._loop.call_soon(self._send)
         return waiter
 
-    def end(self, linger_s: float = LINGER_S) -> None:
-        """Give up what is unsettled and close the links."""
+    def end(self, linger_s: float = LINGER_S, failure: Exception | None = None) -> None:
+        """Give up what is unsettled, with the failure if there is one, and close the links."""
         if self.ended:
             return
         self.ended = True
@@ -142,13 +148,18 @@ class LoopSender:
         for handle in (self._soon, self._timer):
             if handle is not None:
                 handle.cancel()
-        self.core.end("the producer was closed")
+        if failure is None:
+            self.core.end("the producer was closed")
+            why = "the producer was closed before it was sent"
+        else:
+            self.core.fail(failure)
+            why = f"the producer has failed before it was sent: {failure!r}"
         while self._waiting:
             waiting = self._waiting.popleft()
             if not waiting.drafts:
                 _resolve(waiting.waiter)
             else:
-                _refuse(waiting.waiter, "the producer was closed before it was sent")
+                _refuse(waiting.waiter, why)
         self._tell()
         self._links.close(linger_s)
 
@@ -177,8 +188,9 @@ class LoopSender:
 
     def _look(self) -> None:
         """Take what has arrived, and what follows from it; called by the loop."""
-        if self.ended:
-            return
+        self._contained(self._turn)
+
+    def _turn(self) -> None:
         self._links.sleep(0.0)
         now = self._clock.monotonic_ms()
         self.core.turn(now)
@@ -186,11 +198,22 @@ class LoopSender:
             self.core.send_now(now)
         self._conclude(now)
 
+    def _contained(self, step: Callable[[], None]) -> None:
+        """Do a step of the loop's; where it fails all who wait are told, since nobody goes on."""
+        if self.ended:
+            return
+        try:
+            step()
+        except Exception as failure:
+            log.exception("the producer has failed")
+            self.end(0.0, failure)
+
     def _send(self) -> None:
         """Send what was handed over in this turn of the loop; called by the loop."""
         self._soon = None
-        if self.ended:
-            return
+        self._contained(self._send_waiting)
+
+    def _send_waiting(self) -> None:
         now = self._clock.monotonic_ms()
         if self._admit(now):
             self.core.send_now(now)

@@ -3,8 +3,10 @@
 import json
 import os
 import pathlib
+import shlex
+import shutil
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
@@ -28,7 +30,7 @@ _NO_ARGUMENTS: tuple[type[Exception], ...] = tuple(
     kind for kind in (getattr(click.exceptions, "NoArgsIsHelpError", None),) if kind
 )
 
-_WIDE = 160  # where no terminal sets the width
+_WIDE = 100_000  # in a pipe nothing is wrapped or left out, however long it is
 stdout: "Console"
 stderr: "Console"
 
@@ -39,10 +41,8 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(name)
     from rich.console import Console
 
-    if name == "stderr":
-        made = Console(stderr=True)
-    else:
-        made = Console(width=None if sys.stdout.isatty() else _WIDE)
+    file = sys.stderr if name == "stderr" else sys.stdout
+    made = Console(stderr=name == "stderr", width=None if file.isatty() else _WIDE)
     return globals().setdefault(name, made)
 
 
@@ -96,6 +96,63 @@ def say(text: str) -> None:
 def say_error(text: str) -> None:
     """Print an error as one line on stderr."""
     say("error: " + " ".join(text.split()))
+
+
+def tell(text: str, style: str | None = None) -> None:
+    """Print a line of data for people, on stdout as it is: no markup, and the terminal wraps it, so
+    that a path or a command in it can be copied whole.
+    """
+    console: Console = __getattr__("stdout")
+    console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
+
+
+def fitting_table(
+    head: Sequence[str],
+    rows: Sequence[Sequence[str]],
+    *,
+    keep: int = 1,
+    right: Collection[str] = (),
+    width: int | None,
+) -> list[str]:
+    """Return the lines of a table of at most `width` columns (None: as wide as it is).
+
+    The last columns are left out where it is narrower than all; never the first `keep`. The columns
+    named in `right` are aligned to the right.
+    """
+    sizes = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
+    shown = len(head)
+    while width is not None and shown > keep and sum(sizes[:shown]) + 2 * (shown - 1) > width:
+        shown -= 1
+    lines = []
+    for row in (head, *rows):
+        cells = [
+            cell.rjust(size) if name in right else cell.ljust(size)
+            for cell, size, name in zip(row[:shown], sizes, head, strict=False)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return lines
+
+
+def terminal_columns() -> int | None:
+    """Return the width of the terminal behind stdout (or COLUMNS); None in a pipe."""
+    console: Console = __getattr__("stdout")
+    return console.width if console.is_terminal else None
+
+
+def program(name: str) -> str:
+    """Return how this person runs `hastore`, `hastore-master` or `hastore-slave`: as `hastore`
+    itself was called, by name where that is found, else by this Python.
+    """
+    called = sys.argv[0]
+    beside = os.path.join(os.path.dirname(called), name)
+    found = shutil.which(name)
+    if os.path.basename(called).startswith("hastore") and os.access(beside, os.X_OK):
+        if found is None or not os.path.samefile(found, beside):
+            return shlex.quote(beside)
+    if found is not None:
+        return name
+    module = shlex.quote(sys.executable) + " -m hastore"
+    return module if name == "hastore" else f"{module} serve"
 
 
 def human_size(size: int) -> str:

@@ -20,8 +20,19 @@ import click
 from rich.table import Table
 
 from hastore.cli.asking import ask_status
-from hastore.cli.common import progress_bar, put_json, stderr, stdout, with_json
-from hastore.cli.demo_data import count_rows, find_flights, read_delays, read_flights
+from hastore.cli.common import (
+    DONE,
+    WRONG,
+    program,
+    progress_bar,
+    put_json,
+    say_error,
+    stderr,
+    stdout,
+    with_json,
+)
+from hastore.cli.demo_checks import LOG_FILE_BYTES, what_is_missing
+from hastore.cli.demo_data import count_rows, read_delays, read_flights
 from hastore.cli.demo_nodes import Node, make_pair
 from hastore.cli.demo_produce import FlightProducer
 from hastore.cli.demo_proof import (
@@ -38,7 +49,6 @@ from hastore.config_file import edit_role
 from hastore.errors import HastoreError
 
 TOPIC = "flights"
-LOG_FILE_SIZE = "64MiB"  # a few files, so that the log rolls over
 SYNC_TIMEOUT_S = 60.0
 
 
@@ -65,7 +75,7 @@ def run_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: bool) 
     Nothing runs any more when this returns or raises.
     """
     story = Story(folder, quiet)
-    master, slave = make_pair(folder, LOG_FILE_SIZE)
+    master, slave = make_pair(folder, f"{LOG_FILE_BYTES}B")
     try:
         story.step(1, f"Start a SYNC_MASTER and a slave on loopback; stores are in {folder}")
         _start(story, master, slave)
@@ -202,13 +212,13 @@ def _farewell(story: Story, old: Node, new: Node) -> None:
     story.step(6, "Done; nothing is left running")
     story.tell(f"    The stores stay in {story.folder}. To look around:")
     for line in (
-        f"hastore log stat --store {old.store}",
-        f"hastore-master -c {new.config} &",
-        f"hastore-slave -c {old.config} &",
-        f"hastore status --bootstrap {new.api},{old.api}",
-        f"hastore query --topic {TOPIC} --key UA-1545 --bootstrap {new.api}",
+        f"{program('hastore')} log stat --store {old.store}",
+        f"{program('hastore-master')} -c {new.config} &",
+        f"{program('hastore-slave')} -c {old.config} &",
+        f"{program('hastore')} status --wait 30 --bootstrap {new.api},{old.api}",
+        f"{program('hastore')} query --topic {TOPIC} --key UA-1545 --bootstrap {new.api}",
     ):
-        story.tell(f"      bin/{line}")
+        story.tell(f"      {line}")
 
 
 def _stop_by_exception(number: int, _frame: FrameType | None) -> NoReturn:
@@ -226,15 +236,23 @@ def _stop_by_exception(number: int, _frame: FrameType | None) -> NoReturn:
 @click.option("--no-spark", is_flag=True, help="Leave the Spark step out.")
 @click.option("--folder", metavar="DIR", help="Put the stores here (else a new temporary folder).")
 @with_json
-def demo_command(scale: float, no_spark: bool, folder: str | None, as_json: bool) -> None:
-    """Play the whole story: a pair on real data, a kill, a flip, the proof, and Spark."""
-    find_flights()  # before anything is started
+def demo_command(scale: float, no_spark: bool, folder: str | None, as_json: bool) -> int:
+    """Play the whole story: a pair on real data, a kill, a flip, the proof, and Spark.
+
+    What it needs is looked at before anything is started: exit code 2 when something is missing.
+    """
+    rows = count_rows(scale)
+    wanted = pathlib.Path(folder or tempfile.gettempdir()).absolute()
+    missing = list(what_is_missing(wanted, rows, with_spark=not no_spark))
+    for text in missing:
+        say_error(text)
+    if missing:
+        return WRONG
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop_by_exception)
-    place = pathlib.Path(folder or tempfile.mkdtemp(prefix="hastore-demo-")).absolute()
+    place = wanted if folder else pathlib.Path(tempfile.mkdtemp(prefix="hastore-demo-"))
     place.mkdir(parents=True, exist_ok=True)
-    if (place / "node1").exists():
-        raise HastoreError(f"{place} holds a demo already; give another --folder")
-    story = run_demo(count_rows(scale), place, with_spark=not no_spark, quiet=as_json)
+    story = run_demo(rows, place, with_spark=not no_spark, quiet=as_json)
     if as_json:
         put_json({"folder": str(place)} | story.facts)
+    return DONE

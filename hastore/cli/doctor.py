@@ -7,9 +7,9 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 import click
-from rich.table import Table
 
 from hastore.cli.asking import ask_status
 from hastore.cli.common import (
@@ -17,12 +17,13 @@ from hastore.cli.common import (
     FAILED,
     human_size,
     put_json,
-    stdout,
+    tell,
     with_config,
     with_json,
     with_overrides,
 )
 from hastore.cli.peers import ask_peer
+from hastore.cli.which_file import other_file, pending_texts
 from hastore.config import Config
 from hastore.config_check import parse_address
 from hastore.config_file import load_config
@@ -53,10 +54,15 @@ class Finding:
     text: str
 
 
-def examine(config: Config) -> Iterator[Finding]:
-    """Yield what there is to say of a node's surroundings; starts and changes nothing."""
+def examine(path: str, config: Config) -> Iterator[Finding]:
+    """Yield what there is to say of a node's surroundings; starts and changes nothing.
+
+    `config` is what the file at `path` says.
+    """
     running = ask_status(config.nodes[config.node].api, _CONNECT_S)
-    yield _node(config, running is not None, running or {})
+    yield _node(path, config, running)
+    for text in pending_texts(path, running or {}):
+        yield Finding("pending", Verdict.NOTE, text)
     yield from _store(config, running is not None)
     if running is None:
         yield from _ports(config)
@@ -64,9 +70,13 @@ def examine(config: Config) -> Iterator[Finding]:
     yield _descriptors()
 
 
-def _node(config: Config, runs: bool, status: dict[str, object]) -> Finding:
-    if not runs:
+def _node(path: str, config: Config, status: dict[str, Any] | None) -> Finding:
+    if status is None:
         return Finding("node", Verdict.NOTE, f"node {config.node} does not run")
+    differs = other_file(path, config, status)
+    if differs is not None:
+        remedy = "look at the node's own file, or start it with this one"
+        return Finding("node", Verdict.BAD, f"{differs}; {remedy}")
     reason = status.get("reason")
     text = f"node {config.node} runs as {status.get('role')}, epoch {status.get('epoch')}"
     if reason and config.role.is_master:
@@ -182,16 +192,15 @@ def _descriptors() -> Finding:
 @with_json
 def doctor_command(path: str, overrides: dict[str, str], as_json: bool) -> int:
     """Check a node's file, ports, disk and peers; exit code 1 when something must be mended."""
-    findings = list(examine(load_config(path, overrides)))
+    findings = list(examine(path, load_config(path, overrides)))
     findings.insert(0, Finding("file", Verdict.GOOD, f"{path} is right"))
     if as_json:
         for one in findings:
             put_json({"check": one.check, "verdict": one.verdict.value, "text": one.text})
     else:
-        table = Table(box=None, show_header=False, pad_edge=False)
-        colours = {Verdict.GOOD: "green", Verdict.NOTE: "yellow", Verdict.BAD: "bold red"}
+        colours = {Verdict.GOOD: None, Verdict.NOTE: "yellow", Verdict.BAD: "bold red"}
+        width = max(len(one.check) for one in findings)
         for one in findings:
-            colour = colours[one.verdict]
-            table.add_row(one.check, f"[{colour}]{one.verdict.value}[/{colour}]", one.text)
-        stdout.print(table)
+            text = f"{one.check.ljust(width)}  {one.verdict.value.ljust(4)}  {one.text}"
+            tell(text, colours[one.verdict])
     return FAILED if any(one.verdict is Verdict.BAD for one in findings) else DONE

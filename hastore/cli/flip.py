@@ -17,7 +17,8 @@ from typing import Any
 import click
 
 from hastore.cli.asking import ask_status
-from hastore.cli.common import put_json, say, stdout, with_config, with_json
+from hastore.cli.common import put_json, say, tell, with_config, with_json
+from hastore.cli.which_file import check_file
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config import Config, Role
 from hastore.config_file import edit_role, load_config
@@ -52,10 +53,11 @@ def promote(
     """Make the node of the file at `path` a master; return its status once it takes writes.
 
     Raises PromotionRefused when it refused or is late, HastoreError when it does not answer; the
-    file stays edited.
+    file stays edited. UsageError, and nothing is edited: the node follows another file.
     """
     config = load_config(path)
     before = _ask(config)
+    check_file("promote", path, config, before)
     again = config.role is role  # the file says so already: a new promotion
     flipped = config.role.is_master and role.is_master and not again
     if allowed.anything or again:
@@ -78,10 +80,12 @@ def promote(
 def demote(path: str, allowed: Allowed = Allowed(), patience_s: float = PATIENCE_S) -> Status:
     """Make the node of the file at `path` a slave; return its status once it is one.
 
-    Raises HastoreError when it does not answer or is late; the file stays edited.
+    Raises HastoreError when it does not answer or is late; the file stays edited. UsageError, and
+    nothing is edited: the node follows another file.
     """
     config = load_config(path)
     before = _ask(config)
+    check_file("demote", path, config, before)
     if allowed.anything:
         if before is None:
             raise HastoreError(f"{_name(config)} does not answer; flags reach a running node alone")
@@ -157,6 +161,9 @@ def _wait(
         )
     reason = reasons.most_common(1)[0][0]
     remedy = _remedy(path, reason) if role.is_master else ""
+    follows = seen.get("config")
+    if follows and not os.path.exists(follows):
+        remedy += f"; it reads {follows}, which is not on this machine"
     raise PromotionRefused(
         f"{_name(config)} has not become {role.value}: {reason}; {stays}{remedy}"
     )
@@ -183,7 +190,7 @@ def _report(status: Status, seconds: float, *, as_json: bool) -> None:
         return
     what = f"node {status['node']} is {status['role']} of epoch {status['epoch']}"
     text = f"{what}, its log ends at {status['max_offset']:,} ({seconds:.1f} s)"
-    stdout.print(text, highlight=False)
+    tell(text)
 
 
 _patience = click.option(

@@ -4,11 +4,12 @@ import importlib.resources
 import os
 import pathlib
 import secrets
+import shlex
 import string
 
 import click
 
-from hastore.cli.common import DONE, put_json, say, with_json
+from hastore.cli.common import DONE, program, put_json, say, with_json
 from hastore.config import Role
 from hastore.config_file import load_config
 from hastore.errors import UsageError
@@ -104,8 +105,8 @@ def init_command(folder: str, count: int, port: int, as_json: bool) -> int:
         return DONE
     say(f"wrote {count} files and a secret into {place}. To start the group:")
     for number, path in paths.items():
-        print(f"{_starter(number)} -c {path} &")
-    print(f"hastore status --wait 30 --bootstrap {bootstrap}")
+        print(f"{program(_starter(number))} -c {shlex.quote(str(path))} &")
+    print(f"{program('hastore')} status --wait 30 --bootstrap {bootstrap}")
     return DONE
 
 

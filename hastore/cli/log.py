@@ -15,6 +15,7 @@ from hastore.cli.common import (
     say,
     say_error,
     stdout,
+    tell,
     with_json,
 )
 from hastore.store import inspect
@@ -82,10 +83,9 @@ def verify_command(path: str, as_json: bool) -> int:
         put_json(found.as_dict())
     else:
         log = found.stat
-        stdout.print(
+        tell(
             f"{log.records:,} records in [{log.min_offset:,}, {log.max_offset:,}), "
-            f"{log.blanks:,} blanks, {found.units:,} units of consume queues",
-            highlight=False,
+            f"{log.blanks:,} blanks, {found.units:,} units of consume queues"
         )
     for damage in found.damages:
         say_error(f"{path}: bytes [{damage.offset}, {damage.end_offset}): {damage.reason}")
@@ -110,12 +110,10 @@ def stat_command(path: str, as_json: bool) -> None:
         put_json(found.as_dict())
         return
     span = f"{_time(found.first_store_ms)} to {_time(found.last_store_ms)}"
-    stdout.print(
+    tell(
         f"{found.store}: {found.files} files of {found.file_size:,} bytes, log "
         f"[{found.min_offset:,}, {found.max_offset:,}), {found.records:,} records and "
-        f"{found.blanks:,} blanks, stored {span}",
-        highlight=False,
-        soft_wrap=True,
+        f"{found.blanks:,} blanks, stored {span}"
     )
     table = Table("topic", box=None, pad_edge=False)
     for name in ("queues", "records", "bytes"):

@@ -1,5 +1,6 @@
 """`hastore produce`: send a file or stdin, a message a line, and say how each ended."""
 
+import contextlib
 import queue
 import sys
 import threading
@@ -26,6 +27,7 @@ from hastore.errors import DurabilityError, HastoreError, NotStoredError, Outcom
 from hastore.store.record import check_topic
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
+NO_MASTER_SAID_S = 1.0
 _ERRORS_SHOWN = 10
 
 
@@ -138,6 +140,27 @@ def _send(
         return refused
 
 
+@contextlib.contextmanager
+def _said_without_master(
+    producer: Producer, addresses: list[str], timeout_s: float
+) -> Iterator[None]:
+    """Say once that no master was found, when none was after a second; sending goes on."""
+
+    def look() -> None:
+        if producer.master is None:
+            where = ", ".join(addresses)
+            say(f"no master yet at {where}; trying for {timeout_s:g} s (--timeout)")
+
+    timer = threading.Timer(NO_MASTER_SAID_S, look)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        timer.join()
+
+
 @click.command("produce", short_help="Send lines as messages to a topic.")
 @click.argument("topic")
 @click.option("--file", "path", metavar="F", help="The lines to send (else stdin).")
@@ -145,6 +168,15 @@ def _send(
 @click.option("--key", metavar="K", help="The key of every message, to find it by.")
 @with_acks
 @with_sync_flush
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=click.FloatRange(0, min_open=True),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each line is tried, and a master is looked for.",
+)
 @with_bootstrap
 @with_json
 def produce_command(
@@ -154,6 +186,7 @@ def produce_command(
     key: str | None,
     acks: str | None,
     sync_flush: bool,
+    timeout_s: float,
     bootstrap: str | None,
     as_json: bool,
 ) -> int:
@@ -169,7 +202,16 @@ def produce_command(
         file = sys.stdin.buffer if path in (None, "-") else open(str(path), "rb")
     except OSError as failure:
         raise UsageError(f"--file {path}: {failure.strerror}") from failure
-    with file, Producer(addresses, acks=parse_acks(acks), sync_flush=sync_flush) as producer:
+    with (
+        file,
+        Producer(
+            addresses,
+            acks=parse_acks(acks),
+            sync_flush=sync_flush,
+            delivery_timeout_s=timeout_s,
+        ) as producer,
+        _said_without_master(producer, addresses, timeout_s),
+    ):
         printer.start()
         try:
             for body in _lines(file):

@@ -4,21 +4,22 @@ import time
 from typing import Any
 
 import click
-from rich.markup import escape
-from rich.table import Table
 
 from hastore.cli.common import (
     DIFFER,
     DONE,
     FAILED,
     bootstrap_addresses,
+    fitting_table,
     put_json,
     say,
     say_error,
-    stdout,
+    tell,
+    terminal_columns,
     with_bootstrap,
     with_json,
 )
+from hastore.cli.which_file import pending_texts
 from hastore.client.admin import Admin
 from hastore.errors import UnreachableError
 
@@ -26,6 +27,7 @@ SYNC_REFUSED = "synchronous puts are refused"  # as a node's `problems` say it
 _POLL_S = 0.2
 _POLL_ANSWER_S = 1.0
 _OFFSETS = ("max_offset", "confirmed_offset", "readable_offset")
+_KEEP = 3  # columns that no terminal is too narrow for: node, role, epoch
 
 
 @click.command("status", short_help="Show roles, epochs, offsets and slaves.")
@@ -80,7 +82,7 @@ def no_master_text(statuses: list[dict[str, Any]]) -> str | None:
     best = max(statuses, key=lambda status: (status["epoch"], status["max_offset"]))
     text = (
         f"no node takes writes; node {best['node']} has most (epoch {best['epoch']}, "
-        f"max_offset {best['max_offset']}): run `hastore promote` with its file"
+        f"max_offset {best['max_offset']}): run `hastore promote -c {best.get('config') or 'FILE'}`"
     )
     if on_its_way:
         numbers = ", ".join(map(str, on_its_way))
@@ -113,29 +115,39 @@ def _in_sync(status: dict[str, Any], group: set[int]) -> bool:
 
 
 def _show(statuses: list[dict[str, Any]]) -> None:
-    table = Table("node", "role", "epoch", "writable", box=None, pad_edge=False)
-    for name in _OFFSETS:
-        table.add_column(name.removesuffix("_offset"), justify="right", no_wrap=True)
-    for status in statuses:
-        numbers = [f"{status[name]:,}" for name in _OFFSETS]
-        writable = "[green]yes[/green]" if status["writable"] else "no"
-        if status["writable"] and _refuses_default(status):
-            writable = "[yellow]acks 1 only[/yellow]"
-        epoch = str(status["epoch"])
-        table.add_row(str(status["node"]), status["role"], epoch, writable, *numbers)
-    stdout.print(table)
+    # What matters most comes first: a narrow terminal leaves out the last columns.
+    offsets = [name.removesuffix("_offset") for name in _OFFSETS]
+    rows = [
+        [str(status["node"]), status["role"], str(status["epoch"]), _takes(status)]
+        + [f"{status[name]:,}" for name in _OFFSETS]
+        for status in statuses
+    ]
+    head = ["node", "role", "epoch", "writable", *offsets]
+    table = fitting_table(head, rows, keep=_KEEP, right=offsets, width=terminal_columns())
+    for line, style in zip(table, ["bold", *map(_style, rows)], strict=True):
+        tell(line, style)
     for status in statuses:
         for slave in status["slaves"]:
             _show_slave(status["node"], slave)
         if status["unclean"]:
-            stdout.print(f"node {status['node']} is unclean: it may lack bytes it acknowledged")
+            tell(f"node {status['node']} is unclean: it may lack bytes it acknowledged")
         if status["reason"] and status["role"] != "SLAVE":
-            stdout.print(f"node {status['node']}: {escape(status['reason'])}", highlight=False)
+            tell(f"node {status['node']}: {status['reason']}")
         told = status["reason"] if status["role"] != "SLAVE" else None
-        for problem in status.get("problems", []):
-            if told is None or problem not in told:
-                line = f"[yellow]node {status['node']}: {escape(problem)}[/yellow]"
-                stdout.print(line, highlight=False)
+        found = [each for each in status.get("problems", []) if told is None or each not in told]
+        for text in (*found, *pending_texts(status.get("config"), status)):
+            tell(f"node {status['node']}: {text}", "yellow")
+
+
+def _takes(status: dict[str, Any]) -> str:
+    """Say which puts the node takes."""
+    if not status["writable"]:
+        return "no"
+    return "acks 1 only" if _refuses_default(status) else "yes"
+
+
+def _style(row: list[str]) -> str | None:
+    return {"yes": "green", "acks 1 only": "yellow"}.get(row[3])
 
 
 def _refuses_default(status: dict[str, Any]) -> bool:
@@ -145,8 +157,8 @@ def _refuses_default(status: dict[str, Any]) -> bool:
 
 def _show_slave(node: int, slave: dict[str, Any]) -> None:
     who = "a RocketMQ slave" if slave["classic"] else f"slave {slave['node']}"
-    sync = "[green]in sync[/green]" if slave["in_sync"] else "[yellow]not in sync[/yellow]"
+    sync = "in sync" if slave["in_sync"] else "not in sync"
     ack = "no report yet" if slave["ack_offset"] is None else f"at {slave['ack_offset']:,}"
     lag = "" if not slave["lag_bytes"] else f", {slave['lag_bytes']:,} bytes behind"
-    text = f"node {node} <- {who} ({escape(str(slave['address']))}): {sync}, {ack}{lag}"
-    stdout.print(text, highlight=False)
+    text = f"node {node} <- {who} ({slave['address']}): {sync}, {ack}{lag}"
+    tell(text, None if slave["in_sync"] else "yellow")

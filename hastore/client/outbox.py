@@ -83,11 +83,11 @@ class Window:
         self.next_seq = 0
         self.base_seq = 0  # at most the oldest number that is not settled
         self.closed = False
+        self.why_closed = "the producer is closed"
 
     def has_room(self, count: int) -> bool:
         """Whether `count` more numbers fit, the lock held; ClientError once closed."""
-        if self.closed:
-            raise ClientError("the producer is closed")
+        self.check()
         if self.next_seq + count - self.base_seq <= self.limit:
             return True
         if self._is_empty():
@@ -154,9 +154,16 @@ class Window:
         incoming = tuple(self.incoming)  # first: an entry on its way is in both, never in none
         return list(dict.fromkeys((*self._order, *incoming)))
 
-    def close(self) -> None:
-        """Let nobody in any more."""
+    def check(self) -> None:
+        """Raise ClientError once closed."""
+        if self.closed:
+            raise ClientError(self.why_closed)
+
+    def close(self, why: str | None = None) -> None:
+        """Let nobody in any more; `why` is what they are told, unless it is closed already."""
         with self.lock:
+            if why is not None and not self.closed:
+                self.why_closed = why
             self.closed = True
 
     def _is_empty(self) -> bool:

@@ -28,8 +28,9 @@ from hastore.client.core import Blocking, Core, named
 from hastore.client.requester import Requester, Steps, commit_positions, expect
 from hastore.client.results import Position
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import ClientError, UsageError
+from hastore.errors import ClientError, CorruptRecordError, UsageError
 from hastore.protocol import api
+from hastore.protocol.positions import PositionMap, decode_commit
 
 Offsets = dict[int, int]  # queue -> the next queue offset
 MAX_QUEUES = 1_024  # of a commit
@@ -39,12 +40,6 @@ _NUMBER_KEY = re.compile(r'("(?:\\.|[^"\\])*")|([{,]\s*)(\d+)(\s*:)')
 _names: msgspec.json.Decoder[tuple[api.Group, api.Name]] = msgspec.json.Decoder(
     tuple[api.Group, api.Name]
 )
-
-
-class _Body(msgspec.Struct, frozen=True):
-    group: str
-    topic: str
-    positions: dict[int, tuple[int, int | None, int | None]]
 
 
 def parse_offsets(text: str) -> dict[tuple[str, str], Offsets]:
@@ -125,7 +120,7 @@ class PositionsCore(Core):
         """Read every group's positions from the log's topic of commits."""
         reply, _ = yield from self.requester.ask_master(_ask_topics, self._timeout_s)
         queues = expect(api.Topics, reply).topics.get(api.POSITIONS_TOPIC, {})
-        found: dict[tuple[str, str], Offsets] = {}
+        found = PositionMap(bounded=False)
         for queue, (_, end) in queues.items():
             reading = Reading(
                 api.POSITIONS_TOPIC,
@@ -144,8 +139,11 @@ class PositionsCore(Core):
                 if not messages:
                     raise ClientError(f"{api.POSITIONS_TOPIC} cannot be read up to {end}")
                 for message in messages:
-                    _note(found, message.body)
-        return found
+                    _note(found, message.body, message.offset)
+        return {
+            pair: {queue: place.queue_offset for queue, place in sorted(places.items())}
+            for pair, places in found.entries.items()
+        }
 
 
 class Positions(Blocking):
@@ -184,13 +182,12 @@ class Positions(Blocking):
         return self._run(self._core, self._core.all())
 
 
-def _note(found: dict[tuple[str, str], Offsets], body: bytes) -> None:
+def _note(found: PositionMap, body: bytes, offset: int) -> None:
     try:
-        commit = msgspec.json.decode(body, type=_Body)
-    except (msgspec.ValidationError, msgspec.DecodeError) as error:
+        commit = decode_commit(body)
+    except CorruptRecordError as error:
         raise ClientError(f"a commit in {api.POSITIONS_TOPIC} cannot be read: {error}") from error
-    queues = found.setdefault((commit.group, commit.topic), {})
-    queues.update({queue: place[0] for queue, place in sorted(commit.positions.items())})
+    found.take(commit, offset)
 
 
 def _ask_topics(rid: int) -> api.Request:

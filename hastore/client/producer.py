@@ -251,6 +251,7 @@ class Producer(Closable):
         core = self._sender.core
         if not core.found and not self._sender.wait_found(self._timeout_ms / 1000.0):
             self._life.check()
+            self._window.check()
             raise UnreachableError(f"no master was found: {core.cluster.reason()}")
         return self._preparer.choose_queue(topic, key, core.cluster.default_queues)
 

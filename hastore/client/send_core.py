@@ -131,6 +131,15 @@ class SendCore:
         """Whether all is settled and told; a late answer may be on its way."""
         return not self._window.incoming and self._window.is_settled and not self.ended
 
+    def fail(self, failure: BaseException) -> None:
+        """End, since whoever turns has failed: what is unsettled ends so, later sends at once."""
+        reason = f"the producer has failed: {failure!r}"
+        self._window.close(f"{reason}; make a new one")
+        if self.cut_off:  # in the middle of a turn: what was on its way is not known
+            for entry in self._window.entries():
+                entry.unknown = True
+        self.end(reason)
+
     def end(self, reason: str) -> None:
         """Let nothing in any more and give up what is unsettled."""
         self._window.close()
@@ -224,6 +233,12 @@ class SendCore:
     def _answered(self, frame: Frame, reply: api.PutDone, now: float) -> None:
         if reply.status is not _PUT_OK and reply.status.is_refusal and reply.statuses is None:
             self._refused(frame, reply, now)
+            return
+        if reply.status is Status.TIMEOUT and reply.statuses is None:
+            for entry in frame.entries:
+                entry.status, entry.reason = reply.status, reply.reason
+                self._lose(entry)
+            self._refused(frame, reply, now)  # it goes again, in its place before the others
             return
         again = settle_reply(frame, reply, self.ended, retry_stored=self._options.idempotent)
         del self._frames[frame.rid]

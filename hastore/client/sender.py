@@ -113,12 +113,25 @@ class Sender:
         """Send and settle until stopped, or left with nothing under way."""
         try:
             self._wheel.run(self._notify)
-        except BaseException:  # said, and what is unsettled is given up: nobody waits for it
+        except BaseException as failure:  # told to all who wait and all who come: nobody hangs
             log.exception("ProducerSender died")
-        finally:
+            self._conclude(failure)
+        else:
+            self._conclude(None)
+
+    def _conclude(self, failure: BaseException | None) -> None:
+        """Settle what is left, with the thread's failure if that ended it."""
+        if failure is not None:
+            self._wheel.stopped = True  # a caller at the wheel lets go of it
+            self._wheel.wake_all()
+        try:
             with self._wheel.turning:
-                self.core.end("the producer was closed")
+                if failure is None:
+                    self.core.end("the producer was closed")
+                else:
+                    self.core.fail(failure)
                 self._links.close()
+        finally:
             self._notify()
             self._bell.ring()
 

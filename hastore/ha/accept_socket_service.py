@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from hastore.errors import HastoreError
 from hastore.ha.peer import split_address
-from hastore.service import Service
+from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
 
@@ -14,8 +14,10 @@ log = logging.getLogger(__name__)
 class AcceptSocketService(Service):
     """Accept connections on the HA port, in every role."""
 
-    def __init__(self, accept: Callable[[socket.socket, str], None]) -> None:
-        super().__init__("AcceptSocketService")
+    def __init__(
+        self, accept: Callable[[socket.socket, str], None], *, on_failure: OnFailure
+    ) -> None:
+        super().__init__("AcceptSocketService", on_failure=on_failure)
         self._accept = accept
         self._listener: socket.socket | None = None
 
@@ -51,3 +53,6 @@ class AcceptSocketService(Service):
                 except (HastoreError, OSError, RuntimeError) as error:
                     log.error("connection of %s:%s failed: %s", peer[0], peer[1], error)
                     sock.close()
+                except BaseException:
+                    sock.close()
+                    raise

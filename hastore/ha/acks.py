@@ -162,6 +162,20 @@ class AckTable:
             )
         return f"{count} of {self.needed} slaves in sync; start the slaves, or see `hastore status`"
 
+    def never_flushed(self, own: int) -> str | None:
+        """Return why a put with sync_flush waits in vain, whichever slaves still come; None when
+        some could make up for those linked that do not promise their disks. `own`: the master's
+        node number.
+        """
+        linked = sum(reporter.flushed for reporter in self.reporters.values())
+        to_come = len(self.nodes - {own} - self.reporters.keys())
+        if linked + to_come >= self.needed:
+            return None
+        return (
+            f"a put with sync_flush needs {self.needed} slaves with ha.ack_point: flushed, of "
+            f"those linked {linked} have it; set ha.ack_point: flushed on the slaves"
+        )
+
     def _greatest(self, *, flushed_only: bool) -> int | None:
         """Return the `acks`-th greatest report, None when there are fewer."""
         if self.acks == 1:  # the hot path: no sorting

@@ -8,11 +8,17 @@ from collections.abc import Callable
 
 from hastore.errors import HastoreError, PromotionRefused, ProtocolError
 from hastore.ha.digests import say_digest
-from hastore.ha.epochs import History, common_point, last_epoch, nothing_to_compare
+from hastore.ha.epochs import (
+    History,
+    common_point,
+    forgotten_end,
+    last_epoch,
+    nothing_to_compare,
+)
 from hastore.ha.member import Member
 from hastore.ha.peer import Call, call
 from hastore.ha.receiving import Receiver
-from hastore.ha.rewind import cut_back
+from hastore.ha.rewind import cut_back, entries_at
 from hastore.ha.survey import check_peer
 from hastore.protocol.ha_link import Data, FrameStart, StreamDecoder
 from hastore.protocol.hello import CopyFrom, Hello, Purpose, Refused
@@ -47,6 +53,12 @@ def catch_up(
             raise PromotionRefused(f"epoch {state.data.promised_epoch} was promised meanwhile")
         common, kept = common_point(state.history, store.max_offset, history, end)
         foreign = not state.history and store.max_offset > 0
+        if not kept and forgotten_end(state.history, store.max_offset, history, end):
+            raise PromotionRefused(
+                f"node {node} is ahead, and where its log and this node's parted is forgotten: so "
+                f"many epochs ago; promote node {node}, this node then copies its log anew",
+                final=True,
+            )
         if common < store.min_offset or foreign:  # else a common point at 0: all of the tail goes
             raise PromotionRefused(
                 f"node {node} is ahead and shares no history with this node's log; promote "
@@ -62,9 +74,10 @@ def catch_up(
                 f"common point {common}; promote node {node}",
                 final=True,
             )
-        if common < store.max_offset or kept < len(state.history):
+        if common < store.max_offset:
+            entries = entries_at(state.history, common, kept)
             cut_back(
-                store, state, common, kept, accept_loss=accept_loss, why=f"node {node} is ahead"
+                store, state, common, entries, accept_loss=accept_loss, why=f"node {node} is ahead"
             )
         member.gate.open(epoch)
     log.info("catching up from node %d: bytes %d to %d", node, store.max_offset, end)

@@ -14,6 +14,7 @@ import logging
 import socket
 
 from hastore.errors import CorruptRecordError, HastoreError, ProtocolError
+from hastore.ha.crc_check import CrcCheck, DamagedRecordError
 from hastore.ha.epochs import CLASSIC_EPOCH, EpochEntry
 from hastore.ha.follower import Follower
 from hastore.ha.member import Member
@@ -51,6 +52,7 @@ class ClassicHAClient(Follower):
         """Connect and stream until stopped."""
         while not self.stopping.is_set():
             try:
+                self._cut_what_is_left()
                 if not self._still_there():
                     self._follow()
                     self._complain(f"the RocketMQ master {self._address} closed the link")
@@ -68,6 +70,19 @@ class ClassicHAClient(Follower):
             except CorruptRecordError:
                 self._turn_away(stream.replayed)
                 raise
+
+    def _cut_what_is_left(self) -> None:
+        """Turn away a record that this node had received and not cut when it stopped, before the
+        master is asked: it may have cut its own log there meanwhile. CorruptRecordError, as then.
+        """
+        store = self._member.store
+        end = store.whole_offset
+        if store.dispatched_offset >= end or store.wait_dispatched(end, STUCK_MS / 1000.0):
+            return
+        offset = store.dispatched_offset
+        if store.record_size(offset) and not store.record_size(offset, check=True):
+            self._turn_away(offset)
+            raise CorruptRecordError(_UNREADABLE % offset)
 
     def _turn_away(self, offset: int) -> None:
         """End the log before a record that nobody can read; what was received is archived."""
@@ -141,6 +156,15 @@ class ClassicStream(SlaveStream):
                     store.begin_at(offset)
                 self._begin_history(offset)
         super()._check_place(offset)
+
+    def _met_damage(self, damaged: DamagedRecordError) -> None:
+        """Warn of a damaged record: RocketMQ's own slaves take it, and so does this one."""
+        log.warning(
+            "the record at %d of the RocketMQ master has a wrong CRC, and was taken as "
+            "RocketMQ's own slaves take it; `hastore log verify` tells more",
+            damaged.offset,
+        )
+        self._crcs = CrcCheck(self._member.store)
 
     def _fall_back(self) -> None:
         """Keep the readers' limit: it never rested on the link."""

@@ -21,6 +21,7 @@ from hastore.protocol.hello import Hello
 
 WINDOWS = 1024
 WINDOW_BYTES = 64 * 1024
+READ_BYTES = 1024 * 1024  # at once
 
 
 def windows(start: int, end: int) -> list[tuple[int, int]]:
@@ -40,7 +41,7 @@ def digest_of(store: ReplicaLog, start: int, end: int) -> bytes:
     digest = hashlib.sha256()
     for place, stop in windows(start, end):
         while place < stop:
-            with store.view(place, stop - place) as view:
+            with store.view(place, min(stop - place, READ_BYTES)) as view:
                 if not view:
                     return b""  # retention took it meanwhile
                 digest.update(view)

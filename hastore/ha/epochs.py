@@ -3,35 +3,50 @@
 A history is a tuple of entries with strictly rising epochs and starts that never fall. An epoch is
 `counter << 16 | node_number`, so no two nodes ever share one; epoch 0 is what came from a RocketMQ
 master. Each function mirrors a rule of the searched model; offsets are bytes.
+
+A history is bounded (`prune`), so that it always fits a HELLO. What the bound takes is one entry of
+FLOOR_EPOCH: bytes older than the history remembers. Like epoch 0 it names no writer.
 """
+
+import itertools
 
 from hastore.protocol.hello import WireEpoch as EpochEntry
 
 History = tuple[EpochEntry, ...]
 
 CLASSIC_EPOCH = 0  # of what came from a RocketMQ master
+FLOOR_EPOCH = 0xFFFF  # of what is older than the history remembers; a node's own lie above
+_NAMELESS = (CLASSIC_EPOCH, FLOOR_EPOCH)  # two logs of them may be two masters': bytes tell
+
+ENTRIES_MAX = 512
+RECENT_ENTRIES = 64  # of these not even the empty ones are left out
+HISTORY_BYTES_MAX = 32 * 1024  # of a HELLO's 64 KiB
 
 __all__ = [
     "CLASSIC_EPOCH",
+    "FLOOR_EPOCH",
     "EpochEntry",
     "History",
+    "agreed",
     "classic_range",
     "common_point",
     "due_entries",
     "epoch_at",
     "epoch_node",
+    "forgotten_end",
     "keep_until",
     "last_epoch",
     "next_epoch",
     "next_start",
     "nothing_to_compare",
+    "prune",
     "start_of",
 ]
 
 
 def epoch_node(epoch: int) -> int:
-    """Return the number of the node that owns the epoch."""
-    return epoch & 0xFFFF
+    """Return the number of the node that owns the epoch; 0: none does."""
+    return 0 if epoch == FLOOR_EPOCH else epoch & 0xFFFF
 
 
 def next_epoch(seen: int, node: int) -> int:
@@ -64,32 +79,85 @@ def keep_until(history: History, end: int) -> History:
     return tuple(entry for entry in history if entry.start <= end)
 
 
+def prune(history: History) -> History:
+    """Return the history within its bounds: ENTRIES_MAX entries, HISTORY_BYTES_MAX encoded.
+
+    First go older entries of epochs that wrote nothing: no byte is theirs, and whoever knows one
+    finds the same common point by the entry before it. Then the older half: one entry of
+    FLOOR_EPOCH stands for it. The last entry always stays.
+    """
+    if _fits(history, ENTRIES_MAX, HISTORY_BYTES_MAX):
+        return history
+    recent = max(1, len(history) - RECENT_ENTRIES)  # the first says where the log began
+    older = (
+        entry
+        for entry, after in itertools.pairwise(history[1 : recent + 1])
+        if after.start > entry.start
+    )
+    shorter = (history[0], *older, *history[recent:])
+    if len(shorter) == 1 or _fits(shorter, ENTRIES_MAX, HISTORY_BYTES_MAX):
+        return shorter
+    cut = max(1, len(shorter) - max(1, ENTRIES_MAX // 2))
+    while cut < len(shorter) - 1 and not _fits(shorter[cut:], ENTRIES_MAX, HISTORY_BYTES_MAX // 2):
+        cut += 1
+    if shorter[cut].start == shorter[0].start:
+        return shorter[cut:]  # nobody wrote a byte before
+    newest = shorter[cut - 1]
+    floor = EpochEntry(FLOOR_EPOCH, shorter[0].start, newest.acks, newest.nodes)
+    return (floor, *shorter[cut:])
+
+
+def _fits(history: History, entries: int, size_bytes: int) -> bool:
+    """Whether it keeps both bounds; msgpack takes at most 27 bytes and 3 a node for an entry."""
+    if len(history) > entries:
+        return False
+    return sum(27 + 3 * len(entry.nodes) for entry in history) <= size_bytes
+
+
+def forgotten_end(mine: History, my_end: int, theirs: History, their_end: int) -> int:
+    """Return up to where two logs that share no epoch may be the same all the same: where the
+    newest epochs begin that either remembers. 0: both remember all.
+    """
+    ends = [
+        _end_of(history, 0, end)
+        for history, end in ((mine, my_end), (theirs, their_end))
+        if history and history[0].epoch == FLOOR_EPOCH
+    ]
+    return min(max(ends, default=0), my_end, their_end)
+
+
 def common_point(mine: History, my_end: int, theirs: History, their_end: int) -> tuple[int, int]:
     """Return the last common point and how many of my entries are shared.
 
     Walk both from the newest epoch back to the newest one they share; its end is the smaller of
     both ends of that epoch. (0, 0) when they share none.
+
+    What both have forgotten is shared only by a log that has nothing else and lies wholly in it:
+    one that was being copied. Of any other nobody knows where in there the two parted.
     """
-    places = {entry.epoch: index for index, entry in enumerate(theirs)}
-    for index in range(len(mine) - 1, -1, -1):
-        other = places.get(mine[index].epoch)
-        if other is not None:
-            return min(_end_of(mine, index, my_end), _end_of(theirs, other, their_end)), index + 1
-    return 0, 0
+    index, other = _newest_shared(mine, theirs)
+    if index is None:
+        return 0, 0
+    my_range, their_range = _end_of(mine, index, my_end), _end_of(theirs, other, their_end)
+    if mine[index].epoch == FLOOR_EPOCH and (len(mine) > 1 or my_end > their_range):
+        return 0, 0
+    return min(my_range, their_range), index + 1
 
 
 def classic_range(
     mine: History, my_min: int, my_end: int, theirs: History, their_min: int, their_end: int
 ) -> tuple[int, int] | None:
     """Return the bytes [start, end) that both logs claim to share for no better reason than that
-    each followed some RocketMQ master; None where they share an epoch of their own, or nothing.
+    each followed some RocketMQ master, or that both have forgotten; None where they share an epoch
+    of their own, or nothing.
 
     Epoch 0 names no writer: two logs of it may have followed two masters. The same for both sides.
     """
     common, kept = common_point(mine, my_end, theirs, their_end)
-    if not kept or mine[kept - 1].epoch != CLASSIC_EPOCH:
+    if not kept or mine[kept - 1].epoch not in _NAMELESS:
         return None
-    starts = (start_of(mine, CLASSIC_EPOCH) or 0, start_of(theirs, CLASSIC_EPOCH) or 0)
+    epoch = mine[kept - 1].epoch
+    starts = (start_of(mine, epoch) or 0, start_of(theirs, epoch) or 0)
     start = max(my_min, their_min, *starts)
     return (start, common) if start < common else None
 
@@ -97,13 +165,27 @@ def classic_range(
 def nothing_to_compare(
     mine: History, my_min: int, my_end: int, theirs: History, their_min: int, their_end: int
 ) -> bool:
-    """Whether my log holds bytes of a RocketMQ master that the other log, which goes on from there,
-    has none of any more: retention took them.
+    """Whether my log holds bytes without a named writer that the other log, which goes on from
+    there, has none of any more: retention took them.
     """
     common, kept = common_point(mine, my_end, theirs, their_end)
-    if not kept or mine[kept - 1].epoch != CLASSIC_EPOCH or common <= my_min:
+    if not kept or mine[kept - 1].epoch not in _NAMELESS or common <= my_min:
         return False
     return classic_range(mine, my_min, my_end, theirs, their_min, their_end) is None
+
+
+def agreed(mine: History, my_end: int, theirs: History) -> History:
+    """Return my entries up to the newest shared one, when those behind it start at my log's end.
+
+    No byte is theirs, so the master's entries, or bytes of the epoch before, take their place: in
+    one durable step. Dropped any earlier, a crash would leave this log with a lower last epoch than
+    it had when what it holds was confirmed, and an older tail would win against it.
+    """
+    if not theirs:
+        return mine  # a RocketMQ master tells none
+    index, _ = _newest_shared(mine, theirs)
+    kept = 0 if index is None else index + 1
+    return mine[:kept] if all(entry.start >= my_end for entry in mine[kept:]) else mine
 
 
 def due_entries(mine: History, my_end: int, theirs: History) -> History:
@@ -133,6 +215,16 @@ def _following(mine: History, theirs: History) -> History:
         if entry.epoch == mine[-1].epoch:
             return theirs[index + 1 :]
     return ()
+
+
+def _newest_shared(mine: History, theirs: History) -> tuple[int | None, int]:
+    """Return where the newest epoch that both know is in mine, and where in theirs."""
+    places = {entry.epoch: index for index, entry in enumerate(theirs)}
+    for index in range(len(mine) - 1, -1, -1):
+        other = places.get(mine[index].epoch)
+        if other is not None:
+            return index, other
+    return None, 0
 
 
 def _end_of(history: History, index: int, end: int) -> int:

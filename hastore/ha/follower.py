@@ -14,12 +14,13 @@ class Follower(Service):
     """The thread HAClient; `drop_link()` and `stop()` may come from any other."""
 
     def __init__(self, member: Member, problem: str) -> None:
-        super().__init__("HAClient")
+        super().__init__("HAClient", on_failure=member.on_failure)
         self._member = member
         self._lock = threading.Lock()
         self._stream: SlaveStream | None = None
         self._hurry = threading.Event()
         self.accept_loss = False
+        self.notice: str | None = None  # what a person should look at although a stream flows
         self.problem: str | None = problem  # why no stream flows; None while it does
         self.master: int | None = None  # the linked master's node number; RocketMQ's has none
         self.known_master: tuple[int, int] | None = None  # (epoch, node) open in the last survey

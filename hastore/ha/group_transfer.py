@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from hastore.clock import Clock
-from hastore.service import Service
+from hastore.service import OnFailure, Service
 
 
 class Need(IntEnum):  # hashed in C, unlike an Enum: it is looked up for each put
@@ -60,9 +60,14 @@ class GroupTransferService(Service):
     """
 
     def __init__(
-        self, clock: Clock, request_flush: Callable[[], None], *, always_flush: bool = False
+        self,
+        clock: Clock,
+        request_flush: Callable[[], None],
+        *,
+        on_failure: OnFailure,
+        always_flush: bool = False,
     ) -> None:
-        super().__init__("GroupTransferService")
+        super().__init__("GroupTransferService", on_failure=on_failure)
         self.after_done: Callable[[], None] = lambda: None
         self._request_flush = request_flush  # asks for a sync soon, without waiting for it
         self._always_flush = always_flush  # `store.flush: sync`: every wait is for the disk too

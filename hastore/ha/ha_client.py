@@ -8,13 +8,18 @@ One thread owns the link; `drop_link()` and `stop()` may come from any other.
 """
 
 import logging
+from typing import Any
+
+import msgspec
 
 from hastore.errors import HastoreError, ProtocolError, StoreFullError
+from hastore.ha.crc_check import DamagedRecordError
 from hastore.ha.digests import say_digest
+from hastore.ha.epochs import History
 from hastore.ha.follower import Follower
 from hastore.ha.member import Member
 from hastore.ha.peer import Call, call
-from hastore.ha.rewind import cut_back
+from hastore.ha.rewind import cut_back, entries_at
 from hastore.ha.slave_stream import SlaveStream
 from hastore.ha.survey import ask_all, check_peer
 from hastore.protocol.hello import Hello, Purpose, Refused, Resync, RewindTo, StreamFrom
@@ -32,6 +37,10 @@ class HAClient(Follower):
     def __init__(self, member: Member) -> None:
         super().__init__(member, "no master found yet")
         self.archived_bytes = 0
+        # After a rewind: of which history only the first so many entries are the master's.
+        self._told_shared: tuple[History, int] = ((), 0)
+        self._came_damaged: tuple[int, int] | None = None  # (offset, CRC of what came)
+        self._damaged: tuple[int, int] | None = None  # the same, when it came twice
 
     def run(self) -> None:
         """Survey and follow until stopped."""
@@ -72,7 +81,7 @@ class HAClient(Follower):
         digest = say_digest(member, theirs.history, theirs.min_offset, theirs.max_offset)
         opened = call(
             best.address,
-            member.hello(Purpose.FOLLOW, accept_loss=self.accept_loss, **digest),
+            self._hello(**digest),
             member.secret,
             member.clock,
             member.config.ha.hello_timeout_ms,
@@ -83,6 +92,17 @@ class HAClient(Follower):
             return self._obey(opened)
         finally:
             opened.close()
+
+    def _hello(self, **digest: Any) -> Hello:
+        """Say HELLO to follow: without the entries at this log's end that a master just said it
+        has not. They stay on the disk until what takes their place is here.
+        """
+        hello = self._member.hello(Purpose.FOLLOW, accept_loss=self.accept_loss, **digest)
+        history, shared = self._told_shared
+        mine = hello.history
+        if history == mine and all(entry.start >= hello.max_offset for entry in mine[shared:]):
+            hello = msgspec.structs.replace(hello, history=mine[:shared])
+        return hello
 
     def _raise_promise(self, master: Hello) -> None:
         """Promise the master's epoch before following it; its `acks` and nodes may now be in
@@ -120,10 +140,38 @@ class HAClient(Follower):
             epoch=hello.open_epoch,
             history=hello.history,
             master_end=hello.max_offset,
+            accepted=self._damaged,
         )
         node = hello.node
         text = f"following node {node} in epoch {hello.open_epoch} from {offset}"
-        self._run_stream(stream, node, text)
+        try:
+            self._run_stream(stream, node, text)
+        except DamagedRecordError as damaged:
+            self._cut_damaged(hello, damaged)
+            raise
+
+    def _cut_damaged(self, master: Hello, damaged: DamagedRecordError) -> None:
+        """End the log before a damaged record, so that it is fetched again. When it comes again
+        with the same bytes the master has it so: then it is taken, and said.
+        """
+        member = self._member
+        with member.gate.lock:
+            self._check_promise(master)
+            entries = [e for e in member.state.history if e.start <= damaged.offset]
+            cut_back(
+                member.store, member.state, damaged.offset, len(entries), accept_loss=False,
+                why="a record came damaged",
+            )  # fmt: skip
+        came = (damaged.offset, damaged.crc)
+        if came == self._came_damaged:
+            self._damaged = came
+            self.notice = (
+                f"the record at {damaged.offset} is damaged in the master's log (node "
+                f"{master.node}), which sent it twice alike; it was copied as it is. "
+                "`hastore log verify` on both nodes' stores tells more"
+            )
+            log.warning("%s", self.notice)
+        self._came_damaged = came
 
     def _check_promise(self, master: Hello) -> None:
         """Do nothing for a master that was superseded meanwhile; the caller holds the gate."""
@@ -135,14 +183,16 @@ class HAClient(Follower):
         member = self._member
         with member.gate.lock:
             self._check_promise(master)
-            self.archived_bytes += cut_back(
-                member.store,
-                member.state,
-                answer.offset,
-                answer.entries,
-                accept_loss=self.accept_loss,
-                why="the master's log differs",
-            )
+            if answer.offset != member.store.max_offset:
+                self.archived_bytes += cut_back(
+                    member.store,
+                    member.state,
+                    answer.offset,
+                    entries_at(member.state.history, answer.offset, answer.entries),
+                    accept_loss=self.accept_loss,
+                    why="the master's log differs",
+                )
+            self._told_shared = (member.state.history, answer.entries)
         self.accept_loss = False
 
     def _resync(self, master: Hello, answer: Resync) -> None:

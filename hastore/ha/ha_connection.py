@@ -62,6 +62,13 @@ class HAConnection:
         """Whether the log is streamed on this connection."""
         return self.writer is not None and not self._closed
 
+    @property
+    def reached_offset(self) -> int:
+        """The slave's last report; before the first one the start of its stream, its log's end."""
+        writer = self.writer
+        assert writer is not None
+        return writer.start_offset if self.ack_offset is None else self.ack_offset
+
     def open_stream(
         self, offset: int, *, frame_bytes_max: int, classic: bool
     ) -> WriteSocketService:
@@ -78,6 +85,7 @@ class HAConnection:
             history=() if classic else member.state.history,
             limits=None if classic else self.service.limits,
             on_broken=self.close,
+            on_failure=self.thread_failed,
         )
         return self.writer
 
@@ -97,6 +105,13 @@ class HAConnection:
             log.debug("shutdown of %s: %s", self.address, error)
         self.service.forget(self)
 
+    def thread_failed(self, name: str, failure: BaseException) -> None:
+        """Contain a failure to this connection: the slave makes another, a stranger ends no node.
+        The status shows it.
+        """
+        self.service.note_failure(f"{name} of {self.address} failed: {failure!r}")
+        self.close(repr(failure))
+
     def release(self) -> None:
         """Free descriptors once both threads have ended. Called by the reader, last of all."""
         if self.writer is not None and self.writer.stop():
@@ -108,7 +123,9 @@ class ReadSocketService(Service):
     """Read one connection: the opening, then the slave's reports."""
 
     def __init__(self, connection: HAConnection) -> None:
-        super().__init__(f"ReadSocketService-{connection.link}")
+        super().__init__(
+            f"ReadSocketService-{connection.link}", on_failure=connection.thread_failed
+        )
         self._connection = connection
 
     def run(self) -> None:

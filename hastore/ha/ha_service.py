@@ -20,7 +20,7 @@ from hastore.ha.group_transfer import GroupTransferService, Need, Progress
 from hastore.ha.ha_connection import HAConnection
 from hastore.ha.member import Member
 from hastore.ha.rules import FollowAnswer, MasterView, answer_follow
-from hastore.ha.slave_status import SlaveStatus, slave_status
+from hastore.ha.slave_status import SlaveStatus, slave_name, slave_status
 from hastore.protocol.hello import Hello, Refused, StreamFrom
 
 log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ class HAService:
     def __init__(self, member: Member, transfer: GroupTransferService) -> None:
         self.member = member
         self.transfer = transfer
-        self.acceptor = AcceptSocketService(self.accept)
+        self.acceptor = AcceptSocketService(self.accept, on_failure=member.on_failure)
         self._lock = threading.Lock()
         self._connections: list[HAConnection] = []
         self._streams: tuple[
@@ -45,6 +45,13 @@ class HAService:
         self._serial = 0  # counts the progress worked out under `_lock`: an older one never counts
         self._links = itertools.count(1)
         self.push2_slave_max_offset = 0
+        self.failure: str | None = None  # of the last connection that a defect ended
+
+    def note_failure(self, what: str) -> None:
+        """Note for the status that a connection was ended by a defect of this node's, not by its
+        peer; it stays until a restart.
+        """
+        self.failure = f"{what}; the node goes on, its log has the rest: report it"
 
     def bind(self, address: str) -> str:
         """Bind the HA port and return its real address; OSError when it is taken."""
@@ -126,7 +133,11 @@ class HAService:
             self._connections.append(connection)
         if victim is not None:
             victim.close("dropped for a new connection: it has not said HELLO")
-        connection.reader.start()
+        try:
+            connection.reader.start()
+        except RuntimeError:  # no more threads: its place is free again
+            connection.close("no thread for it")
+            raise
 
     def forget(self, connection: HAConnection) -> None:
         """Drop a closed connection from all tables."""
@@ -321,6 +332,14 @@ class HAService:
                 self.member.store.max_offset, config.max_gap_not_in_sync, flushed=flushed
             )
 
+    def never_flushed(self) -> str | None:
+        """Return why puts with sync_flush wait in vain as the slaves are configured; None when they
+        do not.
+        """
+        with self._lock:
+            table = self._table
+            return None if table is None else table.never_flushed(self.member.config.node)
+
     def slaves(self) -> list[SlaveStatus]:
         """Return the linked slaves."""
         end, gap = self.member.store.max_offset, self.member.config.ha.max_gap_not_in_sync
@@ -330,8 +349,6 @@ class HAService:
         """Return the node numbers that follow this master now."""
         return {c.node for c in self._streams if c.node is not None}
 
-    @property
-    def lowest_sent_offset(self) -> int | None:
-        """The smallest place from which a linked slave is still being sent; retention keeps it."""
-        offsets = [c.writer.sent_offset for c in self._streams if c.writer is not None]
-        return min(offsets, default=None)
+    def slave_offsets(self) -> dict[str, int]:
+        """How far each linked slave has come, by its name; retention keeps the log from there."""
+        return {slave_name(c): c.reached_offset for c in self._streams}

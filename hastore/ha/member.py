@@ -17,6 +17,7 @@ from hastore.ha.replica_log import ReplicaLog
 from hastore.ha.rules import check_identity, may_promise
 from hastore.protocol.ha_link import BODY_BYTES_MAX
 from hastore.protocol.hello import NONCE_BYTES, Hello, Promised, Purpose, Refused
+from hastore.service import OnFailure
 
 log = logging.getLogger(__name__)
 
@@ -31,12 +32,16 @@ class Member:
         state: NodeState,
         clock: Clock,
         secret: bytes | None,
+        *,
+        on_failure: OnFailure,
     ) -> None:
+        """Prepare; `on_failure` hears of each service of the HA side that dies."""
         self.config = config
         self.store = store
         self.state = state
         self.clock = clock
         self.secret = secret
+        self.on_failure = on_failure
         self.gate = WriteGate()
         self._addresses = dict(config.nodes)
         self.open_epoch = 0  # the epoch in which this node takes writes; 0: it does not

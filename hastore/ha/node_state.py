@@ -5,7 +5,6 @@ rests on it may then be sent, acknowledged or opened. `confirmed_offset` and `fl
 no sync of their own and live on the store's limits page.
 """
 
-import json
 import secrets
 import threading
 from collections.abc import Sequence
@@ -14,7 +13,7 @@ import msgspec
 
 from hastore.config import Role
 from hastore.errors import StoreBrokenError
-from hastore.ha.epochs import EpochEntry, History, keep_until, last_epoch
+from hastore.ha.epochs import EpochEntry, History, keep_until, last_epoch, prune
 from hastore.store.filesystem import FileSystem
 
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
@@ -74,6 +73,8 @@ class NodeState:
         not fit.
         """
         if not self._fs.exists(self._path):
+            # Only here: a folder that goes while the node runs is not made anew without its log.
+            self._fs.make_dirs(self._directory)
             self._data = Durable(
                 node=node, store_id=secrets.token_hex(16), cluster=cluster, group=group
             )
@@ -116,12 +117,13 @@ class NodeState:
         return last_epoch(self.data.history)
 
     def save(self, **changes: object) -> None:
-        """Change fields and write them durably."""
+        """Change fields and write them durably; a history is kept within its bounds."""
         with self._lock:
             data = msgspec.structs.replace(self.data, **changes)
-            self._fs.make_dirs(self._directory)
-            text = json.dumps(msgspec.to_builtins(data), indent=1)
-            self._fs.replace_bytes(self._path, text.encode() + b"\n")
+            if "history" in changes:
+                data.history = prune(data.history)
+            text = msgspec.json.format(msgspec.json.encode(data), indent=1)
+            self._fs.replace_bytes(self._path, text + b"\n")
             self._data = data
 
     def begin_boot(self, ack_point: str, *, alone: bool, log_end: int) -> None:
@@ -170,12 +172,13 @@ class NodeState:
             if any(getattr(data, name) != value for name, value in changes.items()):
                 self.save(**changes)
 
-    def take_entries(self, entries: Sequence[EpochEntry]) -> None:
-        """Append entries taken over from a master, durably; the promised epoch's own resets the
-        bounds.
+    def take_entries(self, entries: Sequence[EpochEntry], keep: int | None = None) -> None:
+        """Append entries taken over from a master, durably, behind the first `keep` (None: all);
+        the promised epoch's own resets the bounds.
         """
         with self._lock:
-            changes: dict[str, object] = {"history": self.data.history + tuple(entries)}
+            history = self.data.history[:keep] + tuple(entries)
+            changes: dict[str, object] = {"history": history}
             for entry in entries:
                 if entry.epoch >= self.data.promised_epoch:
                     changes.update(

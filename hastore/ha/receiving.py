@@ -5,8 +5,8 @@ piece by piece.
 import logging
 from collections.abc import Callable
 
-from hastore.errors import ProtocolError, StoreFullError
-from hastore.ha.epochs import History, due_entries, next_start
+from hastore.errors import ProtocolError, StoreError, StoreFullError
+from hastore.ha.epochs import History, agreed, due_entries, next_start
 from hastore.ha.member import Member
 
 log = logging.getLogger(__name__)
@@ -78,7 +78,8 @@ class Receiver:
         while_full: Callable[[], None],
     ) -> None:
         """Let `move(fd, position, size)` put `size` bytes, which it holds and which belong at
-        `offset`, at the log's end.
+        `offset`, at the log's end. A move that fails ends the link (StoreError): what is left of
+        the bytes is nowhere to be had again.
         """
         store = self._member.store
         while size:
@@ -91,7 +92,11 @@ class Receiver:
                         )
                     room = self.room()
                     place = store.replica_range(offset, size if room is None else min(size, room))
-                    moved = move(place.fd, place.position, place.size)
+                    try:
+                        moved = move(place.fd, place.position, place.size)
+                    except OSError as failure:
+                        cause = store.replica_failed(offset, place.size, failure)
+                        raise StoreError(f"the link begins anew: {cause}") from failure
                     store.commit_replica(offset, moved)
                     if room is not None and moved == room:
                         self._take_entries()
@@ -115,7 +120,9 @@ class Receiver:
 
     def _take_entries(self) -> None:
         member = self._member
-        due = due_entries(member.state.history, member.store.max_offset, self._history)
-        if due:
-            member.state.take_entries(due)
+        mine, end = member.state.history, member.store.max_offset
+        base = agreed(mine, end, self._history)
+        due = due_entries(base, end, self._history)
+        if due or len(base) < len(mine):
+            member.state.take_entries(due, keep=len(base))
         self._bound = next_start(member.state.history, self._history)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from hastore.errors import StoreError
 from hastore.store.message_store import FileRange
 
 
@@ -73,6 +74,10 @@ class ReplicaLog(Protocol):
 
     def commit_replica(self, offset: int, size: int) -> int:
         """Take `size` bytes that were spliced at `offset` into the log; return the new end."""
+        ...
+
+    def replica_failed(self, offset: int, size: int, failure: OSError) -> StoreError:
+        """Clear what a failed splice into `replica_range` left; return the error to raise."""
         ...
 
     def begin_at(self, offset: int) -> None:

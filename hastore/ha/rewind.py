@@ -11,6 +11,7 @@ repeats the rest before any HELLO; a crash before 2 leaves an archive too many a
 import logging
 
 from hastore.errors import GroupDisagrees, ReplicationError
+from hastore.ha.epochs import History
 from hastore.ha.node_state import CutIntent, NodeState
 from hastore.ha.replica_log import ReplicaLog
 from hastore.ha.rules import cut_loses_confirmed
@@ -54,6 +55,13 @@ def cut_back(
     finish_cut(store, state)
     log.warning("%s: cut the log from %d to %d, %d bytes archived", why, end, offset, archived)
     return archived
+
+
+def entries_at(history: History, offset: int, shared: int) -> int:
+    """Return how many entries a cut at `offset` leaves: the shared ones, and those that start
+    right there. They go when the entries, or bytes, that follow are taken over (`epochs.agreed`).
+    """
+    return max(shared, sum(1 for entry in history if entry.start <= offset))
 
 
 def finish_cut(store: ReplicaLog, state: NodeState) -> None:

@@ -12,11 +12,14 @@ from hastore.ha.epochs import (
     classic_range,
     common_point,
     epoch_node,
+    forgotten_end,
     keep_until,
     last_epoch,
     nothing_to_compare,
 )
 from hastore.protocol.hello import Hello, Refused, Resync, RewindTo, StreamFrom
+
+RECORD_BYTES_MAX = 5 * 1024 * 1024  # a body of 4 MiB, its topic, its properties
 
 FollowAnswer = StreamFrom | RewindTo | Resync | Refused
 
@@ -92,17 +95,29 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
     )  # fmt: skip
     if kept == 0 or blind or common < max(master.min_offset, hello.min_offset):
         # Also when the slave's own retention has passed the point: it cannot be cut to there.
-        if hello.confirmed_offset > max(common, hello.min_offset):
+        known = common if kept else _known_shared(master, hello)
+        if hello.confirmed_offset > max(known, hello.min_offset) and not hello.accept_loss:
             return Refused(
                 f"node {hello.node} holds confirmed data up to {hello.confirmed_offset}, "
                 "beyond the last "
-                f"common point {common}, and this master's log starts at {master.min_offset}; "
+                f"common point {known}, and this master's log starts at {master.min_offset}; "
                 "the group disagrees: see `hastore status` of both, then decide with --accept-loss"
             )
         return _resync(master)
     if common < hello.max_offset or kept < len(hello.history):
         return RewindTo(common, kept)
     return StreamFrom(hello.max_offset)
+
+
+def _known_shared(master: MasterView, hello: Hello) -> int:
+    """Return up to where the slave's data is taken for the master's although nobody remembers where
+    the two logs parted; the slave copies all of it anew.
+
+    A whole record confirmed beyond that is another log's. Of a part of one the slave may know too:
+    a promotion cuts it off.
+    """
+    end = forgotten_end(hello.history, hello.max_offset, master.history, master.max_offset)
+    return end + RECORD_BYTES_MAX if end else 0
 
 
 def _resync(master: MasterView) -> Resync:

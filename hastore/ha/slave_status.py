@@ -17,6 +17,16 @@ class SlaveStatus:
     in_sync: bool
     classic: bool
 
+    @property
+    def name(self) -> str:
+        """How messages name it."""
+        return _name(self.node, self.address)
+
+
+def slave_name(connection: HAConnection) -> str:
+    """Name a slave in messages; a node keeps its name over a new connection."""
+    return _name(connection.node, connection.address)
+
 
 def slave_status(connection: HAConnection, end: int, gap_max: int) -> SlaveStatus:
     """Describe a slave whose master's log ends at `end`; beyond `gap_max` bytes it is not in
@@ -33,3 +43,7 @@ def slave_status(connection: HAConnection, end: int, gap_max: int) -> SlaveStatu
         lag is not None and lag <= gap_max,
         connection.classic,
     )
+
+
+def _name(node: int | None, address: str) -> str:
+    return f"RocketMQ slave {address}" if node is None else f"node {node}"

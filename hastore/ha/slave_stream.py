@@ -14,6 +14,7 @@ import threading
 
 from hastore.config import AckPoint
 from hastore.errors import HastoreError, ProtocolError
+from hastore.ha.crc_check import CrcCheck, DamagedRecordError
 from hastore.ha.epochs import History
 from hastore.ha.member import Member
 from hastore.ha.receiving import FULL_PAUSE_S, Receiver
@@ -45,6 +46,7 @@ class SlaveStream:
         history: History,
         master_end: int | None,
         control_frames: bool = True,
+        accepted: tuple[int, int] | None = None,
     ) -> None:
         self._member = member
         self._sock = sock
@@ -53,6 +55,8 @@ class SlaveStream:
         self._receiver = Receiver(member, epoch, history)
         self._decoder = StreamDecoder(control_frames=control_frames)
         self._told: Confirmed | None = None
+        self._crcs = CrcCheck(member.store, accepted)
+        self._checked = member.store.max_offset  # what is beyond is not reported
         self._bulk = False  # long bodies come: take no more than a header of what goes by splice
         self._flushed = member.config.ha.ack_point is AckPoint.FLUSHED
         self._heartbeat_ms = member.config.ha.heartbeat_interval_ms
@@ -107,6 +111,7 @@ class SlaveStream:
             if gate.epoch != self.epoch:
                 raise ProtocolError(f"epoch {self.epoch} is superseded; nothing is reported to it")
             offset = store.flushed_offset if self._flushed else store.max_offset
+            offset = min(offset, self._checked)
         now = self._member.clock.monotonic_ms() if now_ms is None else now_ms
         with self._send_lock:
             reported = self._reported
@@ -153,16 +158,32 @@ class SlaveStream:
         for event in self._decoder.feed(data):
             if isinstance(event, Data):
                 self._receiver.append(event.offset, event.data, self._while_full)
+                try:
+                    self._crcs.take(event.offset, event.data)
+                except DamagedRecordError as damaged:
+                    self._met_damage(damaged)
             elif isinstance(event, Confirmed):
                 self._told = event
             else:
                 self._bulk = event.size >= SPLICE_BYTES_MIN
                 self._check_place(event.offset)
-        if not self._flushed:
+                self._crcs.begin(event.offset, event.size)
+        store = self._member.store
+        end = store.max_offset
+        try:
+            self._crcs.check(end)
+        except DamagedRecordError as damaged:
+            self._met_damage(damaged)
+        self._checked = end  # before the look at what is flushed: one of the two threads reports
+        if not self._flushed or store.flushed_offset > (self._reported or 0):
             self.report(now_ms)
         self._follow_limits()
         if self._master_end is not None:
             self._note_clean()
+
+    def _met_damage(self, damaged: DamagedRecordError) -> None:
+        """End the link before a damaged record is reported."""
+        raise damaged
 
     def _check_place(self, offset: int) -> None:
         """Refuse a frame, heartbeats too, that does not continue this log."""
@@ -226,7 +247,7 @@ class _FlushReporter(Service):
     """Sync what was received and report it, as often as the disk allows."""
 
     def __init__(self, stream: SlaveStream) -> None:
-        super().__init__("FlushReporter")
+        super().__init__("FlushReporter", on_failure=stream._member.on_failure)
         self._stream = stream
 
     def run(self) -> None:

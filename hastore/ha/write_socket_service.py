@@ -16,10 +16,11 @@ import threading
 from collections.abc import Callable
 
 from hastore.clock import Clock
+from hastore.errors import HastoreError
 from hastore.ha.epochs import History
 from hastore.ha.replica_log import ReplicaLog
 from hastore.protocol.ha_link import confirmed_frame, data_header, limits_and_header
-from hastore.service import Service
+from hastore.service import OnFailure, Service
 
 PUSH_BYTES_MAX = 128 * 1024
 SENDFILE_BYTES_MIN = 64 * 1024
@@ -47,8 +48,9 @@ class WriteSocketService(Service):
         history: History,
         limits: Callable[[], Limits] | None,
         on_broken: Callable[[str], None],
+        on_failure: OnFailure,
     ) -> None:
-        super().__init__(name, lambda _name, failure: on_broken(repr(failure)))
+        super().__init__(name, on_failure=on_failure)
         self._sock = sock
         self._store = store
         self._clock = clock
@@ -67,6 +69,7 @@ class WriteSocketService(Service):
         self._last_send_ms = clock.monotonic_ms()
         self._rest = b""
         self._broken = False
+        self.start_offset = start_offset
         self.sent_offset = start_offset
         self.reach_offset = start_offset  # the end of what may have left: a report beyond is forged
 
@@ -126,9 +129,9 @@ class WriteSocketService(Service):
                     self._send_all()
                 if poller.poll(self._pause_ms()):
                     os.eventfd_read(eventfd)
-        except OSError as error:
+        except (OSError, HastoreError) as error:  # the link's, or the log's that it reads
             self._broken = True
-            self._on_broken(f"sending failed: {error}")
+            self._on_broken(f"sending from offset {self.sent_offset} failed: {error}")
 
     def release(self) -> None:
         """Close the wake-up descriptor; after the thread has ended and nobody pushes any more."""

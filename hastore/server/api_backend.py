@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hastore.ha.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
+from hastore.protocol.positions import Place
 
 if TYPE_CHECKING:
     from hastore.store.host import Host
@@ -121,6 +122,10 @@ class ApiBackend(Protocol):
         """Say why a put with `acks` all cannot be confirmed now; None when it can."""
         ...
 
+    def never_flushed(self) -> str | None:
+        """Say why a put with sync_flush waits in vain as the slaves are configured; else None."""
+        ...
+
     def default_acks_all(self) -> bool:
         """Whether a put without `acks` waits for the slaves: under a SYNC_MASTER."""
         ...
@@ -139,6 +144,10 @@ class ApiBackend(Protocol):
 
     def history(self) -> Sequence[tuple[int, int]]:
         """Return the (epoch, start offset) entries, both rising; empty: all is epoch 0."""
+        ...
+
+    def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
+        """Return the committed positions whose records retention took, by queue."""
         ...
 
     def master_map(self) -> MapInfo:

@@ -59,7 +59,7 @@ class CommitDesk:
         if name in self._under_way:
             self._turned_away = True
             return False
-        if not self._positions.has_room(request.group, request.topic):
+        if not self._positions.has_room(request):
             text = "too many consumer groups keep positions"
             self._fail(connection, request.rid, "BUSY", text)
             return True

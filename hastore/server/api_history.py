@@ -4,10 +4,16 @@ A position names the record before it as (epoch, offset). Equal (epoch, offset) 
 so it holds on every node whose history gives that offset to that epoch. Where the history
 disagrees, the reader saw records that a failover cut away; the common point is where both
 histories still agreed.
+
+Of what a history has forgotten (its first entry is of FLOOR_EPOCH) a position of an older epoch
+cannot be judged any more: it is LOST, and the reader begins where the log did. A record that was
+read when it was forgotten already has the epoch FLOOR_EPOCH: its offset alone is its place.
 """
 
 from collections.abc import Sequence
 from enum import Enum
+
+from hastore.ha.epochs import FLOOR_EPOCH
 
 History = Sequence[tuple[int, int]]  # (epoch, start offset), both rising; empty: all is epoch 0
 
@@ -27,6 +33,10 @@ def check_position(
 
     Returns the standing, and for LOST the byte offset of the last common point.
     """
+    if epoch == FLOOR_EPOCH:
+        return _reached(end_offset, offset)
+    if history and history[0][0] == FLOOR_EPOCH and epoch < last_forgotten(history):
+        return Standing.LOST, history[0][1]
     start = 0 if epoch == 0 else None  # every history begins with epoch 0
     after = None  # where the next epoch starts
     for each, each_start in history:
@@ -41,7 +51,16 @@ def check_position(
         return Standing.LOST, after
     if start is None or offset < start:
         return Standing.LOST, offset
+    return _reached(end_offset, offset)
+
+
+def _reached(end_offset: int, offset: int) -> tuple[Standing, int]:
     return (Standing.AGREED, offset) if offset < end_offset else (Standing.BEHIND, end_offset)
+
+
+def last_forgotten(history: History) -> int:
+    """Return the epoch below which a history with forgotten entries knows none."""
+    return history[1][0] if len(history) > 1 else FLOOR_EPOCH
 
 
 def epoch_at(history: History, offset: int) -> int:

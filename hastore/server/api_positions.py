@@ -1,41 +1,24 @@
 """Committed positions: records of HASTORE_POSITIONS, each group and topic's latest kept at hand.
 
     topic HASTORE_POSITIONS, queue 0; KEYS = the consumer group; body (JSON):
-    {"group": G, "topic": T, "positions": {"<queue>": [queue_offset, epoch|null, offset|null]}}
+    {"group": G, "topic": T, "positions": {"<queue>": [queue_offset, epoch|null, offset|null]},
+     "origins": {"<queue>": where the commit lay that this repeats}}
 
 A commit is a put like any other, confirmed like any other, so a position survives what the messages
-survive. Each node follows the topic up to its own readable offset: a slave answers too.
+survive; those that retention would take are written anew (kept_positions.py), with `origins`. Each
+node follows the topic up to its own readable offset: a slave answers too.
 """
 
 from __future__ import annotations
 
-import json
-import logging
-
-import msgspec
-
 from hastore.clock import Clock
-from hastore.errors import CorruptRecordError
 from hastore.protocol.api import POSITIONS_TOPIC, Commit, Position
+from hastore.protocol.positions import CommitBody, PositionMap, newest
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_history import Standing, check_position, epoch_at
-from hastore.store.host import NO_HOST
-from hastore.store.record import build_record, decode_record
+from hastore.server.position_records import QUEUE, commit_record, read_commits
 
-log = logging.getLogger(__name__)
-
-QUEUE = 0
-MAX_ENTRIES = 10_000  # (group, topic) pairs
 _CHUNK_BYTES = 1024 * 1024
-
-
-class _Body(msgspec.Struct, frozen=True):
-    group: str
-    topic: str
-    positions: dict[int, tuple[int, int | None, int | None]]
-
-
-_decoder = msgspec.json.Decoder(_Body)
 
 
 class PositionTable:
@@ -44,36 +27,32 @@ class PositionTable:
     def __init__(self, backend: ApiBackend, clock: Clock) -> None:
         self._backend = backend
         self._clock = clock
-        self._latest: dict[tuple[str, str], dict[int, Position]] = {}
+        self._latest = PositionMap()  # of the records that were in the log when it was read
         self._next: int | None = None  # the next queue offset to read
         self._last: tuple[int, int] | None = None  # (epoch, offset) of the record read last
 
     def record_of(self, commit: Commit) -> bytes:
         """Return the record that keeps a commit."""
-        body = {
-            "group": commit.group,
-            "topic": commit.topic,
-            "positions": {
-                str(queue): [place.queue_offset, place.epoch, place.offset]
-                for queue, place in commit.positions.items()
-            },
+        places = {
+            queue: (place.queue_offset, place.epoch, place.offset)
+            for queue, place in commit.positions.items()
         }
-        return build_record(
-            POSITIONS_TOPIC,
-            json.dumps(body, separators=(",", ":")).encode(),
-            queue_id=QUEUE,
-            properties=[("KEYS", "_".join(commit.group.split()) or "_")],
-            born_timestamp_ms=self._clock.wall_ms(),
-            born_host=NO_HOST,
-        )
+        body = CommitBody(commit.group, commit.topic, places)
+        return commit_record(body, self._clock.wall_ms())
 
-    def has_room(self, group: str, topic: str) -> bool:
-        """Whether one more group and topic would still be kept."""
-        return len(self._latest) < MAX_ENTRIES or (group, topic) in self._latest
+    def has_room(self, commit: Commit) -> bool:
+        """Whether what a commit adds would still be kept."""
+        group, topic = commit.group, commit.topic
+        known = self._latest.find(group, topic)
+        more = sum(1 for queue in commit.positions if queue not in known)
+        return not more or self._latest.has_room(group, topic, more)
 
     def find(self, group: str, topic: str) -> dict[int, Position]:
         """Return the latest positions of a group in a topic, as far as `catch_up` came."""
-        return dict(self._latest.get((group, topic), {}))
+        # Asked behind the log: what retention takes is kept there before it goes.
+        kept = self._backend.kept_positions(group, topic)
+        found = newest(kept, self._latest.find(group, topic))
+        return {queue: place.position for queue, place in found.items()}
 
     def has_read(self, offset: int) -> bool:
         """Whether the record at an offset of the log has been read."""
@@ -93,6 +72,9 @@ class PositionTable:
             POSITIONS_TOPIC, QUEUE, max(self._next or 0, known[0]),
             max_messages=4096, max_bytes=_CHUNK_BYTES, limit_offset=store.readable_offset,
         )  # fmt: skip
+        if found.status.name == "OFFSET_TOO_SMALL":  # retention was faster
+            self._next = found.next_queue_offset
+            return False
         if not found.count:
             return True
         self._read(found.records)
@@ -115,20 +97,7 @@ class PositionTable:
         return standing is Standing.AGREED
 
     def _read(self, records: bytes) -> None:
-        at = 0
-        while at < len(records):
-            record = decode_record(records, at)
-            at += record.size
-            epoch = epoch_at(self._backend.history(), record.physical_offset)
-            self._last = (epoch, record.physical_offset)
-            try:
-                body = _decoder.decode(record.body)
-                places = {
-                    queue: msgspec.convert(list(place), Position)
-                    for queue, place in body.positions.items()
-                }
-            except (msgspec.ValidationError, msgspec.DecodeError, CorruptRecordError) as failure:
-                log.warning("api: no position at offset %d: %s", record.physical_offset, failure)
-                continue
-            if self.has_room(body.group, body.topic):
-                self._latest.setdefault((body.group, body.topic), {}).update(places)
+        for offset, body in read_commits(records):
+            self._last = (epoch_at(self._backend.history(), offset), offset)
+            if body is not None:
+                self._latest.take(body, offset)  # without room it is not kept: has_room said so

@@ -10,6 +10,7 @@ from hastore.heap import keep_freed
 from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_connections import Connection
+from hastore.server.api_failures import Failures, master_of
 from hastore.server.api_history import Standing, check_position, epoch_at, epochs_of
 from hastore.store.properties import MAX_CREATED_TOPIC
 from hastore.store.record import decode_record
@@ -41,11 +42,13 @@ class PullDesk:
         clock: Clock,
         answer: Answer,
         has_room: Callable[[Connection], bool],
+        failures: Failures,
     ) -> None:
         self._backend = backend
         self._clock = clock
         self._answer = answer
         self._has_room = has_room
+        self._failures = failures
         self._parked: dict[tuple[str, int], list[_Parked]] = {}
         self._next_deadline_ms = float("inf")
         self.parked = 0
@@ -58,14 +61,16 @@ class PullDesk:
             self._answer(connection, _busy(request), None)
             return
         self.parked += 1  # before looking: what becomes readable from here on wakes the loop
-        reply, records = self._pull(request)
-        may_wait = reply.status in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE)
+        reply: Pulled | Failed
+        try:
+            reply, records = self._pull(request)
+        except Exception as failure:  # the pull's own
+            reply, records = self._failed(request, failure), None
         if (
-            not may_wait
+            reply.status not in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE)
             or request.wait_ms == 0
             or (  # of such a name nothing ever comes; parked names are to stay small
-                reply.status is PullStatus.NO_SUCH_QUEUE
-                and len(request.topic) > MAX_CREATED_TOPIC
+                reply.status is PullStatus.NO_SUCH_QUEUE and len(request.topic) > MAX_CREATED_TOPIC
             )
             or self.parked > MAX_PARKED
             or connection.parked >= MAX_PARKED_OF_ONE
@@ -90,10 +95,15 @@ class PullDesk:
 
     def advance(self) -> None:
         """Answer the parked pulls for which something has become readable."""
-        store = self._backend.store
         for key in list(self._parked):
-            known = store.queue_range(*key)
             waiting = self._parked[key]
+            try:
+                known = self._backend.store.queue_range(*key)
+            except Exception as failure:  # of all that wait for this queue
+                for each in waiting:
+                    self._end(each, self._failed(each.request, failure), None)
+                del self._parked[key]
+                continue
             if known is None:
                 continue
             kept = []
@@ -119,7 +129,7 @@ class PullDesk:
             kept = []
             for each in self._parked[key]:
                 if each.deadline_ms <= now:
-                    self._answer_parked(each)
+                    self._end(each, *self._look(each))
                 else:
                     kept.append(each)
                     self._next_deadline_ms = min(self._next_deadline_ms, each.deadline_ms)
@@ -135,28 +145,30 @@ class PullDesk:
 
     def _try(self, parked: _Parked) -> bool:
         """Answer a parked pull if there is something to say; whether it was."""
-        connection = parked.connection
-        if not connection.ended and self._has_room(connection):
-            reply, records = self._pull(parked.request)
-            if reply.status in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE):
-                return False
-            self._answer(connection, reply, records)
-        elif not connection.ended:
-            self._answer(connection, _busy(parked.request), None)
-        self.parked -= 1
-        connection.parked -= 1
+        reply, records = self._look(parked)
+        if reply.status in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE):
+            return False
+        self._end(parked, reply, records)
         return True
 
-    def _answer_parked(self, parked: _Parked) -> None:
-        connection = parked.connection
+    def _look(self, parked: _Parked) -> tuple[Pulled | Failed, bytes | None]:
+        """Return what a parked pull is to be told now. A failure of it is its own."""
+        if parked.connection.ended or not self._has_room(parked.connection):
+            return _busy(parked.request), None
+        try:
+            return self._pull(parked.request)
+        except Exception as failure:
+            return self._failed(parked.request, failure), None
+
+    def _end(self, parked: _Parked, reply: Pulled | Failed, records: bytes | None) -> None:
         self.parked -= 1
-        connection.parked -= 1
-        if connection.ended:
-            return
-        if self._has_room(connection):
-            self._answer(connection, *self._pull(parked.request))
-        else:
-            self._answer(connection, _busy(parked.request), None)
+        parked.connection.parked -= 1
+        self._answer(parked.connection, reply, records)  # to one that has ended it goes nowhere
+
+    def _failed(self, request: Pull, failure: Exception) -> Failed:
+        what = f"a pull of queue {request.queue_id} of {request.topic!r}"
+        status, reason = self._failures.note(what, failure)
+        return Failed(request.rid, status, reason, master_of(self._backend, self._failures))
 
     def _pull(self, request: Pull) -> tuple[Pulled, bytes | None]:
         store = self._backend.store

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
@@ -21,16 +21,20 @@ from hastore.ha.group_transfer import Need, Outcome
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_connections import Connection
+from hastore.server.api_failures import Failures, master_of
 from hastore.store.put_run import StoredRun
 
 if TYPE_CHECKING:
     from hastore.store.message_store import PutResult
+    from hastore.store.record import Record
 
 log = logging.getLogger(__name__)
 
 MASTER_MEM = "MASTER_MEM"
 ALL = -1
 _OK, _CONFIRMED = Status.PUT_OK, Outcome.CONFIRMED  # looked up once
+_UNKNOWN = Status.TIMEOUT.name
+_DISK_FAILED = frozenset({_UNKNOWN, Status.SERVICE_NOT_AVAILABLE.name})
 
 
 class PendingPut(msgspec.Struct):
@@ -48,8 +52,20 @@ class PendingPut(msgspec.Struct):
     size_bytes: int = 0
 
 
+class Refusal(NamedTuple):
+    """Why a put is refused; `final`: no later attempt fares better as the group is configured."""
+
+    status: Status
+    reason: str
+    final: bool = False
+
+
 class PutDesk:
-    """Take puts, keep the bounds on what waits, and answer each exactly once."""
+    """Take puts, keep the bounds on what waits, and answer each exactly once.
+
+    Where a failure leaves open whether a put is stored, its connection is ended: that says neither,
+    and the client sends the put again with the same numbers.
+    """
 
     def __init__(
         self,
@@ -57,11 +73,15 @@ class PutDesk:
         config: ApiConfig,
         clock: Clock,
         answer: Callable[[Connection, PutDone], None],
+        end: Callable[[Connection, str], None],
+        failures: Failures,
     ) -> None:
         self._backend = backend
         self._config = config
         self._clock = clock
         self._answer = answer
+        self._end = end
+        self._failures = failures
         self._gathered: list[PendingPut] = []
         self._done: deque[tuple[PendingPut, Outcome, str]] = deque()
         self.gathered_bytes = 0
@@ -93,11 +113,11 @@ class PutDesk:
         if follows:
             refusal = self._check(acks, request.sync_flush)
         else:
-            refusal = Status.BUSY, "an earlier put of this run was refused or is missing"
+            refusal = Refusal(Status.BUSY, "an earlier put of this run was refused or is missing")
         if refusal is not None:
             if run:
                 connection.next_at = None
-            self._refuse(connection, request, refusal[0], refusal[1])
+            self._refuse(connection, request, *refusal)
             return
         if run:
             connection.run = run
@@ -115,7 +135,7 @@ class PutDesk:
             due = self._clock.monotonic_ms() + request.timeout_ms
             self._gather(PendingPut(connection, request, payload, respond, acks, due))
         else:
-            respond(PutDone(request.rid, refusal[0], 0, reason=refusal[1]))
+            respond(PutDone(request.rid, refusal.status, 0, reason=refusal.reason))
 
     def append(self, now: float) -> None:
         """Append what was gathered, in one go; what needs no confirmation is answered at once."""
@@ -137,12 +157,20 @@ class PutDesk:
             self._told = str(failure)
             self._refuse_all(puts, Status.SERVICE_NOT_AVAILABLE, str(failure))
             return
+        except Exception as failure:  # bytes may be stored
+            _, reason = self._failures.note("an append", failure)
+            for put in puts:
+                self._leave_open(put, f"its put may be stored, or not: {reason}")
+            return
         self._told = None
         for put, of_put in zip(puts, results, strict=True):
             put.results = of_put
             put.epoch = epoch
             put.payload = b""
-            self._wait_or_answer(put, now)
+            try:
+                self._wait_or_answer(put, now)
+            except Exception as failure:  # the put's own
+                self._give_up(put, failure)
 
     def finish(self) -> None:
         """Answer the puts whose outcome is known by now."""
@@ -151,27 +179,48 @@ class PutDesk:
             put, outcome, level = done.popleft()
             self.pending_puts -= put.count
             self.pending_bytes -= put.size_bytes
-            status = _OK if outcome is _CONFIRMED else Status[outcome.value]
-            self._respond(put, status, level)
+            try:
+                status = _OK if outcome is _CONFIRMED else Status[outcome.value]
+                self._respond(put, status, level)
+            except Exception as failure:  # the put's own
+                self._give_up(put, failure)
 
-    def _check(self, acks: int, sync_flush: bool) -> tuple[Status, str] | None:
+    def _give_up(self, put: PendingPut, failure: Exception) -> None:
+        """Deal with a put that is stored, but whose answer failed."""
+        _, reason = self._failures.note("the answer to a put", failure)
+        self._leave_open(put, f"its put cannot be answered: {reason}")
+
+    def _leave_open(self, put: PendingPut, reason: str) -> None:
+        """Say of a put neither that it is stored nor that it is not."""
+        if put.respond is not None:  # who waits for it must hear of it
+            put.respond(PutDone(put.request.rid, Status.TIMEOUT, 0, reason=reason))
+        else:
+            self._end(put.connection, reason)
+
+    def _check(self, acks: int, sync_flush: bool) -> Refusal | None:
         """Return why a put is refused; asks the node once for all puts of one append."""
         if self._admitted != (acks, sync_flush):
             backend = self._backend
-            reason = backend.writable_reason()
-            if reason is not None:
-                return Status.SERVICE_NOT_AVAILABLE, reason
-            if acks == ALL:
-                reason = backend.can_confirm(sync_flush)
+            try:
+                reason = backend.writable_reason()
                 if reason is not None:
-                    return Status.SLAVE_NOT_AVAILABLE, reason
+                    return Refusal(Status.SERVICE_NOT_AVAILABLE, reason)
+                if acks == ALL:
+                    reason = backend.can_confirm(sync_flush)
+                    if reason is not None:
+                        never = backend.never_flushed() if sync_flush else None
+                        final = never is not None
+                        return Refusal(Status.SLAVE_NOT_AVAILABLE, never or reason, final)
+            except Exception as failure:  # nothing was tried
+                reason = self._failures.note("a put", failure)[1]
+                return Refusal(Status.SERVICE_NOT_AVAILABLE, reason)
             self._admitted = acks, sync_flush
         if (
             self.pending_puts >= self._config.max_pending_puts
             or self.pending_bytes + self.gathered_bytes >= self._config.max_pending_bytes
         ):
             waiting = f"{self.pending_puts} puts of {self.pending_bytes} bytes wait"
-            return Status.BUSY, f"{waiting} (api.max_pending_puts, api.max_pending_bytes)"
+            return Refusal(Status.BUSY, f"{waiting} (api.max_pending_puts, api.max_pending_bytes)")
         return None
 
     def _default_acks(self) -> int:
@@ -190,6 +239,14 @@ class PutDesk:
             end_offset, put.count = results.end_offset, len(results.offsets)
         else:
             end_offset, put.count = _end_of(results), len(results)
+            missing = [result for result in results if result.offset is None]
+            failed = _failed(missing) if missing else None
+            if failed is not None:
+                if not end_offset:
+                    self._refuse_all([put], Status[failed.status.name], failed.reason or "")
+                    return
+                if put.request.run:  # nothing of it may overtake what is missing
+                    put.connection.next_at = None
         if need is None or not end_offset:
             self._respond(put, _OK, MASTER_MEM)
             return
@@ -199,8 +256,14 @@ class PutDesk:
         def done(outcome: Outcome, level: str) -> None:
             self._done.append((put, outcome, level))
 
-        deadline_ms = min(put.deadline_ms, now + self._backend.wait_limit_ms(need))
-        self._backend.transfer.add(end_offset, deadline_ms, need, done, epoch=put.epoch)
+        try:
+            deadline_ms = min(put.deadline_ms, now + self._backend.wait_limit_ms(need))
+            self._backend.transfer.add(end_offset, deadline_ms, need, done, epoch=put.epoch)
+        except BaseException:
+            self.pending_puts -= put.count
+            self.pending_bytes -= put.size_bytes
+            put.count = put.size_bytes = 0  # should `done` come after all
+            raise
 
     def _need(self, put: PendingPut) -> Need | None:
         if put.acks == ALL:
@@ -265,11 +328,19 @@ class PutDesk:
                 continue
             statuses.append(status)
             if result.duplicate:
-                original = self._backend.store.record_at(result.offset)
+                original = self._original(result.offset)
                 if original is not None and original.store_host != own:
                     hosts[place] = original.store_host.packed
         differs = any(each is not status for each in statuses)
         return (statuses if differs else None), hosts, reason
+
+    def _original(self, offset: int) -> Record | None:
+        """Return a duplicate's original; None also where the disk does not read it."""
+        try:
+            return self._backend.store.record_at(offset)
+        except (OSError, StoreError) as failure:
+            self._failures.note("a look at a duplicate's original", failure)
+            return None
 
     def _refuse_all(self, puts: list[PendingPut], status: Status, reason: str) -> None:
         for put in puts:
@@ -280,14 +351,29 @@ class PutDesk:
             else:
                 self._refuse(put.connection, put.request, status, reason)
 
-    def _refuse(self, connection: Connection, request: Put, status: Status, reason: str) -> None:
+    def _refuse(
+        self,
+        connection: Connection,
+        request: Put,
+        status: Status,
+        reason: str,
+        final: bool = False,
+    ) -> None:
         self.refused += 1
         if request.acks == 0:
             return
         master = None
         if status is Status.SERVICE_NOT_AVAILABLE:
-            master = self._backend.master_map().master_api
-        self._answer(connection, PutDone(request.rid, status, 0, reason=reason, master=master))
+            master = master_of(self._backend, self._failures)
+        statuses = [status] if final else None  # with it a client does not try again
+        done = PutDone(request.rid, status, 0, statuses=statuses, reason=reason, master=master)
+        self._answer(connection, done)
+
+
+def _failed(results: Sequence[PutResult]) -> PutResult | None:
+    """Return a result that the disk is to blame for, one that may be stored before all others."""
+    failed = [result for result in results if result.status.name in _DISK_FAILED]
+    return min(failed, key=lambda result: result.status.name != _UNKNOWN, default=None)
 
 
 def _end_of(results: Sequence[PutResult]) -> int:

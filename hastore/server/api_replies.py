@@ -7,6 +7,7 @@ in the connection's `unsent` and goes on when the epoll tells of room; nobody wa
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from itertools import islice
 
 from hastore.protocol import api
@@ -28,6 +29,7 @@ class Replies:
     """Send replies; used by whoever holds the API's lock."""
 
     def __init__(self) -> None:
+        self.on_unsayable: Callable[[Connection, api.Reply, Exception], None] | None = None
         self._connections: Connections
         self._gathered: dict[Connection, None] = {}  # who has something new to send
 
@@ -41,13 +43,23 @@ class Replies:
         return self._connections.unsent_bytes
 
     def send(self, connection: Connection, reply: api.Reply, payload: bytes | None = None) -> None:
-        """Gather a reply for `flush`; one to a connection that has ended goes nowhere."""
+        """Gather a reply for `flush`; one to a connection that has ended goes nowhere.
+
+        What cannot be encoded is `on_unsayable`'s; nothing of it was gathered then.
+        """
         if connection.ended:
             return
+        try:
+            header = api.encode(reply)
+        except Exception as failure:
+            if self.on_unsayable is None:
+                raise
+            self.on_unsayable(connection, reply, failure)
+            return
         if payload is None:
-            self._gather(connection, encode_front(api.encode(reply)))
+            self._gather(connection, encode_front(header))
         else:
-            front = encode_front(api.encode(reply), len(payload))
+            front = encode_front(header, len(payload))
             if len(payload) <= _JOIN_BYTES_MAX:
                 self._gather(connection, front + payload)
             else:

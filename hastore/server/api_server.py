@@ -6,6 +6,10 @@ eventfd.
       |                                                          v
       +-- send what was gathered <-- parked pulls <-- append all puts that came, in one go
 
+A failure is its request's (api_failures.py): the client is answered with the reason, or, where what
+was done is not known, its connection is ended. Only a failure of the epoll itself, or of memory,
+ends this thread, and with it the node.
+
 What this thread does is bounded in each turn: one read for each connection, and no more reading
 once DRAIN_BYTES of puts or answers, or DRAIN_PUTS puts, have come together or TURN_MS are over.
 Who was not read from then is first in the next turn: the epoll alone would name the same ones first
@@ -25,11 +29,10 @@ import select
 import socket
 import threading
 import weakref
-from collections.abc import Callable
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import ApiConfig
-from hastore.errors import ConfigError, ProtocolError, StoreError, UsageError
+from hastore.errors import ConfigError, ProtocolError
 from hastore.ha.peer import split_address
 from hastore.protocol import api
 from hastore.protocol.zmtp import Message
@@ -41,12 +44,13 @@ from hastore.server.api_connections import (
     Connection,
     Connections,
 )
+from hastore.server.api_failures import Failures, master_of
 from hastore.server.api_positions import PositionTable
 from hastore.server.api_pulls import UNREAD, PullDesk
 from hastore.server.api_puts import PutDesk
 from hastore.server.api_queries import answer_query
 from hastore.server.api_replies import Replies
-from hastore.service import Service
+from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
 
@@ -71,9 +75,9 @@ class ApiServer(Service):
         config: ApiConfig,
         *,
         clock: Clock = SYSTEM_CLOCK,
-        on_failure: Callable[[str, BaseException], None] | None = None,
+        on_failure: OnFailure,
     ) -> None:
-        super().__init__("ApiServer", on_failure)
+        super().__init__("ApiServer", on_failure=on_failure)
         self._bind_address = bind_address
         self._backend = backend
         self._config = config
@@ -84,12 +88,14 @@ class ApiServer(Service):
         self._woken = False
         self._serving = False
         self._readable_moved = False
+        self._failures = failures = Failures(clock)
         self._replies = Replies()
+        self._replies.on_unsayable = self._unsayable
         self._answer = self._replies.send
-        self._puts = PutDesk(backend, config, clock, self._answer)
+        self._puts = PutDesk(backend, config, clock, self._answer, self._end, failures)
         self._turning = threading.Lock()  # whoever uses the connections has it
         self._failed: Exception | None = None  # when another thread answered
-        self._pulls = PullDesk(backend, clock, self._answer, self._replies.has_room)
+        self._pulls = PullDesk(backend, clock, self._answer, self._replies.has_room, failures)
         self._positions = PositionTable(backend, clock)
         self._commits = CommitDesk(
             backend, self._positions, self._puts, self._answer, self._fail, self._wake
@@ -241,7 +247,11 @@ class ApiServer(Service):
             if mask & select.EPOLLOUT:
                 self._replies.flush_one(connection)
             if mask & _READ and not connection.ended:
-                self._receive(connection, now, mask)
+                try:
+                    self._receive(connection, now, mask)
+                except Exception as failure:  # what it was answered is not known
+                    _, reason = self._failures.note("a request", failure)
+                    self._end(connection, reason)
                 if (
                     puts.gathered_bytes >= DRAIN_BYTES
                     or puts.gathered >= DRAIN_PUTS
@@ -302,37 +312,37 @@ class ApiServer(Service):
             self._dispatch(connection, request)
 
     def _dispatch(self, connection: Connection, request: api.Question) -> None:
-        try:
-            if isinstance(request, api.Pull):
-                self._pulls.take(connection, request)
-            elif isinstance(request, api.Fetch | api.Commit):
-                if len(self._fetches) < MAX_FETCHES:
-                    self._fetches.append((connection, request))
-                else:
-                    self._fail(connection, request.rid, "BUSY", "too many wait for positions")
-            elif not self._replies.has_room(connection):
-                self._fail(connection, request.rid, "BUSY", UNREAD)
+        if isinstance(request, api.Pull):
+            self._pulls.take(connection, request)
+        elif isinstance(request, api.Fetch | api.Commit):
+            if len(self._fetches) < MAX_FETCHES:
+                self._fetches.append((connection, request))
             else:
-                self._answer(connection, *answer_query(self._backend, request))
-        except (StoreError, UsageError) as failure:
-            self._fail(connection, request.rid, type(failure).__name__, str(failure))
-        except UnicodeEncodeError as failure:  # a topic in the log that is no UTF-8
-            self._fail(connection, request.rid, "CorruptRecordError", str(failure))
+                self._fail(connection, request.rid, "BUSY", "too many wait for positions")
+        elif not self._replies.has_room(connection):
+            self._fail(connection, request.rid, "BUSY", UNREAD)
+        else:
+            try:
+                reply, payload = answer_query(self._backend, request)
+            except Exception as failure:
+                self._give_up(connection, request, failure)
+                return
+            self._answer(connection, reply, payload)
 
     def _answer_fetches(self) -> None:
         """Answer the fetches and take the commits that wait, once the positions are read."""
         store = self._backend.store
-        if store.dispatched_offset <= self._commits.last_offset < store.max_offset:
-            return  # wake_readers comes when the queues know of the last commit
         try:
+            if store.dispatched_offset <= self._commits.last_offset < store.max_offset:
+                return  # wake_readers comes when the queues know of the last commit
             self._reading_positions = not self._positions.catch_up()
             if self._reading_positions:
                 return  # the rest in the next turn
-        except StoreError as failure:
+        except Exception as failure:
             self._reading_positions = False
-            for connection, request in self._fetches:
-                self._fail(connection, request.rid, type(failure).__name__, str(failure))
-            self._fetches = []
+            fetches, self._fetches = self._fetches, []
+            for connection, request in fetches:
+                self._give_up(connection, request, failure)
             return
         waiting, self._fetches = self._fetches, []
         for connection, request in waiting:
@@ -342,14 +352,35 @@ class ApiServer(Service):
                     self._answer(connection, api.Positions(request.rid, found))
                 elif not self._commits.take(connection, request):
                     self._fetches.append((connection, request))
-            except (StoreError, UsageError) as failure:
-                self._fail(connection, request.rid, type(failure).__name__, str(failure))
+            except Exception as failure:
+                self._give_up(connection, request, failure)
 
     # -- answering
 
     def _fail(self, connection: Connection, rid: int, status: str, reason: str) -> None:
-        master = self._backend.master_map().master_api
+        master = master_of(self._backend, self._failures)
         self._answer(connection, api.Failed(rid, status, reason, master))
+
+    def _give_up(self, connection: Connection, request: api.Question, failure: Exception) -> None:
+        """Answer a request that met a failure, by which nothing was stored."""
+        what = f"a request ({type(request).__name__})"
+        self._fail(connection, request.rid, *self._failures.note(what, failure))
+
+    def _unsayable(self, connection: Connection, reply: api.Reply, failure: Exception) -> None:
+        """Say instead of a reply that cannot be encoded that the request failed.
+
+        Of a put that would say that nothing is stored, so its connection is ended.
+        """
+        status, reason = self._failures.note(f"a reply ({type(reply).__name__})", failure)
+        if isinstance(reply, api.PutDone | api.Failed):
+            self._end(connection, f"its request cannot be answered: {reason}")
+        else:
+            self._fail(connection, reply.rid, status, reason)
+
+    def _end(self, connection: Connection, reason: str) -> None:
+        """End a connection, unless it has ended."""
+        if not connection.ended:
+            self._connections.end(connection, reason[:200])
 
 
 def _listen(address: str) -> socket.socket:

@@ -1,6 +1,6 @@
 """NodeBackend: the node as its client API, its HTTP port and `hastore status` see it."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -11,7 +11,11 @@ from hastore.ha.group_transfer import GroupTransferService, Need
 from hastore.ha.ha_service import HAService
 from hastore.ha.member import Member
 from hastore.protocol.api import MapInfo
+from hastore.protocol.positions import Place
+from hastore.server.kept_positions import KeptPositions
 from hastore.server.modes import Mode
+from hastore.server.pending import pending_changes
+from hastore.server.retention_service import RetentionService
 from hastore.server.roles import RoleService
 from hastore.store.message_store import MessageStore, PutResult
 
@@ -38,11 +42,21 @@ class NodeBackend:
         self._stopping = False
         self._full = False
         self.config_problem: Callable[[], str | None] = lambda: None  # why a change is not followed
+        self._retention: RetentionService | None = None
+        self._kept: KeptPositions | None = None
+        self.config_path: str | None = None  # absolute; of the file that this node follows
+        self.failure: str | None = None  # of an inner thread: the node ends
         store.on_readable = self._readable_moved
         self._readers_wait: Callable[[], bool] = lambda: False
-        store.watch_dispatched(
-            lambda _offset: self._readable_moved(), lambda: self._readers_wait()
-        )
+        store.watch_dispatched(lambda _offset: self._readable_moved(), lambda: self._readers_wait())
+
+    def watch_retention(self, retention: RetentionService, kept: KeptPositions) -> None:
+        """Take what retention says, and the positions that it keeps."""
+        self._retention, self._kept = retention, kept
+
+    def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
+        """Return the committed positions whose records retention took, by queue."""
+        return {} if self._kept is None else self._kept.find(group, topic)
 
     def begin_stop(self) -> None:
         """Refuse puts from now on."""
@@ -64,6 +78,8 @@ class NodeBackend:
 
     def writable_reason(self) -> str | None:
         """Say why puts are refused, None while they are not."""
+        if self.failure is not None:
+            return f"the node ends: {self.failure}"
         if self._stopping:
             return "the node is shutting down"
         if self.store.broken_reason is not None:
@@ -80,13 +96,22 @@ class NodeBackend:
     def problems(self) -> list[str]:
         """Say what needs a person's eye although the node runs; empty when all is well."""
         found = list(self.store.problems)
+        if self.failure is not None:
+            found.insert(0, f"the node ends: {self.failure}")
+        if self._ha.failure is not None:
+            found.append(self._ha.failure)
         if self._member.open_epoch and self.default_acks_all():
             unconfirmable = self.can_confirm(False)
             if unconfirmable is not None:
                 found.append(f"synchronous puts are refused: {unconfirmable}")
+        client = self._roles.client
+        if client is not None and client.notice is not None:
+            found.append(client.notice)
         config_problem = self.config_problem()
         if config_problem is not None:
             found.append(f"the changed configuration is not followed: {config_problem}")
+        if self._retention is not None:
+            found += self._retention.problems()
         if self._roles.configured_role.is_master and not self._member.open_epoch:
             found.append(self._not_master_reason())
         return found
@@ -105,6 +130,10 @@ class NodeBackend:
     def can_confirm(self, sync_flush: bool) -> str | None:
         """Say why a put with `acks` all could not be confirmed now."""
         return self._ha.can_confirm(flushed=sync_flush)
+
+    def never_flushed(self) -> str | None:
+        """Say why a put with sync_flush waits in vain as the slaves are configured."""
+        return self._ha.never_flushed()
 
     def default_acks_all(self) -> bool:
         """Whether a put without `acks` waits for the slaves."""
@@ -170,7 +199,7 @@ class NodeBackend:
             "confirmed_offset": store.confirmed_offset,
             "readable_offset": store.readable_offset,
             "writable": self.writable_reason() is None,
-            "slaves": [asdict(slave) for slave in self._ha.slaves()],
+            "slaves": self._slaves(),
             "waiting_puts": self.transfer.waiting,
             "topics": len(store.topics()),
             "unclean": data.unclean,
@@ -178,6 +207,11 @@ class NodeBackend:
             "problems": self.problems(),
             "cluster": data.cluster,
             "group": data.group,
+            "config": self.config_path,
+            "config_pending": pending_changes(
+                self._member.config, self._roles.latest_config, data.history
+            ),
+            "store": self._member.config.store.root,
             "master": self._master_node(),
             "promised_epoch": data.promised_epoch,
             "dispatched_offset": store.dispatched_offset,
@@ -187,6 +221,16 @@ class NodeBackend:
                 for e in data.history
             ],
         }
+
+    def _slaves(self) -> list[dict[str, Any]]:
+        retention = self._retention
+        return [
+            {
+                **asdict(slave),
+                "files_kept": retention is None or retention.keeps_files_for(slave.name),
+            }
+            for slave in self._ha.slaves()
+        ]
 
     def watch_readable(
         self, callback: Callable[[], None], readers_wait: Callable[[], bool]

@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config_check import parse_address
 from hastore.errors import ConfigError
-from hastore.service import Service
+from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
 
@@ -78,9 +78,9 @@ class HttpServer(Service):
         *,
         clock: Clock = SYSTEM_CLOCK,
         deadline_ms: float = DEADLINE_MS,
-        on_failure: Callable[[str, BaseException], None] | None = None,
+        on_failure: OnFailure,
     ) -> None:
-        super().__init__("HttpServer", on_failure)
+        super().__init__("HttpServer", on_failure=on_failure)
         self._status = status
         self._metrics = metrics
         self._clock = clock

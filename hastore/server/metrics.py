@@ -23,6 +23,7 @@ _SLAVE_GAUGES = {
     "ack_offset": "The slave's last report, in bytes",
     "lag_bytes": "Bytes of the log that the slave has not reported",
     "in_sync": "1 while the slave counts as in sync",
+    "files_kept": "1 while retention keeps the files that the slave needs",
 }
 
 

@@ -14,7 +14,14 @@ from collections.abc import Callable, Mapping
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import Config
 from hastore.config_file import config_error, parse_config
-from hastore.errors import ConfigError, StoreBrokenError, StoreError, UsageError
+from hastore.errors import (
+    ConfigError,
+    NodeFailedError,
+    StoreBrokenError,
+    StoreError,
+    StoreMovedError,
+    UsageError,
+)
 from hastore.ha.epochs import CLASSIC_EPOCH
 from hastore.ha.group_transfer import GroupTransferService
 from hastore.ha.ha_service import HAService
@@ -25,10 +32,11 @@ from hastore.ha.rewind import finish_cut
 from hastore.server.api_server import ApiServer
 from hastore.server.backend import NodeBackend
 from hastore.server.http_server import HttpServer
+from hastore.server.kept_positions import KeptPositions
 from hastore.server.metrics import render_metrics
 from hastore.server.once import Once
+from hastore.server.retention_service import RetentionService
 from hastore.server.roles import RoleService
-from hastore.service import Service
 from hastore.store.filesystem import REAL, FileSystem
 from hastore.store.host import Host
 from hastore.store.message_store import MessageStore
@@ -53,7 +61,8 @@ class Node:
     ) -> None:
         self.config = config
         self._fs = fs
-        self.failed = threading.Event()
+        self._failing = threading.Lock()
+        self.failed = threading.Event()  # a thread has failed: the node is to end
         root = config.store.root
         own = config.nodes[config.node]
         self.store = MessageStore(
@@ -64,24 +73,40 @@ class Node:
             on_failure=self._on_failure,
         )
         self.state = NodeState(fs, root)
-        self.member = Member(config, self.store, self.state, clock, _secret(config, fs))
+        self.member = Member(
+            config,
+            self.store,
+            self.state,
+            clock,
+            _secret(config, fs),
+            on_failure=self._on_failure,
+        )
         self.transfer = GroupTransferService(
             clock,
             self.store.request_flush,
+            on_failure=self._on_failure,
             always_flush=self.member.counts_flushed,
         )
         self.ha = HAService(self.member, self.transfer)
         once = Once(fs, root, clock)
-        self.roles = RoleService(self.member, self.ha, once, read_config, self._on_failure)
+        self.roles = RoleService(self.member, self.ha, once, read_config)
         self.backend = NodeBackend(self.member, self.store, self.ha, self.transfer, self.roles)
         self.api = ApiServer(
             own.api, self.backend, config.api, clock=clock, on_failure=self._on_failure
         )
         self._http_address = own.http
         self._http: HttpServer | None = None
-        self._retention = _RetentionService(
-            self.store, self.ha, config.store.retention.check_interval_ms, self._on_failure
+        self._kept = KeptPositions(fs, root, lambda: self.state.data.aside)
+        self.retention = RetentionService(
+            self.member,
+            self.store,
+            self.ha,
+            self._kept,
+            self.backend.put_encoded,
+            clock,
+            on_failure=self._on_failure,
         )
+        self.backend.watch_retention(self.retention, self._kept)
         self.ha_address = own.ha
 
     @property
@@ -107,7 +132,7 @@ class Node:
         self.ha.acceptor.start()
         if self._http is not None:
             self._http.start()
-        self._retention.start()
+        self.retention.start()
         self.roles.start()
 
     def _open_store(self) -> None:
@@ -117,7 +142,10 @@ class Node:
             try:
                 state.load(config.node, config.cluster, config.group)
                 intent = state.data.intent
-                self.store.open(intent_offset=None if intent is None else intent.offset)
+                self.store.open(
+                    intent_offset=None if intent is None else intent.offset,
+                    from_rocketmq=state.last_epoch == CLASSIC_EPOCH,
+                )
             except BaseException:
                 self.store.unlock()
                 raise
@@ -137,6 +165,7 @@ class Node:
                 "this store has no node state: its bytes count as another's until a master "
                 "says otherwise"
             )
+        self._kept.load()
         finish_cut(store, state)
         alone = len(config.nodes) == 1
         state.begin_boot(config.ha.ack_point.value, alone=alone, log_end=store.max_offset)
@@ -155,7 +184,10 @@ class Node:
                 "change the node's `ha`"
             ) from error
         self._http = HttpServer(
-            self._http_address, self.backend.status, lambda: render_metrics(self.backend.status())
+            self._http_address,
+            self.backend.status,
+            lambda: render_metrics(self.backend.status()),
+            on_failure=self._on_failure,
         )
         self.api.start()
 
@@ -168,61 +200,48 @@ class Node:
         )
 
     def stop(self) -> None:
-        """Stop cleanly: no more puts, answer what waits, close links, sync and close the store."""
+        """Stop cleanly: no more puts, answer what waits, close links, sync and close the store.
+
+        A step that fails keeps no later one from being done; the first failure is raised.
+        """
         self.backend.begin_stop()
-        self.roles.stop()
-        self._retention.stop()
-        self.member.step_down()
-        self.ha.close_epoch("the node stops")
-        self.transfer.stop()
-        self.api.stop()
-        self.ha.stop()
-        if self._http is not None:
-            self._http.stop()
-        failed = self.store.broken_reason is not None
+        failure: Exception | None = None
+        for step in (
+            self.roles.stop,
+            self.retention.stop,
+            self.member.step_down,
+            lambda: self.ha.close_epoch("the node stops"),
+            self.transfer.stop,
+            self.api.stop,
+            self.ha.stop,
+            self._http.stop if self._http is not None else lambda: None,
+        ):
+            try:
+                step()
+            except Exception as error:
+                log.exception("a step of the node's stop failed")
+                failure = failure or error
+        failed = failure is not None or self.store.broken_reason is not None
         try:
             self.store.close(unlock=False)
             if not failed:
                 self.state.end_cleanly()
         finally:
             self.store.unlock()  # after node.json: the next start reads what this one left
+        if failure is not None:
+            raise failure
 
     def _on_failure(self, name: str, failure: BaseException) -> None:
-        """Note a failure. A closed store stays and says why; a dead service ends the node."""
+        """Note a failure. A closed store stays and says why; a dead service, or a store that is not
+        in its place any more, ends the node.
+        """
         log.critical("%s failed: %s", name, failure)
         if name != "store":
+            with self._failing:
+                if self.backend.failure is None:  # the first may be what the others died of
+                    self.backend.failure = f"{name} failed: {failure!r}"
+        if name != "store" or isinstance(failure, StoreMovedError):
             self.failed.set()
-
-
-class _RetentionService(Service):
-    """Delete whole old files by age and size; never what a linked slave is still being sent."""
-
-    def __init__(
-        self,
-        store: MessageStore,
-        ha: HAService,
-        interval_ms: float,
-        on_failure: Callable[[str, BaseException], None],
-    ) -> None:
-        super().__init__("RetentionService", on_failure)
-        self._store = store
-        self._ha = ha
-        self._interval_s = interval_ms / 1000.0
-
-    def run(self) -> None:
-        """Look every interval until stopped."""
-        while not self.stopping.wait(self._interval_s):
-            try:
-                removed = self._store.delete_expired(self._ha.lowest_sent_offset)
-            except (OSError, StoreError) as error:  # the next look tries again
-                log.error("retention could not delete: %s", error)
-                continue
-            if removed:
-                log.info(
-                    "retention removed %d files; the log starts at %d",
-                    removed,
-                    self._store.min_offset,
-                )
 
 
 class ConfigWatch:
@@ -287,7 +306,8 @@ class ConfigWatch:
 def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     """Run a node in the foreground until SIGTERM or SIGINT; return its exit code.
 
-    `kind` has been checked against the file's role by the command. Errors of the start are raised.
+    `kind` has been checked against the file's role by the command. Errors of the start are raised,
+    and NodeFailedError when an inner thread has failed, StoreBrokenError when the store was closed.
     """
     level = os.environ.get("HASTORE_LOG", "INFO").upper()
     if level not in LOG_LEVELS:
@@ -300,6 +320,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     log.debug("starting as %s", kind or "whatever the file says")
     watch = ConfigWatch(path, overrides)
     node = Node(watch.first(), watch.follow)
+    node.backend.config_path = os.path.abspath(path)
     node.backend.config_problem = lambda: watch.problem
     ending = threading.Event()
     hurry = threading.Event()
@@ -316,10 +337,25 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
                 hurry.clear()
                 node.roles.wake()
     finally:
+        _end(node)
+    return 0
+
+
+def _end(node: Node) -> None:
+    """Stop a node, and raise what ended it, so that it is said last."""
+    try:
         node.stop()
+    except Exception:
+        if node.backend.failure is None:
+            raise
+        log.exception("and the stop failed too")  # a thread less: that one is the reason
     if node.store.broken_reason is not None:
         raise StoreBrokenError(str(node.store.broken_reason))
-    return 1 if node.failed.is_set() else 0
+    if node.backend.failure is not None:
+        raise NodeFailedError(
+            f"node {node.config.node} has ended itself: {node.backend.failure}; its log above says "
+            "where. Start it again, or let a supervisor do so; report it if it comes back"
+        )
 
 
 def _raise_descriptor_limit() -> None:
@@ -334,7 +370,7 @@ def _announce(node: Node, ending: threading.Event) -> None:
     waited = 0.0
     while not node.roles.settled.wait(0.05):
         waited += 0.05
-        if ending.is_set():
+        if ending.is_set() or node.failed.is_set():
             return
         if waited > READY_WAIT_S:
             log.warning("not settled yet: %s", node.roles.reason)

@@ -1,7 +1,8 @@
 """`hastore/once.json`: what the operator allows or asks for one time, written by `hastore
 promote` and `demote`.
 
-Good for 60 s and the epoch it was written under; removed when used, or when it is no longer good.
+Good for 60 s and the epoch it was written under; removed, durably, before it is used, or when it is
+no longer good.
 """
 
 import logging
@@ -38,7 +39,7 @@ class Once:
 
     def take(self, command: str, epoch: int) -> Flags | None:
         """Return and remove what the file allows for `command` in this epoch; None when it does
-        not.
+        not. OSError: it cannot be removed, and is not used.
         """
         if not self._fs.exists(self._path):
             return None
@@ -48,7 +49,7 @@ class Once:
             log.error(
                 "%s is removed, it is not what `hastore promote` writes: %s", self._path, error
             )
-            self._fs.remove(self._path)
+            self._remove()
             return None
         if once.epoch != epoch or abs(self._clock.wall_ms() - once.wall_ms) > GOOD_FOR_MS:
             log.error(
@@ -58,13 +59,18 @@ class Once:
                 once.epoch,
                 epoch,
             )
-            self._fs.remove(self._path)
+            self._remove()
             return None
         if once.command != command:
             return None
-        self._fs.remove(self._path)
+        self._remove()
         return Flags(
             no_catch_up=once.no_catch_up,
             force_unclean=once.force_unclean,
             accept_loss=once.accept_loss,
         )
+
+    def _remove(self) -> None:
+        """Remove the file for good: after a power loss nothing must be allowed a second time."""
+        self._fs.remove(self._path)
+        self._fs.sync_dir(self._path.rpartition("/")[0])

@@ -49,9 +49,8 @@ class RoleService(Service):
         ha: HAService,
         once: Once,
         read_config: Callable[[], Config | None],
-        on_failure: Callable[[str, BaseException], None],
     ) -> None:
-        super().__init__("RoleService", on_failure)
+        super().__init__("RoleService", on_failure=member.on_failure)
         self.mode = Mode.FOLLOWING
         self.reason: str | None = "starting"
         self.client: HAClient | ClassicHAClient | None = None
@@ -75,6 +74,11 @@ class RoleService(Service):
     def wake(self) -> None:
         """Look at `stopping`, the file and everything else now (SIGHUP)."""
         self._wakeup.set()
+
+    @property
+    def latest_config(self) -> Config:
+        """The latest valid file; what of it is in force the status says."""
+        return self._config
 
     @property
     def configured_role(self) -> Role:

@@ -12,12 +12,11 @@ a tenth of the time. The pages are clean: nothing is written, and the kernel may
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import StoreError, StoreFullError
-from hastore.service import Service
-from hastore.store.filesystem import File, FileSystem
+from hastore.service import OnFailure, Service
+from hastore.store.filesystem import NO_ROOM, File, FileSystem
 
 log = logging.getLogger(__name__)
 
@@ -34,18 +33,19 @@ class AllocateService(Service):
         fs: FileSystem,
         spare_path: str,
         size: int,
-        on_failure: Callable[[str, BaseException], None] | None = None,
         *,
+        on_failure: OnFailure,
         warm: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        super().__init__("AllocateMappedFileService", on_failure)
+        super().__init__("AllocateMappedFileService", on_failure=on_failure)
         self._fs = fs
         self._path = spare_path
         self._size = size
         self._changed = threading.Condition()
         self._wanted = False
         self._ready = False
+        self._first = True
         self._attempts = 0
         self._retry = False
         self._warm = warm
@@ -80,11 +80,26 @@ class AllocateService(Service):
         raise StoreFullError(f"{self._path}: the next commit log file is not ready")
 
     def take(self, target: str) -> None:
-        """Move the spare to `target`; raises what `wait_ready` raises. Durable after `sync_dir`."""
+        """Move the spare to `target`; durable after `sync_dir` of both directories.
+
+        Raises what `wait_ready` raises, StoreError when it cannot be moved; the next call tries
+        again.
+        """
         self.wait_ready()
         with self._changed:
-            self._fs.rename(self._path, target)
+            try:
+                self._fs.rename(self._path, target)
+            except OSError as failure:
+                if isinstance(failure, FileNotFoundError):
+                    self._ready = False  # somebody removed it: another one is made
+                reason = f"{self._path} cannot become the next commit log file: {failure}"
+                if self.failure_reason is None:
+                    log.error("%s", reason)
+                self.failure_reason = reason
+                kind = StoreFullError if failure.errno in NO_ROOM else StoreError
+                raise kind(reason) from failure
             self._ready = self._wanted = False
+            self.failure_reason = None
 
     def discard(self) -> None:
         """Remove the spare (after `stop`), so that a closed store holds nothing but its log."""
@@ -178,8 +193,15 @@ class AllocateService(Service):
             log.warning("closing a file that was read ahead of its use: %s", failure)
 
     def _make(self) -> str | None:
-        """Make the spare; return why not. What was reserved in vain is given back."""
+        """Make the spare; return why not. What was reserved in vain is given back.
+
+        One of an earlier life goes first: a power loss may have left the last log file under both
+        its names.
+        """
         try:
+            if self._first and self._fs.exists(self._path):
+                self._fs.remove(self._path)
+            self._first = False
             file = self._fs.open(self._path, create=True)
             try:
                 if file.size > self._size:

@@ -5,12 +5,13 @@ knows (queue offset, physical offset, store time and host) in place, write. Noth
 as given out before the log holds it.
 """
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 
 from hastore.clock import Clock
 from hastore.config import StoreConfig
-from hastore.errors import StoreError, StoreFullError
+from hastore.errors import StoreError, StoreUncertainError
 from hastore.store.commit_log import CommitLog
 from hastore.store.host import Host
 from hastore.store.idempotence import IdempotenceWindow, Verdict
@@ -32,6 +33,8 @@ from hastore.store.record import (
     STORE_IPV6,
 )
 from hastore.store.run_batch import RunBatch
+
+log = logging.getLogger(__name__)
 
 _REPLAY_TIMEOUT_S = 5.0
 _OK = PutStatus.PUT_OK
@@ -131,10 +134,15 @@ class _Batch:
             )
         if not self._log.min_offset <= seen < self.start:
             return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
-        with self._log.view(seen, PREFIX.size + 32) as view:
-            size, _, _, queue_id, _, queue_offset, _, flags = PREFIX.unpack_from(view)
+        try:
+            view = self._log.view(seen, PREFIX.size + 32)
+        except OSError as failure:  # it is stored all the same
+            log.error("the original of a duplicate at offset %d cannot be read: %s", seen, failure)
+            return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
+        with view as raw:
+            size, _, _, queue_id, _, queue_offset, _, flags = PREFIX.unpack_from(raw)
             at = STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
-            stored_ms = int.from_bytes(view[at : at + 8], signed=True)
+            stored_ms = int.from_bytes(raw[at : at + 8], signed=True)
         return PutResult(_OK, seen, seen + size, queue_id, queue_offset, stored_ms, True)
 
     def _no_queue(self, topic: bytes, queue_id: int) -> PutResult:
@@ -177,6 +185,7 @@ class Appender:
 
         Where all of it went by one write, its bytes are returned as well.
         StoreFullError, StoreBrokenError, or StoreError while replay lags: nothing was appended.
+        What fails later than that is in the results: nobody may be refused what may be stored.
         """
         examine_run = self._intake.examine_run
         runs = [examine_run(payload) for payload in payloads]
@@ -193,11 +202,20 @@ class Appender:
                 self.last_store_timestamp_ms,  # never back, whatever the wall clock does
                 table.last_store_timestamp_ms,
             )
-            batch = self._append_runs(runs, now_ms)
-            if batch is not None:
-                results, data = batch
-                return results, start, log.max_offset, data
-            return self._append_examined(payloads, now_ms), start, log.max_offset, None
+            try:
+                batch = self._append_runs(runs, now_ms)
+                if batch is not None:
+                    results, data = batch
+                    return results, start, log.max_offset, data
+                examined = self._append_examined(payloads, now_ms)
+            except StoreUncertainError as failure:  # of one write for all of them
+                examined = [
+                    _not_stored(entries, PutStatus.TIMEOUT, failure)
+                    for _, entries in map(self._intake.examine, payloads)
+                ]
+            except OSError as failure:  # an older record, say, that a retry is compared with
+                raise StoreError(f"nothing was appended: {failure}") from failure
+            return examined, start, log.max_offset, None
 
     def _wait_for_replay(self, end: int) -> None:
         """Wait until queue offsets and window know the log up to `end`."""
@@ -254,20 +272,26 @@ class Appender:
     def _append_rolling(self, examined: Sequence[Examined], now_ms: int) -> list[list[PutResult]]:
         """Append with at least one blank between: a payload that fits in a file is never split."""
         log = self._log
+        start = log.max_offset
         results: list[list[PutResult]] = [[] for _ in examined]
-        stored = False
-        for place, part in _parts(examined, log.file_size - BLANK_SIZE):
+        parts = _parts(examined, log.file_size - BLANK_SIZE)
+        for number, (place, part) in enumerate(parts):
             try:
                 takes = any(isinstance(entry, Entry) for entry in part[1])
                 if takes and log.room(len(part[0])):
                     log.roll()
                     self._adopt_blank()
                 results[place] += self._append([part], now_ms)[0]
-            except StoreFullError as failure:
-                if not stored:
+            except (StoreError, OSError) as failure:
+                uncertain = isinstance(failure, StoreUncertainError)
+                if log.max_offset == start and not uncertain:
                     raise
-                results[place] += [_refused(entry, str(failure)) for entry in part[1]]
-            stored = stored or any(result.offset is not None for result in results[place])
+                status = PutStatus.TIMEOUT if uncertain else PutStatus.SERVICE_NOT_AVAILABLE
+                results[place] += _not_stored(part[1], status, failure)
+                # Nor may anything overtake it: what comes behind is not even tried.
+                for later, (_, entries) in parts[number + 1 :]:
+                    results[later] += _not_stored(entries, PutStatus.SERVICE_NOT_AVAILABLE, failure)
+                break
         return results
 
     def _adopt_blank(self) -> None:
@@ -293,7 +317,12 @@ def _parts(examined: Sequence[Examined], limit: int) -> list[tuple[int, Examined
     return parts
 
 
-def _refused(entry: Entry | PutResult, reason: str) -> PutResult:
-    if isinstance(entry, PutResult):
-        return entry
-    return PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason=reason)
+def _not_stored(
+    entries: Sequence[Entry | PutResult], status: PutStatus, failure: Exception
+) -> list[PutResult]:
+    """Return results for what the log did not take; a record that was refused before stays so."""
+    reason = str(failure)
+    return [
+        entry if isinstance(entry, PutResult) else PutResult(status, reason=reason)
+        for entry in entries
+    ]

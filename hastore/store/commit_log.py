@@ -1,21 +1,34 @@
-"""The commit log: appended by pwrite into reserved files, read through maps without a lock.
+"""The commit log: appended by pwrite into reserved files, read without a lock.
+
+Hot bytes are read through a map, cold ones by pread: a page that must come from the disk would be
+waited for with the interpreter's lock held, and one that cannot come would be a SIGBUS, the end of
+the process; pread waits without the lock and has an error (EIO) for it.
+
+    hot     the last HOT_BYTES, as far as this process wrote them: they are in the page cache
+    cold    all else
 
 Appending methods are called under `lock` by one thread at a time. `max_offset` moves only after the
 bytes are in the page cache, so a reader below it never sees a byte that is still being written.
+
+A write that fails may have left whole records beyond `max_offset`, which a later recovery would
+take for messages although their put was refused, or which a slave that is promoted would have
+behind its own records. So they are cleared, durably, before anybody hears of the failure; a kill
+between the two is no refusal. What cannot be cleared closes the log, and is nobody's refusal.
 """
 
 import threading
-from collections.abc import Callable
 from types import TracebackType
 
-from hastore.errors import StoreError, StoreFullError, UsageError
+from hastore.errors import StoreError, StoreFullError, StoreUncertainError, UsageError
+from hastore.service import OnFailure
 from hastore.store.allocate import AllocateService
-from hastore.store.filesystem import NO_ROOM, FileSystem
+from hastore.store.filesystem import NO_ROOM, File, FileSystem
 from hastore.store.health import StoreHealth
 from hastore.store.mapped_file import FileRange, MappedFile, file_name
 from hastore.store.mapped_file_queue import MappedFileQueue
 from hastore.store.record import BLANK_SIZE, pack_blank
 
+HOT_BYTES = 64 << 20
 _COPY_BYTES = 1 << 20
 _AHEAD_AT_ONCE_BYTES = (
     64 << 20
@@ -51,8 +64,8 @@ class CommitLog:
         root: str,
         file_size: int,
         health: StoreHealth,
-        on_failure: Callable[[str, BaseException], None] | None = None,
         *,
+        on_failure: OnFailure,
         warm_files: bool = False,
     ) -> None:
         self.lock = threading.RLock()
@@ -61,12 +74,13 @@ class CommitLog:
         self.min_offset = 0
         self.max_offset = 0
         self.boundary = 0  # the end of a whole record, as far on as is known; <= max_offset
-        self.queue = MappedFileQueue(fs, self.directory, file_size)
+        self.queue = MappedFileQueue(fs, self.directory, file_size, f"{root}/hastore")
         self.allocator = AllocateService(
-            fs, f"{root}/hastore/spare", file_size, on_failure, warm=warm_files
+            fs, f"{root}/hastore/spare", file_size, on_failure=on_failure, warm=warm_files
         )
         self._fs = fs
         self._health = health
+        self._written_from = 0  # what lies below was there when this process began
         self._want_at: int | None = 0  # ask for the next file once the log has come so far
 
     def set_range(self, min_offset: int, max_offset: int) -> None:
@@ -74,6 +88,7 @@ class CommitLog:
         self.min_offset = min_offset
         self.max_offset = max_offset
         self.boundary = max_offset
+        self._written_from = max_offset
         self._want_at = 0
 
     def warm_rest(self) -> None:
@@ -87,18 +102,60 @@ class CommitLog:
     def view(self, offset: int, max_bytes: int) -> LogView:
         """Lend at most `max_bytes` from `offset`, within one file, never beyond `max_offset`.
 
-        Empty at the end. UsageError for an offset outside [min_offset, max_offset].
+        Empty at the end. UsageError for an offset outside [min_offset, max_offset], StoreError when
+        retention took it meanwhile, OSError when the disk cannot read it. What is cold is read
+        whole, so `max_bytes` is to be no more than is needed.
+        """
+        file, size = self._bounds(offset, max_bytes)
+        if file is None:
+            return LogView(memoryview(b""))
+        opened, view = file.opened or self.pin(file)
+        at = offset - file.start
+        if offset < self.cold_end:
+            return LogView(memoryview(opened.pread(size, at)))
+        return LogView(view[at : at + size])
+
+    def map_view(self, offset: int, max_bytes: int) -> LogView:
+        """Lend the same bytes through the map, hot or cold: for walks by the sizes of records.
+
+        They touch few pages of a whole file. At the start and at cuts alone: see above.
         """
         file, size = self._bounds(offset, max_bytes)
         if file is None:
             return LogView(memoryview(b""))
         at = offset - file.start
-        return LogView(file.view[at : at + size])
+        return LogView(self.pin(file)[1][at : at + size])
 
     def file_range(self, offset: int, max_bytes: int) -> FileRange:
         """Return the same bytes as `view` as a range of a descriptor; size 0 at the end."""
         file, size = self._bounds(offset, max_bytes)
-        return FileRange(-1, 0, 0) if file is None else file.range(offset, size)
+        if file is None:
+            return FileRange(-1, 0, 0)
+        opened, _ = self.pin(file)
+        return FileRange(opened.fileno(), offset - file.start, size, opened)
+
+    @property
+    def cold_end(self) -> int:
+        """Return where the bytes that are surely in the page cache begin; below is read by pread.
+
+        A cgroup whose memory is smaller than HOT_BYTES may lose even these.
+        """
+        return max(self._written_from, self.max_offset - HOT_BYTES)
+
+    def pin(self, file: MappedFile) -> tuple[File, memoryview]:
+        """Return an open file and its map, which last while held. StoreError: it is gone."""
+        try:
+            return file.pin()
+        except FileNotFoundError as failure:
+            raise self.gone(file.start, file.path) from failure
+
+    def gone(self, offset: int, path: str) -> StoreError:
+        """Return the error to raise when there is no file of an offset."""
+        if offset < self.min_offset:
+            return StoreError(f"{path} was removed by retention; the log begins at"
+                              f" {self.min_offset}")  # fmt: skip
+        return StoreError(f"{path} is missing: restore it from a backup, or copy the store from"
+                          " another node")  # fmt: skip
 
     def _bounds(self, offset: int, max_bytes: int) -> tuple[MappedFile | None, int]:
         end = self.max_offset
@@ -108,7 +165,7 @@ class CommitLog:
             return None, 0
         file = self.queue.find(offset)
         if file is None:
-            raise StoreError(f"no file holds offset {offset}: retention took it")
+            raise self.gone(offset, f"the file of offset {offset}")
         return file, min(max_bytes, end - offset, file.end - offset)
 
     # -- appending (under `lock`) -----------------------------------------------------------------
@@ -126,11 +183,14 @@ class CommitLog:
         try:
             file.pwrite(pack_blank(file.end - self.max_offset), self.max_offset)
         except OSError as failure:
-            raise self._not_written(file, failure) from failure
+            raise self._not_written(file, BLANK_SIZE, failure) from failure
         self.max_offset = file.end
 
     def append(self, data: bytes | bytearray | memoryview) -> int:
-        """Append bytes that fit into the file; returns the new `max_offset`. StoreFullError."""
+        """Append bytes that fit into the file; returns the new `max_offset`.
+
+        StoreFullError, StoreBrokenError: nothing of them is left. StoreUncertainError: some may be.
+        """
         file = self._writable()
         start = self.max_offset
         end = start + len(data)
@@ -139,7 +199,7 @@ class CommitLog:
         try:
             file.pwrite(data, start)
         except OSError as failure:
-            raise self._not_written(file, failure) from failure
+            raise self._not_written(file, len(data), failure) from failure
         self.max_offset = end
         if self._want_at is not None and end >= self._want_at:
             self._want_next(file, end)
@@ -162,6 +222,14 @@ class CommitLog:
         if self._want_at is not None and end >= self._want_at:
             self._want_next(file, end)
         return end
+
+    def replica_failed(self, offset: int, size: int, failure: OSError) -> StoreError:
+        """Clear what a failed splice into `replica_range` left; returns the error to raise."""
+        self._expect_end(offset)
+        file = self.queue.find(offset)
+        if file is None:
+            return StoreError(f"no file holds offset {offset}")
+        return self._not_written(file, size, failure)
 
     def _expect_end(self, offset: int) -> None:
         if offset != self.max_offset:
@@ -187,8 +255,25 @@ class CommitLog:
         else:
             self._want_at = at
 
-    def _not_written(self, file: MappedFile, failure: OSError) -> StoreError:
-        """Return the error to raise when a write at the log's end has failed."""
+    def _not_written(self, file: MappedFile, size: int, failure: OSError) -> StoreError:
+        """Clear what a failed write of `size` bytes at the log's end left; returns what to raise.
+
+        Durably, where there is anything: the disk may have it already, and a power loss after the
+        refusal would bring it back.
+        """
+        position = self.max_offset - file.start
+        try:
+            left = file.file.pread(min(size, file.size - position), position)
+            if left.strip(b"\0"):
+                file.file.zero(position, len(left))
+                file.sync()
+        except OSError as second:
+            broken = self._health.fail(
+                f"a write at offset {self.max_offset} failed ({failure}), and what it left could"
+                " not be cleared",
+                second,
+            )
+            return StoreUncertainError(str(broken))
         if failure.errno in NO_ROOM:  # a file system whose reservations do not hold
             return StoreFullError(f"{file.path}: {failure.strerror}")
         return self._health.fail(f"a write at offset {self.max_offset} failed", failure)

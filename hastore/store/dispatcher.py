@@ -52,7 +52,10 @@ class Dispatcher(Protocol):
         ...
 
     def flush(self) -> None:
-        """Make durable what was dispatched before the call; raises OSError."""
+        """Make durable what was dispatched before the call.
+
+        Raises OSError when a later call may do better, SyncFailedError when none can.
+        """
         ...
 
     def reset(self) -> None:

@@ -89,5 +89,8 @@ class FileSystem(Protocol):
     def lock(self, path: str) -> File:
         """Lock a file for this process until it is closed; StoreInUseError when it is held."""
 
+    def is_same_file(self, path: str, file: File) -> bool:
+        """Tell whether the path names the file that is open; false where it names nothing."""
+
     def free_bytes(self, path: str) -> int:
         """Return the bytes that an ordinary user may still allocate there."""

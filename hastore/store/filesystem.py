@@ -52,7 +52,7 @@ class RealFile:
 
     def pread(self, size: int, position: int) -> bytes:
         """Return up to `size` bytes from `position`."""
-        with _named(self.path):
+        try:
             data = os.pread(self._descriptor, size, position)
             if len(data) == size or not data:
                 return data
@@ -63,6 +63,9 @@ class RealFile:
                 parts.append(data)
                 got += len(data)
             return b"".join(parts)
+        except OSError as failure:
+            failure.filename = self.path
+            raise
 
     def pwrite(self, data: Bytes, position: int) -> None:
         """Write all of `data` at `position`."""
@@ -293,6 +296,14 @@ class RealFileSystem:
             file = _LockFile(path, descriptor)
             _locks_held.add(file.key)
             return file
+
+    def is_same_file(self, path: str, file: File) -> bool:
+        """Tell whether the path names the file that is open; never opens it (see `lock`)."""
+        try:
+            named, opened = os.stat(path), os.fstat(file.fileno())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
     def free_bytes(self, path: str) -> int:
         """Return the bytes that an ordinary user may still allocate there."""

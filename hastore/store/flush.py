@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable
 
 from hastore.errors import StoreError
-from hastore.service import Service
+from hastore.service import OnFailure, Service
 from hastore.store.commit_log import CommitLog
 from hastore.store.health import StoreHealth
 from hastore.store.limits import LimitsPage
@@ -28,10 +28,10 @@ class FlushService(Service):
         *,
         interval_ms: int,
         boundary: Callable[[], int],
-        on_failure: Callable[[str, BaseException], None] | None = None,
+        on_failure: OnFailure,
     ) -> None:
         """Prepare; `boundary()` returns the end of a whole record, as far on as is known."""
-        super().__init__("FlushCommitLogService", on_failure)
+        super().__init__("FlushCommitLogService", on_failure=on_failure)
         self.flushed_offset = 0
         self.on_flushed: Callable[[int], None] | None = None
         self._log = commit_log
@@ -135,9 +135,9 @@ class HousekeepingService(Service):
         step: Callable[[], None],
         *,
         interval_ms: int,
-        on_failure: Callable[[str, BaseException], None] | None = None,
+        on_failure: OnFailure,
     ) -> None:
-        super().__init__("StoreHousekeepingService", on_failure)
+        super().__init__("StoreHousekeepingService", on_failure=on_failure)
         self._step = step
         self._interval_s = interval_ms / 1000
         self.failure_reason: str | None = None

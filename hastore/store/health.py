@@ -4,7 +4,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from hastore.errors import StoreBrokenError
+from hastore.errors import StoreBrokenError, StoreMovedError
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +30,20 @@ class StoreHealth:
         error = StoreBrokenError(self.reason)
         if first:
             log.critical("the store is closed: %s", self.reason)
+            if self._on_failure is not None:
+                self._on_failure("store", error)
+        return error
+
+    def lose(self, reason: str) -> StoreMovedError:
+        """Close the store since its files are gone from their place; return the error to raise.
+
+        This reason takes the place of an earlier one: what failed by path before was its effect.
+        """
+        error = StoreMovedError(reason)
+        with self._guard:
+            first, self.reason = self.reason != reason, reason
+        if first:
+            log.critical("the store is closed: %s", reason)
             if self._on_failure is not None:
                 self._on_failure("store", error)
         return error

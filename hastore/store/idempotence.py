@@ -107,6 +107,7 @@ class IdempotenceWindow:
         self._fs = fs
         self._path = f"{root}/hastore/idempotence"
         self._guard = threading.Lock()
+        self._saving = threading.RLock()  # of the snapshot; taken before the guard
         self._producers: OrderedDict[bytes, ProducerWindow] = OrderedDict()
         self.end_offset = 0  # all records below were taken
         self._snapshot_end = 0
@@ -249,12 +250,13 @@ class IdempotenceWindow:
 
     def truncate(self, log_end: int) -> None:
         """Forget the records at or beyond `log_end`, durably."""
-        with self._guard:
-            if self.end_offset > log_end:
-                self._cut(log_end)
-            stale = self._snapshot_end > log_end
-        if stale:
-            self.save()
+        with self._saving:
+            with self._guard:
+                if self.end_offset > log_end:
+                    self._cut(log_end)
+                stale = self._snapshot_end > log_end
+            if stale:
+                self.save()
 
     def _cut(self, log_end: int) -> None:
         for producer in list(self._producers):
@@ -271,10 +273,11 @@ class IdempotenceWindow:
 
     def reset(self) -> None:
         """Forget everything, durably."""
-        with self._guard:
-            self._producers.clear()
-            self.end_offset = 0
-        self.save()
+        with self._saving:
+            with self._guard:
+                self._producers.clear()
+                self.end_offset = 0
+            self.save()
 
     def delete_before(self, min_offset: int) -> None:
         """Keep all: a retry is recognised even when retention took its record."""
@@ -285,12 +288,13 @@ class IdempotenceWindow:
     # -- snapshot ---------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the snapshot, durably and atomically. Raises OSError."""
-        with self._guard:
-            raw, end = self._dump(), self.end_offset
-        self._fs.replace_bytes(self._path, raw)
-        self._snapshot_end = end
-        self._snapshot_step = max(_SNAPSHOT_STEP_BYTES, 4 * len(raw))
+        """Write the snapshot, durably and atomically; one thread at a time. Raises OSError."""
+        with self._saving:  # housekeeping and retention have one temporary file
+            with self._guard:
+                raw, end = self._dump(), self.end_offset
+            self._fs.replace_bytes(self._path, raw)
+            self._snapshot_end = end
+            self._snapshot_step = max(_SNAPSHOT_STEP_BYTES, 4 * len(raw))
 
     def save_before(self, min_offset: int) -> None:
         """Write the snapshot if a start would need the log below `min_offset`, which goes now."""

@@ -21,8 +21,8 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import HastoreError, StoreError
-from hastore.service import Service
+from hastore.errors import HastoreError, StoreError, SyncFailedError
+from hastore.service import OnFailure, Service
 from hastore.store.dispatcher import Dispatcher, LogView
 from hastore.store.replay_pace import BULK_BYTES, TRICKLE_S, VIEW_BYTES, ReplayPace
 from hastore.store.replay_state import ReplayState
@@ -54,12 +54,12 @@ class IndexBuildService(Service):
         dispatchers: Sequence[Dispatcher],
         *,
         state: ReplayState,
-        on_failure: Callable[[str, BaseException], None] | None = None,
+        on_failure: OnFailure,
         linger_s: float = 0.001,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare; `linger_s` lets small appends gather while nobody waits for replay."""
-        super().__init__("IndexBuildService", on_failure)
+        super().__init__("IndexBuildService", on_failure=on_failure)
         self._log = commit_log
         self._dispatchers = tuple(dispatchers)
         self._state = state
@@ -75,7 +75,8 @@ class IndexBuildService(Service):
         self._waiters = 0
         self._dispatched = 0
         self._seen_end = 0  # of the log, at the last look for records
-        self._sync_failed = False
+        self._sync_failed: str | None = None  # why nothing is noted as synced any more
+        self._inherited = False  # files of the process before may be unsynced, nobody knows which
         self.blocked_reason: str | None = None  # why replay does not go on, for the status
         self.on_dispatched: Callable[[int], None] | None = None  # called in replay's thread
 
@@ -88,6 +89,7 @@ class IndexBuildService(Service):
         """Open the dispatchers, cut to match the log's end, and return where replay goes on."""
         end = self._log.max_offset
         dispatched, synced, trusted = self._state.load()
+        self._inherited = trusted or dispatched > 0
         offset = max(min(dispatched if trusted else synced, end), self._log.min_offset)
         self._dispatched = min(
             [offset, *(dispatcher.load(offset, trusted) for dispatcher in self._dispatchers)]
@@ -295,6 +297,8 @@ class IndexBuildService(Service):
         with self.paused(), self._flush_lock:
             for dispatcher in self._dispatchers:
                 dispatcher.reset()
+            self._sync_failed = None
+            self._state.trust()
             self._state.save(offset, offset)
             with self._changed:
                 self._dispatched = offset
@@ -311,20 +315,30 @@ class IndexBuildService(Service):
         """Make durable what was dispatched so far, then note it, so that a power loss costs no
         longer replay.
 
-        After a failed sync the note never moves again in this process: the kernel may have dropped
-        pages.
+        OSError, StoreError: a later call may do better (a full disk). SyncFailedError, from then on
+        at each call: the note does not move again in this process, for the kernel may have dropped
+        pages. The next start builds anew what lies behind it.
         """
         with self._flush_lock:
+            if self._sync_failed is not None:
+                raise SyncFailedError(self._sync_failed)
             offset = self._dispatched
-            if offset == self._state.synced or self._sync_failed:
+            if offset == self._state.synced:
                 return
             try:
+                if self._inherited:
+                    self._state.sync_all()
+                    self._inherited = False
                 for dispatcher in self._dispatchers:
                     dispatcher.flush()
                 self._state.save_synced(offset)
-            except OSError:
-                self._sync_failed = True
-                raise
+            except SyncFailedError as failure:
+                self._sync_failed = (
+                    f"queues and index are not synced any more: {failure}; restart the node, which"
+                    f" builds anew what may be lost, from offset {self._state.synced} on"
+                )
+                self._state.distrust()
+                raise SyncFailedError(self._sync_failed) from failure
 
     def close(self) -> None:
         """Close all files, after `stop`; `flush` before makes the next start quick."""

@@ -17,6 +17,7 @@ from hastore.store.index_file import IndexFile, IndexHeader, Plan
 from hastore.store.java_hash import KeyHasher, keys_of
 from hastore.store.record_columns import RecordColumns
 from hastore.store.replay_walk import FLAG_ROLLBACK, Dispatched
+from hastore.store.sync_files import sync_files
 
 _NAME_DIGITS = 17
 _NAME_FORM = "%Y%m%d%H%M%S%f"
@@ -214,19 +215,17 @@ class KeyIndex:
                 self._discard(self._files.pop(0))
 
     def flush(self) -> None:
-        """Sync what was written since the last flush; OSError."""
+        """Sync what was written since the last flush; OSError, SyncFailedError."""
         with self._lock:
             paths, self._unsynced = self._unsynced, set()
             names_changed, self._names_changed = self._names_changed, False
-        for path in sorted(paths):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                file = self._fs.open(path)
-                try:
-                    file.sync()
-                finally:
-                    file.close()
-        if names_changed:
-            self._fs.sync_dir(self._directory)
+        try:
+            sync_files(self._fs, paths, {self._directory} if names_changed else ())
+        except BaseException:
+            with self._lock:
+                self._unsynced |= paths
+                self._names_changed |= names_changed
+            raise
 
     def reset(self) -> None:
         """Forget all files."""

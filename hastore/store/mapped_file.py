@@ -1,8 +1,9 @@
-"""One file of a queue of files: written by pwrite, read through a shared map."""
+"""One file of a queue of files: written by pwrite, read by pread or through a shared map."""
 
 import threading
 from dataclasses import dataclass, field
 
+from hastore.errors import StoreError
 from hastore.store.filesystem import File, FileSystem
 
 NAME_DIGITS = 20
@@ -27,8 +28,8 @@ class MappedFile:
     """A file of a fixed size that begins at offset `start` of its log; opened on first use.
 
     Nothing is ever written through the map: on a full disk that would be a SIGBUS. `release` and
-    `remove` only drop references: whoever still holds a view or a FileRange goes on reading the old
-    bytes, and the last one closes map and descriptor.
+    `remove` only drop references: whoever still holds a pin, a view or a FileRange goes on reading
+    the old bytes, and the last one closes map and descriptor.
     """
 
     def __init__(self, fs: FileSystem, path: str, start: int, size: int) -> None:
@@ -45,6 +46,10 @@ class MappedFile:
         """Whether a descriptor and a map are held."""
         return self.opened is not None
 
+    def pin(self) -> tuple[File, memoryview]:
+        """Return file and map: they last while held, also when the file is removed. OSError."""
+        return self.opened or self._open()
+
     @property
     def file(self) -> File:
         """Return the open file."""
@@ -57,8 +62,16 @@ class MappedFile:
         return opened[1] if opened is not None else self._open()[1]
 
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
-        """Write at an offset of the log; the bytes must fit. Not durable before `sync`."""
-        opened = self.opened or self._open()
+        """Write at an offset of the log; the bytes must fit. Not durable before `sync`.
+
+        OSError: a part of them may be there. StoreError: the file cannot be opened, none is.
+        """
+        opened = self.opened
+        if opened is None:
+            try:
+                opened = self._open()
+            except OSError as failure:
+                raise StoreError(f"{self.path} cannot be opened: {failure}") from failure
         opened[0].pwrite(data, offset - self.start)
 
     def range(self, offset: int, size: int) -> FileRange:
@@ -77,8 +90,8 @@ class MappedFile:
 
     def remove(self) -> None:
         """Remove the file; its name is gone durably after `sync_dir`."""
-        self.release()
         self._fs.remove(self.path)
+        self.release()  # after it, so that no reader opens the file again in between
 
     def _open(self) -> tuple[File, memoryview]:
         with self._guard:

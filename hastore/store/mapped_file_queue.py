@@ -1,5 +1,6 @@
 """The files of a log: contiguous, of one size, named by their start offset."""
 
+import contextlib
 import logging
 import threading
 from collections.abc import Callable
@@ -16,14 +17,20 @@ _MAX_OPEN = 64  # maps and descriptors held at a time; older files are opened ag
 class MappedFileQueue:
     """A directory of files; readers take no lock: `files` is a tuple that is replaced as a whole.
 
-    One thread at a time may change it (the owner's append lock).
+    One thread at a time may change it (the owner's append lock), but for `discard`.
     """
 
-    def __init__(self, fs: FileSystem, directory: str, file_size: int) -> None:
+    def __init__(
+        self, fs: FileSystem, directory: str, file_size: int, source: str | None = None
+    ) -> None:
+        """Name the directory; `source` is the one that added files are renamed from."""
         self.directory = directory
         self.file_size = file_size
         self.files: tuple[MappedFile, ...] = ()
-        self.names_dirty = False  # names were added since the last sync_names
+        self._source = source
+        self._detached: list[MappedFile] = []  # to be removed, the oldest first
+        self._names_added = 0  # counts, so that a sync covers what was there when it began
+        self._names_synced = 0
         self._fs = fs
         self._opened: list[MappedFile] = []
         self._opened_guard = threading.Lock()
@@ -91,17 +98,31 @@ class MappedFileQueue:
         path = f"{self.directory}/{file_name(start)}"
         take(path)
         added = MappedFile(self._fs, path, start, self.file_size)
-        self.names_dirty = True
+        self.note_names()
         self.files = (*self.files, added)
         self._note_opened(added)
         return added
 
-    def remove_first(self, count: int) -> None:
-        """Remove the oldest files, each durably before the next, so that no crash leaves a gap."""
-        for _ in range(count):
-            gone, self.files = self.files[0], self.files[1:]
-            gone.remove()
+    def detach_first(self, count: int) -> None:
+        """Give the oldest files up: nobody finds them any more. `discard` removes them."""
+        self._detached += self.files[:count]
+        self.files = self.files[count:]
+
+    def discard(self) -> None:
+        """Remove what was detached, each file durably before the next, so no crash leaves a gap.
+
+        Needs no append lock, but one call at a time. What OSError left comes first the next time.
+        """
+        while self._detached:
+            with contextlib.suppress(FileNotFoundError):  # an operator was faster
+                self._detached[0].remove()
             self.sync_names()
+            del self._detached[0]
+
+    def forget(self) -> None:
+        """Be empty: the files were moved away."""
+        self.files = ()
+        self._detached.clear()
 
     def remove_from(self, start: int) -> None:
         """Remove the files from `start` on, newest first, each durably before the next."""
@@ -110,18 +131,22 @@ class MappedFileQueue:
             gone.remove()
             self.sync_names()
 
+    def note_names(self) -> None:
+        """Say that names may be there that are not durable: `sync` is to see to them."""
+        self._names_added += 1
+
     def sync_names(self) -> None:
-        """Make the files' names durable."""
-        self.names_dirty = False
-        try:
-            self._fs.sync_dir(self.directory)
-        except OSError:
-            self.names_dirty = True
-            raise
+        """Make the files' names durable, and that they are nowhere else. Any thread."""
+        added = self._names_added
+        self._fs.sync_dir(self.directory)
+        if added > self._names_synced:
+            if self._source is not None:
+                self._fs.sync_dir(self._source)
+            self._names_synced = added  # only now: another thread's flush must not skip it before
 
     def sync(self, start: int, end: int) -> None:
         """Make the bytes [start, end) durable, names included."""
-        if self.names_dirty:
+        if self._names_added > self._names_synced:
             self.sync_names()
         for file in self.files:
             if file.start < end and file.end > start:

@@ -12,6 +12,7 @@ from contextlib import AbstractContextManager
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import Flush, StoreConfig
+from hastore.errors import StoreError
 from hastore.store.append_path import Appender
 from hastore.store.filesystem import REAL, FileSystem
 from hastore.store.host import Host
@@ -87,19 +88,27 @@ class MessageStore:
         """Give the store's lock back, after `close(unlock=False)`."""
         self._life.unlock()
 
-    def open(self, *, intent_offset: int | None = None) -> None:
+    def open(self, *, intent_offset: int | None = None, from_rocketmq: bool = False) -> None:
         """Lock and recover the store, then start its threads.
 
         `intent_offset`: a cut at this offset was begun and is being finished, so bytes beyond it
-        may be missing. StoreInUseError, StoreBrokenError (synced bytes are missing or damaged),
-        StoreError (it cannot be read or written, or has files of another size).
+        may be missing. `from_rocketmq`: this node copied the log from a RocketMQ, whose records of
+        topics that nobody can read are no damage. StoreInUseError, StoreBrokenError (synced bytes
+        are missing or damaged), StoreError (it cannot be read or written, or has files of another
+        size).
         """
-        self._appender.last_store_timestamp_ms = self._life.open(intent_offset)
+        self._appender.last_store_timestamp_ms = self._life.open(
+            intent_offset, from_rocketmq=from_rocketmq
+        )
 
     def close(self, *, unlock: bool = True) -> None:
         """Stop cleanly: sync all, save the checkpoint, remove `abort`, unlock. StoreError."""
         self._life.close(unlock=unlock)
         self._wake()
+
+    def check_place(self) -> None:
+        """Close the store when its folder was moved or removed; StoreMovedError. Each second."""
+        self._life.check_place()
 
     @property
     def broken_reason(self) -> str | None:
@@ -195,7 +204,7 @@ class MessageStore:
         """Append at `offset`, which must be the end; returns the new end.
 
         UsageError for another offset or bytes that cross a file's end; StoreFullError appends
-        nothing.
+        nothing. What a failed write left is cleared, or the store closes: StoreUncertainError.
         """
         log = self._log
         with log.lock:
@@ -217,6 +226,14 @@ class MessageStore:
         self._grown()
         return end
 
+    def replica_failed(self, offset: int, size: int, failure: OSError) -> StoreError:
+        """Clear what a failed splice into `replica_range` left; returns the error to raise.
+
+        StoreFullError for want of room, else the store is closed: StoreBrokenError.
+        """
+        with self._log.lock:
+            return self._log.replica_failed(offset, size, failure)
+
     def _grown(self) -> None:
         if self._build.idle:
             self._build.notify()
@@ -230,13 +247,17 @@ class MessageStore:
 
         Results come in the records' order; a payload that is no row of records has one result,
         which refuses all of it. StoreFullError, StoreBrokenError or StoreError (replay lags):
-        nothing was appended. With `store.flush: sync` a sync is under way when this returns.
+        nothing was appended. Where a part was, or may have been, the results say what became of
+        each record. With `store.flush: sync` a sync is under way when this returns.
         """
         results, start, end, data = self._appender.put(payloads)
         if end > start:
             self._grown()
             if self.on_append is not None:
-                self.on_append(start, end, data)
+                try:
+                    self.on_append(start, end, data)
+                except (StoreError, OSError) as failure:  # it is stored: nobody may be refused
+                    log.error("the end %d of the log was not told: %s", end, failure)
         return results
 
     @property
@@ -282,6 +303,10 @@ class MessageStore:
     def free_bytes(self) -> int:
         """Return the room left on the store's disk."""
         return self._life.free_bytes()
+
+    def expired_end(self, hold_offset: int | None) -> int | None:
+        """Return where the log would begin after `delete_expired`; None when nothing would go."""
+        return self._cuts.expired_end(hold_offset)
 
     def delete_expired(self, hold_offset: int | None) -> int:
         """Remove whole files by age and size, none from `hold_offset` on; returns how many."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from hastore.errors import Status
 
 # One enum all the way to the user. Of a record: PUT_OK, MESSAGE_ILLEGAL,
-# PROPERTIES_SIZE_EXCEEDED, or SERVICE_NOT_AVAILABLE when the disk filled up within a put.
+# PROPERTIES_SIZE_EXCEEDED, SERVICE_NOT_AVAILABLE when the disk filled up or failed within a put,
+# or TIMEOUT when it may be stored: the write failed, and so did its clearing.
 PutStatus = Status
 
 

@@ -223,6 +223,46 @@ def check_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> int
     return layout[0]
 
 
+def check_unreadable(buffer: Buffer, at: int, end: int, physical_offset: int) -> int:
+    """Return the size of a record at `at` that a RocketMQ wrote whole and nobody can read, else 0.
+
+    It is V1 although its topic, of up to 127 characters, has more than 127 bytes: one byte cannot
+    say their number (docs/ha-link.md). All else is as in any record, the body's CRC too, so that
+    damage does not pass for it.
+    """
+    if end - at < MIN_RECORD_SIZE:
+        return 0
+    size, magic, crc, _, _, _, physical, flags = PREFIX.unpack_from(buffer, at)
+    if magic != V1_MAGIC or physical != physical_offset or not MIN_RECORD_SIZE <= size <= end - at:
+        return 0
+    body_at = at + 88 + IPV6_EXTRA * ((flags >> 4 & 1) + (flags >> 5 & 1))
+    stop: int = at + size
+    if body_at > stop - 3:
+        return 0
+    (body_length,) = _INT.unpack_from(buffer, body_at - 4)
+    topic_at = body_at + body_length + 1
+    if body_length < 0 or topic_at > stop - 2:
+        return 0
+    if crc32(buffer[body_at : topic_at - 1]) & CRC_MASK != crc:
+        return 0
+    said = buffer[topic_at - 1]
+    for length in range(said, 4 * V1_MAX_TOPIC_BYTES, 256):  # what the byte says, modulo 256
+        properties_at = topic_at + length + 2
+        if V1_MAX_TOPIC_BYTES < length and properties_at <= stop:
+            properties = buffer[properties_at - 2] << 8 | buffer[properties_at - 1]
+            topic = bytes(buffer[topic_at : topic_at + length])
+            if properties_at + properties == stop and _is_short_text(topic):
+                return int(size)
+    return 0
+
+
+def _is_short_text(topic: bytes) -> bool:
+    try:
+        return len(topic.decode("utf-8")) <= V1_MAX_TOPIC_BYTES and b"\0" not in topic
+    except UnicodeDecodeError:
+        return False
+
+
 def check_blank(buffer: Buffer, at: int, end: int) -> int:
     """Return the size of the blank at `at` when it fills just what is left to `end`, else 0."""
     left = end - at

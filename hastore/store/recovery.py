@@ -28,6 +28,7 @@ from hastore.store.record import (
     V2_MAGIC,
     check_blank,
     check_record,
+    check_unreadable,
 )
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ class _Scan:
     end: int
     anchor: int
     next_anchor: int
+    unreadable: bool
     records: int = 0
     last_store_timestamp_ms: int = 0
 
@@ -66,10 +68,13 @@ def recover(
     clean: bool,
     same_boot: bool,
     floor: int | None = None,
+    from_rocketmq: bool = False,
 ) -> Recovered:
     """Find the end; changes nothing. StoreBrokenError when synced bytes are missing or damaged.
 
     `floor`: the offset of a cut that was begun (its intent is on the disk): bytes beyond may go.
+    `from_rocketmq`: this node copied the log from a RocketMQ, so a record that only its topic's
+    length makes unreadable is no damage: whoever follows that RocketMQ cuts there.
     """
     queue = commit_log.queue
     first = queue.start
@@ -84,7 +89,7 @@ def recover(
             raise _broken(commit_log, first, protected, "no file is there")
         return Recovered(first, first, first, 0, 0, first, first)
     start = _start_of_scan(commit_log, limits, first, clean=clean, same_boot=same_boot)
-    scan = _scan(commit_log, start)
+    scan = _scan(commit_log, start, unreadable=from_rocketmq and limits is not None)
     if scan.end < protected:
         raise _broken(commit_log, scan.end, protected, "no valid record is at their start")
     if limits is None and scan.end == first:
@@ -112,7 +117,8 @@ def clear_beyond(commit_log: CommitLog, recovered: Recovered, synced: int) -> No
     """Zero what is beyond the end, remove later files, sync all from `synced` on."""
     commit_log.truncate(recovered.end)
     queue = commit_log.queue
-    queue.names_dirty = bool(queue.files)
+    if queue.files:
+        queue.note_names()
     queue.sync(min(synced, recovered.end), recovered.end)
 
 
@@ -132,9 +138,9 @@ def _start_of_scan(
     return min(max(first, start), last_file)
 
 
-def _scan(commit_log: CommitLog, start: int) -> _Scan:
-    """Read records from `start` to the log's end."""
-    scan = _Scan(start, start, start)
+def _scan(commit_log: CommitLog, start: int, *, unreadable: bool) -> _Scan:
+    """Read records from `start` to the log's end, over `unreadable` ones where told so."""
+    scan = _Scan(start, start, start, unreadable)
     for file in commit_log.queue.files:
         if file.end > scan.end and not _scan_file(file, scan):
             break
@@ -154,7 +160,9 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
         data = memoryview(file.file.pread(min(wanted, file.size - position), position))
         at, end = 0, len(data)
         whole = position + end == file.size
-        while size := check_record(data, at, end, scan.end):
+        while size := check_record(data, at, end, scan.end) or (
+            scan.unreadable and check_unreadable(data, at, end, scan.end)
+        ):
             flags = PREFIX.unpack_from(data, at)[7]
             stamp = at + STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
             scan.last_store_timestamp_ms = int.from_bytes(data[stamp : stamp + 8], signed=True)

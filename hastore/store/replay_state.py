@@ -14,6 +14,7 @@ import zlib
 from typing import NamedTuple
 
 from hastore.store.filesystem import File, FileSystem
+from hastore.store.sync_files import sync_all
 
 _STATE = struct.Struct(">4si16sqqiii")
 _CRC = struct.Struct(">I")
@@ -53,7 +54,8 @@ class ReplayState:
         self._fs = fs
         self._path = path
         self._sizes = (units, slots, entries)
-        self._boot_id = read_boot_id(fs) if boot_id is None else boot_id
+        self._this_boot = read_boot_id(fs) if boot_id is None else boot_id
+        self._boot_id = self._this_boot  # what is written: none while the page cache may lie
         self._file: File | None = None
         self._lock = threading.RLock()
         self.dispatched = 0
@@ -72,7 +74,7 @@ class ReplayState:
         if magic != _MAGIC or version != _VERSION or tuple(sizes) != self._sizes:
             return Progress(0, 0, False)
         self.dispatched, self.synced = dispatched, synced
-        return Progress(dispatched, synced, boot_id == self._boot_id)
+        return Progress(dispatched, synced, boot_id == self._this_boot)
 
     def save_dispatched(self, offset: int) -> None:
         """Note that derived files were written up to `offset`; survives kill -9. Raises OSError."""
@@ -86,12 +88,29 @@ class ReplayState:
             file = self._open()
         file.sync()
 
+    def trust(self) -> None:
+        """Take `distrust` back, before the next `save`: the files were moved away."""
+        self._boot_id = self._this_boot
+
     def save(self, dispatched: int, synced: int) -> None:
         """Set both durably, also backwards: before derived files are cut. Raises OSError."""
         with self._lock:
             self._write(dispatched, synced)
             file = self._open()
         file.sync()
+
+    def sync_all(self) -> None:
+        """Sync the file system that the derived files are on. SyncFailedError."""
+        sync_all(self._fs, self._path.rpartition("/")[0])
+
+    def distrust(self) -> None:
+        """Have the next start read the files as after a power loss: from `synced` on.
+
+        After a failed sync the page cache may lose what it had; `dispatched` does not hold.
+        """
+        with self._lock:
+            self._boot_id = bytes(16)
+            self._write(self.dispatched, self.synced)
 
     def close(self) -> None:
         """Close the file."""

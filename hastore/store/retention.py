@@ -3,12 +3,26 @@
 from hastore.clock import Clock
 from hastore.config import RetentionConfig
 from hastore.store.commit_log import CommitLog
-from hastore.store.record import FLAG_BORN_IPV6, IPV6_EXTRA, STORE_AT, layout_of
+from hastore.store.record import (
+    FLAG_BORN_IPV6,
+    IPV6_EXTRA,
+    MIN_RECORD_SIZE,
+    STORE_AT,
+    V1_MAGIC,
+    V2_MAGIC,
+    layout_of,
+)
 
 
 def first_store_timestamp_ms(commit_log: CommitLog, offset: int) -> int | None:
     """Return the store timestamp of the record at `offset`; None when there is none."""
-    with commit_log.view(offset, commit_log.file_size) as view:
+    with commit_log.view(offset, MIN_RECORD_SIZE) as view:
+        if len(view) < MIN_RECORD_SIZE:
+            return None
+        size, magic = int.from_bytes(view[:4]), int.from_bytes(view[4:8])
+    if magic not in (V1_MAGIC, V2_MAGIC):
+        return None
+    with commit_log.view(offset, size) as view:
         layout = layout_of(view, 0, len(view))
         if layout is None:
             return None

@@ -1,11 +1,13 @@
 """What changes a store but for appends: cut, archive, set aside, begin elsewhere, retention.
 
 Each cut first stops replay and takes the log's lock and the sync's, so nobody appends, replays or
-syncs meanwhile. Reads go on; a view taken before sees zeros where bytes were cut.
+syncs meanwhile. Reads go on; a view taken before sees zeros where bytes were cut. Retention takes
+files out of the log under the log's lock, and does all that the disk has part in without it.
 """
 
 import contextlib
 import logging
+import threading
 from collections.abc import Iterator
 
 from hastore.errors import StoreError, StoreFullError, UsageError
@@ -25,11 +27,12 @@ class StoreCuts:
     def __init__(self, parts: StoreParts) -> None:
         self._parts = parts
         self._root = parts.config.root
+        self._removing = threading.Lock()  # retention or a cut, taken before all other locks
 
     @contextlib.contextmanager
     def _stopped(self) -> Iterator[None]:
         parts = self._parts
-        with parts.build.paused(), parts.log.lock, parts.flush.sync_lock:
+        with self._removing, parts.build.paused(), parts.log.lock, parts.flush.sync_lock:
             parts.health.check()
             try:
                 yield
@@ -64,7 +67,7 @@ class StoreCuts:
             return True
         if offset >= log.max_offset:
             return False
-        with log.view(offset, log.file_size) as view:
+        with log.map_view(offset, log.file_size) as view:
             size = len(view)
             return bool(check_record(view, 0, size, offset) or check_blank(view, 0, size))
 
@@ -76,7 +79,7 @@ class StoreCuts:
             return whole
         place = start
         while True:
-            with log.view(place, 4) as view:
+            with log.map_view(place, 4) as view:
                 size = int.from_bytes(view)
             if place + size > offset:
                 return place
@@ -133,34 +136,50 @@ class StoreCuts:
                     f"the log holds [{parts.log.min_offset}, {parts.log.max_offset}):"
                     " only an empty one can begin elsewhere"
                 )
+            parts.log.queue.discard()
             parts.log.queue.remove_from(0)
             parts.page.restart(offset)
             self._go_on(offset)
 
+    def expired_end(self, hold_offset: int | None) -> int | None:
+        """Return where the log would begin after `delete_expired`; None when nothing would go."""
+        parts = self._parts
+        with self._removing:
+            count = self._expired(hold_offset)
+            return parts.log.queue.files[count - 1].end if count else None
+
+    def _expired(self, hold_offset: int | None) -> int:
+        parts = self._parts
+        hold = min(parts.build.dispatched_offset, parts.flush.flushed_offset)
+        if hold_offset is not None:
+            hold = min(hold, hold_offset)
+        return expired_files(parts.log, parts.config.retention, parts.clock, hold)
+
     def delete_expired(self, hold_offset: int | None) -> int:
         """Remove whole old files, never at or beyond `hold_offset`; returns how many."""
         parts = self._parts
-        with parts.log.lock:
-            hold = min(parts.build.dispatched_offset, parts.flush.flushed_offset)
-            if hold_offset is not None:
-                hold = min(hold, hold_offset)
-            count = expired_files(parts.log, parts.config.retention, parts.clock, hold)
-            if not count:
-                return 0
-            min_offset = parts.log.queue.files[count - 1].end
-            parts.window.save_before(min_offset)
-            parts.log.min_offset = min_offset  # readers are refused before the bytes go
+        queue = parts.log.queue
+        with self._removing:  # puts only add files at the end: what is expired stays so
             try:
-                parts.log.queue.remove_first(count)
+                queue.discard()  # what an earlier call owes: first, or a gap would remain
+                count = self._expired(hold_offset)
+                if not count:
+                    return 0
+                min_offset = queue.files[count - 1].end
+                parts.window.save_before(min_offset)
+                with parts.log.lock:
+                    parts.log.min_offset = min_offset  # readers are refused before the bytes go
+                    queue.detach_first(count)
+                parts.build.delete_before(min_offset)
+                queue.discard()
             except OSError as failure:
                 raise StoreError(f"retention could not remove a file: {failure}") from failure
-        parts.build.delete_before(min_offset)
         log.info("retention removed %d files below offset %d", count, min_offset)
         return count
 
     def _go_on(self, offset: int) -> None:
         parts = self._parts
-        parts.log.queue.files = ()
+        parts.log.queue.forget()
         parts.log.set_range(offset, offset)
         parts.flush.reset(offset)
         parts.build.reset(offset)

@@ -6,11 +6,11 @@ reverse, `abort` last: while it exists the next open reads as after a crash.
 """
 
 import logging
-from collections.abc import Callable
 
 from hastore.clock import Clock
 from hastore.config import StoreConfig
 from hastore.errors import HastoreError, StoreBrokenError, StoreError
+from hastore.service import OnFailure, raise_failure
 from hastore.store.checkpoint import AbortFile, Checkpoint, CheckpointFile
 from hastore.store.commit_log import CommitLog
 from hastore.store.consume_queue import ConsumeQueueTable
@@ -40,12 +40,14 @@ class StoreLife:
         config: StoreConfig,
         fs: FileSystem,
         clock: Clock,
-        on_failure: Callable[[str, BaseException], None] | None,
+        on_failure: OnFailure | None,
     ) -> None:
+        """Prepare; without `on_failure` a thread that fails says so by `threading.excepthook`."""
         self.is_open = False
         self._fs = fs
         self._root = config.root
-        self._on_failure = on_failure
+        self._on_failure = on_failure or raise_failure
+        self._on_closed = on_failure
         self._lock_file: File | None = None
         self._abort = AbortFile(fs, config.root)
         self._checkpoint = CheckpointFile(fs, config.root)
@@ -54,13 +56,13 @@ class StoreLife:
 
     def _make_parts(self, config: StoreConfig, fs: FileSystem, clock: Clock) -> StoreParts:
         root = config.root
-        health = StoreHealth(self._on_failure)
+        health = StoreHealth(self._on_closed)
         commit_log = CommitLog(
             fs,
             root,
             config.commitlog_file_size,
             health,
-            self._on_failure,
+            on_failure=self._on_failure,
             warm_files=config.warm_files,
         )
         page = LimitsPage(fs, root)
@@ -115,14 +117,14 @@ class StoreLife:
             self._lock_file.close()
             self._lock_file = None
 
-    def open(self, intent_offset: int | None) -> int:
+    def open(self, intent_offset: int | None, *, from_rocketmq: bool) -> int:
         """Open everything; returns the last store timestamp known, in ms."""
         try:
             self.lock()
             try:
                 self._fs.make_dirs(f"{self._root}/commitlog")
                 self._fs.make_dirs(f"{self._root}/hastore")
-                return self._open_locked(intent_offset)
+                return self._open_locked(intent_offset, from_rocketmq)
             except BaseException:
                 self._release()
                 self.unlock()
@@ -133,7 +135,7 @@ class StoreLife:
                 " that it can write (store.root)"
             ) from failure
 
-    def _open_locked(self, intent_offset: int | None) -> int:
+    def _open_locked(self, intent_offset: int | None, from_rocketmq: bool) -> int:
         parts = self.parts
         limits = read_limits(self._fs, self._root)
         clean = not self._abort.exists()
@@ -150,6 +152,7 @@ class StoreLife:
             clean=clean,
             same_boot=limits is not None and limits.boot_id == boot_id,
             floor=intent_offset,
+            from_rocketmq=from_rocketmq,
         )
         checkpoint = self._checkpoint.load()
         self._abort.create()  # from here on bytes change
@@ -200,6 +203,20 @@ class StoreLife:
 
     # -- while it runs ----------------------------------------------------------------------------
 
+    def check_place(self) -> None:
+        """Close the store when its folder was moved, replaced or removed; StoreMovedError.
+
+        The files that are open would take more bytes, where no start finds them; what is made by
+        path would come to lie beside them, without the lock.
+        """
+        path = f"{self._root}/lock"
+        if self._lock_file is not None and not self._fs.is_same_file(path, self._lock_file):
+            raise self.parts.health.lose(
+                f"{path} is not the file that this node has locked: the store's folder was moved, "
+                "replaced or removed under it; nothing more is written: bring the folder back, or "
+                "correct store.root, and start the node again"
+            )
+
     def free_bytes(self) -> int:
         """Return the room left on the store's disk."""
         return self._fs.free_bytes(self._root)
@@ -218,6 +235,7 @@ class StoreLife:
 
     def _keep_house(self) -> None:
         """Sync what is derived, and note in RocketMQ's checkpoint how far everything is."""
+        self.check_place()
         parts = self.parts
         parts.build.flush()
         flushed = parts.flush.flushed_offset
@@ -267,6 +285,7 @@ class StoreLife:
 
     def _settle(self) -> None:
         parts = self.parts
+        self.check_place()
         parts.health.check()
         parts.flush.flush()
         self._keep_house()

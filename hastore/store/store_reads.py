@@ -3,10 +3,12 @@
 import enum
 import struct
 from bisect import bisect_left
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.store.consume_queue import UNIT_BYTES
+from hastore.store.filesystem import File
 from hastore.store.parts import StoreParts
 from hastore.store.properties import inner_count
 from hastore.store.pull_places import PullPlaces
@@ -26,6 +28,10 @@ from hastore.store.retention import first_store_timestamp_ms
 _HEAD = struct.Struct(">iI20xq")  # totalSize, magic, physicalOffset
 _UNITS_AT_ONCE = 1024
 _UNITS_MAX = 32_768  # of one pull
+COLD_MS = 20.0  # of cold reads in one pull: beyond it, what has been read is given
+_FEWER = 8  # times fewer records are tried when the disk did not read all
+_GAP_BYTES = 16 * 1024  # between records of a cold read; as much is read in vain
+_READ_BYTES = 1 << 20  # of one cold read, unless one run is longer
 
 
 class PullStatus(enum.Enum):
@@ -70,8 +76,9 @@ class StoreReads:
     ) -> PullResult:
         """Read records of a queue that end at or below `limit_offset`; at least one that is there.
 
-        What lies before damaged bytes is given; CorruptRecordError when nothing does: that range is
-        served no more.
+        Fewer than asked for come when the disk is slow. What lies before damaged bytes, or bytes
+        that the disk does not read, is given. When nothing does: CorruptRecordError, OSError; that
+        range is served no more.
         """
         known = self._parts.queues.queue_range(topic, queue_id)
         if known is None:
@@ -89,9 +96,22 @@ class StoreReads:
         self._find(places, topic, queue_id, queue_offset, high)
         if not places.count:
             return PullResult(PullStatus.NO_NEW, max(places.first, queue_offset), low, high)
-        if places.offsets[0] < self._log.min_offset:
-            return PullResult(PullStatus.OFFSET_TOO_SMALL, places.first + 1, low, high)
-        records = self._copy(places)
+        try:
+            records = self._copy(places)
+        except OSError:
+            if places.count == 1:
+                raise
+            return self.pull(  # the disk may read the first ones
+                topic,
+                queue_id,
+                queue_offset,
+                max_messages=max(1, places.count // _FEWER),
+                max_bytes=max_bytes,
+                limit_offset=limit,
+            )
+        if records is None:
+            kept = max(low, min(self._first_kept(topic, queue_id, places.first + 1), high))
+            return PullResult(PullStatus.OFFSET_TOO_SMALL, kept, kept, high)
         count = count_valid(records, places.offsets, places.sizes)
         if count < places.count:
             if not count:
@@ -126,23 +146,57 @@ class StoreReads:
             else:
                 at += units
 
-    def _copy(self, places: PullPlaces) -> bytes:
-        """Return the records' bytes, one behind the other; neighbours in the log at once."""
+    def _timer(self) -> Callable[[], bool]:
+        """Return what tells whether COLD_MS have passed since now."""
+        clock = self._parts.clock
+        until_ms = clock.monotonic_ms() + COLD_MS
+        return lambda: clock.monotonic_ms() >= until_ms
+
+    def _first_kept(self, topic: str, queue_id: int, otherwise: int) -> int:
+        """Return the first position that retention left, before the queue itself knows of it."""
+        queue = self._parts.queues.get(topic, queue_id)
+        if queue is None:
+            return otherwise
+        return max(otherwise, queue.files.first_at(self._log.min_offset))
+
+    def _copy(self, places: PullPlaces) -> bytes | None:
+        """Return the records' bytes, one behind the other; None: retention took the first one.
+
+        Files are pinned while they are read: what retention removes meanwhile is still given. The
+        last ones are left out when the disk is so slow that others would wait long.
+        """
+        log = self._log
+        late: Callable[[], bool] | None = None
+        if places.offsets[0] < log.min_offset:
+            return None
         begins, ends = places.runs()
-        pieces: list[memoryview] = []
+        pieces: list[bytes | memoryview] = []
         at, count = 0, len(begins)
         while at < count:
-            file = self._log.queue.find(begins[at])
-            if file is None:
-                raise StoreError(f"no file holds offset {begins[at]}: retention took it")
+            file = log.queue.find(begins[at])
+            try:
+                if file is None:
+                    raise log.gone(begins[at], f"the file of offset {begins[at]}")
+                opened, view = file.opened or log.pin(file)
+            except StoreError:
+                if begins[0] < log.min_offset:  # retention passed meanwhile
+                    return None
+                raise
             stop = count  # of what lies in this file
             if begins[-1] >= file.end:
                 stop = max(at + 1, bisect_left(begins, file.end, at))
-            view, start = file.view, file.start
-            pieces += [
-                view[begin - start : end - start]
-                for begin, end in zip(begins[at:stop], ends[at:stop], strict=True)
-            ]
+            start = file.start
+            if begins[at] < log.cold_end:
+                late = late or self._timer()
+                found, whole = _read(opened, start, begins[at:stop], ends[at:stop], late)
+                pieces += found
+                if not whole or (stop < count and late()):
+                    break
+            else:
+                pieces += [
+                    view[begin - start : end - start]
+                    for begin, end in zip(begins[at:stop], ends[at:stop], strict=True)
+                ]
             at = stop
         return b"".join(pieces)
 
@@ -205,6 +259,53 @@ class StoreReads:
             return None
 
 
+def _read(
+    file: File,
+    start: int,
+    begins: Sequence[int],
+    ends: Sequence[int],
+    late: Callable[[], bool],
+    gap_bytes: int = _GAP_BYTES,
+) -> tuple[list[bytes | memoryview], bool]:
+    """Read ranges of a file that begins at `start`; what lies close together by one pread.
+
+    Also returns whether these are all: else it was `late`, or the file ends in the middle of one.
+    """
+    pieces: list[bytes | memoryview] = []
+    at, count = 0, len(begins)
+    while at < count:
+        first, end, following = begins[at], ends[at], at + 1
+        gaps = False
+        while following < count:
+            begin = begins[following]
+            if not end <= begin <= end + gap_bytes or ends[following] > first + _READ_BYTES:
+                break
+            gaps = gaps or begin > end
+            end = ends[following]
+            following += 1
+        try:
+            raw = file.pread(end - first, first - start)
+        except OSError:
+            if not gaps:
+                raise
+            # The bad sector may lie in a gap: that is other readers' affair.
+            found, whole = _read(file, start, begins[at:following], ends[at:following], late, 0)
+            pieces += found
+            if not whole:
+                return pieces, False
+            at = following
+            continue
+        if gaps:
+            view = memoryview(raw)
+            pieces += [view[begins[i] - first : ends[i] - first] for i in range(at, following)]
+        else:
+            pieces.append(raw)
+        at = following
+        if len(raw) < end - first or (at < count and late()):  # cut short by somebody, or slow
+            return pieces, False
+    return pieces, True
+
+
 def _behind(record: Record, behind: int) -> int:
     """Return the position behind a record: an inner batch fills as many as it has messages."""
     if record.sys_flag & FLAG_INNER_BATCH:
@@ -218,7 +319,7 @@ def walk_whole(parts: StoreParts, start: int) -> int:
     offset, end = start, log.max_offset
     while offset < end:
         left = log.file_size - offset % log.file_size
-        with log.view(offset, left) as view:
+        with log.map_view(offset, left) as view:
             have = len(view)
             at = 0
             while have - at >= MIN_RECORD_SIZE or have - at >= BLANK_SIZE:

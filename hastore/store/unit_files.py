@@ -16,6 +16,7 @@ from bisect import bisect_right
 from collections import OrderedDict
 
 from hastore.store.filesystem import File, FileSystem
+from hastore.store.sync_files import sync_all, sync_files
 
 PLACE = struct.Struct(">qi")
 BLANK_UNIT_SIZE = 0x7FFFFFFF
@@ -28,7 +29,8 @@ _SEARCH_BYTES = 1 << 12
 class FileCache:
     """Open files of many queues, the least recently used closed first; thread-safe.
 
-    Reads and writes hold the lock, so that no file is closed under them.
+    Writes hold the lock. A read holds its file alone, for it may wait for the disk: files are
+    dropped rather than closed, and close with whoever holds them last.
     """
 
     def __init__(self, fs: FileSystem) -> None:
@@ -42,7 +44,8 @@ class FileCache:
     def read(self, path: str, size: int, position: int) -> bytes:
         """Return up to `size` bytes; OSError."""
         with self._lock:
-            return self._file(path).pread(size, position)
+            file = self._file(path)
+        return file.pread(size, position)
 
     def write(self, path: str, data: bytes | memoryview, position: int) -> None:
         """Write all of `data`; durable after `flush`. OSError."""
@@ -60,10 +63,11 @@ class FileCache:
         """Make a sparse file of zeros, with its directories."""
         directory = path.rpartition("/")[0]
         with self._lock:
-            if not self.fs.is_dir(directory):
-                self.fs.make_dirs(directory, sync=False)
-                above = directory.rpartition("/")[0]
-                self._dirty_dirs |= {above, above.rpartition("/")[0]}
+            missing = directory
+            while missing and not self.fs.is_dir(missing):
+                missing = missing.rpartition("/")[0]
+                self._dirty_dirs.add(missing)
+            self.fs.make_dirs(directory, sync=False)
             file = self.fs.open(path, create=True)
             self._dirty_dirs.add(directory)
             self._dirty.add(path)
@@ -75,9 +79,7 @@ class FileCache:
     def remove(self, path: str) -> None:
         """Remove a file; the name is durably gone after `flush`."""
         with self._lock:
-            file = self._files.pop(path, None)
-            if file is not None:
-                file.close()
+            self._files.pop(path, None)
             self._dirty.discard(path)
             with contextlib.suppress(FileNotFoundError):  # removed by an operator: the same end
                 self.fs.remove(path)
@@ -86,30 +88,27 @@ class FileCache:
     def flush(self) -> None:
         """Make durable all that was written before the call; OSError.
 
-        Syncs through descriptors of its own, so that writers never wait for the disk.
+        Syncs through descriptors of its own, so that writers never wait for the disk. What fails
+        stays to be synced; after SyncFailedError that is no proof any more.
         """
         with self._lock:
             paths, self._dirty = self._dirty, set()
             directories, self._dirty_dirs = self._dirty_dirs, set()
-        if len(paths) > _SYNC_EACH_MAX:
-            self.fs.sync_all(min(paths).rpartition("/")[0])
-            paths = directories = set()
-        for path in sorted(paths):
-            with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                file = self.fs.open(path)
-                try:
-                    file.sync()
-                finally:
-                    file.close()
-        for directory in sorted(directories):
-            with contextlib.suppress(FileNotFoundError):
-                self.fs.sync_dir(directory)
+        try:
+            if len(paths) > _SYNC_EACH_MAX:
+                sync_all(self.fs, min(paths).rpartition("/")[0])
+            else:
+                sync_files(self.fs, paths, directories)
+        except BaseException:
+            with self._lock:
+                self._dirty |= paths
+                self._dirty_dirs |= directories
+            raise
 
     def close(self) -> None:
         """Close all files and forget what was not flushed."""
         with self._lock:
-            while self._files:
-                self._files.popitem()[1].close()
+            self._files.clear()
             self._dirty.clear()
             self._dirty_dirs.clear()
 
@@ -122,7 +121,7 @@ class FileCache:
                 share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
                 self._open_max = min(max(share, _OPEN_FILES_MIN), _OPEN_FILES_MAX)
             if len(self._files) > self._open_max:
-                self._files.popitem(last=False)[1].close()
+                self._files.popitem(last=False)
         else:
             self._files.move_to_end(path)
         return file

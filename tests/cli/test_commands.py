@@ -2,6 +2,7 @@
 
 import base64
 import json
+import socket
 import subprocess
 import sys
 
@@ -10,11 +11,15 @@ import pytest
 from hastore.cli.status import no_master_text
 from tests.process.harness import ROOT, Group, hastore, wait_until
 
+pytestmark = pytest.mark.xdist_group("commands")  # what the module's fixture starts serves all
+
 STATUS_KEYS = [
     *("node", "role", "epoch", "min_offset", "max_offset", "flushed_offset", "confirmed_offset"),
     *("readable_offset", "writable", "slaves", "waiting_puts", "topics", "unclean", "reason"),
 ]
-SLAVE_KEYS = ["node", "address", "state", "ack_offset", "lag_bytes", "in_sync", "classic"]
+SLAVE_KEYS = [
+    *("node", "address", "state", "ack_offset", "lag_bytes", "in_sync", "classic", "files_kept"),
+]
 PERF_KEYS = [
     *("messages", "bytes", "seconds", "msgs_per_s", "mb_per_s", "p50_ms", "p99_ms", "p999_ms"),
     *("max_ms", "acked", "unknown", "failed"),
@@ -114,9 +119,32 @@ def test_acks_set_the_level(command, acks, level):
 
 
 def test_a_flushed_put_that_no_slave_can_confirm_is_refused_and_names_the_key(command):
-    code, lines, problems = command("produce", "levels", "--json", "--sync-flush", stdin=b"x\n")
-    assert code == 1 and "ack_point" in problems
+    code, lines, problems = command(  # no test waits so long
+        "produce", "levels", "--json", "--sync-flush", "--timeout", "3600", stdin=b"x\n"
+    )
+    assert code == 1 and "ha.ack_point: flushed" in problems
     assert objects(lines)[0]["status"] == "SLAVE_NOT_AVAILABLE"
+
+
+def test_produce_says_once_that_no_master_is_there_and_goes_on():
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        nowhere = f"127.0.0.1:{taken.getsockname()[1]}"
+        arguments = ["produce", "later", "--timeout", "3600", "--bootstrap", nowhere]
+        with subprocess.Popen(
+            [sys.executable, "-m", "hastore", *arguments], cwd=ROOT, text=True,
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        ) as producing:  # fmt: skip
+            try:
+                producing.stdin.write("x\n")
+                producing.stdin.flush()
+                said = producing.stderr.readline()
+                assert said.startswith("no master yet at ") and nowhere in said, said
+                assert "--timeout" in said and producing.poll() is None  # it goes on trying
+            finally:
+                producing.terminate()
+                _, rest = producing.communicate()
+    assert "no master yet" not in rest
 
 
 def test_a_line_that_is_too_long_is_refused_alone(command):
@@ -244,7 +272,9 @@ def test_a_group_without_a_master(make_group):
     group[1].kill()
     done = hastore("status", "--bootstrap", ",".join(group.bootstrap), "--timeout", "1")
     assert done.returncode == 4
-    assert done.stderr.splitlines()[0].startswith("error: no node takes writes; node 2 has most")
+    said = done.stderr.splitlines()[0]
+    assert said.startswith("error: no node takes writes; node 2 has most")
+    assert said.endswith(f"run `hastore promote -c {group[2].path}`")
     assert any(line.split()[:2] == ["2", "SLAVE"] for line in done.stdout.splitlines())
 
 

@@ -20,6 +20,8 @@ from hastore.store.reader import StoreReader
 from hastore.store.record import decode_record
 from tests.process.harness import ROOT
 
+pytestmark = pytest.mark.xdist_group("demo")  # what the module's fixture starts serves all
+
 SCALE = "0.05"
 
 
@@ -83,7 +85,7 @@ def test_a_folder_is_not_used_twice(told):
         timeout=60,
         check=False,
     )
-    assert done.returncode == 1 and "holds a demo already" in done.stderr
+    assert done.returncode == 2 and "holds a demo already" in done.stderr
 
 
 # -- each proof can fail

@@ -11,6 +11,7 @@ import pytest
 from hastore.client.connections import links
 from hastore.config import ApiConfig
 from hastore.server.api_server import ApiServer
+from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 
 OVER_BOTH = ("test_producer", "test_consumer")
@@ -44,7 +45,7 @@ class Node:
 
     def __init__(self, backend: FakeBackend) -> None:
         self.backend = backend
-        self.server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig())
+        self.server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
         self.server.start()
         self.address = self.server.endpoint
 
@@ -53,7 +54,7 @@ class Node:
         assert self.server.failure is None
 
     def restart(self) -> None:
-        self.server = ApiServer(self.address, self.backend, ApiConfig())
+        self.server = ApiServer(self.address, self.backend, ApiConfig(), on_failure=raise_failure)
         self.server.start()
 
 

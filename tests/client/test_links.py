@@ -24,6 +24,7 @@ from hastore.config import ApiConfig
 from hastore.protocol import api
 from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front
 from hastore.server.api_server import ApiServer
+from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 from tests.client.conftest import Node
 
@@ -247,7 +248,7 @@ def test_a_close_does_not_wait_for_a_peer_that_does_not_read(make: MakeLinks, sc
 def test_names_and_both_families(
     bound: str, named: str, make: MakeLinks, scheme: str
 ) -> None:
-    server = ApiServer(f"tcp://{bound}:0", FakeBackend(), ApiConfig())
+    server = ApiServer(f"tcp://{bound}:0", FakeBackend(), ApiConfig(), on_failure=raise_failure)
     server.start()
     try:
         port = server.endpoint.rpartition(":")[2]

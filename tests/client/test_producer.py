@@ -26,6 +26,7 @@ from hastore.errors import (
 from hastore.ha.group_transfer import Outcome
 from hastore.protocol.api import Status
 from hastore.server.api_server import ApiServer
+from hastore.service import raise_failure
 from hastore.store.record import decode_record
 from tests.api_fakes import FakeBackend
 from tests.client.conftest import Node
@@ -200,6 +201,20 @@ def test_no_slave_is_retried_and_then_certain(node: Node) -> None:
     assert bodies(node) == []
 
 
+def test_what_no_waiting_can_heal_is_refused_at_once(node: Node) -> None:
+    node.backend.unconfirmable = "0 of 1 in sync"
+    node.backend.unflushable = "set ha.ack_point: flushed on the slaves"
+    with Producer([node.address], sync_flush=True, delivery_timeout_s=3_600) as producer:
+        futures = [producer.send("t", b"%d" % i, queue=0) for i in range(100)]
+        for future in futures:
+            with pytest.raises(NotStoredError, match="ha.ack_point: flushed") as caught:
+                future.result(60)
+            assert caught.value.status == "SLAVE_NOT_AVAILABLE"
+        with pytest.raises(NotStoredError, match="ha.ack_point: flushed"):
+            producer.send_batch("t", [b"a", b"b"], queue=0).result(60)
+    assert bodies(node) == []
+
+
 def test_a_slave_that_comes_back_in_time(node: Node) -> None:
     node.backend.unconfirmable = "0 of 1 in sync"
     with Producer([node.address], delivery_timeout_s=5) as producer:
@@ -214,7 +229,8 @@ def test_a_slave_that_comes_back_in_time(node: Node) -> None:
 def test_busy_is_retried_in_order(make_node: Callable[..., Node]) -> None:
     node = make_node()
     node.stop()
-    node.server = ApiServer(node.address, node.backend, ApiConfig(max_pending_puts=20))
+    config = ApiConfig(max_pending_puts=20)
+    node.server = ApiServer(node.address, node.backend, config, on_failure=raise_failure)
     node.server.start()
     node.backend.transfer.hold = True
     ended = threading.Event()

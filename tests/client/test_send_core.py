@@ -174,6 +174,34 @@ def test_a_turn_cut_off_anywhere_loses_and_doubles_nothing(
     assert cuts > 100
 
 
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_put_that_the_disk_failed_half_way_is_unknown_and_goes_again(idempotent: bool) -> None:
+    bench = Bench(idempotent=idempotent)
+    for _ in range(3):
+        bench.turn()
+    take, failing = bench.links.take, [api.Status.TIMEOUT]
+
+    def fail_once(put: api.Put, payload: bytes) -> api.PutDone:
+        if failing:
+            bench.links.place = -1  # the rest of the run is refused
+            return api.PutDone(put.rid, failing.pop(), 0, reason="disk")
+        return take(put, payload)
+
+    bench.links.take = fail_once  # type: ignore[method-assign]
+    bench.send(b"0")
+    bench.core.send_now(bench.now)
+    bench.send(b"1")
+    bench.settle_all()
+    failures = [future.exception(0) for future in bench.futures]
+    if idempotent:
+        assert failures == [None, None]
+        assert bench.links.bodies() == [b"0", b"1"]
+    else:
+        assert isinstance(failures[0], OutcomeUnknown) and "TIMEOUT: disk" in str(failures[0])
+        assert failures[1] is None
+        assert bench.links.bodies() == [b"1"]
+
+
 def test_a_send_cut_off_anywhere_is_sent_or_not_and_no_number_is_used_twice() -> None:
     def make() -> Bench:
         bench = Bench(limit=2)

@@ -16,7 +16,7 @@ from typing import Any
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config import AckPoint, Config, Flush, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.errors import NotStoredError
-from hastore.ha.epochs import EpochEntry
+from hastore.ha.epochs import CLASSIC_EPOCH, EpochEntry
 from hastore.ha.group_transfer import GroupTransferService, Need
 from hastore.ha.ha_client import HAClient
 from hastore.ha.ha_service import HAService
@@ -26,6 +26,7 @@ from hastore.ha.peer import Deadline, receive_exactly
 from hastore.ha.promoter import Flags, Promoter
 from hastore.ha.rewind import finish_cut
 from hastore.protocol.ha_link import HEADER, HEADER_BYTES, REPORT
+from hastore.service import raise_failure
 from hastore.store.filesystem import REAL
 from hastore.store.host import Host
 from hastore.store.message_store import MessageStore
@@ -104,13 +105,20 @@ class HaNode:
         self.state.load(config.node, config.cluster, config.group)
         intent = self.state.data.intent
         self.store = store = MessageStore(config.store, store_host=HOST)
-        store.open(intent_offset=None if intent is None else intent.offset)
+        store.open(
+            intent_offset=None if intent is None else intent.offset,
+            from_rocketmq=self.state.last_epoch == CLASSIC_EPOCH,
+        )
         finish_cut(store, self.state)
         self.state.begin_boot(
             config.ha.ack_point.value, alone=len(config.nodes) == 1, log_end=store.max_offset
         )
-        self.member = Member(config, store, self.state, SYSTEM_CLOCK, secret)
-        self.transfer = GroupTransferService(SYSTEM_CLOCK, store.request_flush)
+        self.member = Member(
+            config, store, self.state, SYSTEM_CLOCK, secret, on_failure=raise_failure
+        )
+        self.transfer = GroupTransferService(
+            SYSTEM_CLOCK, store.request_flush, on_failure=raise_failure
+        )
         self.ha = HAService(self.member, self.transfer)
         self.address = self.ha.bind(config.nodes[config.node].ha)
         store.on_append, store.on_flushed = self.ha.on_append, self.ha.on_flushed

@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from hastore.ha import acks, answering, catch_up, ha_service, node_state, promoter, receiving, rules
+from hastore.ha import (
+    acks,
+    answering,
+    catch_up,
+    epochs,
+    ha_service,
+    node_state,
+    promoter,
+    receiving,
+    rules,
+)
 from hastore.ha.acks import AckTable, Reporter
 from hastore.ha.epochs import last_epoch
 from hastore.ha.gate import WriteGate
@@ -374,6 +384,44 @@ def survey_counts() -> list[Patch]:
     return [(simulation.World, "ask_all", ask_all)]
 
 
+def dropped_at_once() -> list[Patch]:
+    """A rewind drops the entries that its master does not know before what follows is here."""
+    from hastore.ha import ha_client, rewind
+
+    def _rewind(self: Any, master: Any, answer: Any) -> None:
+        member = self._member
+        with member.gate.lock:
+            self._check_promise(master)
+            rewind.cut_back(
+                member.store, member.state, answer.offset, answer.entries,
+                accept_loss=False, why="the master's log differs",
+            )  # fmt: skip
+
+    return [
+        (ha_client.HAClient, "_rewind", _rewind),
+        (catch_up, "entries_at", lambda history, offset, shared: shared),
+    ]
+
+
+def written_left_out() -> list[Patch]:
+    """A history that is too long leaves its oldest entries out, those of written bytes too."""
+    return [(node_state, "prune", lambda history: history[-epochs.ENTRIES_MAX :])]
+
+
+def floor_shared() -> list[Patch]:
+    """What both have forgotten counts as an epoch that both know."""
+
+    def common_point(mine: Any, my_end: int, theirs: Any, their_end: int) -> tuple[int, int]:
+        index, other = epochs._newest_shared(mine, theirs)
+        if index is None:
+            return 0, 0
+        ends = epochs._end_of(mine, index, my_end), epochs._end_of(theirs, other, their_end)
+        return min(ends), index + 1
+
+    places: tuple[Any, ...] = (rules, catch_up, epochs)
+    return [(place, "common_point", common_point) for place in places]
+
+
 BUGS: dict[str, Callable[[], list[Patch]]] = {
     bug.__name__: bug
     for bug in (
@@ -382,7 +430,7 @@ BUGS: dict[str, Callable[[], list[Patch]]] = {
         equal_epoch, lower_promised, entry_after_bytes, entries_at_once, history_kept,
         cut_without_intent, history_not_cut, resume_promised, epoch_not_over, own_unflushed,
         unclean_forgotten, clean_at_hello, source_moved, flip_acks, stale_progress, told_beyond,
-        open_below, survey_counts,
+        open_below, survey_counts, dropped_at_once, written_left_out, floor_shared,
     )
 }  # fmt: skip
 

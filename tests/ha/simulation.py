@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -26,9 +27,16 @@ from hastore.errors import (
     ProtocolError,
     UsageError,
 )
-from hastore.ha import answering, catch_up, ha_client, promoter, rewind
+from hastore.ha import answering, catch_up, epochs, ha_client, promoter, rewind
 from hastore.ha.digests import say_digest
-from hastore.ha.epochs import CLASSIC_EPOCH, EpochEntry, epoch_at, epoch_node, last_epoch
+from hastore.ha.epochs import (
+    CLASSIC_EPOCH,
+    FLOOR_EPOCH,
+    EpochEntry,
+    epoch_at,
+    epoch_node,
+    last_epoch,
+)
 from hastore.ha.group_transfer import GroupTransferService, Need, Outcome
 from hastore.ha.ha_connection import ReadSocketService
 from hastore.ha.ha_service import HAService
@@ -42,6 +50,7 @@ from hastore.ha.survey import Heard, check_peer
 from hastore.protocol.ha_link import Data as DataEvent
 from hastore.protocol.ha_link import ReportDecoder, StreamDecoder, confirmed_frame, data_header
 from hastore.protocol.hello import Hello, Purpose, Refused, StreamFrom
+from hastore.service import raise_failure
 
 FILE_SIZE = 1 << 30
 VALUES_MAX = 255
@@ -265,6 +274,7 @@ class SimConnection:
         self.closed = False
         self.to_slave: deque[bytes] = deque()
         self.to_master: deque[bytes] = deque()
+        self.thread_failed = raise_failure
         self.reader = ReadSocketService(self)  # type: ignore[arg-type]
         self.decoder = ReportDecoder()
         self.sock = self
@@ -387,9 +397,11 @@ class SimNode:
         self.state.begin_boot(world.ack_point.value, alone=False, log_end=self.store.max_offset)
         self.store.set_limits(readable=min(self.store.confirmed_offset, self.store.max_offset))
         store: Any = self.store
-        self.member = Member(self.config, store, self.state, world.clock, None)
+        self.member = Member(
+            self.config, store, self.state, world.clock, None, on_failure=raise_failure
+        )
         self.member.sim_node = self  # type: ignore[attr-defined]
-        self.transfer = GroupTransferService(world.clock, lambda: None)
+        self.transfer = GroupTransferService(world.clock, lambda: None, on_failure=raise_failure)
         self.ha = ha = HAService(self.member, self.transfer)
         self.member.on_superseded = lambda epoch, who: ha.close_epoch(f"{epoch} of {who}")
         self.member.on_promise = self._on_promise
@@ -440,8 +452,10 @@ class World:
         reacks: bool = False,
         crash_rate: float = 0.01,
         classic: str = "",
+        entries: int = epochs.ENTRIES_MAX,
     ) -> None:
         self.rng = random.Random(seed)
+        self.entries = entries  # the bound of a history
         self.numbers = list(range(1, nodes + 1))
         self.acks = acks
         self.ack_point = AckPoint.FLUSHED if flushed else AckPoint.WRITTEN
@@ -598,7 +612,10 @@ class World:
     def note_confirmed(self, node: SimNode, confirmed: int) -> None:
         epoch, store = node.member.open_epoch, node.store
         for value, (of, at) in self.written.items():
-            if at + size_of(value) <= confirmed and epoch_at(node.state.history, at) == of:
+            known = epoch_at(node.state.history, at)
+            if known == FLOOR_EPOCH and at >= store.min_offset and store.data[at] == value:
+                known = of  # forgotten, but here it is
+            if at + size_of(value) <= confirmed and known == of:
                 # What retention has deleted was in this log all the same, if it can be told.
                 if at < store.min_offset and self.stranger and of == CLASSIC_EPOCH:
                     continue
@@ -921,6 +938,8 @@ class World:
             raise Violation(f"node {node.number} holds bytes of two RocketMQ masters")
         for at, value in store.records():
             epoch = epoch_at(history, at)
+            if epoch == FLOOR_EPOCH:
+                epoch = self.written[value][0]  # forgotten; that the bytes agree is looked at below
             if (epoch, at) != self.written[value]:
                 raise Violation(
                     f"3: node {node.number} has value {value} of {self.written[value]} at "
@@ -960,6 +979,12 @@ class World:
                     self.do_promote(chosen)
                     break
                 except PromotionRefused as refused:
+                    if "is forgotten" in str(refused):  # then it names the node to promote
+                        [number] = {int(n) for n in re.findall(r"node (\d+)", str(refused))}
+                        chosen = self.nodes[number]
+                        chosen.acks = chosen.state.data.acks_min or self.acks
+                        self.count("forgotten")
+                        continue
                     if not self.powers and not self.resyncs and not self.retention and attempt:
                         raise Violation(f"7: refused although all answer: {refused}") from refused
             else:
@@ -999,8 +1024,7 @@ class World:
             low = max(node.store.min_offset, master.store.min_offset)
             if node.store.data[low:] != log[low:]:
                 raise Violation(f"7: healed, yet the log of node {node.number} differs")
-            mine = [entry for entry in node.state.history if entry.start >= low]
-            if mine != [entry for entry in history if entry.start >= low]:
+            if ranges(node.state.history, low) != ranges(history, low):
                 raise Violation(f"7: healed, yet the history of node {node.number} differs")
             if node.state.data.unclean and node is not master:
                 raise Violation(f"healed, yet node {node.number} is unclean")
@@ -1010,6 +1034,19 @@ class World:
             if at >= master.store.min_offset and held.get(value) != at:
                 raise Violation(f"I1: value {value} was acknowledged and is lost")
         self.count("healed")
+
+
+def ranges(history: epochs.History, low: int) -> list[EpochEntry]:
+    """Return what a history says of the bytes from `low` on, as far as it remembers: without the
+    epochs that wrote nothing.
+    """
+    following = [*history[1:], None]
+    return [
+        entry
+        for entry, after in zip(history, following, strict=True)
+        if entry.epoch != FLOOR_EPOCH and entry.start >= low
+        if after is None or after.start > entry.start
+    ]
 
 
 _CALM_STEPS = (
@@ -1037,6 +1074,8 @@ def installed(world: World) -> Iterator[World]:
         (catch_up, "_copy", world.copy),
         (catch_up, "call", world.follow_call),
         (answering, "COPY_FRAME_BYTES", 2),
+        (epochs, "ENTRIES_MAX", world.entries),
+        (epochs, "RECENT_ENTRIES", max(1, world.entries // 8)),
     ]
     before = [(place, name, getattr(place, name)) for place, name, _ in places]
     for place, name, value in places:
@@ -1060,6 +1099,7 @@ def settings_of(seed: int) -> dict[str, Any]:
         "retention": rng.random() < 0.15,
         "reacks": rng.random() < 0.25,
         "crash_rate": rng.choice((0.0, 0.005, 0.02)),
+        "entries": rng.choice((epochs.ENTRIES_MAX, 8, 4, 2)),
     }
 
 

@@ -176,3 +176,16 @@ class Counting(RuleBasedStateMachine):
 
 
 TestCounting = Counting.TestCase
+
+
+def test_a_flushed_put_waits_in_vain_only_where_no_slave_to_come_helps():
+    made = AckTable(acks=1, epoch_start=0, nodes=frozenset({1, 2, 3}))
+    assert made.never_flushed(1) is None  # nobody is there yet
+    made.join(2, 20, False)
+    assert made.never_flushed(1) is None  # node 3 may bring its disk
+    made.join(3, 30, False)
+    assert "ha.ack_point: flushed" in made.never_flushed(1)
+    made.join(3, 31, True)
+    assert made.never_flushed(1) is None
+    alone = AckTable(acks=0, epoch_start=0, nodes=frozenset({1}))
+    assert alone.never_flushed(1) is None

@@ -1,19 +1,27 @@
 """Epoch histories against the searched model's functions, written out the dumb way."""
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hastore.ha import epochs
 from hastore.ha.epochs import (
+    FLOOR_EPOCH,
+    HISTORY_BYTES_MAX,
     EpochEntry,
+    agreed,
+    classic_range,
     common_point,
     due_entries,
     epoch_at,
     epoch_node,
+    forgotten_end,
     keep_until,
     last_epoch,
     next_epoch,
     next_start,
+    prune,
     start_of,
 )
 
@@ -114,3 +122,76 @@ def test_no_two_nodes_share_an_epoch(seen, one, other):
 def test_start_of():
     history = (entry(1, 0), entry(4, 50))
     assert (start_of(history, 4), start_of(history, 1), start_of(history, 3)) == (50, 0, None)
+
+
+def written(count, nodes=(1, 2, 3), step=10):
+    """A history of that many epochs, each of which wrote `step` bytes."""
+    return tuple(EpochEntry(n << 16 | 1, n * step - step, 1, nodes) for n in range(1, count + 1))
+
+
+def test_a_history_within_its_bounds_is_left_alone():
+    history = written(epochs.ENTRIES_MAX, step=0)
+    assert prune(history) is history and prune(()) == ()
+
+
+def test_epochs_that_wrote_nothing_go_first():
+    history = (*written(100), *(entry(n << 16 | 2, 2000) for n in range(200, 900)))
+    recent = history[-epochs.RECENT_ENTRIES :]
+    assert prune(history) == written(100) + recent
+
+
+def test_the_older_half_becomes_one_entry_without_a_writer():
+    history = written(epochs.ENTRIES_MAX + 1)
+    kept = history[-epochs.ENTRIES_MAX // 2 :]
+    floor = EpochEntry(FLOOR_EPOCH, 0, 1, (1, 2, 3))
+    assert prune(history) == (floor, *kept)
+    again = (*prune(history), *written(2 * epochs.ENTRIES_MAX)[epochs.ENTRIES_MAX + 1 :])
+    assert prune(again)[0] == floor and len(prune(again)) == 1 + epochs.ENTRIES_MAX // 2
+    assert epoch_node(FLOOR_EPOCH) == 0 and next_epoch(0, 1) > FLOOR_EPOCH
+
+
+@given(st.integers(1, 1200), st.integers(1, 300), st.sampled_from([0, 1, 1 << 50]))
+def test_a_history_of_any_group_is_bounded(count, nodes, step):
+    history = written(count, tuple(range(60_000, 60_000 + nodes)), step)
+    kept = prune(history)
+    assert len(msgspec.msgpack.encode(kept)) <= HISTORY_BYTES_MAX
+    assert kept[-1] == history[-1] and len(kept) <= epochs.ENTRIES_MAX
+    assert prune(kept) == kept
+
+
+@given(histories(), histories(), st.integers(0, 9), st.integers(0, 9))
+def test_without_its_empty_epochs_a_history_has_the_same_common_point(mine, more, my_end, end):
+    """Two histories with the same beginning: logs of one group."""
+    start = mine[-1].start if mine else 0
+    theirs = mine + tuple(
+        entry(100 + e.epoch, start + e.start) for e in more if start + e.start <= end
+    )
+    mine = tuple(e for e in mine if e.start <= my_end)
+    full, _ = common_point(mine, my_end, theirs, end)
+    shorter = tuple(
+        e
+        for e, after in zip(theirs, (*theirs[1:], None), strict=False)
+        if e is theirs[0] or after is None or after.start > e.start
+    )
+    if mine and end >= start:
+        assert common_point(mine, my_end, shorter, end)[0] == full
+
+
+def test_what_both_have_forgotten_is_not_shared():
+    floor, new, mine = entry(FLOOR_EPOCH, 0), entry(4 << 16, 50), entry(3 << 16, 40)
+    assert common_point((floor, mine), 70, (floor, new), 90) == (0, 0)
+    assert forgotten_end((floor, mine), 70, (floor, new), 90) == 50
+    assert forgotten_end((floor, mine), 45, (floor, new), 90) == 45
+    assert forgotten_end((entry(1 << 16, 0),), 70, (new,), 90) == 0
+    # A log that was being copied: all of it lies in there, and the bytes are compared.
+    assert common_point((floor,), 30, (floor, new), 90) == (30, 1)
+    assert classic_range((floor,), 0, 30, (floor, new), 10, 90) == (10, 30)
+    assert common_point((floor,), 60, (floor, new), 90) == (0, 0)
+
+
+def test_entries_at_the_logs_end_give_way_together():
+    first, gone, new = entry(1, 0), entry(2, 50), entry(4, 50)
+    assert agreed((first, gone), 50, (first, new)) == (first,)
+    assert agreed((first, gone), 60, (first, new)) == (first, gone)  # it has bytes
+    assert agreed((first, new), 50, (first, new, entry(5, 70))) == (first, new)
+    assert agreed((gone,), 50, ()) == (gone,)

@@ -1,5 +1,6 @@
 """A slave's real HAClient against a real HAService: streams, limits, rewinds, resyncs, marks."""
 
+import errno
 import os
 import pathlib
 import struct
@@ -11,7 +12,7 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config import AckPoint, Flush, Role
 from hastore.errors import StoreFullError
-from hastore.ha import ha_service
+from hastore.ha import ha_service, slave_stream
 from hastore.ha.epochs import EpochEntry
 from hastore.ha.group_transfer import Need
 from hastore.ha.peer import call
@@ -370,6 +371,34 @@ def test_a_full_disk_pauses_the_slave_and_keeps_the_link(pair, monkeypatch):
     in_step(master, slave)
 
 
+def test_a_splice_that_fails_half_way_leaves_nothing_and_begins_anew(pair, monkeypatch):
+    monkeypatch.setattr(slave_stream, "SPLICE_BYTES_MIN", 1_000)
+    _, master, slave = pair()
+    master.put_confirmed(b"one")
+    drain, seen = slave_stream._Pipe.drain, []
+
+    def half(pipe, target, position, size):
+        if seen:
+            return drain(pipe, target, position, size)
+        drain(pipe, target, position, size - 100)
+        seen.append(os.pread(target, size, position))
+        raise OSError(errno.ENOSPC, "no room")
+
+    def failed(offset, size, failure):
+        cause = clear(offset, size, failure)
+        with open(slave.store.file_range(0, offset).keep.path, "rb") as file:
+            seen.append(file.read()[offset:])
+        return cause
+
+    monkeypatch.setattr(slave_stream._Pipe, "drain", half)
+    clear, slave.store.replica_failed = slave.store.replica_failed, failed
+    # Only a frame behind a long one goes by splice; a heartbeat may come between two.
+    wait_for(lambda: (master.put(os.urandom(20_000)), seen)[1], "a splice")
+    in_step(master, slave)
+    assert any(seen[0]) and not any(seen[1])
+    assert slave.store.broken_reason is None
+
+
 def test_a_slave_stays_exact_while_links_break(pair):
     _, master, slave = pair()
     for n in range(30):
@@ -406,8 +435,8 @@ def test_an_answer_without_its_entry_writes_nothing_beyond_the_start(make_group)
     seen = []
     take, append = two.state.take_entries, two.store.append_replica
 
-    def note_entries(entries: list[EpochEntry]) -> None:
-        take(entries)
+    def note_entries(entries: list[EpochEntry], **more: int) -> None:
+        take(entries, **more)
         seen.extend(("entry", entry.start) for entry in entries)
 
     def note_bytes(offset, data):

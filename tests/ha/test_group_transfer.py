@@ -8,6 +8,7 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.ha.group_transfer import GroupTransferService, Need, Outcome, Progress
+from hastore.service import raise_failure
 
 FAR = float("inf")
 NEEDS = list(Need)
@@ -43,7 +44,9 @@ def flushes():
 
 @pytest.fixture
 def transfer(flushes):
-    service = GroupTransferService(SYSTEM_CLOCK, lambda: flushes.append(1))
+    service = GroupTransferService(
+        SYSTEM_CLOCK, lambda: flushes.append(1), on_failure=raise_failure
+    )
     yield service
     service.stop()
 
@@ -90,7 +93,9 @@ def test_a_disk_is_asked_to_sync_for_what_waits_for_it(transfer, ends, flushes):
 
 
 def test_where_every_put_is_for_the_disk_every_wait_asks(flushes, ends):
-    service = GroupTransferService(SYSTEM_CLOCK, lambda: flushes.append(1), always_flush=True)
+    service = GroupTransferService(
+        SYSTEM_CLOCK, lambda: flushes.append(1), always_flush=True, on_failure=raise_failure
+    )
     service.advance(progress(1, 0))
     service.add(10, FAR, Need.SLAVES, ends("a"))
     assert flushes

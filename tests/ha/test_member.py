@@ -28,7 +28,7 @@ EPOCH = 9 << 16 | 2
 def test_a_promise_that_cannot_be_kept_is_not_given(master, monkeypatch):
     wish = hello(master, purpose=Purpose.PROMISE, promised_epoch=EPOCH, acks=1, nodes=(1, 2))
     epoch = master.member.open_epoch
-    monkeypatch.setattr(master.state, "_fs", type("Full", (), {"make_dirs": refuse})())
+    monkeypatch.setattr(master.state, "_fs", type("Full", (), {"replace_bytes": refuse})())
     with pytest.raises(OSError):
         master.member.promise(wish)
     assert master.member.open_epoch == epoch == master.state.data.promised_epoch
@@ -40,7 +40,7 @@ def test_a_promise_that_cannot_be_kept_is_not_given(master, monkeypatch):
 
 
 def test_a_higher_epoch_ends_the_writing_even_when_it_cannot_be_noted(master, monkeypatch):
-    monkeypatch.setattr(master.state, "_fs", type("Full", (), {"make_dirs": refuse})())
+    monkeypatch.setattr(master.state, "_fs", type("Full", (), {"replace_bytes": refuse})())
     with pytest.raises(OSError):
         master.member.meet(EPOCH, "node 2")
     assert master.superseded == [EPOCH]

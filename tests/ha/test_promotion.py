@@ -7,7 +7,9 @@ import pytest
 
 from hastore.errors import NotStoredError, PromotionRefused
 from hastore.ha import promoter, survey
+from hastore.ha.accept_socket_service import AcceptSocketService
 from hastore.protocol.hello import Promised, Purpose
+from hastore.service import raise_failure
 from tests.ha.nodes import FILE_SIZE, wait_for
 from tests.ha.test_following import fill
 
@@ -35,7 +37,7 @@ def close(node):
 
 def reopen(node):
     """Take connections again."""
-    node.ha.acceptor = type(node.ha.acceptor)(node.ha.accept)
+    node.ha.acceptor = AcceptSocketService(node.ha.accept, on_failure=raise_failure)
     node.ha.bind(node.address)
     node.ha.acceptor.start()
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hastore.ha.epochs import EpochEntry, next_epoch
+from hastore.ha.epochs import FLOOR_EPOCH, EpochEntry, next_epoch
 from hastore.ha.rules import (
     MasterView,
     Terms,
@@ -84,6 +84,18 @@ def test_confirmed_data_beyond_a_lost_point_is_refused():
     tail = slave(max_offset=700, history=(ONE, EpochEntry(E3, 450, 1, ())), confirmed_offset=650)
     answer = answer_follow(begun, tail)
     assert isinstance(answer, Refused) and "--accept-loss" in answer.reason
+
+
+def test_a_log_whose_epochs_are_forgotten_is_copied_anew():
+    floor = EpochEntry(FLOOR_EPOCH, 0, 1, (1, 2, 3))
+    forgot = master(history=(floor, TWO))
+    assert answer_follow(forgot, slave(max_offset=400, confirmed_offset=400)) == Resync(0, (floor,))
+    beyond = slave(max_offset=1 << 30, confirmed_offset=1 << 29)
+    answer = answer_follow(forgot, beyond)
+    assert isinstance(answer, Refused) and "--accept-loss" in answer.reason
+    told = slave(max_offset=1 << 30, confirmed_offset=1 << 29, accept_loss=True)
+    assert answer_follow(forgot, told) == Resync(0, (floor,))
+    assert answer_follow(forgot, slave(history=(), max_offset=0)) == StreamFrom(0)
 
 
 def test_promises_come_first():

@@ -14,6 +14,7 @@ import pytest
 
 from tests.ha.planted import BUGS, planted
 from tests.ha.simulation import Violation, walk
+from tests.ha.test_flips import a_left_out_entry_outlives_a_rewind
 
 # Seeds that once failed, each for a mistake of the product's: kept for ever.
 FAILED_ONCE = {
@@ -27,8 +28,10 @@ FAILED_ONCE = {
 QUICK = (
     "count_short", "own_is_best", "length_only", "equal_epoch", "entry_after_bytes",
     "entries_at_once", "history_not_cut", "flip_acks", "told_beyond", "open_below",
-    "stale_progress",
+    "stale_progress", "dropped_at_once", "written_left_out", "floor_shared",
 )  # fmt: skip
+# Mistakes for which a walk would have to be too lucky: their own one is written down.
+DIRECTED = {"dropped_at_once": a_left_out_entry_outlives_a_rewind}
 
 
 @pytest.fixture(autouse=True)
@@ -75,5 +78,6 @@ def test_what_failed_once_holds(seed):
 def test_a_planted_mistake_is_caught(bug):
     count = int(os.environ.get("HASTORE_SEEDS", "600"))
     with planted(bug), pytest.raises(Violation):
-        for seed in range(count):
+        DIRECTED.get(bug, lambda: None)()
+        for seed in range(count if bug not in DIRECTED else 0):
             walk(seed)

@@ -1,6 +1,14 @@
-"""JeroMQ, ZeroMQ written anew in Java, at the other end of the client API."""
+"""JeroMQ, ZeroMQ written anew in Java, at the other end of the client API.
 
+One in fifty of its connections (0.6.0; more of them on a busy machine) is made and then never
+greets: its poller loses the handle, see its pull request 1022. No node can do anything about that,
+so every connection goes through a relay, and one on which JeroMQ said nothing is made anew. What
+JeroMQ said and a node did not answer fails as it should.
+"""
+
+import contextlib
 import random
+import time
 
 import pytest
 
@@ -8,10 +16,11 @@ from hastore.client.producer import Producer
 from hastore.protocol import api
 from hastore.store.host import NO_HOST
 from hastore.store.record import build_record, decode_record
-from tests.process.harness import wait_until
+from tests.process.harness import POLL_S, wait_until
 from tests.process.relay import Relay
 
-TIMEOUT_MS = 20_000
+TIMEOUT_MS = 60_000
+SILENT_S = 1.5  # then another connection is made; a node waits 5 s for a greeting
 HEARTBEAT_MS = 100
 HEARTBEATS = 12
 LARGE_BYTES = 1024 * 1024
@@ -24,12 +33,21 @@ def record(body, queue=0):
 class Dealer:
     """A DEALER of JeroMQ's; frames go to and fro as hexadecimal digits."""
 
-    def __init__(self, peer, address, *, context="first", socket="first", heartbeat_ms=0):
+    def __init__(self, peer, relay, *, context="first", socket="first", heartbeat_ms=0):
         self._peer, self._socket = peer, socket
-        assert peer.call(
-            "connect", context=context, socket=socket, address=address,
-            heartbeat_ms=heartbeat_ms, timeout_ms=TIMEOUT_MS,
-        )  # fmt: skip
+        before, deadline = len(relay.connections), time.monotonic() + TIMEOUT_MS / 1000
+        while time.monotonic() < deadline:
+            assert peer.call(
+                "connect", context=context, socket=socket, address=relay.address,
+                heartbeat_ms=heartbeat_ms, timeout_ms=TIMEOUT_MS,
+            )  # fmt: skip
+            greeted_by = time.monotonic() + SILENT_S
+            while time.monotonic() < greeted_by:
+                for self.said in relay.connections[before:]:
+                    if self.said.client.raw:
+                        return
+                time.sleep(POLL_S)
+        pytest.fail("JeroMQ said nothing on any of its connections")
 
     def ask_all(self, requests):
         """Send (message, payload or None), all of them, then take as many replies."""
@@ -38,7 +56,10 @@ class Dealer:
             for message, payload in requests
         ]
         answers = self._peer.call("ask", socket=self._socket, messages=messages)
-        assert len(answers) == len(messages), f"{len(answers)} replies to {len(messages)} requests"
+        assert len(answers) == len(messages), (
+            f"{len(answers)} replies to {len(messages)} requests; JeroMQ's last bytes"
+            f" {self.said.client.raw[-200:]!r}, the node's {self.said.node.raw[-200:]!r}"
+        )
         return [
             (api.decode_reply(bytes.fromhex(header)), *map(bytes.fromhex, payload))
             for header, *payload in answers
@@ -51,6 +72,13 @@ class Dealer:
 
 
 @pytest.fixture
+def relays(pair):
+    """A relay to each node, by its number."""
+    with contextlib.ExitStack() as stack:
+        yield {node.number: stack.enter_context(Relay(node.api)) for node in pair}
+
+
+@pytest.fixture
 def pair(make_group):
     """A running pair, which is as it was when the test is over: alive, and serving others."""
     group = make_group(store={"commitlog_file_size": "8MiB"}).start()
@@ -60,11 +88,12 @@ def pair(make_group):
         assert producer.send_sync("T", b"after").level == "SYNC_MEM(1)"
     assert all(node.running for node in group) and [node.pid for node in group] == pids
     for node in group:
-        assert "Traceback" not in node.log and "ended:" not in node.log, node.last_lines(20)
+        log = node.log.replace("ended: the handshake was not finished", "")  # JeroMQ's silent ones
+        assert "Traceback" not in log and "ended:" not in log, node.last_lines(20)
 
 
-def test_the_map_a_put_and_a_pull(pair, jeromq):
-    dealer = Dealer(jeromq, pair[1].api)
+def test_the_map_a_put_and_a_pull(pair, relays, jeromq):
+    dealer = Dealer(jeromq, relays[1])
     found = dealer.ask(api.AskMap(1)).map
     assert (found.node, found.writable) == (1, True)
     assert found.nodes == {node.number: node.api for node in pair}
@@ -90,14 +119,14 @@ def test_the_map_a_put_and_a_pull(pair, jeromq):
     assert dealer.ask(api.AskMap(rid)).rid == rid
 
 
-def test_a_thousand_requests_under_way(pair, jeromq):
+def test_a_thousand_requests_under_way(pair, relays, jeromq):
     count = 1_000
     requests = [
         (api.AskMap(rid), None) if rid % 2
         else (api.Put(rid, -1, run=1, at=rid // 2), record(b"%d" % rid))
         for rid in range(count)
     ]  # fmt: skip
-    answers = Dealer(jeromq, pair[1].api).ask_all(requests)
+    answers = Dealer(jeromq, relays[1]).ask_all(requests)
     replies = {reply.rid: reply for reply, *_ in answers}
     assert sorted(replies) == list(range(count))
     puts = [replies[rid] for rid in range(0, count, 2)]
@@ -105,34 +134,37 @@ def test_a_thousand_requests_under_way(pair, jeromq):
     assert [put.queue_offsets for put in puts] == [[place] for place in range(count // 2)]
 
 
-def test_heartbeats_keep_a_connection(pair, jeromq):
+def test_heartbeats_keep_a_connection(pair, relays, jeromq):
     """It greets as ZMTP 3.0, and sends the PINGs of 3.1 all the same: they are answered."""
-    with Relay(pair[1].api) as relay:
-        dealer = Dealer(jeromq, relay.address, heartbeat_ms=HEARTBEAT_MS)
-        assert dealer.ask(api.AskMap(1)).rid == 1
-        [said] = relay.connections
-        wait_until(
-            lambda: len(said.node.commands("PONG")) >= HEARTBEATS,
-            TIMEOUT_MS / 1000,
-            lambda: f"{len(said.client.commands('PING'))} PINGs,"
-            f" {len(said.node.commands('PONG'))} PONGs",
-        )
-        assert dealer.ask(api.AskMap(2)).rid == 2
-        assert len(relay.connections) == 1 and not (said.client.ended or said.node.ended)
-        jeromq.call("close", context="first")
+    dealer = Dealer(jeromq, relays[1], heartbeat_ms=HEARTBEAT_MS)
+    assert dealer.ask(api.AskMap(1)).rid == 1
+    connections = relays[1].connections
+
+    def kept():
+        """The connection that heartbeats keep; JeroMQ may have begun others before it."""
+        return next((s for s in connections if len(s.node.commands("PONG")) >= HEARTBEATS), None)
+
+    said = wait_until(kept, TIMEOUT_MS / 1000, lambda: f"{connections}")
+    count = len(connections)
+    assert dealer.ask(api.AskMap(2)).rid == 2
+    assert len(connections) == count and not (said.client.ended or said.node.ended)
+    jeromq.call("close", context="first")
 
 
-def test_a_second_context(pair, jeromq):
+def test_a_second_context(pair, relays, jeromq):
     """Beside the first, and on after the first was closed."""
-    first = Dealer(jeromq, pair[1].api)
-    second = Dealer(jeromq, pair[1].api, context="second", socket="second")
-    slave = Dealer(jeromq, pair[2].api, context="second", socket="slave")
+    first = Dealer(jeromq, relays[1])
+    second = Dealer(jeromq, relays[1], context="second", socket="second")
+    slave = Dealer(jeromq, relays[2], context="second", socket="slave")
     assert first.ask(api.Put(1, -1), record(b"one")).queue_offsets == [0]
-    assert second.ask(api.Put(1, -1), record(b"two")).queue_offsets == [1]
+    two = second.ask(api.Put(1, -1), record(b"two"))
+    assert two.queue_offsets == [1]
     jeromq.call("close", context="first")
     assert second.ask(api.Put(2, -1), record(b"three")).queue_offsets == [2]
     found = slave.ask(api.AskMap(3)).map
     assert (found.node, found.writable, found.master_api) == (2, False, pair[1].api)
-    pulled, payload = slave.ask(api.Pull(4, "T", 0, api.Position(2), wait_ms=10_000))
+    # With an epoch: a slave that does not know that record yet waits for it.
+    behind_two = api.Position(2, two.epoch, two.offsets[-1])
+    pulled, payload = slave.ask(api.Pull(4, "T", 0, behind_two, wait_ms=api.MAX_WAIT_MS))
     assert pulled.count == 1 and decode_record(payload).body == b"three"
     jeromq.call("close", context="second")

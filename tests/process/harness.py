@@ -25,9 +25,12 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
+
+if TYPE_CHECKING:
+    from tests.process.networks import Network
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 START_S = 30.0
@@ -35,6 +38,8 @@ STOP_S = 5.0  # what a clean stop may take
 SETTLE_S = 20.0
 POLL_S = 0.02
 Status = dict[str, Any]
+# No proxy of the environment stands between a test and its nodes.
+_DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Ports:
@@ -61,6 +66,17 @@ class Ports:
             self._held.append(one)
             return port
         raise AssertionError("no free port")
+
+    def addresses(self, count: int) -> dict[int, dict[str, str]]:
+        """Return the addresses of so many nodes, as their files have them."""
+        return {
+            number: {
+                "api": f"tcp://127.0.0.1:{self.take()}",
+                "ha": f"127.0.0.1:{self.take()}",
+                "http": f"127.0.0.1:{self.take()}",
+            }
+            for number in range(1, count + 1)
+        }
 
     def close(self) -> None:
         """Give all back."""
@@ -99,8 +115,15 @@ def hastore(
 class Node:
     """One node: its configuration file, its store and, while it runs, its process."""
 
-    def __init__(self, number: int, folder: pathlib.Path, settings: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        number: int,
+        folder: pathlib.Path,
+        settings: dict[str, Any],
+        prefix: list[str] | None = None,
+    ) -> None:
         self.number = number
+        self._prefix = prefix or []  # a program that executes its arguments, on another host
         self.settings = settings
         self.path = folder / f"node{number}.yaml"
         self.store = pathlib.Path(settings["store"]["root"])
@@ -158,7 +181,7 @@ class Node:
         """Start `hastore-master`, `hastore-slave` or `hastore serve`; wait for the ready line."""
         assert self.process is None, f"node {self.number} runs already"
         program = ["hastore", "serve"] if kind == "serve" else [f"hastore-{kind}"]
-        command = [sys.executable, str(ROOT / "bin" / program[0]), *program[1:]]
+        command = [*self._prefix, sys.executable, str(ROOT / "bin" / program[0]), *program[1:]]
         command += ["-c", str(self.path), *arguments]
         self.ready = {}
         with open(self._out, "wb") as out, open(self._err, "ab") as err:
@@ -272,7 +295,7 @@ class Node:
     def status(self) -> Status | None:
         """Return the status object over HTTP, None when nobody answers."""
         try:
-            with urllib.request.urlopen(f"http://{self.http}/status", timeout=2) as answer:
+            with _DIRECT.open(f"http://{self.http}/status", timeout=2) as answer:
                 status: Status = json.loads(answer.read())
                 return status
         except (OSError, urllib.error.URLError, ValueError):
@@ -324,19 +347,13 @@ class Group:
         master_role: str = "SYNC_MASTER",
         store: Mapping[str, Any] | None = None,
         ha: Mapping[str, Any] | None = None,
+        network: Network | None = None,
     ) -> None:
         self.folder = folder
         self._ports = Ports()
         self.nodes: dict[int, Node] = {}
-        take = self._ports.take
-        addresses = {
-            number: {
-                "api": f"tcp://127.0.0.1:{take()}",
-                "ha": f"127.0.0.1:{take()}",
-                "http": f"127.0.0.1:{take()}",
-            }
-            for number in range(1, count + 1)
-        }
+        addresses = network.addresses if network else self._ports.addresses(count)
+        beyond = network.settings(folder) if network else {}
         for number in addresses:
             self.nodes[number] = Node(
                 number,
@@ -347,7 +364,10 @@ class Group:
                     "node": number,
                     "role": master_role if number == 1 else "SLAVE",
                     "acks": acks,
-                    "nodes": {n: dict(a) for n, a in addresses.items()},
+                    "nodes": {
+                        n: dict(a)
+                        for n, a in (network.seen_by(number) if network else addresses).items()
+                    },
                     "store": {
                         "root": str(folder / f"store{number}"),
                         "commitlog_file_size": "64KiB",
@@ -359,9 +379,12 @@ class Group:
                     "ha": {
                         "heartbeat_interval": "1s",
                         "housekeeping_interval": "5s",
+                        **beyond.get("ha", {}),
                         **(ha or {}),
                     },
+                    "api": beyond.get("api", {}),
                 },
+                network.command(number) if network else None,
             )
 
     def __enter__(self) -> Group:

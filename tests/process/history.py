@@ -75,13 +75,18 @@ class Recorder:
 
     def acked_since(self, began_ns: int) -> bool:
         """Whether a put that began at `began_ns` or later is acknowledged."""
+        return self.first_ack_ns(began_ns) is not None
+
+    def first_ack_ns(self, began_ns: int) -> int | None:
+        """Return when the first put that began at `began_ns` or later was acknowledged."""
+        first: int | None = None
         with self._lock:
             for put in reversed(self.puts):
                 if put.began_ns < began_ns:
-                    return False
-                if put.durable:
-                    return True
-        return False
+                    break
+                if put.durable and put.ended_ns is not None:
+                    first = put.ended_ns if first is None else min(first, put.ended_ns)
+        return first
 
 
 def _ended(put: Put, done: Future[Any]) -> None:

@@ -25,6 +25,9 @@ class Side:
         self.raw = b""
         self.ended = False
 
+    def __repr__(self) -> str:
+        return f"{self.raw[-300:]!r}{', ended' if self.ended else ''}"
+
     @property
     def greeting(self) -> bytes:
         """The first 64 bytes."""

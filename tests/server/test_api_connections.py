@@ -23,6 +23,7 @@ from hastore.server import api_connections, api_replies, api_server
 from hastore.server.api_connections import Connections
 from hastore.server.api_replies import Replies
 from hastore.server.api_server import ApiServer
+from hastore.service import raise_failure
 from hastore.store.host import NO_HOST
 from hastore.store.record import build_record
 from tests.api_fakes import FakeBackend
@@ -95,7 +96,7 @@ def backend() -> FakeBackend:
 
 @pytest.fixture
 def server(backend: FakeBackend) -> Iterator[ApiServer]:
-    running = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig())
+    running = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
     running.start()
     yield running
     assert running.alive, running.failure
@@ -502,7 +503,7 @@ def test_there_are_no_more_connections_than_half_of_the_descriptors(
 
 @pytest.mark.parametrize("host", ["localhost", "[::1]", "127.0.0.1"])
 def test_names_and_both_families(backend: FakeBackend, host: str) -> None:
-    server = ApiServer(f"tcp://{host}:0", backend, ApiConfig())
+    server = ApiServer(f"tcp://{host}:0", backend, ApiConfig(), on_failure=raise_failure)
     server.start()
     try:
         address, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
@@ -535,7 +536,7 @@ def test_a_name_without_ipv6_takes_the_next_address(
 
 
 def test_a_stop_does_not_wait_for_who_sends_without_end(backend: FakeBackend) -> None:
-    server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig())
+    server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
     server.start()
     flooders = [Raw(server).open() for _ in range(2)]
     stop = threading.Event()

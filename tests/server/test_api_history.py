@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hastore.ha.epochs import FLOOR_EPOCH
 from hastore.server.api_history import Standing, check_position, epoch_at, epochs_of
 
 HISTORY = [(5, 100), (7, 300)]
@@ -31,6 +32,21 @@ HISTORY = [(5, 100), (7, 300)]
 )
 def test_standing(epoch: int, offset: int, standing: Standing, at: int) -> None:
     assert check_position(HISTORY, 400, epoch, offset) == (standing, at)
+
+
+def test_what_a_history_has_forgotten_is_lost_and_begins_anew() -> None:
+    history = [(FLOOR_EPOCH, 40), (70_000, 100), (80_000, 300)]
+    assert check_position(history, 400, 69_999, 90) == (Standing.LOST, 40)
+    assert check_position(history, 400, 69_999, 350) == (Standing.LOST, 40)
+    assert check_position(history, 400, 0, 90) == (Standing.LOST, 40)
+    assert check_position(history, 400, 70_000, 299) == (Standing.AGREED, 299)
+    assert check_position(history, 400, 75_000, 350) == (Standing.LOST, 300)
+    assert check_position(history, 400, 90_000, 90) == (Standing.BEHIND, 400)
+    # Read when it was forgotten already: on any node its offset is its place.
+    assert epoch_at(history, 90) == FLOOR_EPOCH
+    assert check_position(history, 400, FLOOR_EPOCH, 90) == (Standing.AGREED, 90)
+    assert check_position([(65_537, 0)], 400, FLOOR_EPOCH, 90) == (Standing.AGREED, 90)
+    assert check_position([(65_537, 0)], 80, FLOOR_EPOCH, 90) == (Standing.BEHIND, 80)
 
 
 def test_without_history_all_is_epoch_0() -> None:

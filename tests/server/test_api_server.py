@@ -20,9 +20,11 @@ from hastore.protocol import api
 from hastore.server.api_connections import Connection
 from hastore.server.api_replies import Replies
 from hastore.server.api_server import ApiServer
+from hastore.service import raise_failure
 from hastore.store.host import NO_HOST
 from hastore.store.record import build_record, decode_record
-from tests.api_fakes import FakeBackend
+from tests.api_fakes import FakeBackend, FakePut
+from tests.api_fakes import Status as Kind
 
 
 def record(topic: str = "t", body: bytes = b"x", queue: int = 0, seq: int | None = None) -> bytes:
@@ -77,7 +79,7 @@ def config() -> ApiConfig:
 
 @pytest.fixture
 def server(backend: FakeBackend, config: ApiConfig) -> Iterator[ApiServer]:
-    running = ApiServer("tcp://127.0.0.1:0", backend, config)
+    running = ApiServer("tcp://127.0.0.1:0", backend, config, on_failure=raise_failure)
     running.start()
     yield running
     assert running.alive
@@ -178,18 +180,27 @@ def test_no_message_is_missed_beside_answers_of_other_threads(
             each.close()
 
 
-def test_a_failure_of_an_answer_is_the_api_s_own(backend: FakeBackend) -> None:
-    server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig())
+def test_a_failure_of_an_answer_is_the_api_s_own(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[str, BaseException]] = []
+    server = ApiServer(
+        "tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=lambda *each: heard.append(each)
+    )
     server.start()
     client = Client(server.endpoint)
     client.ask(api.Put(1), record())
     backend.transfer.hold = True
     client.send(api.Put(2), record())
     until(lambda: backend.transfer.waiting and not server._turning.locked())
-    backend.transfer.level = object()  # no reply can say that
-    backend.transfer.end_all()
+
+    def flush(_: Replies) -> None:
+        raise OSError("the epoll has failed")
+
+    monkeypatch.setattr(Replies, "flush", flush)
+    backend.transfer.end_all()  # not the thread's that came by
     until(lambda: not server.alive)
-    assert isinstance(server.failure, TypeError)
+    assert isinstance(server.failure, OSError) and heard == [("ApiServer", server.failure)]
     assert backend.transfer.end_all() == 0
     client.close()
 
@@ -278,12 +289,55 @@ def test_no_slave_is_decided_before_the_append(client: Client, backend: FakeBack
     assert client.ask(api.Put(2, 1), record()).status is api.Status.PUT_OK
 
 
-def test_a_gate_that_closed_meanwhile_appends_nothing(
-    client: Client, backend: FakeBackend
-) -> None:
+def test_a_gate_that_closed_meanwhile_appends_nothing(client: Client, backend: FakeBackend) -> None:
     backend.gate_closed = True
     reply = client.ask(api.Put(1), record())
     assert (reply.status, reply.reason) == (api.Status.SERVICE_NOT_AVAILABLE, "superseded")
+
+
+def told(*statuses: str) -> list[FakePut]:
+    """Results of a put that a disk failed: PUT_OK is at offset 0, the others are nowhere."""
+    return [
+        FakePut(Kind(name), 0, 90, 0, 0) if name == "PUT_OK" else FakePut(Kind(name), reason="disk")
+        for name in statuses
+    ]
+
+
+@pytest.mark.parametrize(
+    ("results", "status"),
+    [
+        (["SERVICE_NOT_AVAILABLE"] * 2, api.Status.SERVICE_NOT_AVAILABLE),
+        (["MESSAGE_ILLEGAL", "SERVICE_NOT_AVAILABLE"], api.Status.SERVICE_NOT_AVAILABLE),
+        (["TIMEOUT"] * 2, api.Status.TIMEOUT),
+        (["SERVICE_NOT_AVAILABLE", "TIMEOUT"], api.Status.TIMEOUT),
+    ],
+)
+def test_a_put_that_the_disk_failed_is_refused_whole_and_the_rest_of_its_run(
+    client: Client,
+    backend: FakeBackend,
+    monkeypatch: pytest.MonkeyPatch,
+    results: list[str],
+    status: api.Status,
+) -> None:
+    monkeypatch.setattr(backend.store, "put_encoded", lambda _: [told(*results)])
+    reply = client.ask(api.Put(1, run=1, at=0), record() + record())
+    assert (reply.status, reply.statuses, reply.offsets) == (status, None, [])
+    assert reply.reason == "disk"
+    monkeypatch.undo()
+    assert client.ask(api.Put(2, run=1, at=1), record()).status is api.Status.BUSY
+    assert client.ask(api.Put(3, run=2, at=0), record()).status is api.Status.PUT_OK
+
+
+def test_a_put_that_the_disk_failed_in_its_middle_has_each_record_s_status(
+    client: Client, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    results = ["PUT_OK", "TIMEOUT", "SERVICE_NOT_AVAILABLE"]
+    monkeypatch.setattr(backend.store, "put_encoded", lambda _: [told(*results)])
+    reply = client.ask(api.Put(1, run=1, at=0), record() * 3)
+    assert reply.statuses is not None and reply.reason == "disk"
+    assert [each.value for each in reply.statuses] == results
+    monkeypatch.undo()
+    assert client.ask(api.Put(2, run=1, at=1), record()).status is api.Status.BUSY
 
 
 def test_a_broken_store_refuses_and_the_server_lives(
@@ -405,9 +459,7 @@ class TestPending:
 # -- pulls
 
 
-def test_pull_gives_records_up_to_the_readable_offset(
-    client: Client, backend: FakeBackend
-) -> None:
+def test_pull_gives_records_up_to_the_readable_offset(client: Client, backend: FakeBackend) -> None:
     client.ask(api.Put(1), b"".join(record(body=b"%d" % i) for i in range(5)))
     backend.store.confirmed = backend.store.queues["t", 0][3][0]
     reply = client.ask(api.Pull(2, "t", 0, api.Position(1)))
@@ -553,7 +605,7 @@ def test_a_port_in_use_is_an_error_of_the_configuration(
     server: ApiServer, backend: FakeBackend
 ) -> None:
     with pytest.raises(ConfigError, match="cannot bind"):
-        ApiServer(server.endpoint, backend, ApiConfig()).start()
+        ApiServer(server.endpoint, backend, ApiConfig(), on_failure=raise_failure).start()
 
 
 @pytest.mark.parametrize("frames", [[b"junk"], [b""], [b"\xff" * 70_000], [b"a", b"b", b"c"] * 50])
@@ -674,11 +726,11 @@ def test_a_client_that_does_not_read_its_replies_is_bounded(
 
 
 def test_stop_answers_what_is_known_and_frees_the_port(backend: FakeBackend) -> None:
-    server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig())
+    server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
     server.start()
     begin = time.monotonic()
     assert server.stop()
     assert time.monotonic() - begin < 2.0
-    again = ApiServer(server.endpoint, backend, ApiConfig())
+    again = ApiServer(server.endpoint, backend, ApiConfig(), on_failure=raise_failure)
     again.start()
     assert again.stop()

@@ -12,6 +12,7 @@ import pytest
 from hastore.errors import ConfigError
 from hastore.server.http_server import MAX_CONNECTIONS, HttpServer
 from hastore.server.metrics import render_metrics
+from hastore.service import raise_failure
 
 STATUS = {
     "node": 1,
@@ -28,7 +29,9 @@ STATUS = {
 
 @pytest.fixture
 def server():
-    server = HttpServer("127.0.0.1:0", lambda: STATUS, lambda: render_metrics(STATUS))
+    server = HttpServer(
+        "127.0.0.1:0", lambda: STATUS, lambda: render_metrics(STATUS), on_failure=raise_failure
+    )
     server.start()
     yield server
     assert server.stop()
@@ -119,7 +122,9 @@ def test_dawdlers_never_keep_a_quick_client_out(server):
 
 
 def test_a_silent_connection_ends_at_its_deadline():
-    server = HttpServer("127.0.0.1:0", lambda: STATUS, lambda: b"", deadline_ms=200)
+    server = HttpServer(
+        "127.0.0.1:0", lambda: STATUS, lambda: b"", deadline_ms=200, on_failure=raise_failure
+    )
     server.start()
     try:
         host, port = server.address.rsplit(":", 1)
@@ -141,7 +146,7 @@ def test_a_client_that_never_closes_costs_no_cpu(server):
 
 def test_a_large_answer_arrives_whole():
     body = b"m" * 5_000_000
-    server = HttpServer("127.0.0.1:0", lambda: STATUS, lambda: body)
+    server = HttpServer("127.0.0.1:0", lambda: STATUS, lambda: body, on_failure=raise_failure)
     server.start()
     try:
         assert get(server, "/metrics") == body
@@ -153,7 +158,7 @@ def test_a_failing_node_is_500_and_the_server_lives():
     def fail():
         raise RuntimeError("broken")
 
-    server = HttpServer("127.0.0.1:0", fail, lambda: b"fine")
+    server = HttpServer("127.0.0.1:0", fail, lambda: b"fine", on_failure=raise_failure)
     server.start()
     try:
         with pytest.raises(urllib.error.HTTPError) as refused:
@@ -167,18 +172,18 @@ def test_a_failing_node_is_500_and_the_server_lives():
 
 def test_a_port_in_use_is_refused_with_its_name(server):
     with pytest.raises(ConfigError, match=server.address):
-        HttpServer(server.address, lambda: STATUS, lambda: b"")
+        HttpServer(server.address, lambda: STATUS, lambda: b"", on_failure=raise_failure)
 
 
 def test_a_bad_address_is_refused():
     with pytest.raises(ConfigError, match="no address"):
-        HttpServer("127.0.0.1", lambda: STATUS, lambda: b"")
+        HttpServer("127.0.0.1", lambda: STATUS, lambda: b"", on_failure=raise_failure)
 
 
 def test_stop_without_start_frees_the_port():
-    server = HttpServer("127.0.0.1:0", lambda: STATUS, lambda: b"")
+    server = HttpServer("127.0.0.1:0", lambda: STATUS, lambda: b"", on_failure=raise_failure)
     address = server.address
     assert server.stop()
-    again = HttpServer(address, lambda: STATUS, lambda: b"")
+    again = HttpServer(address, lambda: STATUS, lambda: b"", on_failure=raise_failure)
     assert again.stop()
     assert threading.active_count() < 20

@@ -7,6 +7,7 @@ import pytest
 from hastore.config import ApiConfig
 from hastore.errors import PositionLostError, UnreachableError, UsageError
 from hastore.server.api_server import ApiServer
+from hastore.service import raise_failure
 from hastore.spark import server_reader
 from hastore.spark.arrow_batch import BatchBuilder
 from hastore.spark.offsets import TopicPartition
@@ -37,7 +38,7 @@ def fill(store, count, *, body_bytes=10):
 def serving(*backends):
     with contextlib.ExitStack() as stack:
         for backend in backends:
-            server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig())
+            server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
             server.start()
             stack.callback(server.stop)
             backend.endpoint = server.endpoint

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from pathlib import Path
 
+from hastore.service import raise_failure
 from hastore.store.consume_queue import ConsumeQueueTable
 from hastore.store.dispatcher import LogView
 from hastore.store.filesystem import REAL, FileSystem
@@ -46,7 +47,12 @@ class Derived:
             entries=entries,
             boot_id=boot_id,
         )
-        derived = cls(root, queues, index, IndexBuildService(log, [queues, index], state=state))
+        derived = cls(
+            root,
+            queues,
+            index,
+            IndexBuildService(log, [queues, index], state=state, on_failure=raise_failure),
+        )
         derived.build.load()
         return derived
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import StoreBrokenError, StoreFullError, UsageError
+from hastore.service import raise_failure
 from hastore.store import mapped_file_queue
 from hastore.store.allocate import AllocateService
 from hastore.store.commit_log import CommitLog
@@ -23,7 +24,7 @@ SIZE = 4096
 def commit_log(root: Path) -> CommitLog:
     for name in ("commitlog", "hastore"):
         REAL.make_dirs(f"{root}/{name}")
-    log = CommitLog(REAL, str(root), SIZE, StoreHealth())
+    log = CommitLog(REAL, str(root), SIZE, StoreHealth(), on_failure=raise_failure)
     log.allocator.start()
     return log
 
@@ -100,7 +101,8 @@ def test_a_view_outlives_its_file(tmp_path: Path) -> None:
         log.append(b"b")
     view = log.view(10, 5)
     taken = log.file_range(10, 5)
-    log.queue.remove_first(1)
+    log.queue.detach_first(1)
+    log.queue.discard()
     with view as data:
         assert bytes(data) == b"aaaaa"
     assert os.pread(taken.fd, 5, taken.position) == b"aaaaa"
@@ -156,7 +158,7 @@ def test_no_room_is_refused_at_once_and_tried_again(tmp_path: Path) -> None:
                 raise StoreFullError("no room at all")
             return super().open(path, create=create, writable=writable)
 
-    service = AllocateService(Full(), f"{tmp_path}/spare", SIZE)
+    service = AllocateService(Full(), f"{tmp_path}/spare", SIZE, on_failure=raise_failure)
     service.start()
     with pytest.raises(StoreFullError, match="no room at all"):
         service.wait_ready()
@@ -196,7 +198,7 @@ class Reads(RealFileSystem):
 def test_a_warmed_file_is_read_whole_before_and_after_it_is_taken(tmp_path: Path) -> None:
     fs, size = Reads(), 5 << 20
     spare = f"{tmp_path}/spare"
-    service = AllocateService(fs, spare, size, warm=True)
+    service = AllocateService(fs, spare, size, warm=True, on_failure=raise_failure)
     service.start()
     service.take(f"{tmp_path}/0")
     service.take(f"{tmp_path}/1")  # made although the first may still be read
@@ -218,7 +220,9 @@ def test_without_room_no_removed_file_is_kept_for_its_warmth(tmp_path: Path) -> 
 
     for number in range(3):
         (tmp_path / str(number)).write_bytes(bytes(8 << 20))
-    service = AllocateService(Full(), f"{tmp_path}/spare", SIZE, warm=True)
+    service = AllocateService(
+        Full(), f"{tmp_path}/spare", SIZE, warm=True, on_failure=raise_failure
+    )
     for number in range(3):
         service.warm_rest(f"{tmp_path}/{number}", 0)
         os.remove(tmp_path / str(number))
@@ -231,7 +235,7 @@ def test_without_room_no_removed_file_is_kept_for_its_warmth(tmp_path: Path) -> 
 
 def test_files_are_not_read_unless_they_are_to_be_warmed(tmp_path: Path) -> None:
     fs = Reads()
-    service = AllocateService(fs, f"{tmp_path}/spare", SIZE)
+    service = AllocateService(fs, f"{tmp_path}/spare", SIZE, on_failure=raise_failure)
     service.start()
     service.take(f"{tmp_path}/0")
     service.warm_rest(f"{tmp_path}/0", 0)

@@ -1,6 +1,7 @@
 """The idempotence window: retries are answered, not stored, over restarts and cuts too."""
 
 import random
+import threading
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from hastore.store.message_store import PutResult, PutStatus
 from hastore.store.producer_window import WINDOW
 from hastore.store.properties import encode_properties
 from hastore.store.replay_walk import Dispatched
+from tests.store.faulty import FaultyFileSystem, NoticedLock
 from tests.store.kit import bodies, crash_copy, message, opened, put
 
 
@@ -175,3 +177,44 @@ def test_what_replay_took_first_is_not_entered_twice(tmp_path: Path) -> None:
     assert known.find(b"p", 0) == 0
     assert known.find(b"p", 1000) == 10000
     assert known.end_offset == 10010
+
+
+@pytest.mark.parametrize("other", ["save", "truncate"])
+def test_a_snapshot_is_written_by_one_thread_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """Housekeeping and retention both write it, by one temporary file; a cut makes it stale."""
+    fs = FaultyFileSystem()
+    REAL.make_dirs(f"{tmp_path}/hastore")
+    known = IdempotenceWindow(fs, str(tmp_path))
+    known.dispatch([record("p", number, 100 * number) for number in range(5)])
+    second_is_there = threading.Event()
+    monkeypatch.setattr(known, "_saving", NoticedLock(second_is_there), raising=False)
+    go_on = threading.Event()
+    work = known.save if other == "save" else lambda: known.truncate(200)
+    second = threading.Thread(target=work, daemon=True)
+
+    def meet(call: str, path: str) -> None:
+        if not path.endswith("idempotence.tmp"):
+            return
+        if threading.current_thread() is second:
+            if call == "write":  # the file was emptied
+                second_is_there.set()
+                assert go_on.wait(10)
+        elif call == "sync":
+            second.start()
+            if other == "truncate":  # without a lock it ends, for it finds nothing stale
+                threading.Thread(target=lambda: (second.join(), second_is_there.set())).start()
+            assert second_is_there.wait(10)
+
+    fs.hook = meet
+    known.save()
+    if other == "save":
+        found = IdempotenceWindow(REAL, str(tmp_path))
+        assert found.load(1000, synced=True) == 500  # a kill here finds it whole
+        assert len(found) == 1
+    go_on.set()
+    second.join(10)
+    assert not second.is_alive()
+    found = IdempotenceWindow(REAL, str(tmp_path))
+    assert found.load(1000, synced=True) == (500 if other == "save" else 200)

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from hastore.service import raise_failure
 from hastore.store import index_build, replay_arrays
 from hastore.store.filesystem import REAL
 from hastore.store.host import Host
@@ -160,7 +161,9 @@ def whole(root: Path, log: MemoryLog) -> tuple[Derived, IdempotenceWindow, Queue
     window = IdempotenceWindow(REAL, str(root))
     table = QueueOffsetTable(derived.queues.topics, 4)
     parts = [derived.queues, derived.index, window, table]
-    derived.build = IndexBuildService(log, parts, state=derived.build._state)
+    derived.build = IndexBuildService(
+        log, parts, state=derived.build._state, on_failure=raise_failure
+    )
     return derived, window, table
 
 

@@ -26,96 +26,20 @@ Of three nodes (half as many cycles):
 
 import os
 import random
-import threading
 import time
 from collections import Counter
 
 import pytest
 
-from hastore.client.consumer import Consumer
 from hastore.client.producer import Producer
-from hastore.errors import ClientError, NotStoredError, UnreachableError
 from tests.process.harness import wait_until
-from tests.process.history import ACKED, UNKNOWN, Recorder, check
-from tests.process.stores import assert_equal_stores, assert_queues_fit, rescued_records
+from tests.process.history import UNKNOWN
+from tests.torture.load import Load, judge
 
 CYCLES = int(os.environ.get("HASTORE_TORTURE_CYCLES", "20"))
 SEED = int(os.environ.get("HASTORE_TORTURE_SEED", "0")) or random.SystemRandom().getrandbits(32)
 KINDS = ("master", "slave", "both", "tail", "rejoin", "promoting", "switch")
 RESUME_S = 10.0  # I8: writes resume within this once a master and its slave are back
-
-
-class Load:
-    """Producers and a reader in the background; all that they saw."""
-
-    def __init__(self, group, seed):
-        self.recorder = Recorder()
-        self.reads = []
-        self.failures = []
-        self.stopping = threading.Event()
-        self._group = group
-        self._seed = seed
-        self._threads = [
-            threading.Thread(target=self._guard, args=(work,), name=work.__name__)
-            for work in (self._pipelined, self._one_by_one, self._read)
-        ]
-
-    def start(self):
-        for thread in self._threads:
-            thread.start()
-
-    def stop(self):
-        self.stopping.set()
-        for thread in self._threads:
-            thread.join(60)
-            assert not thread.is_alive(), f"{thread.name} hangs"
-        assert not self.failures, self.failures
-
-    def _guard(self, work):
-        try:
-            work()
-        except Exception as failure:
-            self.failures.append(failure)
-
-    def _pipelined(self):
-        rng = random.Random(self._seed + 1)
-        with Producer(self._group.bootstrap, max_in_flight=64) as producer:
-            number = 0
-            while not self.stopping.is_set():
-                for _ in range(rng.randrange(1, 16)):
-                    body = b"p%d:" % number + rng.randbytes(rng.choice((5, 50, 500, 3000)))
-                    self.recorder.send(producer, "pipe", body, f"p{number}")
-                    number += 1
-                time.sleep(0.01)
-
-    def _one_by_one(self):
-        """A blocking producer with a short patience: its puts end as unknown in the middle."""
-        rng = random.Random(self._seed + 2)
-        number = 0
-        while not self.stopping.is_set():
-            with Producer(self._group.bootstrap, delivery_timeout_s=0.7) as producer:
-                for _ in range(200):
-                    if self.stopping.is_set():
-                        break
-                    body = b"o%d:" % number + rng.randbytes(rng.randrange(200))
-                    number += 1
-                    try:
-                        future = self.recorder.send(producer, "one", body, f"o{number}")
-                    except ClientError:
-                        continue
-                    future.exception(10)
-
-    def _read(self):
-        """What a reader was ever given, from any node, must be in the log for good."""
-        # Never PositionLostError: nothing that was confirmed is cut, and no more is shown.
-        with Consumer("pipe", self._group.bootstrap, timeout_s=1.0) as consumer:
-            while not self.stopping.is_set():
-                try:
-                    messages = consumer.poll(timeout_s=0.2)
-                except (UnreachableError, NotStoredError):
-                    time.sleep(0.05)
-                    continue
-                self.reads += [(message.offset, message.body) for message in messages]
 
 
 class Torture:
@@ -360,31 +284,11 @@ def torment(group, kind, cycles):
     finally:
         load.stopping.set()
         load.stop()
-    group.wait_equal()
-    status = torture.master.status()
-    assert {node.stop() for node in group} == {0}
-    first, *others = group
-    for other in others:
-        log = assert_equal_stores(first.store, other.store)
-    assert_queues_fit(first.store, log)
-    rescued = [found for node in group for found in rescued_records(node.store)]
-    epochs = [
-        (e["epoch"], e["start_offset"], int(group[e["node"]].api.rpartition(":")[2]))
-        for e in status["history"]
-    ]
-    puts = load.recorder.puts
-    wrong = check(puts, log.records, rescued=rescued, epochs=epochs, reads=load.reads)
-    acked = [put for put in puts if put.outcome == ACKED]
-    unknown = [put for put in puts if put.outcome == UNKNOWN]
-    print(
-        f"{len(puts)} puts: {len(acked)} acknowledged, {len(unknown)} unknown; "
-        f"{len(log.records)} records, {len(epochs)} epochs, {len(rescued)} records archived, "
-        f"{len(load.reads)} read; {dict(torture.done)}; "
-        f"slowest to settle {torture.slowest_s:.1f} s"
-    )
-    assert wrong == [], wrong[:10]
+    verdict = judge(group, torture.master, load)
+    print(f"{verdict.text}; {dict(torture.done)}; slowest to settle {torture.slowest_s:.1f} s")
+    assert verdict.wrong == [], verdict.wrong[:10]
     # Not vacuous: work was done in each cycle, masters changed, readers read.
-    assert sum(put.durable for put in acked) > 50 * cycles
+    assert sum(put.durable for put in load.recorder.puts) > 50 * cycles
     assert len(load.reads) > 20 * cycles
-    assert len(epochs) > cycles // 3
-    return torture, rescued, unknown
+    assert verdict.epochs > cycles // 3
+    return torture, verdict.rescued, load.recorder.count(UNKNOWN)

@@ -25,12 +25,13 @@ def look_up(host: str, port: int, found: Callable[[Targets], None]) -> None:
     """Look a name up in a thread of its own, which ends by calling `found`; empty: not known."""
 
     def run() -> None:
+        targets: Targets = []
         try:
             targets = _targets(host, port, 0)
         except (OSError, ValueError) as failure:
             log.debug("client: %s: %s", host, failure)
-            targets = []
-        found(targets)
+        finally:  # whatever fails: who waits for the name waits no longer
+            found(targets)
 
     try:
         threading.Thread(target=run, name=f"lookup {host}", daemon=True).start()

@@ -28,10 +28,14 @@ public final class Dealers {
         peer.add("close", dealers::close);
     }
 
-    /** {"context", "socket", "address", "heartbeat_ms": 0 for none} */
+    /** {"context", "socket", "address", "heartbeat_ms": 0 for none}; ends a socket of that name. */
     private synchronized Object connect(JSONObject request) {
         String name = request.getString("context");
         ZContext context = contexts.computeIfAbsent(name, ignored -> new ZContext());
+        ZMQ.Socket former = sockets.remove(request.getString("socket"));
+        if (former != null) {
+            context.destroySocket(former);
+        }
         ZMQ.Socket socket = context.createSocket(SocketType.DEALER);
         socket.setLinger(0);
         socket.setReceiveTimeOut(request.getIntValue("timeout_ms"));

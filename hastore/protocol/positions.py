@@ -1,0 +1,151 @@
+"""What a record of the topic HASTORE_POSITIONS says, and which of several holds. Pure.
+
+A commit is one such record. A master writes positions anew before retention takes their records: a
+rewrite says in `origins` where the commits lay that it repeats. Of all that is known of a queue the
+one with the greatest origin holds, in whatever order they are read; so a rewrite that meets a later
+commit changes nothing, and no position goes back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
+import msgspec
+
+from hastore.errors import CorruptRecordError
+from hastore.protocol.api import Int64, Name, Position, QueueId
+
+MAX_GROUPS = 10_000  # (group, topic) pairs
+MAX_TABLE_BYTES = 64 * 1024 * 1024  # of memory, as estimated below
+_PAIR_BYTES = 600  # of a group and topic with no position, beside the two names
+_PLACE_BYTES = 250  # of one queue's position
+_NOTHING: Mapping[int, Place] = {}
+
+Pair = tuple[str, str]  # (group, topic)
+
+
+class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """A queue's position, and where in the log the commit of it lay."""
+
+    queue_offset: int
+    epoch: int | None
+    offset: int | None
+    origin: int
+
+    @property
+    def position(self) -> Position:
+        """Return it as a client is told."""
+        return Position(self.queue_offset, self.epoch, self.offset)
+
+
+class CommitBody(msgspec.Struct, frozen=True, omit_defaults=True):
+    """The body of a record, as JSON; `origins` names the queues that it repeats."""
+
+    group: Annotated[str, msgspec.Meta(min_length=1)]
+    topic: Name
+    positions: dict[QueueId, tuple[Int64, Int64 | None, Int64 | None]]
+    origins: dict[QueueId, Int64] = {}
+
+
+_decoder = msgspec.json.Decoder(CommitBody)
+
+
+def encode_commit(body: CommitBody) -> bytes:
+    """Return a record's body."""
+    return msgspec.json.encode(body)
+
+
+def decode_commit(raw: bytes) -> CommitBody:
+    """Return what a record's body says; CorruptRecordError when it is no commit."""
+    try:
+        return _decoder.decode(raw)
+    except msgspec.DecodeError as error:  # ValidationError is one too
+        raise CorruptRecordError(f"no committed positions: {error}") from error
+
+
+class PositionMap:
+    """The positions that hold, by group and topic; `bounded` in number and memory.
+
+    One thread changes it. What `find` returned is never changed afterwards.
+    """
+
+    def __init__(
+        self, entries: Mapping[Pair, Mapping[int, Place]] | None = None, *, bounded: bool = True
+    ) -> None:
+        """Begin empty, or with what another map holds."""
+        self._bounded = bounded
+        self._entries: dict[Pair, Mapping[int, Place]] = dict(entries or {})
+        self._bytes = sum(_cost(pair, len(places)) for pair, places in self._entries.items())
+
+    def __len__(self) -> int:
+        """Return how many pairs of group and topic there are."""
+        return len(self._entries)
+
+    def __iter__(self) -> Iterator[Pair]:
+        """Go over the pairs."""
+        return iter(self._entries)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Return the memory that all of it takes, estimated from above; records take less."""
+        return self._bytes
+
+    @property
+    def entries(self) -> Mapping[Pair, Mapping[int, Place]]:
+        """Everything; to be read by whoever changes the map."""
+        return self._entries
+
+    def find(self, group: str, topic: str) -> Mapping[int, Place]:
+        """Return the positions of a group in a topic, by queue."""
+        return self._entries.get((group, topic), _NOTHING)
+
+    def has_room(self, group: str, topic: str, queues: int) -> bool:
+        """Whether so many more positions of a group in a topic would still be kept."""
+        if not self._bounded:
+            return True
+        known = (group, topic) in self._entries
+        cost = queues * _PLACE_BYTES if known else _cost((group, topic), queues)
+        return self._bytes + cost <= MAX_TABLE_BYTES and (known or len(self) < MAX_GROUPS)
+
+    def take(self, body: CommitBody, record_offset: int) -> bool:
+        """Take what a record at `record_offset` of the log says; False when there is no room."""
+        places = {}
+        for queue, (queue_offset, epoch, offset) in body.positions.items():
+            origin = origin_of(body, queue, record_offset)
+            places[queue] = Place(queue_offset, epoch, offset, origin)
+        return self.merge((body.group, body.topic), places)
+
+    def merge(self, pair: Pair, places: Mapping[int, Place]) -> bool:
+        """Take the places that are no older than the known ones; False when there is no room."""
+        known = self._entries.get(pair, _NOTHING)
+        more = sum(1 for queue in places if queue not in known)
+        if more and not self.has_room(*pair, more):
+            return False
+        self._bytes += more * _PLACE_BYTES if pair in self._entries else _cost(pair, more)
+        self._entries[pair] = newest(known, places)
+        return True
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._entries = {}
+        self._bytes = 0
+
+
+def origin_of(body: CommitBody, queue: int, record_offset: int) -> int:
+    """Return where the commit lay that a record says again; whatever it claims, not behind it."""
+    return min(body.origins.get(queue, record_offset), record_offset)
+
+
+def newest(one: Mapping[int, Place], other: Mapping[int, Place]) -> Mapping[int, Place]:
+    """Return of each queue the place with the greater origin."""
+    merged = dict(one)
+    for queue, place in other.items():
+        known = merged.get(queue)
+        if known is None or place.origin >= known.origin:
+            merged[queue] = place
+    return merged
+
+
+def _cost(pair: Pair, queues: int) -> int:
+    return _PAIR_BYTES + sum(len(name.encode()) for name in pair) + queues * _PLACE_BYTES

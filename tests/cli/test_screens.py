@@ -1,0 +1,126 @@
+"""What a person sees: tables in narrow terminals, and single lines in a pipe."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import re
+import struct
+import subprocess
+import sys
+import termios
+
+import pytest
+
+from hastore.cli.common import fitting_table
+from tests.process.harness import ROOT, Group, hastore
+
+NEEDED = ("node", "role", "epoch")
+
+
+@pytest.fixture(scope="module")
+def group(tmp_path_factory):
+    with Group(tmp_path_factory.mktemp("screens")) as group:
+        yield group.start()
+
+
+def on_a_terminal(columns: int, *arguments: str) -> list[str]:
+    """Run `hastore ARGUMENTS` on a terminal of its own; return the lines that it printed."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
+    environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
+    environment |= {"TERM": "xterm", "NO_COLOR": "1"}
+    with os.fdopen(ours, "rb", buffering=0) as screen:
+        process = subprocess.Popen(
+            [sys.executable, str(ROOT / "bin" / "hastore"), *arguments],
+            stdin=theirs, stdout=theirs, stderr=subprocess.STDOUT, env=environment,
+        )  # fmt: skip
+        os.close(theirs)
+        text = b""
+        try:
+            while piece := screen.read(65536):
+                text += piece
+        except OSError:
+            pass  # Linux says EIO once the last of the other side has closed
+        assert process.wait() == 0, text
+    return re.sub(r"\x1b\[[0-9;]*m", "", text.decode().replace("\r", "")).splitlines()
+
+
+@pytest.mark.parametrize("columns", [30, 40, 50, 60, 80, 120])
+def test_a_narrow_terminal_keeps_node_role_and_epoch(group, columns):
+    lines = on_a_terminal(columns, "status", "--bootstrap", ",".join(group.bootstrap))
+    head = lines[0].split()
+    assert tuple(head[:3]) == NEEDED
+    for number, role in ((1, "SYNC_MASTER"), (2, "SLAVE")):
+        epoch = str(group[number].status()["epoch"])
+        assert lines[number].split()[:3] == [str(number), role, epoch], lines
+    assert all(len(line) <= columns for line in lines[:3]), lines[:3]
+    wide = ["writable", "max", "confirmed", "readable"]
+    assert head[3:] == wide[: len(head) - 3], "those that matter least go first"
+    assert columns < 80 or head[3:] == wide
+    assert columns < 40 or "writable" in head
+
+
+def test_in_a_pipe_all_columns_are_there_however_long(group, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    done = hastore("status", "--bootstrap", ",".join(group.bootstrap))
+    assert done.stdout.splitlines()[0].split()[-1] == "readable"
+
+
+def test_columns_go_from_the_least_wanted_on():
+    head = ("a", "bb", "ccc")
+    rows = [("1", "22", "333333"), ("4", "5", "6")]
+    assert fitting_table(head, rows, keep=1, width=None) == [
+        "a  bb  ccc", "1  22  333333", "4  5   6",
+    ]  # fmt: skip
+    assert fitting_table(head, rows, keep=1, width=13)[1] == "1  22  333333"
+    assert fitting_table(head, rows, keep=1, width=12) == ["a  bb", "1  22", "4  5"]
+    assert fitting_table(head, rows, keep=1, width=3) == ["a", "1", "4"]
+    assert fitting_table(head, rows, keep=2, width=3) == ["a  bb", "1  22", "4  5"]
+    right = fitting_table(("n", "x"), [("1", "5"), ("2", "500")], right={"x"}, width=None)
+    assert right == ["n    x", "1    5", "2  500"]
+
+
+LONG = "/".join(["/tmp/" + "a folder with a long name " * 3] * 3)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("serve", "-c", f"{LONG}/node1.yaml"),
+        ("doctor", "-c", f"{LONG}/node1.yaml"),
+        ("promote", "-c", f"{LONG}/node1.yaml"),
+        ("log", "stat", "--store", LONG),
+        ("produce", "t", "--file", LONG),
+        ("status", "--bootstrap", "x" * 300),
+        ("positions", "import", LONG),
+        ("init", f"/dev/null/{LONG}"),
+        ("nosuch" * 60,),
+    ],
+    ids=lambda arguments: arguments[0][:8],
+)
+def test_an_error_in_a_pipe_is_one_line(arguments, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    done = hastore(*arguments, stdin=b"")
+    assert done.returncode != 0
+    assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: "), done.stderr
+
+
+def test_what_status_and_doctor_say_in_a_pipe_is_a_line_each(group, tmp_path, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    folder = tmp_path / ("a long name " * 12).strip() / ("another one " * 12).strip()
+    folder.mkdir(parents=True)
+    with Group(folder) as other:
+        other[2].start("slave")
+        other[2].write(acks=1, ha={"slave_timeout": "9s"})
+        other[2].wait_status(lambda s: s["config_pending"], "the change is seen")
+        other[2].write(store={"retention": 1})  # no such key: it is not followed
+        other[2].wait_status(lambda s: s["problems"], "the wrong file is told of")
+        done = hastore("status", "--bootstrap", other[2].api, "--timeout", "1")
+        told = [line for line in done.stdout.splitlines() if line.startswith("node 2: ")]
+        assert len(told) == 2, done.stdout
+        assert "slave_timeout" in told[1] and "not followed" in told[0]
+        done = hastore("doctor", "-c", str(other[1].path))
+        checks = [line.split()[0] for line in done.stdout.splitlines()]
+    assert checks == ["file", "node", "store", "disk", "api", "ha", "http", "node", "files"]

@@ -1,0 +1,211 @@
+"""Thousands of flips: histories stay within a HELLO, and what they forget costs a copy, no data.
+
+The simulation's nodes with the product's own bounds; a failure prints its seed.
+"""
+
+import contextlib
+import logging
+import os
+import random
+
+import pytest
+
+from hastore.errors import PromotionRefused
+from hastore.ha import epochs
+from hastore.ha.epochs import FLOOR_EPOCH
+from hastore.protocol.hello import HELLO_BYTES_MAX, Purpose, encode_hello
+from hastore.server.api_history import Standing, check_position
+from tests.ha.simulation import NESTED_MAX, Crash, SimNode, Violation, World, installed, size_of
+
+FLIPS = 5_000
+NODE_FILE_BYTES_MAX = 100 * 1024
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+    logging.disable(logging.CRITICAL)
+    yield
+    logging.disable(logging.NOTSET)
+
+
+class Flips:
+    """A group without faults but those that a test asks for, and what was acknowledged in it."""
+
+    def __init__(self, seed: int, *, entries: int = epochs.ENTRIES_MAX) -> None:
+        self.world = World(seed, nodes=3, entries=entries, crash_rate=0.0)
+        self.world.loss_rate = 0.0
+        self.world.depth = NESTED_MAX  # nothing happens between two calls
+        self.written = 0
+        self.acked: dict[int, int] = {}  # offset: value
+        self.positions: list[tuple[int, int]] = []  # (epoch, offset) of each
+
+    @property
+    def up(self) -> list[SimNode]:
+        return [node for node in self.world.nodes.values() if node.up]
+
+    def node(self, number: int) -> SimNode:
+        return self.world.nodes[number]
+
+    def promote(self, number: int) -> SimNode:
+        node = self.node(number)
+        for each in self.up:
+            each.end_stream()
+        node.promoter.begin()
+        self.world.do_promote(node)
+        self.world.connections = [c for c in self.world.connections if not c.closed]
+        return node
+
+    def put(self, master: SimNode) -> int:
+        """Append one record in the master's log; return its offset."""
+        self.written += 1
+        value, start = 1 + self.written % 255, master.store.max_offset
+        with master.member.gate.lock:
+            master.store.append_replica(start, bytes([value]) * size_of(value))
+            master.ha.on_append(start, master.store.max_offset)
+        return start
+
+    def stream(self, master: SimNode, *numbers: int) -> None:
+        """Let those nodes follow until all of the master's log is there and confirmed."""
+        for _ in range(100_000):
+            followers = [self.node(number) for number in numbers or self.world.numbers]
+            followers = [node for node in followers if node.up and node is not master]
+            for node in followers:
+                if node.stream is None or node.stream.closed:
+                    node.end_stream()
+                    node.client._follow_somebody()
+            self.world.do_send(master)
+            for node in followers:
+                self.world.do_receive(node)
+            self.world.do_report(master)
+            same = {(n.store.max_offset, n.state.last_epoch) for n in [master, *followers]}
+            if len(same) == 1 and master.store.confirmed_offset == master.store.max_offset:
+                return
+        raise AssertionError("the group does not come together")
+
+    def flip(self, number: int, puts: int) -> SimNode:
+        master = self.promote(number)
+        starts = [self.put(master) for _ in range(puts)]
+        self.stream(master)
+        for start in starts:
+            self.acked[start] = master.store.data[start]
+            self.positions.append((master.state.last_epoch, start))
+        return master
+
+    def check(self) -> None:
+        """All that was acknowledged is in every log that is up, and every HELLO is short enough."""
+        for node in self.up:
+            said = len(encode_hello(node.member.hello(Purpose.SURVEY)))
+            assert said < HELLO_BYTES_MAX, f"a HELLO of {said} bytes"
+            [state] = node.files.files.values()
+            assert len(state) < NODE_FILE_BYTES_MAX, f"node.json of {len(state)} bytes"
+            for start, value in self.acked.items():
+                assert node.store.data[start] == value, f"{start} is lost on node {node.number}"
+
+
+def standing(node: SimNode, position: tuple[int, int]) -> tuple[Standing, int]:
+    history = [(entry.epoch, entry.start) for entry in node.state.history]
+    return check_position(history, node.store.max_offset, *position)
+
+
+def test_five_thousand_flips_never_outgrow_a_hello():
+    """One node is away for all but the first of them, another for a few again and again."""
+    seed = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
+    print(f"HASTORE_SEED={seed}")
+    rng = random.Random(seed)
+    group = Flips(seed)
+    with installed(group.world):
+        group.flip(3, 2)
+        group.flip(1, 2)
+        group.node(3).die()
+        away = 0
+        for number in range(FLIPS):
+            if away and number >= away:
+                away = 0
+            if not away and number % 500 == 250:
+                away = number + 20
+            # Node 2 alone is not half of the group: it answers promises and takes no bytes.
+            chosen = 1 if away else rng.choice((1, 2))
+            if away:
+                master = group.promote(chosen)
+                if rng.random() < 0.7:
+                    group.put(master)
+            else:
+                master = group.flip(chosen, rng.choice((0, 1, 1, 2)))
+            if number % 500 == 499:
+                group.check()
+        group.node(3).start()
+        master = group.flip(2, 1)
+        group.check()
+        assert group.node(3).state.data.aside == 1  # a whole copy; the old store was set aside
+        for node in group.up:
+            assert node.store.data == master.store.data and not node.state.data.unclean
+            assert node.state.history[0].epoch == FLOOR_EPOCH
+            assert standing(node, group.positions[-200]) == (
+                Standing.AGREED, group.positions[-200][1],
+            )  # fmt: skip
+            assert standing(node, group.positions[0]) == (Standing.LOST, 0)
+        group.flip(3, 1)
+        group.check()
+
+
+def test_flips_without_a_put_forget_nothing():
+    """Epochs that wrote nothing go first: who comes back after thousands of them copies nothing."""
+    group = Flips(1)
+    with installed(group.world):
+        first = group.flip(3, 3)
+        group.node(3).die()
+        for number in range(3 * epochs.ENTRIES_MAX):
+            group.promote(1 + number % 2)
+        group.node(3).start()
+        master = group.flip(1, 1)
+        assert first.number == 3 and group.node(3).state.data.aside == 0
+        assert master.state.history[0].epoch != FLOOR_EPOCH
+        assert standing(master, group.positions[0])[0] is Standing.AGREED
+        group.check()
+
+
+def a_left_out_entry_outlives_a_rewind() -> None:
+    """What was confirmed under an epoch that is left out later must not lose against an older tail.
+
+    Node 2 holds bytes of epoch 1 that were confirmed in epoch 3, and node 3 a tail of epoch 2. The
+    master has left 3 out, and dies when it has told node 2 that it does not know it.
+    """
+    group = Flips(7, entries=4)
+    world = group.world
+    with installed(world):
+        master = group.flip(1, 2)
+        common = master.store.max_offset
+        for _ in range(3):
+            group.put(master)  # on node 1 alone
+        world.cut_off = {1}
+        rival = group.promote(3)
+        for _ in range(9):
+            group.put(rival)  # on node 3 alone, epoch 2
+        world.cut_off = {3}
+        master = group.promote(1)
+        group.stream(master, 2)
+        confirmed = master.store.confirmed_offset
+        assert common < confirmed < rival.store.max_offset
+        held = bytes(master.store.data)
+        for _ in range(12):
+            group.promote(1)  # node 2 promises, and does not follow
+        assert len(master.state.history) <= 4
+        two = group.node(2)
+        two.end_stream()
+        before = [entry.epoch for entry in two.state.history]
+        assert before[-1] not in [entry.epoch for entry in master.state.history]
+        two.client._follow_somebody()  # it is told what the master does not know, and no more
+        master.die()
+        world.cut_off.clear()
+        two.start()
+        with contextlib.suppress(Crash):
+            try:
+                group.promote(2)
+            except PromotionRefused as refused:
+                raise Violation(f"what was confirmed lost: {refused}") from refused
+        if bytes(two.store.data[:confirmed]) != held[:confirmed]:
+            raise Violation("what was confirmed is cut")
+
+
+def test_a_left_out_entry_outlives_a_rewind():
+    a_left_out_entry_outlives_a_rewind()

@@ -1,0 +1,183 @@
+"""A slave of a RocketMQ that stops between receiving a record that nobody can read and cutting it
+takes its log up again, and cuts it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import struct
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from hastore.errors import StoreBrokenError
+from hastore.ha import classic_client
+from hastore.ha.classic_client import ClassicHAClient
+from hastore.ha.node_state import NodeState
+from hastore.protocol.ha_link import HEADER
+from hastore.store.record import V1_MAGIC, build_record, check_record, check_unreadable
+from tests.ha.nodes import HOST, HaNode, wait_for
+
+BROKEN_TOPIC = "日" * 43  # 129 bytes; 100 of them: 300 bytes, whose lower byte is 44
+NEVER_MS = 1e12
+
+
+def record(at: int, topic: str = "T", *, queue_offset: int = 0) -> bytearray:
+    """A record as a RocketMQ stores it at `at`, V1 whatever the topic."""
+    raw = bytearray(
+        build_record(
+            "T", b"body", queue_id=0, properties=[("k", "v")], born_timestamp_ms=1, born_host=HOST
+        )
+    )
+    struct.pack_into(">qq", raw, 20, queue_offset, at)
+    struct.pack_into(">q", raw, 56, 1)
+    name = topic.encode()
+    tail = raw.index(b"\x01T\x00", 88)
+    raw[tail : tail + 2] = bytes([len(name) & 0xFF]) + name
+    struct.pack_into(">iI", raw, 0, len(raw), V1_MAGIC)
+    return raw
+
+
+def log_with(*topics: str) -> tuple[bytes, list[int]]:
+    """The bytes of a log of one record for each topic, and where each begins."""
+    log, places = bytearray(), []
+    for topic in topics:
+        places.append(len(log))
+        log += record(len(log), topic, queue_offset=len(places) - 1)
+    return bytes(log), places
+
+
+class Master:
+    """A RocketMQ's HA port: sends what it has beyond the first report, then only listens."""
+
+    def __init__(self, log: bytes) -> None:
+        self.log = log
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._listener.getsockname()[1]}"
+        self._thread = threading.Thread(target=self._serve)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        while True:
+            with contextlib.suppress(OSError):
+                sock, _ = self._listener.accept()
+                with sock:
+                    if not self._listener.fileno() >= 0 or not self._stream(sock):
+                        return
+                continue
+            return
+
+    def _stream(self, sock: socket.socket) -> bool:
+        first = sock.recv(8)
+        if len(first) < 8:
+            return True
+        offset = int.from_bytes(first, "big")
+        if offset == 1 << 62:  # the end of the test
+            return False
+        sock.sendall(HEADER.pack(offset, len(self.log) - offset) + self.log[offset:])
+        while sock.recv(4096):
+            continue
+        return True
+
+    def close(self) -> None:
+        with socket.create_connection(self._listener.getsockname()) as last:
+            last.sendall((1 << 62).to_bytes(8, "big"))
+            self._thread.join(10)
+        self._listener.close()
+
+
+@contextlib.contextmanager
+def master_of(log: bytes) -> Iterator[Master]:
+    made = Master(log)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+@contextlib.contextmanager
+def following(node: HaNode, address: str) -> Iterator[ClassicHAClient]:
+    client = ClassicHAClient(node.member, address)
+    client.start()
+    try:
+        yield client
+    finally:
+        assert client.stop()
+
+
+def received(make_group, monkeypatch, log: bytes):
+    """A group whose slave has all of the log, and stopped before it looked at replay."""
+    group = make_group(1)
+    with monkeypatch.context() as slow, master_of(log) as master:
+        slow.setattr(classic_client, "STUCK_MS", NEVER_MS)
+        node = group.start(1)
+        with following(node, master.address):
+            wait_for(lambda: node.store.whole_offset == len(log), "the log")
+            node.store.flush()
+        node.stop()
+    return group
+
+
+@pytest.mark.parametrize("topic", [BROKEN_TOPIC, "日" * 100])
+def test_the_start_takes_it_up_and_cuts_without_the_master(make_group, monkeypatch, topic):
+    log, places = log_with("T", "T", topic, "T")
+    group = received(make_group, monkeypatch, log)
+    monkeypatch.setattr(classic_client, "STUCK_MS", 50.0)
+    node = group.start(1)
+    assert node.bytes() == log, "nothing is lost by the start"
+    with following(node, "127.0.0.1:9") as client:
+        wait_for(lambda: node.store.max_offset == places[2], "the cut")
+        wait_for(lambda: "can be read by nobody" in str(client.problem), "the reason")
+    rescued = group.root / "node1" / "rescued" / f"0-{places[2]}"
+    kept = next(rescued.iterdir()).read_bytes()
+    assert kept[places[2] : len(log)] == log[places[2] :]
+    assert node.bytes() == log[: places[2]]
+    # What the master has there after its own restart is taken.
+    better, _ = log_with("T", "T", "T", "T")
+    with master_of(better) as master, following(node, master.address):
+        wait_for(lambda: node.store.dispatched_offset == len(better), "what is new")
+    assert node.bytes() == better
+
+
+@pytest.mark.parametrize("damage", ["body", "crc", "size", "topic", "properties"])
+def test_damage_is_still_refused(make_group, monkeypatch, damage):
+    log, places = log_with("T", "T", BROKEN_TOPIC, "T")
+    group = received(make_group, monkeypatch, log)
+    at, end = places[2], places[3]
+    place = {
+        "body": at + 88, "crc": at + 9, "size": at + 3, "topic": at + 93 + 60,
+        "properties": end - 5,
+    }[damage]  # fmt: skip
+    file = group.root / "node1" / "commitlog" / f"{0:020d}"
+    with file.open("r+b") as disk:
+        disk.seek(place)
+        byte = disk.read(1)[0]
+        disk.seek(place)
+        disk.write(bytes([byte ^ 0xFF]))
+    with pytest.raises(StoreBrokenError):
+        group.start(1)
+
+
+def test_a_log_of_its_own_epochs_has_no_such_records(make_group, monkeypatch):
+    log, _ = log_with("T", "T", BROKEN_TOPIC, "T")
+    group = received(make_group, monkeypatch, log)
+    monkeypatch.setattr(NodeState, "last_epoch", 65537)
+    with pytest.raises(StoreBrokenError):
+        group.start(1)
+
+
+def test_only_the_length_of_the_topic_may_be_wrong():
+    raw = bytes(record(0, BROKEN_TOPIC))
+    assert check_unreadable(raw, 0, len(raw), 0) == len(raw) and not check_record(
+        raw, 0, len(raw), 0
+    )
+    assert not check_unreadable(raw, 0, len(raw), 1)
+    assert not check_unreadable(raw, 0, len(raw) - 1, 0)
+    good = bytes(record(0, "T"))
+    assert check_record(good, 0, len(good), 0) and not check_unreadable(good, 0, len(good), 0)
+    for at in range(len(raw)):  # nothing that one byte breaks passes for it by its lengths
+        for value in (0, 1, 0x7F, 0x80, 0xFF):
+            bad = raw[:at] + bytes([value]) + raw[at + 1 :]
+            assert check_unreadable(bad, 0, len(bad), 0) in (0, len(raw))

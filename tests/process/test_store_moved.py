@@ -1,0 +1,37 @@
+"""A store's folder that is moved away under a node ends it, with the reason last on stderr."""
+
+import shutil
+
+import pytest
+
+from tests.process.harness import hastore
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_a_folder_moved_away_ends_its_node_and_the_data_is_whole(make_group, number):
+    group = make_group().start()
+    stdin = b"one\ntwo\nthree\n"
+    addresses = ",".join(group.bootstrap)
+    assert hastore("produce", "t", "--bootstrap", addresses, stdin=stdin).returncode == 0
+    group.wait_equal()
+    node, aside = group[number], group.folder / "aside"
+    node.store.rename(aside)
+    assert node.exit_code() == 3
+    last = node.log.strip().splitlines()[-1]
+    assert last.startswith(f"error: {node.store}/lock "), last
+    assert "moved, replaced or removed" in last and "start the node again" in last
+    assert not node.store.exists(), "the folder was made anew"
+    aside.rename(node.store)  # what the line says to do
+    node.start()
+    group[1].wait_writable()
+    group[1].wait_in_sync(2)
+    done = hastore("consume", "t", "--bootstrap", node.api)
+    assert sorted(done.stdout.split()) == ["one", "three", "two"], done.stderr
+
+
+def test_a_folder_removed_under_the_slave_does_not_stop_the_master(make_group):
+    group = make_group().start()
+    shutil.rmtree(group[2].store)
+    assert group[2].exit_code() == 3
+    assert not group[2].store.exists()
+    assert group[1].status()["writable"]

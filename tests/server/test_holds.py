@@ -1,0 +1,68 @@
+"""For whom retention keeps files, and for how long."""
+
+import logging
+
+import pytest
+
+from hastore.server.holds import CONFIRMED, Holds
+
+HOLD_MS = 1_000.0
+
+
+def test_files_are_kept_for_the_slowest_that_moves() -> None:
+    holds = Holds(HOLD_MS)
+    for now in range(0, 10_000, 400):
+        assert holds.look(now, 10**9, {"node 2": now + 5, "node 3": 10**6 + now}) == now + 5
+    assert holds.look(10_400, 10**9, {}) is None
+    assert not holds.problems()
+
+
+def test_a_slave_that_stands_still_is_not_counted_until_it_moves(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    holds = Holds(HOLD_MS)
+    assert holds.look(0, 100, {"node 2": 10, "node 3": 50}) == 10
+    assert holds.look(999, 200, {"node 2": 10, "node 3": 60}) == 10
+    assert holds.look(1_000, 300, {"node 2": 10, "node 3": 70}) == 70
+    assert list(holds.lapsed) == ["node 2"]
+    assert "node 2" in holds.problems()[0]
+    holds.look(1_100, 400, {"node 2": 10, "node 3": 80})
+    assert [r.levelname for r in caplog.records] == ["WARNING"]  # once
+    assert holds.look(1_200, 500, {"node 2": 11, "node 3": 90}) == 11
+    assert not holds.problems()
+    assert [r.levelname for r in caplog.records] == ["WARNING", "INFO"]
+    assert holds.look(2_199, 600, {"node 2": 11, "node 3": 100}) == 11
+
+
+def test_who_has_everything_stands_still_with_reason() -> None:
+    holds = Holds(HOLD_MS)
+    for now in range(0, 5_000, 500):
+        assert holds.look(now, 100, {"node 2": 100}) == 100
+    assert holds.look(5_000, 200, {"node 2": 100}) == 100  # data came a moment ago
+    assert holds.look(5_499, 200, {"node 2": 100}) == 100
+    assert holds.look(5_500, 200, {"node 2": 100}) is None
+
+
+def test_a_new_link_is_no_progress() -> None:
+    holds = Holds(HOLD_MS)
+    holds.look(0, 100, {"node 2": 10})
+    holds.look(400, 100, {})
+    holds.look(800, 100, {"node 2": 10})
+    assert holds.look(1_000, 100, {"node 2": 10}) is None
+    # Away for longer than the hold, it begins anew.
+    holds.look(2_100, 100, {})
+    assert holds.look(2_200, 100, {"node 2": 10}) == 10
+
+
+def test_a_slave_that_was_cut_back_is_not_taken_for_stuck_once_it_moves() -> None:
+    holds = Holds(HOLD_MS)
+    holds.look(0, 100, {"node 2": 90})
+    assert holds.look(900, 100, {"node 2": 10}) == 10
+    assert holds.look(1_800, 100, {"node 2": 20}) == 20
+
+
+def test_what_is_not_confirmed_is_named() -> None:
+    holds = Holds(0)
+    assert holds.look(0, 100, {CONFIRMED: 10}) is None
+    assert "confirmed" in holds.problems()[0]

@@ -1,0 +1,72 @@
+"""What a changed file holds that is not in force yet, and what makes it count."""
+
+from __future__ import annotations
+
+import msgspec
+
+from hastore.config import Config, NodeAddress, Role, StoreConfig
+from hastore.ha.epochs import CLASSIC_EPOCH, EpochEntry
+from hastore.server.pending import pending_changes
+
+
+def address(number: int) -> NodeAddress:
+    base = 20_000 + 10 * number
+    return NodeAddress(
+        api=f"tcp://127.0.0.1:{base}", ha=f"127.0.0.1:{base + 1}", http=f"127.0.0.1:{base + 2}"
+    )
+
+
+def config_of(*numbers: int, acks: int = 1, role: Role = Role.SYNC_MASTER) -> Config:
+    return Config(
+        cluster="test", group="g0", node=1, role=role, acks=acks,
+        nodes={number: address(number) for number in numbers},
+        store=StoreConfig(root="/store"),
+    )  # fmt: skip
+
+
+PAIR = (EpochEntry(65537, 0, 1, (1, 2)),)
+
+
+def keys(start: Config, latest: Config, history: tuple[EpochEntry, ...] = PAIR) -> list[str]:
+    return [one["key"] for one in pending_changes(start, latest, history)]
+
+
+def test_nothing_is_pending_where_nothing_differs() -> None:
+    assert keys(config_of(1, 2), config_of(1, 2)) == []
+    flipped = config_of(1, 2, role=Role.SLAVE)
+    assert keys(config_of(1, 2), flipped) == [], "a role is followed live"
+    assert keys(config_of(1, 2), config_of(1, 2), history=()) == []
+    classic = (EpochEntry(CLASSIC_EPOCH, 0, 0, (1,)),)
+    assert keys(config_of(1, 2), config_of(1, 2), classic) == []
+
+
+def test_acks_and_nodes_count_from_a_promotion() -> None:
+    pair, three = config_of(1, 2), config_of(1, 2, 3, acks=2)
+    assert pending_changes(pair, three, PAIR) == [
+        {"key": "acks", "in_force": 1, "in_file": 2, "counts_from": "promotion"},
+        {"key": "nodes", "in_force": [1, 2], "in_file": [1, 2, 3], "counts_from": "promotion"},
+    ]
+    promoted = (*PAIR, EpochEntry(131073, 900, 2, (1, 2, 3)))
+    assert keys(pair, three, promoted) == []
+
+
+def test_acks_stay_pending_over_a_restart_that_resumes_the_epoch() -> None:
+    three = config_of(1, 2, 3, acks=2)
+    assert keys(three, three) == ["acks", "nodes"]
+
+
+def test_all_else_counts_from_a_restart() -> None:
+    start = config_of(1, 2)
+    store = msgspec.structs.replace(start.store, flush_interval_ms=100)
+    latest = msgspec.structs.replace(start, store=store)
+    assert pending_changes(start, latest, PAIR) == [
+        {
+            "key": "store.flush_interval",
+            "in_force": "500ms",
+            "in_file": "100ms",
+            "counts_from": "restart",
+        }
+    ]
+    moved = msgspec.structs.replace(start, nodes={1: address(1), 2: address(7)})
+    assert keys(start, moved) == ["nodes.2.api", "nodes.2.ha", "nodes.2.http"]
+    assert {one["counts_from"] for one in pending_changes(start, moved, PAIR)} == {"restart"}

@@ -1,0 +1,340 @@
+"""No thread dies in silence: each ends its node, or its link, or its client, and says why."""
+
+from __future__ import annotations
+
+import ast
+import asyncio
+import inspect
+import pathlib
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from hastore import Producer, aio
+from hastore.client.connections import names
+from hastore.client.send_core import SendCore
+from hastore.config import AckPoint
+from hastore.errors import ClientError, NodeFailedError, OutcomeUnknown
+from hastore.ha.classic_client import ClassicHAClient
+from hastore.ha.group_transfer import GroupTransferService
+from hastore.ha.ha_client import HAClient
+from hastore.ha.ha_connection import ReadSocketService
+from hastore.ha.ha_service import HAService
+from hastore.ha.peer import split_address
+from hastore.ha.write_socket_service import WriteSocketService
+from hastore.server import node as node_module
+from hastore.server.api_server import ApiServer
+from hastore.server.http_server import HttpServer
+from hastore.server.node import Node
+from hastore.server.retention_service import RetentionService
+from hastore.server.roles import RoleService
+from hastore.service import Service
+from tests.client.conftest import Node as FakeNode
+from tests.ha.nodes import Group, peer, wait_for
+from tests.server.test_node import config_of
+from tests.test_style import MODULES, ROOT, module_name
+
+WAIT_S = 30.0
+# Threads that are no Service, and what their end means.
+BARE_THREADS = {
+    "service",  # the base class
+    "client.sender",  # settles all with its failure, and refuses later sends
+    "ha.survey",  # a pool, whose callers get what its threads raise
+    "client.connections.names",  # answers whatever happens
+    "cli.produce",  # a command's: printed by the interpreter, the command ends
+    "cli.demo_produce",  # the demonstration's own: its failure is raised where it is waited for
+}
+
+
+def break_with(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
+    """Make a method fail as a defect would: by what nobody expects."""
+
+    def fail(*_given: Any, **_named: Any) -> Any:
+        raise LookupError(f"a planted defect in {name}")
+
+    monkeypatch.setattr(owner, name, fail)
+
+
+def subclasses(kind: type) -> Iterator[type]:
+    for each in kind.__subclasses__():
+        yield each
+        yield from subclasses(each)
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_threads_are_services(path: pathlib.Path) -> None:
+    for line in ast.walk(ast.parse(path.read_text())):
+        name = ast.unparse(line) if isinstance(line, ast.Attribute) else ""
+        bare = name in ("threading.Thread", "threading.Timer", "_thread.start_new_thread")
+        bare = bare or name.endswith("ThreadPoolExecutor")
+        imported = isinstance(line, ast.ImportFrom) and line.module in ("threading", "_thread")
+        pools = isinstance(line, ast.ImportFrom) and line.module == "concurrent.futures" and any(
+            each.name.endswith("Executor") for each in line.names
+        )  # fmt: skip
+        if bare or imported or pools:
+            assert module_name(path) in BARE_THREADS, f"{path}:{line.lineno}: use a Service"
+
+
+def test_nobody_can_leave_out_who_hears_of_a_failure() -> None:
+    with pytest.raises(TypeError, match="on_failure"):
+        Service("x")  # type: ignore[call-arg]
+    told = inspect.signature(Service.__init__).parameters["on_failure"]
+    assert told.default is told.empty and told.kind is told.KEYWORD_ONLY
+    for kind in subclasses(Service):
+        own = inspect.signature(kind.__init__).parameters.get("on_failure")  # type: ignore[misc]
+        assert own is None or own.default is own.empty, kind
+
+
+@pytest.mark.parametrize(
+    ("service", "method"),
+    [
+        (HttpServer, "_drop_late"),
+        (HAService, "accept"),
+        (GroupTransferService, "_end"),
+        (RoleService, "_tick"),
+        (RetentionService, "run"),
+        (ApiServer, "_turn"),
+    ],
+    ids=lambda each: getattr(each, "__name__", each),
+)
+def test_a_failing_thread_ends_the_node_with_its_reason(
+    service: type, method: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_with(monkeypatch, service, method)
+    node = Node(config_of(tmp_path / "s"), lambda: None)
+    node.start()
+    try:
+        node.api.wake()
+        if service is HAService:
+            socket.create_connection(split_address(node.ha_address)).close()
+        assert node.failed.wait(WAIT_S)
+        status = node.backend.status()
+    finally:
+        with pytest.raises(NodeFailedError, match="planted defect") as failed:
+            node_module._end(node)
+    assert "LookupError" in str(failed.value) and "node 1 has ended" in str(failed.value)
+    assert "planted defect" in status["reason"] and not status["writable"]
+    assert "planted defect" in status["problems"][0]
+
+
+def test_a_failing_client_of_the_master_ends_the_node(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    break_with(monkeypatch, HAClient, "_follow_somebody")
+    break_with(monkeypatch, ClassicHAClient, "_still_there")
+    heard: list[tuple[str, BaseException]] = []
+    group = Group(tmp_path)
+    node = group.start(1)
+    node.member.on_failure = lambda name, failure: heard.append((name, failure))
+    try:
+        for client in (HAClient(node.member), ClassicHAClient(node.member, "127.0.0.1:9")):
+            client.start()
+            wait_for(lambda: heard, "the failure")
+            name, failure = heard.pop()
+            assert name == "HAClient" and isinstance(failure, LookupError)
+            assert client.stop()
+    finally:
+        group.stop()
+
+
+def test_a_failing_flush_reporter_ends_the_node(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    heard: list[tuple[str, BaseException]] = []
+    group = Group(tmp_path, 2, ha={"ack_point": AckPoint.FLUSHED})
+    master, slave = group.start(1), group.start(2)
+    slave.member.on_failure = lambda name, failure: heard.append((name, failure))
+    try:
+        master.promote()
+        slave.follow()
+        wait_for(lambda: slave.linked and master.ha.linked_nodes(), "a link")
+        assert master.put_confirmed(b"x")[0] == "PUT_OK"  # the reporter is under way
+        with monkeypatch.context() as broken:
+            broken.setattr(slave.store, "wait_beyond", lambda *_given: 1 / 0)
+            wait_for(lambda: heard, "the failure")
+        name, failure = heard[0]
+        assert name == "FlushReporter" and isinstance(failure, ZeroDivisionError)
+    finally:
+        group.stop()
+
+
+@pytest.mark.parametrize(
+    ("service", "method"), [(ReadSocketService, "_take"), (WriteSocketService, "_send_all")]
+)
+def test_a_failing_link_is_made_anew_and_shown(
+    service: type, method: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(tmp_path, 2)
+    master, slave = group.start(1), group.start(2)
+    real = getattr(service, method)
+    failures: list[int] = []
+
+    def fail_once(self: Any, *given: Any) -> Any:
+        if not failures:
+            failures.append(1)
+            raise LookupError("a planted defect")
+        return real(self, *given)
+
+    monkeypatch.setattr(service, method, fail_once)
+    try:
+        master.promote()
+        slave.follow()
+        wait_for(lambda: master.ha.failure, "the failure")
+        assert "planted defect" in str(master.ha.failure)
+        assert service.__name__ in str(master.ha.failure)
+        end = master.put(b"x")
+        wait_for(lambda: slave.store.max_offset == end, "the link")
+        assert master.put_confirmed(b"y")[0] == "PUT_OK"
+    finally:
+        group.stop()
+
+
+def test_no_thread_for_a_connection_leaves_its_place_free(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = Group(tmp_path)
+    node = group.start(1)
+    failures: list[int] = []
+
+    def start(_self: Any) -> None:
+        failures.append(1)
+        raise RuntimeError("can't start new thread")
+
+    try:
+        with monkeypatch.context() as broken:
+            broken.setattr(ReadSocketService, "start", start)
+            with peer(node) as stranger:
+                assert stranger.closed
+        assert failures and not node.ha._connections
+        assert node.ha.acceptor.alive
+    finally:
+        group.stop()
+
+
+@pytest.fixture
+def node() -> Iterator[FakeNode]:
+    from tests.api_fakes import FakeBackend
+
+    made = FakeNode(FakeBackend(1, writable=True, epoch=65537))
+    yield made
+    made.stop()
+
+
+def test_a_failing_sender_settles_all_and_refuses_at_once(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.backend.transfer.hold = True
+    with Producer([node.address], delivery_timeout_s=600, max_in_flight=2) as producer:
+        futures = [producer.send("t", b"%d" % number, queue=0) for number in range(2)]
+        wait_for(lambda: node.backend.transfer.waiting, "the puts")
+        waiting: list[BaseException] = []
+
+        def wait_room() -> None:
+            try:
+                producer.send("t", b"no room", queue=0)
+            except ClientError as failure:
+                waiting.append(failure)
+
+        late = threading.Thread(target=wait_room)
+        late.start()
+        break_with(monkeypatch, SendCore, "sleep_s")
+        producer._sender.attend()
+        for future in futures:
+            failure = future.exception(WAIT_S)
+            assert isinstance(failure, OutcomeUnknown) and "planted defect" in str(failure)
+        late.join(WAIT_S)
+        assert not late.is_alive() and "planted defect" in str(waiting[0])
+        for send in (producer.send, producer.send_sync):
+            with pytest.raises(ClientError, match="planted defect.*make a new one"):
+                send("t", b"x", queue=0)
+        with pytest.raises(ClientError, match="planted defect.*make a new one"):
+            producer.send_batch("t", [b"x"])
+        assert producer.flush(WAIT_S)
+
+
+def test_a_sender_that_fails_before_it_found_a_master_says_so(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    break_with(monkeypatch, SendCore, "turn")
+    with (
+        Producer(["tcp://127.0.0.1:9"], delivery_timeout_s=600) as producer,
+        pytest.raises(ClientError, match="planted defect"),
+    ):
+        producer.send("t", b"x")
+
+
+def test_a_failing_turn_of_the_loop_settles_all_and_refuses_at_once(
+    node: FakeNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    node.backend.transfer.hold = True
+
+    async def use() -> None:
+        async with aio.Producer([node.address], delivery_timeout_s=600) as producer:
+            sent = asyncio.ensure_future(producer.send("t", b"x", queue=0))
+            while not node.backend.transfer.waiting:
+                await asyncio.sleep(0.005)
+            break_with(monkeypatch, SendCore, "turn")
+            producer._sender._links.wake()
+            done, _ = await asyncio.wait([sent], timeout=WAIT_S)
+            assert done and "planted defect" in str(sent.exception())
+            with pytest.raises(ClientError, match="planted defect.*make a new one"):
+                await producer.send("t", b"y", queue=0)
+
+    asyncio.run(use())
+
+
+def test_a_name_is_answered_for_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_given: Any, **_named: Any) -> Any:
+        raise LookupError("a planted defect")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    monkeypatch.setattr(threading, "excepthook", lambda _args: None)
+    answered = threading.Event()
+    found: list[Any] = []
+
+    def take(targets: Any) -> None:
+        found.append(targets)
+        answered.set()
+
+    names.look_up("somewhere", 1, take)
+    assert answered.wait(WAIT_S) and found == [[]]
+
+
+FAILING_NODE = """
+import sys
+from hastore.cli.common import run
+from hastore.cli.nodes import serve_command
+from hastore.server.http_server import HttpServer
+
+def fail(_self):
+    raise LookupError("a planted defect")
+
+HttpServer._drop_late = fail
+run(serve_command, "hastore serve")
+"""
+
+
+def test_the_process_ends_with_1_and_says_why_last(tmp_path: pathlib.Path) -> None:
+    file = tmp_path / "node.yaml"
+    address = "127.0.0.1:0"
+    file.write_text(
+        f"cluster: c\ngroup: g\nnode: 1\nrole: ASYNC_MASTER\nacks: 0\n"
+        f"nodes: {{1: {{api: 'tcp://{address}', ha: '{address}', http: '{address}'}}}}\n"
+        f"store: {{root: {tmp_path / 's'}, commitlog_file_size: 65536}}\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", FAILING_NODE, "-c", str(file)],
+        cwd=ROOT, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    last = done.stderr.splitlines()[-1]
+    assert done.returncode == 1, done.stderr
+    assert last.startswith("error: node 1 has ended itself: HttpServer failed: LookupError"), last
+    assert "a planted defect" in last
+    again = Node(config_of(tmp_path / "s"), lambda: None)
+    again.state.load(1, "c", "g")
+    assert again.state.data.clean_stop, "what is stored is whole: an orderly stop"

@@ -1,0 +1,165 @@
+"""The README's five minutes by hand: the blocks as they stand, in their order, in one shell, twice.
+
+Two things differ from a reader's machine: nothing is installed (the first line is left out, this
+interpreter stands in for `.venv`), and ports and file sizes are other ones.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import psutil
+import pytest
+
+from hastore.spark.java_runtime import find_java, java_home_for_spark
+from tests.process.harness import ROOT, Ports
+from tests.spark.conftest import require_java
+
+TEXT = (ROOT / "README.md").read_text()
+TOUR = TEXT.partition("## Five minutes by hand")[2].partition("\n## ")[0]
+BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.M | re.S)
+INSTALL = "python3 -m venv .venv && .venv/bin/pip install -e '.[spark]'\n"
+OWN_SESSION = "SparkSession.builder"
+TOUR_S = 600  # a busy machine; 20 s are enough for an idle one
+
+
+def script() -> str:
+    """Return the tour as one script; a block of Python is typed into the environment's Python."""
+    parts = []
+    for kind, text in BLOCK.findall(TOUR):
+        if OWN_SESSION in text:
+            continue  # a test of its own below
+        if kind == "python":
+            text = f".venv/bin/python - <<'PYTHON'\n{text}PYTHON\n"
+        parts.append(text)
+    assert parts[0].startswith(INSTALL)
+    parts[0] = parts[0].removeprefix(INSTALL)
+    return "\n".join(parts)
+
+
+@pytest.fixture
+def checkout(tmp_path):
+    """A folder with what the tour uses of a checkout, on ports of its own; and the script."""
+    for name in ("bin", "conf", "hastore", "pyspark_hastore"):
+        shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
+    python = tmp_path / ".venv" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    assert sys.prefix != sys.base_prefix, "the tests run in a virtual environment"
+    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    with contextlib.closing(Ports()) as ports:
+        others = {}
+        for name in ("master", "slave"):
+            file = tmp_path / "conf" / f"{name}.yaml"
+            text = file.read_text().replace("file_size: 1GiB", "file_size: 1MiB")
+            assert "1MiB" in text
+            for port in re.findall(r"127\.0\.0\.1:(\d+)", text.partition("\nstore:")[0]):
+                if port not in others:
+                    others[port] = str(ports.take())
+            for port, other in others.items():
+                text = text.replace(f"127.0.0.1:{port}", f"127.0.0.1:{other}")
+            file.write_text(text)
+        assert len(others) == 6
+        typed = script()
+        for port, other in others.items():
+            typed = typed.replace(f"127.0.0.1:{port}", f"127.0.0.1:{other}")
+        yield tmp_path, typed
+        for process in psutil.process_iter(["cwd"]):
+            if process.info["cwd"] == str(tmp_path):
+                process.kill()
+
+
+def play(folder: pathlib.Path, typed: str, shell: str) -> str:
+    """Type the tour into a shell in `folder`; return what it printed."""
+    environment = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin"}
+    environment.pop("HASTORE_BOOTSTRAP", None)
+    done = subprocess.run(
+        [shell], input=typed, cwd=folder, env=environment, text=True,
+        capture_output=True, timeout=TOUR_S, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "error:" not in done.stderr and "Traceback" not in done.stderr, done.stderr
+    return done.stdout
+
+
+@pytest.mark.timeout(2 * TOUR_S)
+def test_the_tour_works_twice_in_a_row(checkout):
+    require_java()
+    folder, typed = checkout
+    for shell in ("bash", "sh"):
+        told = play(folder, typed, shell)
+        assert [line for line in told.splitlines() if line.startswith("ready ")][2:], told
+        sent = [json.loads(line) for line in told.splitlines() if line.startswith('{"status"')]
+        assert {one["status"] for one in sent} == {"PUT_OK"} and len(sent) == 2
+        assert {one["level"] for one in sent} == {"SYNC_MEM(1)"}
+        assert told.count("hello, log\n") == 2, "each time it was consumed"
+        assert told.count("still here\n") == 1
+        table = [line for line in told.splitlines() if line.startswith("|")]
+        values = [line.split("|")[4].strip() for line in table[1:]]
+        assert {"hello, log", "still here"} <= set(values), told
+        left = [p for p in psutil.process_iter(["cwd", "name"]) if p.info["cwd"] == str(folder)]
+        assert [p for p in left if p.info["name"] != "java"] == []
+        assert not (folder / "data").exists()
+        psutil.wait_procs(left, timeout=60)  # Spark's JVM outlives its driver a while
+
+
+def own_session() -> str:
+    """Return the README's lines for a session of one's own."""
+    (found,) = [text for _, text in BLOCK.findall(TOUR) if OWN_SESSION in text]
+    return found
+
+
+COUNT = """
+frame = spark.read.format("hastore").option("path", {path!r}).option("subscribe", "TopicA")
+print("found", frame.load().count())
+"""
+
+
+def spark_says(code: str, folder: pathlib.Path, **environment: str) -> str:
+    """Run `code` by this interpreter, away from any checkout; return its stdout."""
+    code += COUNT.format(path=str(ROOT / "tests" / "golden" / "three-files"))
+    base = {name: text for name, text in os.environ.items() if not name.startswith("PYSPARK")}
+    base |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SUBMIT_OPTS": "-Dspark.ui.enabled=false"}
+    with subprocess.Popen(
+        [sys.executable, "-c", code], cwd=folder, env=base | environment, text=True,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True,
+    ) as process:  # fmt: skip
+        try:
+            out, problems = process.communicate(timeout=TOUR_S)
+        finally:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)  # Spark's JVM outlives its driver a while
+    assert process.returncode == 0, problems
+    return out
+
+
+def java_of_this_machine() -> dict[str, str]:
+    """Return what a session that is not `local_session` needs in its environment."""
+    require_java()
+    return {"JAVA_HOME": str(java_home_for_spark(find_java()))}
+
+
+@pytest.mark.timeout(TOUR_S + 60)
+def test_a_session_of_ones_own_works_as_the_readme_says(tmp_path):
+    java = java_of_this_machine()
+    assert "found 400" in spark_says(own_session(), tmp_path, **java)
+
+
+@pytest.mark.timeout(TOUR_S + 60)
+def test_an_installed_package_needs_no_registration(tmp_path):
+    java = java_of_this_machine()
+    site = tmp_path / "site"
+    for name in ("hastore", "pyspark_hastore"):
+        shutil.copytree(ROOT / name, site / name, ignore=shutil.ignore_patterns("__pycache__"))
+    code = own_session().replace("spark.dataSource.register(DefaultSource)\n", "")
+    code = code.replace("from pyspark_hastore import DefaultSource\n", "")
+    assert "DefaultSource" not in code
+    assert "found 400" in spark_says(code, tmp_path, PYTHONPATH=str(site), **java)

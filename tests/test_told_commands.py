@@ -1,0 +1,193 @@
+"""Every `hastore ...` command that the product tells a person to run exists, with its options.
+
+They are taken from the README, the docs, the configuration files, the templates, and every text in
+the product's code: errors, help, and what the demo and `init` print.
+"""
+
+import ast
+import pathlib
+import re
+import shlex
+import sys
+
+import click
+import pytest
+
+from hastore.cli.common import program
+from hastore.cli.main import cli
+from hastore.cli.nodes import master_command, slave_command
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+HOLE = "VALUE"  # where a text has a value of its own
+PAGES = [
+    ROOT / "README.md",
+    ROOT / "CONTRIBUTING.md",
+    *sorted((ROOT / "docs").glob("*.md")),
+    *sorted((ROOT / "conf").glob("*.yaml")),
+    *sorted((ROOT / "hastore").rglob("*.template")),
+]
+CODE = sorted((ROOT / "hastore").rglob("*.py"))
+PROGRAMS = {"hastore": cli, "hastore-master": master_command, "hastore-slave": slave_command}
+PROGRAM = re.compile(r"^(?:bin/)?(hastore(?:-master|-slave)?)(?:\s+(.*))?$")
+TYPED = re.compile(r"(?:^|[|;&]|#   )\s*((?:bin/)?hastore(?:-master|-slave)? [^|;&<>\n]*)", re.M)
+THREADS = ("hastore caller", "hastore answerer")  # names of threads, in docs/python-api.md
+NOT_YET = {"pipeline.md": "hastore pipeline ..."}  # a page that says that it is not there yet
+
+
+def quoted(text: str) -> list[str]:
+    """Return what stands in backquotes and calls a program."""
+    found = re.findall(r"`((?:bin/)?hastore(?:-master|-slave)?(?:\s[^`]*)?)`", text)
+    return [" ".join(one.split()) for one in found]
+
+
+def commands_of(page: pathlib.Path) -> list[str]:
+    """Return the commands of a page: in backquotes, in blocks of code and in comments."""
+    text = page.read_text()
+    found = quoted(text)
+    if page.suffix == ".md":
+        blocks = re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S)
+        blocks += re.findall(r"(?:^    .*\n)+", text, re.M)
+    else:
+        blocks = [text]
+    for block in blocks:
+        typed = re.sub(r"\s2>+", " >", block.replace("\\\n", " "))
+        found += [one.split("  #")[0].strip() for one in TYPED.findall(typed)]
+    return sorted({one for one in found if one not in (*THREADS, NOT_YET.get(page.name))})
+
+
+def texts_of(path: pathlib.Path) -> list[str]:
+    """Return the texts of a module, with HOLE for each value in them."""
+    texts = []
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            texts.append(node.value)
+        elif isinstance(node, ast.JoinedStr):
+            parts = [
+                str(part.value) if isinstance(part, ast.Constant) else hole(part)
+                for part in node.values
+            ]
+            texts.append("".join(parts))
+    return texts
+
+
+def hole(part: ast.expr) -> str:
+    """Return the program that `program("hastore-master")` stands for, else HOLE."""
+    called = part.value if isinstance(part, ast.FormattedValue) else None
+    if isinstance(called, ast.Call) and isinstance(called.func, ast.Name):
+        given = called.args[0] if called.args else None
+        if called.func.id == "program" and isinstance(given, ast.Constant):
+            return str(given.value)
+        if called.func.id == "program":
+            return "hastore-master"
+    return HOLE
+
+
+def commands_in_code(path: pathlib.Path) -> list[str]:
+    """Return the commands that a module's texts tell: in backquotes, or as a line of their own."""
+    found = []
+    for text in texts_of(path):
+        found += quoted(text)
+        line = text.strip()
+        told = re.match(r"hastore \w+:", line)  # the head of an error, not a command
+        if PROGRAM.match(line) and not told and re.search(r" (-|[a-z]+ -)", line):
+            found.append(line.rstrip("& "))
+    return sorted(set(found))
+
+
+def problem_of(line: str) -> str | None:
+    """Say why the line is no command of hastore; None when it is one."""
+    match = PROGRAM.match(line)
+    assert match, line
+    command: click.Command = PROGRAMS[match[1]]
+    rest = re.sub(r"[\[\]]", " ", match[2] or "").replace("...", " ")
+    words = shlex.split(rest, comments=True)
+    while isinstance(command, click.Group) and words and not words[0].startswith("-"):
+        names = words.pop(0).split("|")
+        if names == [HOLE]:
+            return None  # the name comes at run time; the test of that text knows it
+        context = click.Context(command)
+        for name in names:
+            if command.get_command(context, name) is None:
+                return f"there is no {name!r}"
+        words = [] if words[:1] == ["|"] else words
+        found = command.get_command(context, names[0])
+        assert found is not None
+        command = found
+    options = {
+        name: option
+        for option in command.params
+        if isinstance(option, click.Option)
+        for name in option.opts
+    }
+    values = 0
+    at = iter(words)
+    for word in at:
+        name, given, _ = word.partition("=")
+        if name in ("-h", "--help", "--version"):
+            continue
+        if word.startswith("-"):
+            if name not in options:
+                return f"it has no option {name}"
+            if not options[name].is_flag and not given and next(at, None) is None:
+                return f"{name} has no value"
+        else:
+            values += 1
+    taken = sum(1 for one in command.params if isinstance(one, click.Argument))
+    return None if values <= taken else f"it takes {taken} arguments, not {values}"
+
+
+def test_the_check_sees_what_is_wrong():
+    for line, why in {
+        "hastore stauts": "no 'stauts'",
+        "hastore log dumb --store DIR": "no 'dumb'",
+        "hastore log dump|veryfy": "no 'veryfy'",
+        "hastore promote -c FILE --fast": "no option --fast",
+        "bin/hastore-master --config": "has no value",
+        "hastore demote FILE": "takes 0 arguments",
+    }.items():
+        assert why in str(problem_of(line)), line
+    assert problem_of("bin/hastore-slave -c FILE --check") is None
+    assert problem_of("hastore init [--nodes 3] DIR") is None
+    assert commands_in_code(ROOT / "hastore" / "cli" / "demo.py").count(
+        f"hastore log stat --store {HOLE}"
+    )
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_what_a_page_tells_exists(page):
+    wrong = {line: why for line in commands_of(page) if (why := problem_of(line))}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
+def test_what_the_code_tells_exists(path):
+    wrong = {line: why for line in commands_in_code(path) if (why := problem_of(line))}
+    assert wrong == {}
+
+
+def test_a_program_is_named_as_this_person_runs_it(tmp_path, monkeypatch):
+    checkout, installed = tmp_path / "bin", tmp_path / "env"
+    for folder in (checkout, installed):
+        folder.mkdir()
+        for name in PROGRAMS:
+            (folder / name).write_text("#!/bin/sh\n")
+            (folder / name).chmod(0o755)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    monkeypatch.setattr(sys, "argv", ["bin/hastore"])
+    assert program("hastore-slave") == "bin/hastore-slave", "from a checkout"
+    monkeypatch.setattr(sys, "argv", ["/usr/lib/hastore/__main__.py"])
+    assert program("hastore") == f"{sys.executable} -m hastore", "python -m hastore"
+    assert program("hastore-master") == f"{sys.executable} -m hastore serve"
+    monkeypatch.setenv("PATH", str(installed))
+    assert program("hastore-master") == "hastore-master"
+    monkeypatch.setattr(sys, "argv", [str(installed / "hastore")])
+    assert program("hastore-master") == "hastore-master", "installed, on the PATH"
+    monkeypatch.setattr(sys, "argv", ["bin/hastore"])
+    assert program("hastore-master") == "bin/hastore-master", "not another one of that name"
+
+
+def test_enough_is_found_for_the_check_to_mean_something():
+    pages = {line for page in PAGES for line in commands_of(page)}
+    code = {line for path in CODE for line in commands_in_code(path)}
+    assert len(pages) > 40 and len(code) > 15, (len(pages), len(code))

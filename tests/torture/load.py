@@ -1,0 +1,137 @@
+"""What runs while nodes are killed or cut off, and the verdict at the end."""
+
+import contextlib
+import random
+import threading
+import time
+from dataclasses import dataclass
+
+from hastore.client.consumer import Consumer
+from hastore.client.producer import Producer
+from hastore.errors import ClientError, NotStoredError, UnreachableError
+from tests.process.history import ACKED, UNKNOWN, Recorder, check
+from tests.process.stores import assert_equal_stores, assert_queues_fit, rescued_records
+
+
+class Load:
+    """Producers and a reader in the background; all that they saw."""
+
+    def __init__(self, group, seed, sizes=(5, 50, 500, 3000), pause_s=0.01):
+        self.recorder = Recorder()
+        self.reads = []
+        self.failures = []
+        self.stopping = threading.Event()
+        self._group = group
+        self._seed = seed
+        self._sizes = sizes
+        self._pause_s = pause_s
+        self._going = threading.Event()
+        self._going.set()
+        self._threads = [
+            threading.Thread(target=self._guard, args=(work,), name=work.__name__)
+            for work in (self._pipelined, self._one_by_one, self._read)
+        ]
+
+    def start(self):
+        for thread in self._threads:
+            thread.start()
+
+    @contextlib.contextmanager
+    def held(self):
+        """The producers begin nothing meanwhile; what they sent is still on its way."""
+        self._going.clear()
+        try:
+            yield
+        finally:
+            self._going.set()
+
+    def stop(self):
+        """End all; AssertionError when one of them failed."""
+        self.stopping.set()
+        for thread in self._threads:
+            thread.join(60)
+            assert not thread.is_alive(), f"{thread.name} hangs"
+        assert not self.failures, self.failures
+
+    def _guard(self, work):
+        try:
+            work()
+        except Exception as failure:
+            self.failures.append(failure)
+
+    def _pipelined(self):
+        rng = random.Random(self._seed + 1)
+        with Producer(self._group.bootstrap, max_in_flight=64) as producer:
+            number = 0
+            while not self.stopping.is_set():
+                for _ in range(rng.randrange(1, 16)):
+                    body = b"p%d:" % number + rng.randbytes(rng.choice(self._sizes))
+                    self.recorder.send(producer, "pipe", body, f"p{number}")
+                    number += 1
+                time.sleep(self._pause_s)
+                self._going.wait()
+
+    def _one_by_one(self):
+        """A blocking producer with a short patience: its puts end as unknown in the middle."""
+        rng = random.Random(self._seed + 2)
+        number = 0
+        while not self.stopping.is_set():
+            with Producer(self._group.bootstrap, delivery_timeout_s=0.7) as producer:
+                for _ in range(200):
+                    self._going.wait()
+                    if self.stopping.is_set():
+                        break
+                    body = b"o%d:" % number + rng.randbytes(rng.randrange(200))
+                    number += 1
+                    try:
+                        future = self.recorder.send(producer, "one", body, f"o{number}")
+                    except ClientError:
+                        continue
+                    future.exception(10)
+
+    def _read(self):
+        """What a reader was ever given, from any node, must be in the log for good."""
+        # Never PositionLostError: nothing that was confirmed is cut, and no more is shown.
+        with Consumer("pipe", self._group.bootstrap, timeout_s=1.0) as consumer:
+            while not self.stopping.is_set():
+                try:
+                    messages = consumer.poll(timeout_s=0.2)
+                except (UnreachableError, NotStoredError):
+                    time.sleep(0.05)
+                    continue
+                self.reads += [(message.offset, message.body) for message in messages]
+
+
+@dataclass
+class Verdict:
+    """The end of a run: what is wrong, nothing when all is well, and the figures."""
+
+    wrong: list
+    text: str
+    epochs: int
+    rescued: list
+
+
+def judge(group, master, load):
+    """Stop the nodes, whose load has ended; compare their stores and check the history."""
+    group.wait_equal()
+    status = master.status()
+    assert {node.stop() for node in group} == {0}
+    first, *others = group
+    for other in others:
+        log = assert_equal_stores(first.store, other.store)
+    assert_queues_fit(first.store, log)
+    rescued = [found for node in group for found in rescued_records(node.store)]
+    epochs = [
+        (e["epoch"], e["start_offset"], int(group[e["node"]].api.rpartition(":")[2]))
+        for e in status["history"]
+    ]
+    puts = load.recorder.puts
+    wrong = check(puts, log.records, rescued=rescued, epochs=epochs, reads=load.reads)
+    counts = [load.recorder.count(outcome) for outcome in (ACKED, UNKNOWN)]
+    text = (
+        f"{len(puts)} puts: {counts[0]} acknowledged, {counts[1]} unknown; "
+        f"{len(log.records)} records, {len(epochs)} epochs, {len(rescued)} records archived, "
+        f"{len(load.reads)} read"
+    )
+    return Verdict(wrong, text, len(epochs), rescued)

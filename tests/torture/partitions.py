@@ -1,0 +1,388 @@
+"""Cycles of faults between the nodes of a group under load: one kind each, then all is healed.
+
+After each cycle writes are confirmed again, every node lives and follows, and the logs are equal.
+Of three nodes, one confirmation:
+
+    lone        a slave is cut off from both others: writes go on meanwhile
+    cutoff      the master is cut off from its slaves, not from its clients, and comes back as
+                it was
+    superseded  the same, but a slave is promoted meanwhile; half of the times clients that want no
+                confirmation fill the old master's tail
+    asleep      the master is stopped, superseded, and woken
+    deaf        one way: the slaves hear nothing of the master, which hears them; half of the times
+                one of them is promoted
+    mute        the other way: the master hears nothing of its slaves
+    ring        each hears only one of the two others
+    triangle    two slaves do not reach each other; one is promoted
+    flapping    links are cut and mended again and again, or a cable is pulled and put back
+    slow        the master's link carries little
+    lossy       a part of all packets is lost, and a slave is promoted
+    behind      the slave that is promoted was cut off while others confirmed: it has to catch up
+    chain       the master is cut off and superseded; then its successor is, by the third or by the
+                old master, which has a tail of its own
+    rivals      the master is cut off, and both slaves are promoted at once
+    dying       the master is cut off, and the candidate is killed in the middle of its promotion;
+                it comes back and goes on, or the other one is promoted
+
+A pair has those that make sense for two. A candidate is all alone there: it opens, but what it
+takes is confirmed only after the link is back. Its rivals are the two masters of one moment.
+"""
+
+import contextlib
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+
+from hastore.client.producer import Producer
+from tests.process.harness import ROOT, wait_until
+from tests.torture.load import Load
+
+PATIENCE_S = 90.0  # a wait is for the thing itself; longer than this is a hang
+KINDS_OF_THREE = (
+    *("lone", "cutoff", "superseded", "asleep", "deaf", "mute", "ring", "triangle"),
+    *("flapping", "slow", "lossy", "behind", "chain", "rivals", "dying"),
+)
+KINDS_OF_TWO = (
+    *("cutoff", "superseded", "asleep", "deaf", "mute"),
+    *("flapping", "slow", "lossy", "rivals", "dying"),
+)
+
+
+def in_turn(kinds, rng):
+    """Yield the kinds for ever: all of them in a random order, then in another."""
+    while True:
+        yield from rng.sample(kinds, len(kinds))
+
+
+class Partitions:
+    """The cycles over one group; `master` is the node that is meant to be it at the moment."""
+
+    def __init__(self, group, network, seed, kinds):
+        self.group = group
+        self.network = network
+        self.rng = random.Random(seed)
+        self.load = Load(group, seed, sizes=(5, 50, 500), pause_s=0.02)
+        self.master = group[1]
+        self.done = Counter()
+        self.alone = 0
+        self.slowest = (0.0, "none")
+        self.kinds = kinds
+        self.kind = ""
+
+    @property
+    def slaves(self):
+        """The others, in a random order."""
+        others = [node for node in self.group if node is not self.master]
+        return self.rng.sample(others, len(others))
+
+    def run(self, cycles, name):
+        """Run so many cycles; a failure says in which one, and the state of all nodes."""
+        for number, kind in zip(range(cycles), in_turn(self.kinds, self.rng), strict=False):
+            began_s = time.monotonic()
+            self.kind = kind
+            where = f"{name}, cycle {number}: {kind}, master is node {self.master.number}"
+            print(where, end="", flush=True)
+            try:
+                getattr(self, f"cycle_{kind}")()
+                self.settled()
+            except Exception as failure:
+                raise AssertionError(f"{where}: {failure!r}\n{self.state()}") from failure
+            self.done[kind] += 1
+            print(f" ({time.monotonic() - began_s:.1f} s)", flush=True)
+
+    def state(self):
+        """Return what each node is at, and the last that it said."""
+        text = []
+        for node in self.group:
+            life = "runs" if node.running else "is dead"
+            text.append(f"node {node.number} {life}: {node.status()}\n{node.last_lines(12)}")
+        return "\n".join(text)
+
+    # ---- parts of a cycle
+
+    def nap(self, longest_s):
+        """Let the fault last a while, so that it meets the nodes at any moment."""
+        time.sleep((0.2 + 0.8 * self.rng.random()) * longest_s)
+
+    def felt(self, longest_s):
+        """Let a fault last that leaves the master without confirmation; check that it does."""
+        began_ns = time.monotonic_ns()
+        self.nap(longest_s)
+        assert not self.load.recorder.acked_since(began_ns), "confirmed over a link that is cut"
+
+    def heal(self):
+        """End the faults of the network; writes have to come back from now on."""
+        self.network.heal()
+        return time.monotonic_ns()
+
+    def returned(self, since_ns):
+        """Wait until a put that began later is confirmed; note how long it took."""
+        wait_until(
+            lambda: self.load.recorder.acked_since(since_ns) or self.load.failures,
+            PATIENCE_S,
+            "no put is confirmed",
+        )
+        assert not self.load.failures, self.load.failures
+        took_s = (self.load.recorder.first_ack_ns(since_ns) - since_ns) / 1e9
+        self.slowest = max(self.slowest, (took_s, self.kind))
+
+    def settled(self):
+        """All is well again: puts are confirmed, all nodes live and follow, logs are the same."""
+        self.returned(self.heal())
+        dead = [node.number for node in self.group if not node.running]
+        assert not dead, f"dead: {dead}"
+        others = set(self.group.nodes) - {self.master.number}
+        self.master.wait_in_sync(*others, timeout_s=PATIENCE_S)
+        with self.load.held():
+            self.group.wait_equal(PATIENCE_S)
+        for node in self.group:
+            status = node.wait_status(lambda _: True, "an answer", PATIENCE_S)
+            assert status["writable"] == (node is self.master), f"node {node.number}: {status}"
+
+    def isolate(self, node):
+        """Cut a node off from all others, both ways; clients still reach it."""
+        for other in self.group:
+            if other is not node:
+                self.network.cut(node.number, other.number)
+                self.network.cut(other.number, node.number)
+
+    def order(self, node):
+        """Start `hastore promote` for a node, as its operator does."""
+        command = [sys.executable, str(ROOT / "bin" / "hastore"), "promote", "-c", str(node.path)]
+        command += ["--patience", "60"]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT
+        )
+
+    def promote(self, node):
+        """Promote a node while the fault lasts; in a group of three writes come back at once."""
+        began_ns = time.monotonic_ns()
+        code, said = _end(self.order(node))
+        assert code == 0, f"promote node {node.number}: {said}"
+        self.master = node
+        if len(self.group.nodes) > 2:
+            self.returned(began_ns)
+
+    def give_way(self, node):
+        """Wait until a node knows that it was superseded; then its operator edits its file."""
+        node.wait_status(lambda s: s["role"] == "SLAVE", "superseded", PATIENCE_S)
+        self.file_says_slave(node)
+
+    def file_says_slave(self, node):
+        """Edit the file; a flip is a difference, so wait until the node has looked at it."""
+        since = len(node.log)
+        node.edit_role("SLAVE")
+        node.wait_log("changes the role from SYNC_MASTER to SLAVE", PATIENCE_S, since=since)
+
+    def put_alone(self, node):
+        """Let a master that is cut off acknowledge what nobody else has."""
+        with Producer([node.api], acks=1, delivery_timeout_s=PATIENCE_S) as producer:
+            for number in range(self.rng.randrange(1, 40)):
+                body = b"alone %d.%d" % (self.alone, number) + bytes(self.rng.randrange(2000))
+                future = self.load.recorder.send(producer, "alone", body, "a")
+                assert future.result(PATIENCE_S).level == "MASTER_MEM"
+        self.alone += 1
+
+    # ---- the kinds
+
+    def cycle_lone(self):
+        lone = self.slaves[0]
+        self.isolate(lone)
+        self.nap(1.0)
+        self.returned(time.monotonic_ns())
+
+    def cycle_cutoff(self):
+        self.isolate(self.master)
+        self.felt(2.0)
+
+    def cycle_superseded(self):
+        old, (new, *_) = self.master, self.slaves
+        self.isolate(old)
+        self.felt(0.5)
+        if self.rng.random() < 0.5:
+            self.put_alone(old)
+        self.promote(new)
+        self.nap(0.5)
+        self.heal()
+        self.give_way(old)
+
+    def cycle_asleep(self):
+        old, (new, *_) = self.master, self.slaves
+        old.pause()
+        try:
+            self.nap(0.3)
+            self.promote(new)
+            self.nap(0.5)
+        finally:
+            old.resume()
+        self.give_way(old)
+
+    def cycle_deaf(self):
+        self.one_way(from_master=True)
+
+    def cycle_mute(self):
+        self.one_way(from_master=False)
+
+    def one_way(self, from_master):
+        old, slaves = self.master, self.slaves
+        for slave in slaves:
+            ends = (old.number, slave.number)
+            self.network.cut(*(ends if from_master else reversed(ends)))
+        self.felt(1.0)
+        if self.rng.random() < 0.5:
+            self.promote(slaves[0])
+            self.nap(0.5)
+            self.heal()
+            self.give_way(old)
+
+    def cycle_ring(self):
+        first, second, third = (node.number for node in [self.master, *self.slaves])
+        for source, target in ((first, second), (second, third), (third, first)):
+            self.network.cut(source, target)
+        self.felt(2.0)
+
+    def cycle_triangle(self):
+        old, (new, other) = self.master, self.slaves
+        self.network.cut(new.number, other.number)
+        self.network.cut(other.number, new.number)
+        self.nap(0.3)
+        self.promote(new)
+        self.give_way(old)
+        self.nap(0.5)
+
+    def cycle_flapping(self):
+        pulled = self.rng.random() < 0.5
+        ends = [(self.master.number, slave.number) for slave in self.slaves]
+        for _ in range(self.rng.randrange(3, 8)):
+            first, second = self.rng.choice(ends)
+            if pulled:
+                self.network.unplug(second)
+                self.nap(0.3)
+                self.network.plug(second)
+            else:
+                self.network.cut(first, second)
+                self.nap(0.2)
+                self.network.cut(second, first)
+                self.nap(0.2)
+                self.network.heal()
+            self.nap(0.2)
+
+    def cycle_slow(self):
+        self.network.slow(self.master.number)
+        self.nap(1.0)
+        self.returned(time.monotonic_ns())
+        self.nap(1.0)
+
+    def cycle_lossy(self):
+        old, (new, *_) = self.master, self.slaves
+        for source in self.group:
+            for target in self.group:
+                if source is not target:
+                    self.network.lose(source.number, target.number, 0.15)
+        self.nap(1.0)
+        self.promote(new)
+        self.give_way(old)
+        self.nap(0.5)
+
+    def cycle_behind(self):
+        old, (new, other) = self.master, self.slaves
+        self.isolate(new)
+        self.nap(0.5)
+        # More than one turn of the load: what the candidate lacks was confirmed by the other.
+        for _ in range(3):
+            self.returned(time.monotonic_ns())
+        self.isolate(old)
+        for way in ((new, other), (other, new)):
+            self.network.mend(*(node.number for node in way))
+        self.promote(new)
+        self.heal()
+        self.give_way(old)
+
+    def cycle_chain(self):
+        first, (second, third) = self.master, self.slaves
+        self.isolate(first)
+        if self.rng.random() < 0.5:
+            self.put_alone(first)
+        self.promote(second)
+        self.network.heal()
+        self.isolate(second)
+        self.nap(0.3)
+        self.promote(self.rng.choice([first, third]))
+        self.heal()
+        for node in (first, second):
+            if node is not self.master:
+                self.give_way(node)
+
+    def cycle_rivals(self):
+        old = self.master
+        three = len(self.group.nodes) > 2
+        self.isolate(old)
+        self.nap(0.3)
+        rivals = self.slaves if three else [old, *self.slaves]
+        with contextlib.ExitStack() as stack:
+            orders = [stack.enter_context(self.order(rival)) for rival in rivals]
+            began_ns = time.monotonic_ns()
+            if not three:
+                self.nap(1.5)
+                self.heal()
+            # One may be told that the other was faster; that is no failure of the command. Before
+            # both have ended, one of them may still be about to begin.
+            ends = [_end(order) for order in orders]
+        assert 0 in [code for code, _ in ends], ends
+        self.master = self.decided(rivals)
+        if three:
+            self.returned(began_ns)
+            self.heal()
+        for node in self.group:
+            if node is not self.master and (node in rivals or node is old):
+                self.give_way(node)
+
+    def decided(self, rivals):
+        """Wait until one of the rivals is master and the others follow; return it."""
+
+        def look():
+            seen = [(rival, rival.status()) for rival in rivals]
+            masters = [r for r, s in seen if s and s["writable"] and s["role"] != "SLAVE"]
+            follow = [r for r, s in seen if s and s["role"] == "SLAVE"]
+            return masters[0] if len(masters) == 1 and len(follow) == len(rivals) - 1 else None
+
+        return wait_until(look, PATIENCE_S, "none of the rivals has won")
+
+    def cycle_dying(self):
+        old, (new, *others) = self.master, self.slaves
+        self.isolate(old)
+        self.nap(0.3)
+        new.edit_role("SYNC_MASTER")
+        self.nap(1.2)  # a node looks at its file each second
+        assert new.running, "the candidate died by itself"
+        new.kill()
+        began_ns = time.monotonic_ns()
+        if others and self.rng.random() < 0.5:
+            # Neither of the two that are left has an answer of the other: the link must be back.
+            self.heal()
+            self.promote(others[0])
+            new.edit_role("SLAVE")
+            new.start("serve")
+        else:
+            new.start("serve", wait=False)
+            new.wait_ready(PATIENCE_S)
+            new.wait_writable(PATIENCE_S)
+            self.master = new
+            if others:
+                self.returned(began_ns)
+            self.heal()
+        self.give_way(old)
+
+
+def _end(order):
+    """Wait for a command; return its exit code and what it said."""
+    try:
+        said, _ = order.communicate(timeout=PATIENCE_S + 60)
+    except BaseException:
+        order.kill()
+        order.communicate()
+        raise
+    return order.returncode, said.decode(errors="replace").strip()

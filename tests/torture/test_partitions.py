@@ -1,0 +1,96 @@
+"""The network between the nodes breaks, under load: partitions.py tells the kinds.
+
+In the suite each kind comes once, and a pair has those that are another matter for two.
+HASTORE_TORTURE_CYCLES prolongs it, two thirds with three nodes, the rest with a pair, in rounds of
+50 with a fresh group each. HASTORE_TORTURE_SEED replays the kinds, their order and their times; the
+machine's timing is its own. Three nodes are hosts of their own where network namespaces are
+allowed, and a pair has proxies between its nodes; in a long run each has both, round by round.
+HASTORE_TEST_NETWORK=proxies or namespaces keeps to one.
+"""
+
+import os
+import random
+import shutil
+import time
+from collections import Counter
+
+import pytest
+
+from tests.process.harness import Group, wait_until
+from tests.process.history import ACKED
+from tests.process.networks import open_network
+from tests.torture.load import judge
+from tests.torture.partitions import KINDS_OF_THREE, KINDS_OF_TWO, PATIENCE_S, Partitions
+
+CYCLES = int(os.environ.get("HASTORE_TORTURE_CYCLES", "0"))
+SEED = int(os.environ.get("HASTORE_TORTURE_SEED", "0")) or random.SystemRandom().getrandbits(32)
+ROUND = 50
+THREES = 2 * CYCLES // 3 if CYCLES else len(KINDS_OF_THREE)
+IN_SUITE = ("superseded", "rivals", "dying")
+PAIRS = max(1, CYCLES - THREES) if CYCLES else len(IN_SUITE)
+SETTINGS = {
+    "store": {"commitlog_file_size": "256KiB"},
+    "ha": {"slave_timeout": "1s", "housekeeping_interval": "3s"},
+}
+
+
+@pytest.mark.timeout(600 + 20 * THREES)
+def test_three_nodes_lose_nothing_in_a_broken_network(tmp_path):
+    torment(tmp_path, KINDS_OF_THREE, THREES, ["", "proxies"])
+
+
+@pytest.mark.timeout(600 + 20 * PAIRS)
+def test_a_pair_loses_nothing_in_a_broken_network(tmp_path):
+    torment(tmp_path, KINDS_OF_TWO if CYCLES else IN_SUITE, PAIRS, ["proxies", ""])
+
+
+def torment(folder, kinds, cycles, networks):
+    """Run all rounds, each judged by itself, and say the figures of all."""
+    nodes = 3 if kinds is KINDS_OF_THREE else 2
+    wanted = os.environ.get("HASTORE_TEST_NETWORK", "")
+    done, acked, slowest, began_s = Counter(), 0, (0.0, "none"), time.monotonic()
+    for number, first in enumerate(range(0, cycles, ROUND)):
+        seed = SEED + number
+        count = min(ROUND, cycles - first)
+        kind = wanted or networks[number % 2]
+        runner = one_round(folder / f"round{number}", nodes, kinds, count, seed, kind)
+        done += runner.done
+        acked += runner.load.recorder.count(ACKED)
+        slowest = max(slowest, runner.slowest)
+    print(
+        f"{nodes} nodes: {done.total()} cycles in {time.monotonic() - began_s:.0f} s, "
+        f"{dict(sorted(done.items()))}; {acked} acknowledged puts; "
+        f"slowest return of writes {slowest[0]:.1f} s ({slowest[1]})"
+    )
+    assert done.total() == cycles
+
+
+def busy(load, cycles):
+    """Whether a run was not vacuous: puts were confirmed, and read."""
+    confirmed = sum(put.durable for put in list(load.recorder.puts))
+    return load.failures or (confirmed > 20 * cycles and len(load.reads) > 5 * cycles)
+
+
+def one_round(folder, nodes, kinds, cycles, seed, network_kind):
+    """Run cycles over a fresh group and judge the end; return the runner."""
+    folder.mkdir()
+    with (
+        open_network(nodes, network_kind) as network,
+        Group(folder, nodes, network=network, **SETTINGS) as group,
+    ):
+        name = f"{nodes} nodes, {network.name}, HASTORE_TORTURE_SEED={seed}"
+        runner = Partitions(group.start(), network, seed, kinds)
+        load = runner.load
+        load.start()
+        try:
+            runner.run(cycles, name)
+            wait_until(lambda: busy(load, cycles), PATIENCE_S, "hardly a put or a read")
+        finally:
+            network.heal()  # after a failure too: what is on its way ends soon
+            load.stop()
+        verdict = judge(group, runner.master, load)
+    print(f"{name}: {verdict.text}")
+    assert verdict.wrong == [], (name, verdict.wrong[:10])
+    assert verdict.epochs >= cycles // 4  # not vacuous: masters changed
+    shutil.rmtree(folder)
+    return runner
