@@ -8,10 +8,12 @@ if TYPE_CHECKING:
         Admin,
         Consumer,
         Message,
+        NodeInfo,
         OutgoingMessage,
         Position,
         Producer,
         SendResult,
+        Status,
     )
 
 __version__ = "0.1.0"
@@ -19,10 +21,12 @@ __all__ = [
     "Admin",
     "Consumer",
     "Message",
+    "NodeInfo",
     "OutgoingMessage",
     "Position",
     "Producer",
     "SendResult",
+    "Status",
 ]
 
 

@@ -21,6 +21,10 @@ class Clock(Protocol):
 class SystemClock:
     """The machine's clocks."""
 
+    def __repr__(self) -> str:
+        """Return how signatures show it: `clock=SYSTEM_CLOCK`."""
+        return "SYSTEM_CLOCK"
+
     def monotonic_ms(self) -> float:
         """Return the monotonic clock in milliseconds."""
         return time.monotonic() * 1000.0

@@ -31,6 +31,36 @@ The type says whose fault it is, the text names the thing and the remedy.
         `-- UnreachableError       no node answered
 """
 
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """How a put ended; each is its own text, "PUT_OK" for one."""
+
+    PUT_OK = "PUT_OK"
+    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
+    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
+    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
+    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
+    MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
+    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
+    BUSY = "BUSY"
+    TIMEOUT = "TIMEOUT"  # nobody knows: no answer came, or the disk failed within the write
+
+    @property
+    def is_stored(self) -> bool:
+        """Whether the record is in the answering node's log."""
+        return self in _STORED
+
+    @property
+    def is_refusal(self) -> bool:
+        """Whether nothing was appended, and a later attempt may fare better."""
+        return self in _REFUSED
+
+
+_STORED = frozenset({Status.PUT_OK, Status.FLUSH_DISK_TIMEOUT, Status.FLUSH_SLAVE_TIMEOUT})
+_REFUSED = frozenset({Status.SLAVE_NOT_AVAILABLE, Status.SERVICE_NOT_AVAILABLE, Status.BUSY})
+
 
 class HastoreError(Exception):
     """The base of every error that hastore raises on purpose."""
@@ -122,9 +152,9 @@ class ClientError(HastoreError):
 class NotStoredError(ClientError):
     """The message is certainly not stored; `status` says why."""
 
-    def __init__(self, message: str, status: str) -> None:
+    def __init__(self, message: str, status: Status | str) -> None:
         super().__init__(message)
-        self.status = status
+        self.status = Status(status)
 
 
 class DurabilityError(ClientError):

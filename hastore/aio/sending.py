@@ -316,5 +316,5 @@ def _resolve(waiter: asyncio.Future[None]) -> None:
 
 def _refuse(waiter: asyncio.Future[Any], reason: str) -> None:
     if not waiter.done():
-        status = Status.SERVICE_NOT_AVAILABLE.value
+        status = Status.SERVICE_NOT_AVAILABLE
         waiter.set_exception(NotStoredError(f"{status}: {reason}", status))

@@ -40,6 +40,13 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     epoch: int = 0
     host: bytes = b""
 
+    def __repr__(self) -> str:
+        return (
+            f"SendResult({self.status.value}, {self.topic!r}, queue {self.queue_id}, queue offset "
+            f"{self.queue_offset}, offset {self.offset}, {self.level or 'nobody was asked'}, "
+            f"epoch {self.epoch}, msg_id {self.msg_id})"
+        )
+
     @property
     def msg_id(self) -> str | None:
         """Return the message id, None when the offset is not known."""
@@ -66,7 +73,7 @@ def failure_of(
     if status in (Status.MESSAGE_ILLEGAL, Status.PROPERTIES_SIZE_EXCEEDED):
         return MessageIllegalError(text)
     if status.is_refusal:
-        return NotStoredError(text, status.value)
+        return NotStoredError(text, status)
     return ClientError(text)
 
 

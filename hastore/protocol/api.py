@@ -21,6 +21,7 @@ from typing import Annotated, Any
 import msgspec
 
 from hastore.errors import ProtocolError
+from hastore.errors import Status as Status
 
 MAX_HEADER_BYTES = 64 * 1024
 MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # of a body
@@ -33,34 +34,6 @@ POSITION_BEHIND = "POSITION_BEHIND"  # of Failed: a commit would take its group 
 PRODUCER_ID = "HS_PID"
 SEQUENCE = "HS_SEQ"
 WINDOW = 1024  # the sequence numbers of a producer that a node remembers
-
-
-class Status(Enum):
-    """How a put ended."""
-
-    PUT_OK = "PUT_OK"
-    FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
-    FLUSH_SLAVE_TIMEOUT = "FLUSH_SLAVE_TIMEOUT"
-    SLAVE_NOT_AVAILABLE = "SLAVE_NOT_AVAILABLE"
-    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"
-    MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
-    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
-    BUSY = "BUSY"
-    TIMEOUT = "TIMEOUT"  # nobody knows: no answer came, or the disk failed within the write
-
-    @property
-    def is_stored(self) -> bool:
-        """Whether the record is in the answering node's log."""
-        return self in _STORED
-
-    @property
-    def is_refusal(self) -> bool:
-        """Whether nothing was appended, and a later attempt may fare better."""
-        return self in _REFUSED
-
-
-_STORED = frozenset({Status.PUT_OK, Status.FLUSH_DISK_TIMEOUT, Status.FLUSH_SLAVE_TIMEOUT})
-_REFUSED = frozenset({Status.SLAVE_NOT_AVAILABLE, Status.SERVICE_NOT_AVAILABLE, Status.BUSY})
 
 
 class PullStatus(Enum):

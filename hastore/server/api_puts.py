@@ -149,7 +149,7 @@ class PutDesk:
         try:
             results = self._backend.put_encoded([put.payload for put in puts])
         except NotStoredError as refusal:
-            self._refuse_all(puts, Status[refusal.status], str(refusal))
+            self._refuse_all(puts, refusal.status, str(refusal))
             return
         except StoreError as failure:
             if str(failure) != self._told:  # once for each reason, not for each try of each client

@@ -5,7 +5,7 @@ from dataclasses import asdict
 from typing import Any
 
 from hastore.config import Flush, Role
-from hastore.errors import NotStoredError, StoreFullError
+from hastore.errors import NotStoredError, Status, StoreFullError
 from hastore.ha.epochs import epoch_node, last_epoch
 from hastore.ha.group_transfer import GroupTransferService, Need
 from hastore.ha.ha_service import HAService
@@ -19,7 +19,7 @@ from hastore.server.retention_service import RetentionService
 from hastore.server.roles import RoleService
 from hastore.store.message_store import MessageStore, PutResult
 
-NOT_WRITABLE = "SERVICE_NOT_AVAILABLE"
+NOT_WRITABLE = Status.SERVICE_NOT_AVAILABLE
 
 
 class NodeBackend:

@@ -1,17 +1,13 @@
 """What each record of a put gets back."""
 
-import enum
 from dataclasses import dataclass
 
+from hastore.errors import Status
 
-class PutStatus(enum.Enum):
-    """How one record fared."""
-
-    PUT_OK = "PUT_OK"
-    MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
-    PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
-    SERVICE_NOT_AVAILABLE = "SERVICE_NOT_AVAILABLE"  # the disk filled up or failed within a put
-    TIMEOUT = "TIMEOUT"  # it may be stored: the write failed, and so did its clearing
+# One enum all the way to the user. Of a record: PUT_OK, MESSAGE_ILLEGAL,
+# PROPERTIES_SIZE_EXCEEDED, SERVICE_NOT_AVAILABLE when the disk filled up or failed within a put,
+# or TIMEOUT when it may be stored: the write failed, and so did its clearing.
+PutStatus = Status
 
 
 @dataclass(slots=True)

@@ -18,7 +18,8 @@ OWN = b"hello from Python"
 
 def example(node: Node) -> str:
     """Return the example's code, for a group of one node."""
-    [block] = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+    blocks = re.findall(r"```python\n(.*?)```", README.read_text(), re.S)
+    [block] = [each for each in blocks if repr(OWN)[2:-1] in each]
     code, count = re.subn(r"^nodes = \[.*\]$", f"nodes = [{node.address!r}]", block, flags=re.M)
     assert count == 1
     return str(code)
