@@ -27,7 +27,8 @@ def pytest_collection_modifyitems(config, items):
     """Keep Spark's tests in one worker, for their one JVM; where there are workers, long first."""
 
     def folder(item):
-        return item.path.relative_to(TESTS).parts[0]
+        path = item.path
+        return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
 
     for item in items:
         if folder(item) == "spark":
