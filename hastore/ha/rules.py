@@ -7,6 +7,7 @@ The same code runs in the server and in simulations: no sockets, files or clocks
 from dataclasses import dataclass
 
 from hastore.ha.epochs import (
+    FLOOR_EPOCH,
     EpochEntry,
     History,
     classic_range,
@@ -84,7 +85,8 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
         return RewindTo(0, kept) if kept < len(hello.history) else StreamFrom(0)
     due = digest_due(hello, master.history, master.min_offset, master.max_offset)
     problem = digest_problem(hello, due, master.digest)
-    if problem is not None and hello.accept_loss:
+    said = bool(hello.digest) and (hello.digest_from, hello.digest_to) == due
+    if problem is not None and (hello.accept_loss or (said and _only_forgotten(hello))):
         return _resync(master)
     if problem is not None:
         return Refused(problem)
@@ -124,6 +126,11 @@ def _resync(master: MasterView) -> Resync:
     return Resync(master.min_offset, keep_until(master.history, master.min_offset))
 
 
+def _only_forgotten(hello: Hello) -> bool:
+    """Whether the caller's log is the beginning of a copy, whose writers nobody remembers."""
+    return last_epoch(hello.history) == FLOOR_EPOCH
+
+
 def digest_due(
     hello: Hello, history: History, min_offset: int, max_offset: int
 ) -> tuple[int, int] | None:
@@ -148,6 +155,11 @@ def digest_problem(hello: Hello, due: tuple[int, int] | None, own: bytes) -> str
         return (
             f"both logs hold bytes [{start}, {end}) of a RocketMQ master, and node {hello.node} "
             "did not say their digest; it is asked again"
+        )
+    if hello.digest != own and _only_forgotten(hello):
+        return (
+            f"the bytes [{start}, {end}) differ, and where the two logs parted is forgotten: so "
+            "many epochs ago; promote the node that is ahead"
         )
     if hello.digest != own:
         return (

@@ -98,6 +98,15 @@ def test_a_log_whose_epochs_are_forgotten_is_copied_anew():
     assert answer_follow(forgot, slave(history=(), max_offset=0)) == StreamFrom(0)
 
 
+def test_an_interrupted_copy_of_another_log_begins_anew():
+    floor = EpochEntry(FLOOR_EPOCH, 0, 1, (1, 2, 3))
+    mine = {"history": (floor,), "max_offset": 400, "digest_to": 400}
+    forgot = master(history=(floor, TWO), digest=b"a" * 32)
+    assert answer_follow(forgot, slave(**mine, digest=b"a" * 32)) == StreamFrom(400)
+    assert answer_follow(forgot, slave(**mine, digest=b"b" * 32)) == Resync(0, (floor,))
+    assert isinstance(answer_follow(forgot, slave(**mine)), Refused)  # it is to say the digest
+
+
 def test_promises_come_first():
     higher = answer_follow(master(), slave(promised_epoch=E3))
     assert isinstance(higher, Refused) and higher.promised_epoch == E3
