@@ -1,20 +1,25 @@
 """Bring what is written to the disk: group commit on demand, and an interval for the rest.
 
 `flushed_offset` moves only after fdatasync of every file below it has succeeded. A sync that fails
-closes the store for ever (StoreHealth): it is never tried again.
+closes the store for ever (StoreHealth): it is never tried again. One that was not begun, since the
+process has no descriptor left for it, has lost nothing and is tried again.
 """
 
+import errno
 import logging
 import threading
 from collections.abc import Callable
 
-from hastore.errors import StoreError
+from hastore.errors import StoreBrokenError, StoreError
 from hastore.service import OnFailure, Service
 from hastore.store.commit_log import CommitLog
 from hastore.store.health import StoreHealth
 from hastore.store.limits import LimitsPage
 
 log = logging.getLogger(__name__)
+
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})  # of an open; no fsync fails so
+_RETRY_S = 0.1
 
 
 class FlushService(Service):
@@ -43,6 +48,7 @@ class FlushService(Service):
         self._changed = threading.Condition()
         self._requested = False
         self._waiters = 0
+        self.failure_reason: str | None = None  # why the last sync was not begun
 
     def reset(self, offset: int) -> None:
         """Say how far the log is synced: at open, and when it was cut or moved away."""
@@ -57,7 +63,10 @@ class FlushService(Service):
             self._changed.notify_all()
 
     def flush(self) -> int:
-        """Sync everything written so far; returns `flushed_offset`. StoreBrokenError for ever."""
+        """Sync everything written so far; returns `flushed_offset`.
+
+        StoreBrokenError: for ever. StoreError: it was not begun; later it may be.
+        """
         self._health.check()
         with self.sync_lock:
             self._health.check()
@@ -70,6 +79,11 @@ class FlushService(Service):
                 self._log.queue.sync(start, target)
                 self._page.update(flushed=boundary, boundary=boundary)
             except OSError as failure:
+                if failure.errno in _NO_DESCRIPTOR:
+                    raise StoreError(
+                        f"bytes [{start}, {target}) are not synced yet: {failure}; raise the limit"
+                        " of open files"
+                    ) from failure
                 error = self._health.fail(f"a sync of bytes [{start}, {target}) failed", failure)
                 with self._changed:
                     self._changed.notify_all()
@@ -117,9 +131,17 @@ class FlushService(Service):
                 return
             try:
                 self.flush()
-            except StoreError as failure:
+            except StoreBrokenError as failure:
                 log.error("the log is not synced any more: %s", failure)
                 return
+            except StoreError as failure:  # not begun
+                if self.failure_reason is None:
+                    log.error("%s", failure)
+                self.failure_reason = str(failure)
+                self._requested = True
+                self.stopping.wait(_RETRY_S)
+            else:
+                self.failure_reason = None
 
     def wake(self) -> None:
         """Wake the thread and all who wait for it."""

@@ -228,6 +228,7 @@ class StoreLife:
         found = [
             self.parts.health.reason,
             self.parts.log.allocator.failure_reason,
+            self.parts.flush.failure_reason,
             self.parts.build.blocked_reason,
             None if keeper is None else keeper.failure_reason,
         ]

@@ -219,14 +219,14 @@ def test_without_descriptors_the_node_goes_on(make_group):
     node = group[1]
     _, hard = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)
     host, _, port = node.api.removeprefix("tcp://").rpartition(":")
-    with Producer(group.bootstrap, delivery_timeout_s=30) as producer:
+    with Producer(group.bootstrap, delivery_timeout_s=60) as producer:
         producer.send_sync("work", b"before")
         used = len(os.listdir(f"/proc/{node.pid}/fd"))
         resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (used + 20, hard))
         crowd = []
         try:
             for _ in range(200):
-                crowd.append(socket.create_connection((host, int(port)), timeout=5))
+                crowd.append(socket.create_connection((host, int(port)), timeout=60))
                 with contextlib.suppress(OSError):
                     crowd[-1].sendall(SHAKEN)
             node.wait_log("cannot accept")
@@ -236,7 +236,7 @@ def test_without_descriptors_the_node_goes_on(make_group):
             for sock in crowd:
                 sock.close()
         resource.prlimit(node.pid, resource.RLIMIT_NOFILE, (hard, hard))
-        with Producer(group.bootstrap, delivery_timeout_s=10) as late:
+        with Producer(group.bootstrap, delivery_timeout_s=60) as late:
             late.send_sync("work", b"after")
     assert node.running and "died" not in node.log and "Traceback" not in node.log
     assert len(read_all(group.bootstrap, "work", 52)) == 52

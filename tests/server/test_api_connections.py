@@ -117,7 +117,7 @@ def connect(server: ApiServer) -> Iterator[Callable[..., Raw]]:
         each.close()
 
 
-def until(condition: Callable[[], Any], timeout_s: float = 5.0) -> None:
+def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it never came"

@@ -94,7 +94,7 @@ def client(server: ApiServer) -> Iterator[Client]:
     found.close()
 
 
-def until(condition: Any, timeout_s: float = 5.0) -> None:
+def until(condition: Any, timeout_s: float = 60.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it never came"

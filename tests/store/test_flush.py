@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from hastore.config import Flush
-from hastore.errors import StoreBrokenError, StoreFullError
+from hastore.errors import StoreBrokenError, StoreError, StoreFullError
 from hastore.store.filesystem import File, RealFile, RealFileSystem
 from hastore.store.message_store import MessageStore
+from tests.process.harness import wait_until
 from tests.store.kit import FILE_SIZE, HOST, bodies, config, crash_copy, message, opened, put
 
 
@@ -35,6 +36,13 @@ class FaultyFile(RealFile):
 
 
 class FaultyFileSystem(RealFileSystem):
+    full_table = False  # whether the process may open no more files
+
+    def sync_dir(self, path: str) -> None:
+        if FaultyFileSystem.full_table:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE), path)
+        super().sync_dir(path)
+
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
         flags = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
         return FaultyFile(path, os.open(path, flags, 0o644))
@@ -45,6 +53,7 @@ def _sound() -> None:
     FaultyFile.fail_sync = False
     FaultyFile.write_errno = None
     FaultyFile.syncs = 0
+    FaultyFileSystem.full_table = False
 
 
 def faulty(root: Path, failures: list[str] | None = None, **changes: object) -> MessageStore:
@@ -131,6 +140,22 @@ def test_a_failed_sync_closes_the_store_for_ever(tmp_path: Path) -> None:
     assert os.path.exists(tmp_path / "a" / "abort")
     with opened(tmp_path / "a") as again:
         assert len(bodies(again)) == 2
+
+
+def test_a_sync_that_no_descriptor_is_left_for_is_tried_again(tmp_path: Path) -> None:
+    failures: list[str] = []
+    store = faulty(tmp_path, failures, flush=Flush.SYNC)
+    FaultyFileSystem.full_table = True
+    end = put(store, message(0))[0].end_offset
+    assert end is not None and not store.wait_flushed(end, 0.05)
+    with pytest.raises(StoreError, match="not synced yet.*raise the limit of open files"):
+        store.flush()
+    wait_until(lambda: any("not synced yet" in each for each in store.problems), 30, "no problem")
+    FaultyFileSystem.full_table = False
+    assert store.wait_flushed(end, 30)
+    wait_until(lambda: not store.problems, 30, "still a problem")
+    assert failures == [] and store.broken_reason is None
+    store.close()
 
 
 def test_a_failed_background_sync_is_told_to_who_waits(tmp_path: Path) -> None:
