@@ -230,7 +230,7 @@ class Peer:
 
     def __init__(self, address: str) -> None:
         host, port = address.rsplit(":", 1)
-        self.sock = socket.create_connection((host, int(port)), timeout=5)
+        self.sock = socket.create_connection((host, int(port)), timeout=60)
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def report(self, *offsets: int) -> None:

@@ -270,7 +270,7 @@ class FalseMaster(threading.Thread):
             made.send(frame(self.prove(theirs, mine, given, proof)) + frame(given))
 
     def close(self):
-        self.join(5)
+        self.join(60)
         self.listener.close()
 
 

@@ -31,7 +31,7 @@ def test_closing_waits_for_an_append_under_way():
         with gate.entered(5) as mine:
             assert mine
             inside.set()
-            assert go_on.wait(5)
+            assert go_on.wait(60)
             order.append("appended")
 
     def close():
@@ -41,12 +41,12 @@ def test_closing_waits_for_an_append_under_way():
 
     threads = [threading.Thread(target=append), threading.Thread(target=close)]
     threads[0].start()
-    assert inside.wait(5)
+    assert inside.wait(60)
     threads[1].start()
     assert not closed.wait(0.05)
     go_on.set()
     for thread in threads:
-        thread.join(5)
+        thread.join(60)
     assert order == ["appended", "closed"]
 
 

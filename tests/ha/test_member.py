@@ -70,5 +70,5 @@ def test_hello_never_shows_an_open_epoch_without_its_entry(master):
     for _ in range(20):
         master.promote()
     stop.set()
-    thread.join(5)
+    thread.join(60)
     assert not wrong

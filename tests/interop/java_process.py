@@ -96,7 +96,7 @@ class JavaProcess:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
-        self._reader.join(5)
+        self._reader.join(60)
         for pipe in (self.process.stdin, self.process.stdout):
             if pipe is not None:
                 try:

@@ -175,7 +175,7 @@ def test_the_first_report_may_be_as_late_as_rocketmq_s_heartbeat(make_group):
     )
     node = group[1].start("master")
     produce(group.bootstrap, 10, seed=1)
-    with socket.create_connection(split_address(node.ha), timeout=5) as sock:
+    with socket.create_connection(split_address(node.ha), timeout=60) as sock:
         time.sleep(1.5)
         sock.sendall(bytes(8))
         assert sock.recv(12, socket.MSG_WAITALL)[:8] == bytes(8)

@@ -130,7 +130,7 @@ class LinkProxies(Network):
         if self._pass(source, target) and self._pass(target, source):
             host, port = self.addresses[target]["ha"].rsplit(":", 1)
             try:
-                answerer = socket.create_connection((host, int(port)), timeout=5)
+                answerer = socket.create_connection((host, int(port)), timeout=60)
             except OSError:  # the node is down: as it would itself, refuse
                 self._end(caller)
                 return

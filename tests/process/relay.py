@@ -92,7 +92,7 @@ class Relay:
             except OSError:  # `close` shut it down
                 return
             try:
-                node = socket.create_connection(self._target, timeout=5)
+                node = socket.create_connection(self._target, timeout=60)
             except OSError:  # the node is down: as it would itself, refuse
                 client.close()
                 continue

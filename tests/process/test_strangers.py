@@ -34,7 +34,7 @@ def exchange(address, data, *, hold_s=0.3):
     """Send bytes; return what comes back until the peer closes or is silent for `hold_s`."""
     host, port = address.removeprefix("tcp://").rsplit(":", 1)
     received = b""
-    with socket.create_connection((host, int(port)), timeout=5) as sock:
+    with socket.create_connection((host, int(port)), timeout=60) as sock:
         with contextlib.suppress(OSError):
             for at in range(0, len(data), 65536):
                 sock.sendall(data[at : at + 65536])
@@ -264,7 +264,7 @@ BAD_TOPICS = {
 def test_topics_and_bodies_that_no_node_takes(pair):
     """The client refuses them, and so does the node when a client does not."""
     before = sorted(str(path) for path in pair.folder.rglob("*") if path.is_dir())
-    with unharmed(pair), Producer(pair.bootstrap, delivery_timeout_s=5) as producer:
+    with unharmed(pair), Producer(pair.bootstrap, delivery_timeout_s=60) as producer:
         for name in ("", "a/b", "..", "../x", "a\0b", "x" * 128, "ü", "a b", "x" * 40_000):
             with pytest.raises(Exception, match="topic") as caught:
                 producer.send_sync(name, b"x")
@@ -296,7 +296,7 @@ def test_topics_and_bodies_that_no_node_takes(pair):
 
 def test_a_small_body_limit_is_the_nodes_own(make_group):
     group = make_group(store={"max_message_size": "1KiB"}).start()
-    with Producer(group.bootstrap, delivery_timeout_s=5) as producer:
+    with Producer(group.bootstrap, delivery_timeout_s=60) as producer:
         assert producer.send_sync("T", bytes(1024)).offset == 0
         with pytest.raises(Exception, match="max_message_size") as caught:
             producer.send_sync("T", bytes(1025))

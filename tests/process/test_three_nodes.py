@@ -166,7 +166,7 @@ def test_a_slave_that_sleeps_holds_nobody_up(make_group):
         time.sleep(0.5)
         assert not late.done()
         group[2].resume()
-        assert late.result(10).level == "SYNC_MEM(1)"
+        assert late.result(60).level == "SYNC_MEM(1)"
         group[3].resume()
         wait_until(lambda: group[1].status()["waiting_puts"] == 0, 5, "puts still wait")
         group.wait_equal()

@@ -78,7 +78,7 @@ def test_flushed_moves_with_the_sync_and_is_told(tmp_path: Path) -> None:
         assert told == [end]
         assert store.wait_flushed(end or 0, 0)
         put(store, message(1))
-        assert store.wait_flushed(store.max_offset, 5)
+        assert store.wait_flushed(store.max_offset, 60)
         assert told == [end, store.max_offset]
 
 
@@ -89,7 +89,7 @@ def test_synchronous_puts_share_syncs(tmp_path: Path) -> None:
     def work() -> None:
         for number in range(20):
             end = put(store, message(number))[0].end_offset
-            assert end is not None and store.wait_flushed(end, 10)
+            assert end is not None and store.wait_flushed(end, 60)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -106,7 +106,7 @@ def test_asynchronous_flush_by_interval(tmp_path: Path) -> None:
         moved = threading.Event()
         store.on_flushed = lambda offset: moved.set()
         put(store, message(0))
-        assert moved.wait(5)
+        assert moved.wait(60)
         assert store.flushed_offset == store.max_offset
 
 
@@ -125,7 +125,7 @@ def test_a_failed_sync_closes_the_store_for_ever(tmp_path: Path) -> None:
         store.flush,
         lambda: put(store, message(2)),
         lambda: store.append_replica(store.max_offset, b"x"),
-        lambda: store.wait_flushed(store.max_offset, 5),
+        lambda: store.wait_flushed(store.max_offset, 60),
         lambda: store.truncate(0),
     ):
         with pytest.raises(StoreBrokenError):
@@ -165,7 +165,7 @@ def test_a_failed_background_sync_is_told_to_who_waits(tmp_path: Path) -> None:
     end = store.put_encoded([message(0)])[0][0].end_offset
     assert end is not None
     with pytest.raises(StoreBrokenError):
-        store.wait_flushed(end, 5)
+        store.wait_flushed(end, 60)
     assert failures == ["store"]
     with pytest.raises(StoreBrokenError):
         store.close()

@@ -109,7 +109,7 @@ class Torture:
         with Producer(self.group.bootstrap, acks=1, delivery_timeout_s=5) as producer:
             for number in range(self.rng.randrange(1, 40)):
                 body = b"alone %d.%d" % (self.alone, number) + bytes(self.rng.randrange(5000))
-                self.load.recorder.send(producer, "alone", body, "a").result(10)
+                self.load.recorder.send(producer, "alone", body, "a").result(60)
         self.alone += 1
 
     # ---- the kinds
