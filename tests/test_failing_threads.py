@@ -210,7 +210,8 @@ def test_no_thread_for_a_connection_leaves_its_place_free(
             broken.setattr(ReadSocketService, "start", start)
             with peer(node) as stranger:
                 assert stranger.closed
-        assert failures and not node.ha._connections
+        assert failures
+        wait_for(lambda: not node.ha._connections, "its place is free")
         assert node.ha.acceptor.alive
     finally:
         group.stop()

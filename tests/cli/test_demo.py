@@ -51,7 +51,7 @@ def told(tmp_path_factory):
     return folder, json.loads(found), text
 
 
-@pytest.mark.timeout(180)
+@pytest.mark.timeout(900)
 def test_the_story_is_told_and_proved(told):
     folder, facts, text = told
     rows = count_rows(float(SCALE))
@@ -82,7 +82,7 @@ def test_a_folder_is_not_used_twice(told):
         [sys.executable, str(ROOT / "bin" / "hastore"), "demo", "--folder", str(folder)],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
     assert done.returncode == 2 and "holds a demo already" in done.stderr

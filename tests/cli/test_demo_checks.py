@@ -96,7 +96,7 @@ def test_the_command_tells_all_and_starts_nothing(tmp_path):
     }  # fmt: skip
     done = subprocess.run(
         [sys.executable, str(ROOT / "bin" / "hastore"), "demo", "--folder", str(tmp_path / "file")],
-        capture_output=True, text=True, env=environment, timeout=60, check=False,
+        capture_output=True, text=True, env=environment, timeout=180, check=False,
     )  # fmt: skip
     lines = done.stderr.splitlines()
     assert done.returncode == 2 and done.stdout == "", done.stderr

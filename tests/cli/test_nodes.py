@@ -17,7 +17,7 @@ def program(name, *arguments):
         [sys.executable, str(ROOT / "bin" / name), *arguments],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=180,
         check=False,
     )
 

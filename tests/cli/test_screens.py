@@ -117,7 +117,7 @@ def test_what_status_and_doctor_say_in_a_pipe_is_a_line_each(group, tmp_path, mo
         other[2].wait_status(lambda s: s["config_pending"], "the change is seen")
         other[2].write(store={"retention": 1})  # no such key: it is not followed
         other[2].wait_status(lambda s: s["problems"], "the wrong file is told of")
-        done = hastore("status", "--bootstrap", other[2].api, "--timeout", "1")
+        done = hastore("status", "--bootstrap", other[2].api, "--timeout", "5")
         told = [line for line in done.stdout.splitlines() if line.startswith("node 2: ")]
         assert len(told) == 2, done.stdout
         assert "slave_timeout" in told[1] and "not followed" in told[0]

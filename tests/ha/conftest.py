@@ -2,7 +2,17 @@
 
 import pytest
 
+from hastore.ha import survey
 from tests.ha.nodes import Group
+
+
+@pytest.fixture(autouse=True)
+def patience():
+    """Let a busy machine's nodes answer each other late; the product's limit is a second."""
+    # Not the tests' own monkeypatch: what they patch is undone before their nodes stop.
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setitem(survey.ask_all.__kwdefaults__, "timeout_ms", 30_000.0)
+        yield
 
 
 @pytest.fixture

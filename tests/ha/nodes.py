@@ -68,7 +68,7 @@ class Group:
         settings = {**self.settings, **changes}
         ha = {
             "heartbeat_interval_ms": 200, "housekeeping_interval_ms": 1500,
-            "hello_timeout_ms": 1000, "ack_point": AckPoint.WRITTEN,
+            "hello_timeout_ms": 20_000, "ack_point": AckPoint.WRITTEN,
         }  # fmt: skip
         ha.update(settings.pop("ha", {}))
         store = {

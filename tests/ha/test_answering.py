@@ -42,7 +42,7 @@ E1 = 1 << 16 | 1
 @pytest.fixture
 def pair(make_group):
     """An open master of a group of two, of which only it runs."""
-    group = make_group(2)
+    group = make_group(2, ha={"hello_timeout_ms": 1000})
     node = group.start(1)
     node.promote()  # R = 1: it alone is enough
     node.put(b"a", b"b")

@@ -167,9 +167,15 @@ def test_a_put_for_the_slaves_disks_needs_such_slaves(pair):
 def test_heartbeats_keep_an_idle_link(pair):
     _, master, slave = pair()
     master.put_confirmed(b"one")
-    link = master.ha._streams[0].link
-    time.sleep(2.0)  # longer than the housekeeping interval
-    assert slave.linked and master.ha._streams[0].link == link
+
+    def link_stays():
+        wait_for(lambda: slave.linked and master.ha._streams)
+        link = master.ha._streams[0].link
+        time.sleep(2.0)  # longer than the housekeeping interval
+        return slave.linked and [each.link for each in master.ha._streams] == [link]
+
+    # Without heartbeats it never does; a machine that stands still for a while ends it as well.
+    assert any(link_stays() for _ in range(10))
 
 
 def test_a_master_that_falls_silent_is_left(pair):

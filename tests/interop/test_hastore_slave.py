@@ -144,7 +144,7 @@ def test_all_kinds_of_messages(broker, make_slave, tmp_path):
     log = read_log(node.store)
     topics = {found.topic for found in log.records}
     assert topics >= {*KINDS, "SCHEDULE_TOPIC_XXXX", "RMQ_SYS_TRANS_HALF_TOPIC"}
-    with Admin(group.bootstrap) as admin:
+    with Admin(group.bootstrap, timeout_s=60) as admin:
         ranges = admin.topics()
     for kind in KINDS:
         wanted = [found for found in log.records if found.topic == kind]

@@ -14,7 +14,7 @@ from tests.spark.conftest import spark  # noqa: F401  (a fixture, for the one te
 UNIT_BYTES = 46
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_they_are_stored_found_and_stepped_over(
     make_peer, make_group, ports, tmp_path, spark  # noqa: F811
 ):  # fmt: skip

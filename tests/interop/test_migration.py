@@ -50,7 +50,7 @@ def copy_log(source, target):
     (target / "abort").touch()
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_there_and_back(broker, make_group, make_peer, tmp_path, spark):  # noqa: F811
     # The broker has been in use: several files, and things that hastore only stores.
     broker.start(topics=TOPICS)
@@ -163,7 +163,7 @@ def consume(broker, count, file, **options):
         namesrv=broker.namesrv,
         topics=["single"],
         count=count,
-        timeout=40,
+        timeout=120,
         file=str(file),
         **options,
     )
@@ -171,7 +171,7 @@ def consume(broker, count, file, **options):
     return read_lines(file)
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(900)
 def test_by_disk_and_the_consumers_go_on(broker, make_group, tmp_path):
     """All of it with both sides stopped: the log's files are copied, there and back, and the
     consumers' positions are carried along.

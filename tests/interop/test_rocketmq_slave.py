@@ -83,7 +83,7 @@ def master(make_group):
     return group
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_a_bare_store_and_a_whole_broker_follow(master, make_peer, ports, tmp_path):
     node = master[1]
     bare, root = make_peer(), tmp_path / "bare"

@@ -97,7 +97,7 @@ def wait_until(what: Callable[[], Any], timeout_s: float, text: str | Callable[[
 
 
 def hastore(
-    *arguments: str, timeout_s: float = 60.0, stdin: bytes | None = None
+    *arguments: str, timeout_s: float = 180.0, stdin: bytes | None = None
 ) -> subprocess.CompletedProcess[str]:
     """Run `hastore ARGUMENTS` to its end; text of stdout and stderr."""
     done = subprocess.run(

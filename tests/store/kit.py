@@ -73,8 +73,17 @@ def opened(root: object, **changes: Any) -> Iterator[MessageStore]:
 
 def crash_copy(store: MessageStore, target: object) -> str:
     """Copy a running store as kill -9 would leave it: every written byte, `abort` still there."""
-    shutil.copytree(store.config.root, str(target))
-    return str(target)
+    for _ in range(100):
+        try:
+            shutil.copytree(store.config.root, str(target))
+        except shutil.Error as failure:
+            # The store renamed or removed a file between the listing and the copy.
+            if any("No such file" not in str(why) for _, _, why in failure.args[0]):
+                raise
+            shutil.rmtree(str(target))
+        else:
+            return str(target)
+    raise AssertionError(f"{store.config.root} never stood still")
 
 
 def log_file(root: object, start: int = 0) -> str:
