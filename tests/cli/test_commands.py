@@ -11,8 +11,6 @@ import pytest
 from hastore.cli.status import no_master_text
 from tests.process.harness import ROOT, Group, hastore, wait_until
 
-pytestmark = pytest.mark.xdist_group("commands")  # what the module's fixture starts serves all
-
 STATUS_KEYS = [
     *("node", "role", "epoch", "min_offset", "max_offset", "flushed_offset", "confirmed_offset"),
     *("readable_offset", "writable", "slaves", "waiting_puts", "topics", "unclean", "reason"),
