@@ -120,7 +120,7 @@ def test_a_flushed_put_that_no_slave_can_confirm_is_refused_and_names_the_key(co
     code, lines, problems = command(  # no test waits so long
         "produce", "levels", "--json", "--sync-flush", "--timeout", "3600", stdin=b"x\n"
     )
-    assert code == 1 and "ha.ack_point: flushed" in problems
+    assert code == 1 and "needs 1 slave with ha.ack_point: flushed" in problems
     assert objects(lines)[0]["status"] == "SLAVE_NOT_AVAILABLE"
 
 
