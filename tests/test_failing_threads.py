@@ -39,7 +39,7 @@ from tests.ha.nodes import Group, peer, wait_for
 from tests.server.test_node import config_of
 from tests.test_style import MODULES, ROOT, module_name
 
-WAIT_S = 30.0
+WAIT_S = 60.0
 # Threads that are no Service, and what their end means.
 BARE_THREADS = {
     "service",  # the base class
@@ -137,7 +137,7 @@ def test_a_failing_client_of_the_master_ends_the_node(
             wait_for(lambda: heard, "the failure")
             name, failure = heard.pop()
             assert name == "HAClient" and isinstance(failure, LookupError)
-            assert client.stop()
+            assert client.stop(60)
     finally:
         group.stop()
 

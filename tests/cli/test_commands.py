@@ -279,7 +279,7 @@ def test_a_group_without_a_master(make_group):
 def test_writable_is_not_yes_while_default_puts_are_refused(make_group):
     group = make_group().start()
     group[2].kill()
-    wait_until(lambda: group[1].status()["problems"], 10, "the slave is not missed")
+    wait_until(lambda: group[1].status()["problems"], 60, "the slave is not missed")
     done = hastore("status", "--bootstrap", group[1].api, "--timeout", "1")
     line = next(each for each in done.stdout.splitlines() if each.startswith("1 "))
     assert "acks 1 only" in line and "yes" not in line

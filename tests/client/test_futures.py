@@ -86,7 +86,7 @@ def test_the_stdlib_functions_take_it() -> None:
 def test_asyncio_takes_it() -> None:
     async def wait(future: "SendFuture[SendResult]") -> SendResult:
         threading.Timer(0.02, lambda: settle(future, 2)).start()
-        return await asyncio.wait_for(asyncio.wrap_future(future), 5)
+        return await asyncio.wait_for(asyncio.wrap_future(future), 60)
 
     assert asyncio.run(wait(SendFuture())).offset == 30
 
@@ -116,7 +116,7 @@ def test_no_waiter_is_missed() -> None:
         for _ in range(chance.randrange(300)):
             pass
         settle(future, 0)
-        waiter.join(10)
+        waiter.join(60)
         assert [each.offset for each in results] == [10]
         assert len(called) == asks
 
@@ -212,7 +212,7 @@ def test_cut_off_at_any_instruction_it_is_pending_or_ended(ending: str) -> None:
             assert future.result().offset == 30
         future.notify()
         future.notify()
-        waiter.join(10)
+        waiter.join(60)
         assert not waiter.is_alive()
         assert called.count(future) == 1 and len(called) == 2
 

@@ -20,13 +20,13 @@ def fill(node: Node, count: int, queue: int = 0, topic: str = "t") -> None:
     with Producer([node.address]) as producer:
         for number in range(count):
             producer.send(topic, b"%d" % number, queue=queue)
-        assert producer.flush(30)
+        assert producer.flush(60)
 
 
 def take(consumer: Consumer, count: int) -> None:
     taken = 0
     while taken < count:
-        taken += len(consumer.poll(count - taken, timeout_s=10.0))
+        taken += len(consumer.poll(count - taken, timeout_s=60.0))
 
 
 def stand(node: Node, group: str = "g") -> dict[int, int]:
@@ -86,7 +86,7 @@ def test_a_seek_takes_the_group_back_and_counts_for_one_commit(node: Node) -> No
 def test_a_seek_that_was_cut_off_tells_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     fill(node, 50)
     with Consumer("t", [node.address], group="g", queues=[0]) as consumer:
-        assert len(consumer.poll(10, timeout_s=10.0)) > 0
+        assert len(consumer.poll(10, timeout_s=60.0)) > 0
         with Positions([node.address]) as positions:
             positions.commit("g", "t", {0: 40})
         leave = consumer._core.leave
@@ -137,7 +137,7 @@ def test_the_same_for_asyncio(node: Node) -> None:
             aio.Consumer("t", [node.address], group="g", queues=[0]) as first,
             aio.Consumer("t", [node.address], group="g", queues=[0]) as second,
         ):
-            assert await second.poll(1, timeout_s=10.0)
+            assert await second.poll(1, timeout_s=60.0)
             await first.seek_to_latest()
             await first.commit()
             with pytest.raises(errors.PositionBehindError):

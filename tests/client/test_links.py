@@ -53,7 +53,7 @@ def make() -> Iterator[MakeLinks]:
         each.close()
 
 
-def until(links: Links, condition: Callable[[list[Arrival]], Any], timeout_s: float = 10.0) -> Any:
+def until(links: Links, condition: Callable[[list[Arrival]], Any], timeout_s: float = 60.0) -> Any:
     """Wait on links until the arrivals are as wanted; return all of them."""
     arrivals: list[Arrival] = []
     end = time.monotonic() + timeout_s
@@ -86,13 +86,13 @@ class Peer:
             self.listener.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
         self.listener.bind(("127.0.0.1", 0))
         self.listener.listen(5)
-        self.listener.settimeout(10.0)
+        self.listener.settimeout(60.0)
         self.address = f"tcp://127.0.0.1:{self.listener.getsockname()[1]}"
         self.socks: list[socket.socket] = []
 
     def accept(self, *, most: int = 1_000) -> None:
         sock, _ = self.listener.accept()
-        sock.settimeout(10.0)
+        sock.settimeout(60.0)
         self.socks.append(sock)
         self.zmtp = ZmtpConnection(SocketType.ROUTER, (64 * MIB, 64 * MIB))
         sock.sendall(self.zmtp.take_output()[:most])
@@ -201,7 +201,7 @@ def test_a_peer_that_reads_slowly_gets_all_in_order(make: MakeLinks, scheme: str
         begin = time.monotonic()
         for rid, payload in enumerate(sent):
             assert links.send(address, api.Put(rid), payload)
-        assert time.monotonic() - begin < 5.0, "it waited for the reader"
+        assert time.monotonic() - begin < 60.0, "it waited for the reader"
         got: list[Any] = []
         while len(got) < len(sent):
             assert links.wait(0.0) == []
@@ -224,7 +224,7 @@ def test_what_is_unsent_at_the_close_is_sent_within_its_time(scheme: str, make: 
         got: list[Any] = []
         while not got:
             got = peer.read()
-        closing.join(10.0)
+        closing.join(60)
         assert not closing.is_alive()
         assert got[0][1] == payload
     finally:
@@ -239,7 +239,7 @@ def test_a_close_does_not_wait_for_a_peer_that_does_not_read(make: MakeLinks, sc
         assert links.send(address, api.Put(1), bytes(20 * MIB))
         begin = time.monotonic()
         links.close(0.2)
-        assert time.monotonic() - begin < 3.0
+        assert time.monotonic() - begin < 60.0  # the peer never reads
     finally:
         peer.close()
 
@@ -256,12 +256,13 @@ def test_names_and_both_families(
         up(links)
         ask(links, address, 1)
     finally:
-        assert server.stop()
+        assert server.stop(60)
 
 
 def test_a_sleep_ends_with_a_wake_from_another_thread(
-    node: Node, make: MakeLinks, scheme: str
+    node: Node, make: MakeLinks, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(socket_links, "PING_MS", 1e7)  # no chore ends the sleep
     _, links = make(node.address, scheme)
     up(links)
     links.collect()
@@ -269,12 +270,13 @@ def test_a_sleep_ends_with_a_wake_from_another_thread(
         waking = threading.Timer(0.005, links.wake)
         waking.start()
         begin = time.monotonic()
-        links.wait(5.0)
+        links.wait(120.0)
         waking.join()
-        assert time.monotonic() - begin < 2.0
+        assert time.monotonic() - begin < 60.0
     links.wake()  # before the sleep: it does not begin
-    links.sleep(5.0)
-    assert time.monotonic() - begin < 3.0
+    begin = time.monotonic()
+    links.sleep(120.0)
+    assert time.monotonic() - begin < 60.0
 
 
 def test_a_message_that_cannot_be_encoded_harms_no_link(
@@ -307,7 +309,7 @@ def test_descriptors_and_threads_end_with_the_links(node: Node, scheme: str) -> 
     links.close()
     del links
     gc.collect()  # what earlier tests left
-    end = time.monotonic() + 5.0
+    end = time.monotonic() + 60.0
     while node.server._connections.count and time.monotonic() < end:
         time.sleep(0.005)
     before = open_now()
@@ -320,7 +322,7 @@ def test_descriptors_and_threads_end_with_the_links(node: Node, scheme: str) -> 
         links.close()
         del links
     while any(now > then for now, then in zip(open_now(), before, strict=True)):
-        assert time.monotonic() < end + 5.0, (before, open_now())
+        assert time.monotonic() < end + 60.0, (before, open_now())
         time.sleep(0.01)
 
 
@@ -357,7 +359,7 @@ def test_a_peer_without_a_sign_of_life_is_given_up(peer: Peer, make: MakeLinks) 
     while not peer.zmtp.has_output:  # a PING came
         assert peer.read() == []
     peer.socks[-1].sendall(peer.zmtp.take_output())  # its answer is a sign of life
-    deadline = time.monotonic() + 5.0
+    deadline = time.monotonic() + 60.0
     while links._links[address].pinged_ms is not None:  # type: ignore[attr-defined]
         assert time.monotonic() < deadline
         assert links.wait(0.01) == []
@@ -534,6 +536,7 @@ def test_links_recover_from_a_signal_at_any_line(
     node: Node, make: MakeLinks, monkeypatch: pytest.MonkeyPatch, deed: str
 ) -> None:
     monkeypatch.setattr(socket_links, "RECONNECT_MS", 1.0)
+    monkeypatch.setattr(socket_links, "PING_MS", 1e7)  # no chore ends the last sleep
     address, links = make(node.address)
     assert isinstance(links, SocketLinks)
     up(links)
@@ -555,7 +558,7 @@ def test_links_recover_from_a_signal_at_any_line(
         told = links.collect()
         if inside and address in [each.address for each in told]:
             assert False in news(told), cut.where  # whoever waits for an answer learns of it
-        end = time.monotonic() + 5.0
+        end = time.monotonic() + 60.0
         while not links.is_up(address):
             assert time.monotonic() < end, cut.where
             told += links.wait(0.05)
@@ -568,8 +571,8 @@ def test_links_recover_from_a_signal_at_any_line(
             told += links.wait(0.05)
         links.wake()
         begin = time.monotonic()
-        links.sleep(1.5)
-        assert time.monotonic() < begin + 1.0, f"a wake-up is lost: {cut.where}"
+        links.sleep(120.0)
+        assert time.monotonic() < begin + 60.0, f"a wake-up is lost: {cut.where}"
         if cut.left > 0:
             break
     assert at > 5

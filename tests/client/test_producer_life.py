@@ -34,14 +34,14 @@ def sender_threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "ProducerSender"]
 
 
-def wait_for(condition: Callable[[], Any], timeout_s: float = 10.0) -> None:
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it never came"
         time.sleep(0.005)
 
 
-def run(script: str, *arguments: str, timeout_s: float = 30.0) -> tuple[str, str]:
+def run(script: str, *arguments: str, timeout_s: float = 120.0) -> tuple[str, str]:
     """Run a program of its own; return what it said on stdout and on stderr."""
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
@@ -154,7 +154,7 @@ def test_a_callback_that_waits_for_its_own_thread_is_told_so(node: Node) -> None
 EXIT = """
 import sys
 from hastore import Producer
-producer = Producer([sys.argv[1]])
+producer = Producer([sys.argv[1]], delivery_timeout_s=600)
 producer.send("orders", b"1", queue=0)
 producer.send("orders", b"2", queue=0)
 """
@@ -163,9 +163,7 @@ producer.send("orders", b"2", queue=0)
 def test_at_exit_it_says_what_was_not_acknowledged(node: Node) -> None:
     node.backend.transfer.hold = True
     for address in (node.address, NOBODY):
-        began = time.monotonic()
-        _, said = run(EXIT, address)
-        assert time.monotonic() - began < 5.0  # the interpreter's own start and end in it
+        _, said = run(EXIT, address)  # which does not take the ten minutes of the puts
         assert "was not closed: messages not acknowledged: 2 to 'orders'" in said
     _, said = run(EXIT + "producer.close(0)", NOBODY)
     assert said == ""
@@ -176,7 +174,7 @@ import os, sys, threading, time
 from hastore import Producer
 from hastore.errors import ClientError, OutcomeUnknown
 
-producer = Producer([sys.argv[1]], max_in_flight=4)
+producer = Producer([sys.argv[1]], max_in_flight=4, delivery_timeout_s=120)
 producer.send_sync("t", b"first", queue=0)
 ended, sent = threading.Event(), []
 
@@ -191,7 +189,7 @@ def refused(what):
         what()
     except ClientError as failure:
         assert "fork" in str(failure), failure
-        assert time.monotonic() - began < 1.0
+        assert time.monotonic() - began < 60.0
         return
     raise AssertionError("it was not refused")
 
@@ -240,7 +238,7 @@ print(len(sent))
 
 @pytest.mark.parametrize("scheme", ["tcp", "zmq+tcp"])
 def test_forked_the_child_is_told_and_the_parent_goes_on(node: Node, scheme: str) -> None:
-    said, errors = run(FORK, node.address.replace("tcp", scheme, 1), timeout_s=60)
+    said, errors = run(FORK, node.address.replace("tcp", scheme, 1))
     assert errors == ""
     queues = node.backend.store.queues
     assert int(said) == len(queues["t", 0]) - 1
@@ -260,7 +258,7 @@ def handler(*_):
     if pid:
         children.append(pid)
     else:
-        signal.alarm(20)  # what hangs in the child dies
+        signal.alarm(60)  # what hangs in the child dies
 
 signal.signal(signal.SIGUSR1, handler)
 producer = Producer([sys.argv[1]])
@@ -315,7 +313,7 @@ if __name__ == "__main__":
         for child in children:
             child.start()
         for child in children:
-            child.join(20)
+            child.join(60)
             assert child.exitcode == 0, child.exitcode
         producer.send_sync("t", b"parent", queue=0)
 """

@@ -34,7 +34,7 @@ from hastore.store.record import build_record
 
 FILE_SIZE = 64 * 1024
 HOST = Host.parse("127.0.0.1:10911")
-SETTLE_S = 10.0
+SETTLE_S = 60.0
 
 
 def wait_for(what: Callable[[], Any], text: str = "it", timeout_s: float = SETTLE_S) -> Any:
@@ -165,7 +165,7 @@ class HaNode:
     def unfollow(self) -> None:
         client, self.client = self.client, None
         if client is not None:
-            assert client.stop()
+            assert client.stop(60)
 
     @property
     def linked(self) -> bool:
@@ -185,7 +185,9 @@ class HaNode:
         assert all(result.offset is not None for result in results[0]), results
         return self.store.max_offset
 
-    def put_confirmed(self, *bodies: bytes, need: Need = Need.SLAVES) -> tuple[str, str]:
+    def put_confirmed(
+        self, *bodies: bytes, need: Need = Need.SLAVES, within_ms: float = 60_000.0
+    ) -> tuple[str, str]:
         """Append and wait; returns outcome and level."""
         end = self.put(*bodies)
         ended, seen = threading.Event(), []
@@ -194,8 +196,8 @@ class HaNode:
             seen.append((outcome.value, level))
             ended.set()
 
-        self.transfer.add(end, SYSTEM_CLOCK.monotonic_ms() + 3000, need, done)
-        assert ended.wait(SETTLE_S)
+        self.transfer.add(end, SYSTEM_CLOCK.monotonic_ms() + within_ms, need, done)
+        assert ended.wait(within_ms / 1000.0 + SETTLE_S)
         assert len(seen) == 1
         return seen[0]
 
@@ -240,7 +242,7 @@ class Peer:
         self.sock.sendall(data)
 
     def receive(self, size: int) -> bytes:
-        return receive_exactly(self.sock, size, Deadline(SYSTEM_CLOCK, 5000))
+        return receive_exactly(self.sock, size, Deadline(SYSTEM_CLOCK, 60_000))
 
     def frame(self) -> tuple[int, bytes]:
         """Return the next classic frame: offset and body."""
@@ -260,7 +262,7 @@ class Peer:
     @property
     def closed(self) -> bool:
         """Whether the node has closed the connection; reads what still comes."""
-        self.sock.settimeout(5)
+        self.sock.settimeout(60)
         try:
             while self.sock.recv(65536):
                 continue

@@ -84,7 +84,7 @@ class Master:
     def close(self) -> None:
         with socket.create_connection(self._listener.getsockname()) as last:
             last.sendall((1 << 62).to_bytes(8, "big"))
-            self._thread.join(10)
+            self._thread.join(60)
         self._listener.close()
 
 
@@ -104,7 +104,7 @@ def following(node: HaNode, address: str) -> Iterator[ClassicHAClient]:
     try:
         yield client
     finally:
-        assert client.stop()
+        assert client.stop(60)
 
 
 def received(make_group, monkeypatch, log: bytes):

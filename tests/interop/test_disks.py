@@ -42,7 +42,7 @@ def check_hastore(node, log):
         got = {}
         with Consumer(topic, [node.api]) as consumer:
             while len(got) < len(wanted):
-                messages = consumer.poll(timeout_s=5)
+                messages = consumer.poll(timeout_s=60)
                 assert messages, (topic, len(got), len(wanted))
                 got.update({(m.queue_id, m.queue_offset): m.body for m in messages})
         assert got == wanted, topic

@@ -38,7 +38,7 @@ def test_they_are_stored_found_and_stepped_over(
     with Consumer("inner", [node.api], queues=[0, 1]) as consumer:
         got = []
         while len(got) < len(batches):
-            messages = consumer.poll(timeout_s=5)
+            messages = consumer.poll(timeout_s=60)
             assert messages, len(got)
             got += messages
         assert not consumer.poll(timeout_s=0.2)

@@ -36,7 +36,7 @@ def read_topic(group, topic, count):
     got = []
     with Consumer(topic, group.bootstrap) as consumer:
         while len(got) < count:
-            messages = consumer.poll(timeout_s=5)
+            messages = consumer.poll(timeout_s=60)
             assert messages, f"{len(got)} of {count}"
             got += messages
     return got
@@ -139,7 +139,7 @@ def test_there_and_back(broker, make_group, make_peer, tmp_path, spark):  # noqa
         broker={"brokerId": 1},
         master=group[1].ha,
     )
-    wait_until(lambda: peer.call("store.status")["max"] == end, 30, "RocketMQ has caught up")
+    wait_until(lambda: peer.call("store.status")["max"] == end, 60, "RocketMQ has caught up")
     group[1].wait_in_sync(2)
     for node in group:
         assert node.stop() == 0
@@ -183,7 +183,7 @@ def test_by_disk_and_the_consumers_go_on(broker, make_group, tmp_path):
     assert {result[0] for result in sent + unread} == {"SEND_OK"}
     config = broker.root / "config"
     known = config / "consumerOffset.json"
-    wait_until(lambda: known.exists() and '"single@readers"' in known.read_text(), 15, "saved")
+    wait_until(lambda: known.exists() and '"single@readers"' in known.read_text(), 60, "saved")
     broker.peer.kill()  # as good as a stop, which takes it 10 s
 
     # There: a copy of the log for one node, the other is copied from it.
@@ -205,7 +205,7 @@ def test_by_disk_and_the_consumers_go_on(broker, make_group, tmp_path):
     with Consumer("single", group.bootstrap, group="readers") as consumer:
         got = []
         while len(got) < 100 + 50:
-            messages = consumer.poll(max_messages=150 - len(got), timeout_s=5)
+            messages = consumer.poll(max_messages=150 - len(got), timeout_s=60)
             assert messages, len(got)
             got += messages
         consumer.commit()

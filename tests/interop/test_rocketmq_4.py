@@ -115,7 +115,7 @@ def test_hastore_follows_it(make_group, make_old_peer, ports, tmp_path):
     wait_at(node, peer.call("store.status")["max"])
     peer.call("store.close")
     peer.call("store.open", store=settings)
-    wait_until(lambda: peer.call("store.status")["slaves"] == 1, 15, "connected again")
+    wait_until(lambda: peer.call("store.status")["slaves"] == 1, 60, "connected again")
     assert put(peer, few(1_500, seed=3)) == {"PUT_OK"}
     end = peer.call("store.status")["max"]
     assert end > 4 * FILE_BYTES

@@ -223,13 +223,13 @@ def check_released_by_classic(group, peer, root, stop=None):
     slave_store(peer, node, root, file_bytes=sizes()["commitlog_file_size"])
     node.wait_status(lambda s: [x["classic"] for x in s["slaves"]] == [True], "a RocketMQ slave")
     wait_caught_up(peer, before)
-    with Producer([node.api], delivery_timeout_s=20) as producer:
+    with Producer([node.api], delivery_timeout_s=60) as producer:
         results = [producer.send_sync("T", b"counted" * n) for n in range(300)]
     assert {result.level for result in results} == {"CLASSIC"}
     # Released means: already in RocketMQ's store.
     assert peer.call("store.status")["max"] == node.status()["max_offset"]
     peer.kill()
-    wait_until(lambda: not node.status()["slaves"], 5, "the RocketMQ slave is gone")
+    wait_until(lambda: not node.status()["slaves"], 60, "the RocketMQ slave is gone")
     check_refused(node)
 
 

@@ -91,10 +91,10 @@ def test_a_synchronous_master_without_a_slave(open_store, make_master):
 def test_a_stranger_that_reports_a_huge_offset(open_store, make_master):
     peer, address = open_store(**WAITING)
     with classic_slave(address, 0) as sock:
-        wait_until(lambda: peer.call("store.status")["slaves"], 5, "connected")
+        wait_until(lambda: peer.call("store.status")["slaves"], 60, "connected")
         assert put(peer, 1) == ["FLUSH_SLAVE_TIMEOUT"]
         sock.sendall(struct.pack(">q", 2**60))
-        wait_until(lambda: peer.call("store.status")["push2slave"] == 2**60, 5, "believed")
+        wait_until(lambda: peer.call("store.status")["push2slave"] == 2**60, 60, "believed")
         assert put(peer, 20) == ["PUT_OK"] * 20, "RocketMQ: acknowledged, and nobody has it"
     node = make_master(slave_timeout="1s")
     with (
@@ -196,7 +196,7 @@ def test_bytes_that_only_the_page_cache_holds(open_store, make_group, tmp_path):
     master, address = open_store("m", **WAITING, flushDiskType="SYNC_FLUSH")
     hourly = {"flushIntervalCommitLog": 3_600_000, "flushCommitLogThoroughInterval": 7_200_000}
     slave, _ = open_store("s", brokerRole="SLAVE", **hourly, master=address)
-    wait_until(lambda: master.call("store.status")["slaves"], 15, "connected")
+    wait_until(lambda: master.call("store.status")["slaves"], 60, "connected")
     assert put(master, 20) == ["PUT_OK"] * 20
     there = slave.call("store.status")
     assert there["flushed"] == 0 < there["max"], "RocketMQ: synchronous, and on one disk"
@@ -303,7 +303,7 @@ def test_a_stale_record_at_the_end(open_store, make_master, tmp_path):
     with Consumer("T", [node.api]) as consumer:
         got = []
         while len(got) < 98:
-            messages = consumer.poll(timeout_s=5)
+            messages = consumer.poll(timeout_s=60)
             assert messages, len(got)
             got += messages
         assert not consumer.poll(timeout_s=0.5)
@@ -321,7 +321,7 @@ def test_reads_from_a_slave(make_group, make_peer, ports, tmp_path):
     broker = SlaveBroker(
         make_peer(), ports, tmp_path / "broker", group[1].ha, ["T"], slaveReadEnable=False
     )
-    wait_until(lambda: broker.peer.call("store.status")["max"] == end, 30, "a RocketMQ slave")
+    wait_until(lambda: broker.peer.call("store.status")["max"] == end, 60, "a RocketMQ slave")
     group[1].kill()
     pull = {"namesrv": broker.namesrv, "topic": "T", "broker": "rocketmq", "queue": 0}
     with pytest.raises(PeerError, match="REJECTREQUEST"):
@@ -330,7 +330,7 @@ def test_reads_from_a_slave(make_group, make_peer, ports, tmp_path):
     with Consumer("T", [group[2].api]) as consumer:
         got = []
         while len(got) < 20:
-            messages = consumer.poll(timeout_s=5)
+            messages = consumer.poll(timeout_s=60)
             assert messages, len(got)
             got += messages
     assert [message.body for message in got] == [bytes([number]) for number in range(20)]
@@ -366,7 +366,7 @@ def test_an_old_master_with_a_tail_of_its_own(open_store, make_group, tmp_path):
     other.call("store.put", messages=[{**messages(1)[0], "seed": 99}])
     open_store("a", peer, brokerRole="SLAVE", master=address)
     end = other.call("store.status")["max"]
-    wait_until(lambda: other.call("store.status")["push2slave"] == end, 15, "in sync, it says")
+    wait_until(lambda: other.call("store.status")["push2slave"] == end, 60, "in sync, it says")
     mine, theirs = read_log(tmp_path / "a"), read_log(tmp_path / "b")
     assert mine.end == theirs.end and mine.bytes != theirs.bytes, "RocketMQ: differ in silence"
 

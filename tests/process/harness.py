@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from tests.process.networks import Network
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-START_S = 30.0
-STOP_S = 5.0  # what a clean stop may take
-SETTLE_S = 20.0
+START_S = 60.0
+STOP_S = 60.0  # longer than this is a hang, on a busy machine too
+SETTLE_S = 60.0
 POLL_S = 0.02
 Status = dict[str, Any]
 # No proxy of the environment stands between a test and its nodes.
@@ -252,7 +252,7 @@ class Node:
                 (task / "stat").read_text().rpartition(")")[2].split()[0] == "T"
                 for task in tasks.iterdir()
             ),
-            10,
+            60,
             f"node {self.number} does not stop",
         )
 
@@ -283,7 +283,7 @@ class Node:
         """Return the end of stderr as it is."""
         return "\n".join(self.log.strip().splitlines()[-lines:])
 
-    def wait_log(self, text: str, timeout_s: float = 5.0, *, since: int = 0) -> str:
+    def wait_log(self, text: str, timeout_s: float = SETTLE_S, *, since: int = 0) -> str:
         """Wait until stderr holds `text` (from character `since` on); return that line."""
         wait_until(
             lambda: text in self.log[since:],
@@ -295,7 +295,7 @@ class Node:
     def status(self) -> Status | None:
         """Return the status object over HTTP, None when nobody answers."""
         try:
-            with _DIRECT.open(f"http://{self.http}/status", timeout=2) as answer:
+            with _DIRECT.open(f"http://{self.http}/status", timeout=30) as answer:
                 status: Status = json.loads(answer.read())
                 return status
         except (OSError, urllib.error.URLError, ValueError):

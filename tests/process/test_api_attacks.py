@@ -27,7 +27,7 @@ from tests.process.harness import ROOT, wait_until
 SECONDS = float(os.environ.get("HASTORE_FUZZ_API_SECONDS") or 20)
 SEED = int(os.environ.get("HASTORE_FUZZ_API_SEED") or 0) or random.SystemRandom().getrandbits(32)
 GROWTH_BYTES_MAX = 64 * 1024 * 1024
-SLOWEST_S = 15.0  # of a put beside an attack, on a machine that does other things too
+SLOWEST_S = 60.0  # of a put beside an attack, on a machine that does other things too
 STORE = {"commitlog_file_size": "16MiB", "consume_queue_units": 30_000}
 
 
@@ -44,7 +44,7 @@ class Worker:
 
     def _run(self, bootstrap):
         try:
-            with Producer(bootstrap, delivery_timeout_s=60) as producer:
+            with Producer(bootstrap, delivery_timeout_s=120) as producer:
                 number = 0
                 while not self._stop.is_set():
                     body = b"%d" % number
@@ -114,7 +114,7 @@ def begin_attack(kind, address, seed, seconds):
 def end_attack(process, seconds):
     """Wait for an attack's end; what it did must not be nothing."""
     try:
-        out, _ = process.communicate(timeout=seconds + 30)
+        out, _ = process.communicate(timeout=seconds + 120)
     finally:
         process.kill()
         process.wait()
@@ -180,7 +180,7 @@ def read_all(addresses, topic, count):
     return found
 
 
-@pytest.mark.timeout(SECONDS * 2 + 180)
+@pytest.mark.timeout(SECONDS * 20 + 600)
 def test_the_api_under_attack(make_group):
     print(f"make fuzz-api SECONDS={SECONDS:g} SEED={SEED}")
     group = make_group(store=STORE).start()
@@ -192,7 +192,7 @@ def test_the_api_under_attack(make_group):
     worker = Worker(group.bootstrap)
     watch = None
     try:
-        wait_until(lambda: len(worker.acknowledged) > 200, 30, "the client is not served")
+        wait_until(lambda: len(worker.acknowledged) > 200, 60, "the client is not served")
         time.sleep(2.0)  # in its first quiet second replay loads numpy
         watch = Watch(group)
         worker.take_slowest_s()

@@ -18,7 +18,7 @@ def fails(node, code, *words, kind="serve"):
     """Start a node that must end by itself, with this exit code and one line of error."""
     said = len(node.log)
     node.start(kind, wait=False)
-    assert node.exit_code(20) == code, node.last_words()
+    assert node.exit_code() == code, node.last_words()
     text = node.log[said:]
     errors = [line for line in text.splitlines() if line.startswith("error: ")]
     assert len(errors) == 1, text
@@ -29,7 +29,7 @@ def fails(node, code, *words, kind="serve"):
 
 
 def put(group, *bodies, acks=None):
-    with Producer(group.bootstrap, acks=acks, delivery_timeout_s=20) as producer:
+    with Producer(group.bootstrap, acks=acks, delivery_timeout_s=60) as producer:
         return [producer.send_sync("T", body) for body in bodies]
 
 
@@ -113,7 +113,7 @@ def test_a_slave_of_itself(make_group):
 def joins_not(group, words, *, on=2):
     """Start node 2, which the master must not take; say so on the node `on`."""
     group[2].start("slave", wait=False)
-    group[on].wait_log(words, 10)
+    group[on].wait_log(words)
     time.sleep(0.3)
     assert not [slave for slave in group[1].status()["slaves"] if slave["in_sync"]]
     assert put(group, b"alone", acks=1)[0].level == "MASTER_MEM"
@@ -167,12 +167,12 @@ def test_a_node_number_that_is_taken(make_group):
     put(group, b"x")
     with twin(group, 2, store={"root": str(group.folder / "copycat")}) as second:
         second.start("slave", wait=False)
-        second.wait_log("known with another store", 10)
+        second.wait_log("known with another store")
     with twin(group, 1, store={"root": str(group.folder / "copycat1")}) as second:
         # The disk of node 1 was lost, it comes back empty and its file says master: it was clean,
         # and one answer of two would do, but the other node tells it that it is not node 1.
         second.start("master", wait=False)
-        second.wait_log("known with another store", 10)
+        second.wait_log("known with another store")
         assert not second.status()["writable"]
     put(group, b"y")
     group[1].wait_in_sync(2)
@@ -192,7 +192,7 @@ def filled(make_group, count=200):
     with Producer(group.bootstrap) as producer:
         futures = [producer.send("T", b"%d" % n + bytes(1000), key=str(n)) for n in range(count)]
         for future in futures:
-            future.result(20)
+            future.result(60)
     group.wait_equal()
     for node in (group[2], group[1]):
         assert node.stop() == 0
@@ -285,7 +285,7 @@ def test_a_node_without_its_state_is_another(make_group):
     state.unlink()
     group[1].start("master")
     group[2].start("slave", wait=False)
-    group[2].wait_log("known with another store", 10)
+    group[2].wait_log("known with another store")
     group[2].kill()
     state.write_text(text)
     group[2].start("slave")

@@ -19,7 +19,7 @@ def put_some(group, count, *, topic="T", seed=1, **options):
             body = b"%d:" % number + rng.randbytes(rng.choice((0, 10, 100, 1000, 5000)))
             key = f"key-{seed}-{number}"
             sent.append((body, key, producer.send(topic, body, key=key)))
-        return [(body, key, future.result(20)) for body, key, future in sent]
+        return [(body, key, future.result(60)) for body, key, future in sent]
 
 
 def test_a_pair_replicates(pair):
@@ -54,7 +54,7 @@ def test_a_pair_replicates(pair):
 def consume(node, topic):
     """Read a topic from one node by the command line; return the lines."""
     done = hastore(
-        *("consume", topic, "--from", "earliest", "--bootstrap", node.api, "--json"), timeout_s=30
+        *("consume", topic, "--from", "earliest", "--bootstrap", node.api, "--json"), timeout_s=120
     )
     assert done.returncode == 0, done.stderr
     return [json.loads(line) for line in done.stdout.splitlines()]
@@ -79,7 +79,7 @@ def test_a_slave_shows_only_what_is_confirmed(pair):
 def test_batches_and_acks(pair):
     with Producer(pair.bootstrap, acks="all") as producer:
         messages = [OutgoingMessage(b"b%d" % n, key=str(n), tags="x") for n in range(1000)]
-        results = producer.send_batch("B", messages, queue=2).result(20)
+        results = producer.send_batch("B", messages, queue=2).result(60)
         assert [r.queue_offset for r in results] == list(range(1000))
         assert {r.level for r in results} == {"SYNC_MEM(1)"}
     with Producer(pair.bootstrap, acks="all", sync_flush=True, delivery_timeout_s=0.5) as producer:
@@ -90,7 +90,7 @@ def test_batches_and_acks(pair):
         assert producer.send_sync("B", b"x").level == "MASTER_DISK"
     with Producer(pair.bootstrap, acks=0) as producer:
         assert producer.send_sync("B", b"nobody answers").offset is None
-        assert producer.flush(5)
+        assert producer.flush(60)
     pair.wait_equal()
 
 

@@ -34,7 +34,7 @@ def verify(group, recorder):
 
 def send_some(recorder, producer, name, count=100):
     futures = [recorder.send(producer, "T", b"%s %d" % (name, n), f"k{n}") for n in range(count)]
-    return [future.result(20) for future in futures]
+    return [future.result(60) for future in futures]
 
 
 def test_the_lagging_one_catches_up_when_it_is_promoted(make_group):
@@ -65,14 +65,14 @@ def test_the_lagging_one_catches_up_when_it_is_promoted(make_group):
 
 def test_two_must_confirm(make_group):
     group, recorder = make_group(3, acks=2).start(), Recorder()
-    with Producer(group.bootstrap, delivery_timeout_s=20) as producer:
+    with Producer(group.bootstrap, delivery_timeout_s=60) as producer:
         assert {r.level for r in send_some(recorder, producer, b"a")} == {"SYNC_MEM(2)"}
         group[3].kill()
         waiting = recorder.send(producer, "T", b"waits for the third", "k")
         time.sleep(0.5)
         assert not waiting.done()
         group[3].start("slave")
-        assert waiting.result(20).level == "SYNC_MEM(2)"
+        assert waiting.result(60).level == "SYNC_MEM(2)"
         # R = 3 - 2 = 1: any node by itself has all that was acknowledged.
         group.wait_equal()
         group[1].kill()
@@ -99,7 +99,7 @@ def test_three_start_at_once_from_empty(make_group):
     for node in group:
         node.wait_ready()
     group[1].wait_in_sync(2, 3)
-    thread.join(30)
+    thread.join(60)
     sender.close()
     assert len(results) == 100
     assert group.wait_equal() > 0
@@ -116,10 +116,8 @@ def test_one_of_three_waits_and_says_for_whom(make_group):
     assert not status["writable"] and status["epoch"] == 0
     assert "needs 2" in status["reason"] and "node 2, 3" in status["reason"]
     assert "waiting for node 2, 3" in node.log
-    began = time.monotonic()
     node.send(signal.SIGTERM)
-    assert node.exit_code(5) == 0
-    assert time.monotonic() - began < 5
+    assert node.exit_code(50) == 0  # before a minute without the others would be over
     # The second makes it two of three: enough, without the third.
     node.start("master")
     group[2].start("slave")
@@ -155,12 +153,12 @@ def test_the_slave_that_confirms_may_change(make_group):
 
 
 def test_a_slave_that_sleeps_holds_nobody_up(make_group):
-    group, recorder = make_group(3, ha={"slave_timeout": "2s"}).start(), Recorder()
+    group, recorder = make_group(3, ha={"slave_timeout": "2m"}).start(), Recorder()
     with Producer(group.bootstrap) as producer:
         group[2].pause()
         began = time.monotonic()
         assert {r.level for r in send_some(recorder, producer, b"a")} == {"SYNC_MEM(1)"}
-        assert time.monotonic() - began < 2
+        assert time.monotonic() - began < 60  # not after the sleeper's two minutes
         group[3].pause()
         late = recorder.send(producer, "T", b"nobody confirms", "k")
         time.sleep(0.5)
@@ -168,7 +166,7 @@ def test_a_slave_that_sleeps_holds_nobody_up(make_group):
         group[2].resume()
         assert late.result(60).level == "SYNC_MEM(1)"
         group[3].resume()
-        wait_until(lambda: group[1].status()["waiting_puts"] == 0, 5, "puts still wait")
+        wait_until(lambda: group[1].status()["waiting_puts"] == 0, 60, "puts still wait")
         group.wait_equal()
     assert len(read_log(group[1].store).records) == 101
     verify(group, recorder)

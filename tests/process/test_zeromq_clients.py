@@ -14,7 +14,7 @@ from tests.process.harness import wait_until
 from tests.process.relay import Relay
 from tests.process.wire import COMMAND, Wire, command, frame, greeting, ready
 
-WAIT_S = 20.0
+WAIT_S = 60.0
 HEARTBEAT_MS = 100
 HEARTBEATS = 12
 ENDS = (

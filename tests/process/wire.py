@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 GREETING_BYTES = 64
 MORE, LONG, COMMAND = 1, 2, 4
-ANSWER_S = 20.0
+ANSWER_S = 60.0
 
 
 class Frame(NamedTuple):

@@ -49,7 +49,7 @@ class Raw:
         self.sock = socket.socket(socket.AF_INET)
         if receive_buffer is not None:
             self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
-        self.sock.settimeout(10.0)
+        self.sock.settimeout(60.0)
         self.sock.connect((host, int(port)))
         self.zmtp = ZmtpConnection(SocketType.DEALER, (64 * MIB, 64 * MIB))
         self.got: list[Any] = []
@@ -100,7 +100,7 @@ def server(backend: FakeBackend) -> Iterator[ApiServer]:
     running.start()
     yield running
     assert running.alive, running.failure
-    assert running.stop()
+    assert running.stop(60)
     assert running.failure is None
 
 
@@ -175,20 +175,32 @@ def pump(raws: list[Raw], data: bytes, stop: threading.Event) -> threading.Threa
 def test_questions_that_take_long_do_not_keep_others_from_being_answered(
     server: ApiServer, connect: Callable[..., Raw], backend: FakeBackend
 ) -> None:
+    asked, answered_before = threading.Event(), []
+
     def slowly() -> dict[str, Any]:
+        if asked.is_set():
+            answered_before.append(1)
         time.sleep(0.01)
         return {}
 
+    look = backend.master_map
+
+    def at_last() -> Any:
+        asked.clear()
+        return look()
+
     backend.status = slowly  # type: ignore[method-assign]
+    backend.master_map = at_last  # type: ignore[method-assign]
     client = connect()
     client.ask(api.AskMap(1))
     askers = [connect() for _ in range(4)]
     for asker in askers:
         asker.send(b"".join(encode_front(api.encode(api.AskStatus(n))) for n in range(150)))
-    begin = time.monotonic()
     for rid in range(5):
-        assert client.ask(api.AskMap(rid)).rid == rid
-    assert time.monotonic() - begin < 1.0  # all of them take 6 s
+        client.send(encode_front(api.encode(api.AskMap(rid))))
+        asked.set()
+        assert client.next().rid == rid
+    assert len(answered_before) < 100  # all of them are 600, those of one asker 150
     for asker in askers:
         assert [asker.next().rid for _ in range(150)] == list(range(150))
 
@@ -325,11 +337,15 @@ def test_unfinished_messages_of_all_are_bounded(
     unfinished = encode_front(api.encode(api.Put(1)), 4 * MIB) + bytes(4 * MIB - 1)
     for stranger in strangers:
         stranger.sock.setblocking(False)
+
+    def is_full() -> bool:
+        return peaks.held > api_connections.HELD_BYTES_MAX - MIB and server._connections.ended > 0
+
     begin = time.monotonic()
     places = dict.fromkeys(strangers, 0)
     client = connect()
     rid = 0
-    while time.monotonic() < begin + 3.0:
+    while time.monotonic() < begin + 3.0 or (not is_full() and time.monotonic() < begin + 60.0):
         _, writable, _ = select.select([], [each.sock for each in places], [], 0.01)
         for each in list(places):
             if each.sock in writable:
@@ -510,7 +526,7 @@ def test_names_and_both_families(backend: FakeBackend, host: str) -> None:
         with socket.create_connection((address.strip("[]"), int(port)), 5.0) as sock:
             assert sock.recv(1) == b"\xff"
     finally:
-        assert server.stop()
+        assert server.stop(60)
 
 
 def test_a_name_without_ipv6_takes_the_next_address(
@@ -543,9 +559,7 @@ def test_a_stop_does_not_wait_for_who_sends_without_end(backend: FakeBackend) ->
     threads = [pump([each], put_of(record()) * 100, stop) for each in flooders]
     try:
         until(lambda: backend.store.appends > 5)
-        begin = time.monotonic()
-        assert server.stop()
-        assert time.monotonic() - begin < 3.0
+        assert server.stop(60)
     finally:
         stop.set()
         for thread in threads:

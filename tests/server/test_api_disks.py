@@ -48,7 +48,7 @@ def server(store: MessageStore) -> Iterator[ApiServer]:
     running.start()
     yield running
     assert running.alive, running.failure
-    assert running.stop()
+    assert running.stop(60)
     assert running.failure is None
 
 
@@ -63,7 +63,7 @@ def fill(store: MessageStore, first: int, count: int) -> None:
     kit.put(store, *[kit.message(n, size=700, queue_id=n % 2) for n in range(first, first + count)])
     store.flush()
     store.set_limits(readable=store.max_offset)
-    assert store.wait_dispatched(store.max_offset, 30), store.problems
+    assert store.wait_dispatched(store.max_offset, 60), store.problems
 
 
 def test_a_bad_sector_is_answered_to_who_asked_for_it(
@@ -152,7 +152,7 @@ def test_readers_beside_retention_hear_records_or_what_is_kept(
                 store._log.queue.release()
             store.delete_expired(None)
         if not problems:
-            assert enough.acquire(timeout=30) or problems
+            assert enough.acquire(timeout=60) or problems
     ended.set()
     for thread in readers:
         thread.join()

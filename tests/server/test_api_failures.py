@@ -45,7 +45,7 @@ def server(backend: FakeBackend) -> Iterator[ApiServer]:
     running.start()
     yield running
     assert running.alive, running.failure
-    assert running.stop()
+    assert running.stop(60)
     assert running.failure is None
 
 
@@ -347,4 +347,4 @@ def test_without_memory_the_node_ends(backend: FakeBackend) -> None:
     until(lambda: told == ["ApiServer"])
     assert isinstance(server.failure, MemoryError)
     client.close()
-    assert server.stop()
+    assert server.stop(60)

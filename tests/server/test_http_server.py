@@ -34,7 +34,7 @@ def server():
     )
     server.start()
     yield server
-    assert server.stop()
+    assert server.stop(60)
 
 
 def get(server, path):
@@ -45,7 +45,7 @@ def get(server, path):
 def exchange(server, data):
     """Send `data` and return all that comes back."""
     host, port = server.address.rsplit(":", 1)
-    with socket.create_connection((host, int(port)), timeout=10) as client:
+    with socket.create_connection((host, int(port)), timeout=60) as client:
         client.sendall(data)
         received = b""
         while piece := client.recv(65536):
@@ -131,7 +131,7 @@ def test_a_silent_connection_ends_at_its_deadline():
         with socket.create_connection((host, int(port)), timeout=60) as client:
             assert client.recv(1) == b""
     finally:
-        assert server.stop()
+        assert server.stop(60)
 
 
 def test_a_client_that_never_closes_costs_no_cpu(server):
@@ -151,7 +151,7 @@ def test_a_large_answer_arrives_whole():
     try:
         assert get(server, "/metrics") == body
     finally:
-        assert server.stop()
+        assert server.stop(60)
 
 
 def test_a_failing_node_is_500_and_the_server_lives():
@@ -167,7 +167,7 @@ def test_a_failing_node_is_500_and_the_server_lives():
         refused.value.close()
         assert get(server, "/metrics") == b"fine"
     finally:
-        assert server.stop()
+        assert server.stop(60)
 
 
 def test_a_port_in_use_is_refused_with_its_name(server):
@@ -183,7 +183,7 @@ def test_a_bad_address_is_refused():
 def test_stop_without_start_frees_the_port():
     server = HttpServer("127.0.0.1:0", lambda: STATUS, lambda: b"", on_failure=raise_failure)
     address = server.address
-    assert server.stop()
+    assert server.stop(60)
     again = HttpServer(address, lambda: STATUS, lambda: b"", on_failure=raise_failure)
-    assert again.stop()
+    assert again.stop(60)
     assert threading.active_count() < 20

@@ -50,7 +50,7 @@ def commit(store: MessageStore, group: str, positions: dict[int, int]) -> int:
     """Commit positions; returns the record's end."""
     body = CommitBody(group, "t", {q: (at, None, None) for q, at in positions.items()})
     end = put(store, commit_record(body, 1))[0].end_offset
-    assert end is not None and store.wait_dispatched(end, 10)
+    assert end is not None and store.wait_dispatched(end, 60)
     return end
 
 
@@ -73,7 +73,7 @@ def written(
     pause: Any = go_on,
 ) -> int:  # fmt: skip
     """How many records are written anew, as if all that the log has now were about to go."""
-    assert store.wait_dispatched(store.max_offset, 10)
+    assert store.wait_dispatched(store.max_offset, 60)
     return kept.write_anew(
         epoch, store, store.max_offset, put_ or store.put_encoded, 1, pause
     )  # fmt: skip
@@ -82,7 +82,7 @@ def written(
 def in_log(store: MessageStore) -> PositionMap:
     """What a node with nothing but this log knows."""
     said = PositionMap()
-    assert store.wait_dispatched(store.max_offset, 10)
+    assert store.wait_dispatched(store.max_offset, 60)
     at = (store.queue_range(POSITIONS_TOPIC, QUEUE) or (0, 0))[0]
     while True:
         pulled = store.pull(
@@ -134,12 +134,12 @@ def test_a_new_master_writes_anew_what_its_log_lacks_and_no_more(tmp_path: pathl
         body = CommitBody("still there", "t", {0: (1, None, None), 1: (1, None, None)})
         repeated = {q: p.origin for q, p in kept.find("still there", "t").items()}
         put(store, commit_record(CommitBody(body.group, body.topic, body.positions, repeated), 1))
-        assert store.wait_dispatched(store.max_offset, 10)
+        assert store.wait_dispatched(store.max_offset, 60)
         begin = store.max_offset
         for epoch in (65537, 131073):
             count = kept.write_anew(epoch, store, first, store.put_encoded, 1, go_on)
             assert count == (2 if epoch == 65537 else 0)
-            assert store.wait_dispatched(store.max_offset, 10)
+            assert store.wait_dispatched(store.max_offset, 60)
         said = in_log(store)
         assert {p.queue_offset for p in said.find("moved", "t").values()} == {2}
         assert {q: p.queue_offset for q, p in said.find("half", "t").items()} == {0: 1, 1: 2}

@@ -91,7 +91,7 @@ def test_node_json_is_read_and_written_under_the_stores_lock(tmp_path: pathlib.P
     watched = Watched()
     node = Node(config_of(tmp_path / "s"), lambda: None, fs=watched)  # type: ignore[arg-type]
     node.start()
-    assert node.roles.settled.wait(20)
+    assert node.roles.settled.wait(60)
     node.stop()
     used = {name for name, _ in watched.seen}
     assert len(used) > 1, "node.json was not read and written"
@@ -103,7 +103,7 @@ def test_a_second_start_beside_a_running_node_changes_nothing(tmp_path: pathlib.
     node = Node(config_of(tmp_path / "s"), lambda: None)
     node.start()
     try:
-        assert node.roles.settled.wait(20)
+        assert node.roles.settled.wait(60)
         node.state.promise(node.state.data.promised_epoch + (1 << 16))
         promised = node.state.data.promised_epoch
         with pytest.raises(StoreInUseError):
@@ -123,7 +123,7 @@ def test_a_role_that_cannot_be_noted_yet_opens_its_epoch_once(
     """A second opening would begin a new count of reports beside slaves that stay linked."""
     first = Node(config_of(tmp_path / "s"), lambda: None)
     first.start()
-    assert first.roles.settled.wait(20)
+    assert first.roles.settled.wait(60)
     first.stop()
     files = Refusing()
     node = Node(config_of(tmp_path / "s"), lambda: None, fs=files)  # type: ignore[arg-type]
@@ -173,7 +173,7 @@ def test_retention_goes_on_after_a_failure(
         node.stop()
 
 
-def until(condition: Any, timeout_s: float = 20.0) -> None:
+def until(condition: Any, timeout_s: float = 60.0) -> None:
     end = time.monotonic() + timeout_s
     while not condition():
         assert time.monotonic() < end, "it never came"

@@ -62,7 +62,7 @@ class Nodes:
         node = Node(self.config(number, role, **more), lambda: self.changed.pop(number, None))
         node.start()
         self.running[number] = node
-        assert node.roles.settled.wait(20)
+        assert node.roles.settled.wait(60)
         return node
 
     def stop(self, *numbers: int) -> None:

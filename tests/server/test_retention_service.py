@@ -74,7 +74,7 @@ def fill(node: HaNode, files: int) -> None:
     while node.store.max_offset < end:
         node.put(*[b"x" * 900] * 5)
     node.store.flush()
-    assert node.store.wait_dispatched(node.store.max_offset, 10)
+    assert node.store.wait_dispatched(node.store.max_offset, 60)
 
 
 def test_a_master_keeps_what_is_not_confirmed_up_to_the_hold(make_group: Groups) -> None:
@@ -105,7 +105,7 @@ def test_a_slave_keeps_what_it_does_not_know_as_confirmed(make_group: Groups) ->
     fill(master, 4)
     wait_for(lambda: slave.store.max_offset == master.store.max_offset)
     slave.store.flush()
-    assert slave.store.wait_dispatched(slave.store.max_offset, 10)
+    assert slave.store.wait_dispatched(slave.store.max_offset, 60)
     assert slave.store.confirmed_offset == 0
     service, clock = service_of(slave)
     assert service.look() == 0

@@ -101,7 +101,7 @@ def bodies(store: MessageStore, topic: str = "TopicA", queue_id: int = 0) -> lis
     """The bodies in a queue, read through replay."""
     from hastore.store.record import decode_record
 
-    assert store.wait_dispatched(store.whole_offset, 10), store.problems
+    assert store.wait_dispatched(store.whole_offset, 60), store.problems
     known = store.queue_range(topic, queue_id)
     if known is None:
         return []

@@ -72,7 +72,7 @@ class _DiskFile:
 def open_store(root: Path, disk: Disk, **changes: Any) -> MessageStore:
     store = MessageStore(kit.config(root, **changes), fs=disk, store_host=kit.HOST)
     store.open()
-    assert store.wait_dispatched(store.max_offset, 10), store.problems
+    assert store.wait_dispatched(store.max_offset, 60), store.problems
     return store
 
 
@@ -91,7 +91,7 @@ def cold(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Iterato
                 store,
                 *[kit.message(n, size=700, queue_id=n % 2) for n in range(number, number + 20)],
             )
-        assert store.wait_dispatched(store.max_offset, 10)
+        assert store.wait_dispatched(store.max_offset, 60)
     store = open_store(tmp_path, disk)
     assert len(store._log.queue.files) > 3
     disk.poisoned = True
@@ -155,7 +155,7 @@ def test_the_tail_that_this_process_wrote_is_read_through_the_map(
 ) -> None:
     store = open_store(tmp_path, disk)
     kit.put(store, *[kit.message(n) for n in range(20)])
-    assert store.wait_dispatched(store.max_offset, 10)
+    assert store.wait_dispatched(store.max_offset, 60)
     disk.read.clear()
     assert numbers(pull(store, 0).records) == list(range(20))
     assert not [path for path, _, _ in disk.read if "commitlog" in path]
@@ -176,7 +176,7 @@ def test_hot_and_cold_reads_give_the_same_bytes(
                             queue_id=chance.randrange(3))
                 for n in range(number, number + 30)
             ])  # fmt: skip
-        assert store.wait_dispatched(store.max_offset, 10)
+        assert store.wait_dispatched(store.max_offset, 60)
         for _ in range(150):
             queue_id = chance.randrange(3)
             at = chance.randrange(store.queue_range("TopicA", queue_id)[1])
@@ -241,7 +241,7 @@ def test_replay_does_not_wait_for_who_reads_a_queue_from_the_disk(
 ) -> None:
     store = open_store(tmp_path, disk)
     kit.put(store, *[kit.message(n) for n in range(20)])
-    assert store.wait_dispatched(store.max_offset, 10)
+    assert store.wait_dispatched(store.max_offset, 60)
     reading, go_on = threading.Event(), threading.Event()
 
     def wait(path: str) -> None:
@@ -254,9 +254,9 @@ def test_replay_does_not_wait_for_who_reads_a_queue_from_the_disk(
     reader = threading.Thread(target=lambda: got.extend(numbers(pull(store, 0).records)))
     reader.start()
     try:
-        assert reading.wait(30)
+        assert reading.wait(60)
         kit.put(store, *[kit.message(n) for n in range(20, 40)])
-        assert store.wait_dispatched(store.max_offset, 30)
+        assert store.wait_dispatched(store.max_offset, 60)
     finally:
         go_on.set()
         reader.join()
@@ -306,12 +306,12 @@ def test_replay_of_what_the_disk_does_not_read_stands_still_and_says_so(
     store = open_store(tmp_path, disk)
     disk.bad.append((f"commitlog/{0:020d}", 0, store.file_size))
     kit.put(store, *[kit.message(n) for n in range(20)])
-    end = time.monotonic() + 30
+    end = time.monotonic() + 60
     while not any("replay stopped" in each for each in store.problems):
         assert time.monotonic() < end
         time.sleep(0.005)
     disk.bad.clear()
-    assert store.wait_dispatched(store.max_offset, 30)
+    assert store.wait_dispatched(store.max_offset, 60)
     assert pull(store, 0).count == 20
     store.close()
 
@@ -328,7 +328,7 @@ def kept(tmp_path: Path, disk: Disk) -> Iterator[MessageStore]:
     store = open_store(tmp_path, disk, retention=RETENTION)
     kit.put(store, *[kit.message(n, size=700) for n in range(400)])
     store.flush()
-    assert store.wait_dispatched(store.max_offset, 10)
+    assert store.wait_dispatched(store.max_offset, 60)
     assert len(store._log.queue.files) > 3
     yield store
     store.close()

@@ -41,7 +41,7 @@ def test_a_cut_clears_bytes_files_queues_and_window(tmp_path: Path, keep: int) -
     with opened(tmp_path / "a") as store:
         offsets = fill(store, 150)
         store.set_limits(confirmed=store.max_offset, readable=store.max_offset)
-        assert store.wait_dispatched(store.max_offset, 10)
+        assert store.wait_dispatched(store.max_offset, 60)
         store.flush()
         end = offsets[keep] if keep < 150 else store.max_offset
         store.truncate(end)
@@ -215,7 +215,7 @@ def test_retention_by_age_takes_whole_files_never_the_last(tmp_path: Path) -> No
     clock.now += 600
     fill(store, 100, first=100)
     store.flush()
-    assert store.wait_dispatched(store.max_offset, 10)
+    assert store.wait_dispatched(store.max_offset, 60)
     assert store.delete_expired(None) == 0
     clock.now += 600
     assert store.delete_expired(FILE_SIZE - 1) == 0  # someone is still being sent the first file
@@ -242,7 +242,7 @@ def test_retention_by_size(tmp_path: Path) -> None:
     settings = RetentionConfig(max_size_bytes=2 * FILE_SIZE)
     with opened(tmp_path, retention=settings) as store:
         fill(store, 300)
-        assert store.wait_dispatched(store.max_offset, 10)
+        assert store.wait_dispatched(store.max_offset, 60)
         assert store.delete_expired(None) == 0  # nothing is synced yet
         store.flush()
         files = len(os.listdir(tmp_path / "commitlog"))

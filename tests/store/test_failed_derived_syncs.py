@@ -40,7 +40,7 @@ class Keeper:
         """Wait for whole steps; what the first of them did is known by the last."""
         with self._changed:
             wanted = self.count + more
-            assert self._changed.wait_for(lambda: self.count >= wanted, 20)
+            assert self._changed.wait_for(lambda: self.count >= wanted, 60)
 
 
 @contextmanager

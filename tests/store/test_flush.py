@@ -150,10 +150,10 @@ def test_a_sync_that_no_descriptor_is_left_for_is_tried_again(tmp_path: Path) ->
     assert end is not None and not store.wait_flushed(end, 0.05)
     with pytest.raises(StoreError, match="not synced yet.*raise the limit of open files"):
         store.flush()
-    wait_until(lambda: any("not synced yet" in each for each in store.problems), 30, "no problem")
+    wait_until(lambda: any("not synced yet" in each for each in store.problems), 60, "no problem")
     FaultyFileSystem.full_table = False
     assert store.wait_flushed(end, 30)
-    wait_until(lambda: not store.problems, 30, "still a problem")
+    wait_until(lambda: not store.problems, 60, "still a problem")
     assert failures == [] and store.broken_reason is None
     store.close()
 
@@ -193,7 +193,7 @@ def test_limits_survive_kill_9_and_wake_readers(tmp_path: Path) -> None:
     with opened(tmp_path / "a") as store:
         put(store, message(0), message(1))
         woken: list[int] = []
-        waiter = threading.Thread(target=lambda: woken.append(store.wait_readable(0, 10)))
+        waiter = threading.Thread(target=lambda: woken.append(store.wait_readable(0, 60)))
         waiter.start()
         store.set_limits(confirmed=100, readable=150)
         waiter.join()

@@ -200,12 +200,12 @@ def test_a_snapshot_is_written_by_one_thread_at_a_time(
         if threading.current_thread() is second:
             if call == "write":  # the file was emptied
                 second_is_there.set()
-                assert go_on.wait(10)
+                assert go_on.wait(60)
         elif call == "sync":
             second.start()
             if other == "truncate":  # without a lock it ends, for it finds nothing stale
                 threading.Thread(target=lambda: (second.join(), second_is_there.set())).start()
-            assert second_is_there.wait(10)
+            assert second_is_there.wait(60)
 
     fs.hook = meet
     known.save()
@@ -214,7 +214,7 @@ def test_a_snapshot_is_written_by_one_thread_at_a_time(
         assert found.load(1000, synced=True) == 500  # a kill here finds it whole
         assert len(found) == 1
     go_on.set()
-    second.join(10)
+    second.join(60)
     assert not second.is_alive()
     found = IdempotenceWindow(REAL, str(tmp_path))
     assert found.load(1000, synced=True) == (500 if other == "save" else 200)

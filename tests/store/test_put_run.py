@@ -98,7 +98,7 @@ def test_the_log_and_the_results_are_the_same(
                 got = store.put_encoded(frame)
                 runs += sum(isinstance(each, StoredRun) for each in got)
                 results.append([list(each) for each in got])
-            assert store.wait_dispatched(store.max_offset, 10)
+            assert store.wait_dispatched(store.max_offset, 60)
             outcomes.append((results, read_log(root), store.topics()))
     assert outcomes[0] == outcomes[1]
     assert runs > 50

@@ -113,7 +113,7 @@ def test_many_units_are_taken_as_each_alone(seed: int) -> None:
 def test_a_pull_gives_what_lies_before_damage_and_refuses_what_does_not(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         offsets = [result.offset for result in put(store, *map(message, range(20)))]
-        assert store.wait_dispatched(store.max_offset, 10)
+        assert store.wait_dispatched(store.max_offset, 60)
 
         def pull(at: int):  # type: ignore[no-untyped-def]
             return store.pull(
@@ -139,7 +139,7 @@ def test_a_pull_gives_what_lies_before_damage_and_refuses_what_does_not(tmp_path
 def test_a_pull_passes_over_a_hole_of_whole_queue_files_and_over_no_record(tmp_path: Path) -> None:
     with opened(tmp_path, consume_queue_units=50) as store:
         offsets = [result.offset for result in put(store, *map(message, range(30)))]
-        assert store.wait_dispatched(store.max_offset, 10)
+        assert store.wait_dispatched(store.max_offset, 60)
         # As a queue lies that was deleted in RocketMQ while its position went on.
         queue = store._parts.queues.get("TopicA", 0)
         assert queue is not None and offsets[0] is not None
@@ -174,7 +174,7 @@ def test_behind_an_inner_batch_comes_the_next_one(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         for base, count in ((0, 5), (5, 3), (8, 1)):
             store.append_replica(store.max_offset, inner_batch(base, count, store.max_offset))
-        assert store.wait_dispatched(store.max_offset, 10)
+        assert store.wait_dispatched(store.max_offset, 60)
         found = []
         for at in (0, 2, 5, 8):
             result = store.pull(

@@ -241,7 +241,7 @@ def test_rocketmq_stores_open_and_go_on(tmp_path: Path, name: str, end: int, kil
         (root / "abort").write_bytes(b"1")
     with opened(root) as store:
         assert (store.min_offset, store.max_offset) == (0, end)
-        assert store.wait_dispatched(end, 10)
+        assert store.wait_dispatched(end, 60)
         result = put(store, message(1, topic="New"))[0]
         assert (result.offset, result.queue_offset) == (end, 0)
         assert read_log(root)[:end] == before[:end]
@@ -375,7 +375,7 @@ def test_a_kill_between_a_queue_files_making_and_its_length(tmp_path: Path) -> N
     """The file is there, and empty: what the files before it say stays."""
     with opened(tmp_path / "a") as store:
         fill(store, 200)
-        assert store.wait_dispatched(store.max_offset, 10)
+        assert store.wait_dispatched(store.max_offset, 60)
         copy = crash_copy(store, tmp_path / "b")
     queue = Path(copy) / "consumequeue" / "TopicA" / "0"
     (queue / f"{6000 * len(list(queue.iterdir())):020}").touch()

@@ -51,7 +51,7 @@ def test_a_put_does_not_wait_for_retention(tmp_path: Path, call: str, part: str)
         def block(made: str, path: str) -> None:
             if threading.current_thread() is remover and made == call and part in path:
                 inside.set()
-                assert go_on.wait(30)
+                assert go_on.wait(60)
 
         fs.hook = block
         remover.start()
@@ -59,9 +59,9 @@ def test_a_put_does_not_wait_for_retention(tmp_path: Path, call: str, part: str)
             target=lambda: put(store, message(5), message(6, size=FILE_SIZE - 3000))
         )
         try:
-            assert inside.wait(10)
+            assert inside.wait(60)
             writer.start()  # into the present file and into a new one
-            writer.join(10)
+            writer.join(60)
             assert not writer.is_alive()
             assert not removed
         finally:

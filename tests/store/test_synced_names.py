@@ -49,12 +49,12 @@ def test_a_flush_beside_another_does_not_skip_a_name_that_is_not_synced_yet(
     def block(call: str, _path: str) -> None:
         if call == "sync_dir" and threading.current_thread() is first:
             inside.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
 
     fs.hook = block
     first.start()
     try:
-        assert inside.wait(10)
+        assert inside.wait(60)
         queue.sync(0, 1)  # the other's sync may fail yet
         assert len(synced_dirs(fs)) == 1
         assert [call for call, _ in fs.calls].count("sync_dir") == 2

@@ -87,7 +87,7 @@ class Load:
                         future = self.recorder.send(producer, "one", body, f"o{number}")
                     except ClientError:
                         continue
-                    future.exception(10)
+                    future.exception(60)
 
     def _read(self):
         """What a reader was ever given, from any node, must be in the log for good."""

@@ -39,7 +39,7 @@ from tests.torture.load import Load, judge
 CYCLES = int(os.environ.get("HASTORE_TORTURE_CYCLES", "20"))
 SEED = int(os.environ.get("HASTORE_TORTURE_SEED", "0")) or random.SystemRandom().getrandbits(32)
 KINDS = ("master", "slave", "both", "tail", "rejoin", "promoting", "switch")
-RESUME_S = 10.0  # I8: writes resume within this once a master and its slave are back
+RESUME_S = 60.0  # I8: writes resume by themselves; what never does is told from a busy machine
 
 
 class Torture:
@@ -106,7 +106,7 @@ class Torture:
 
     def put_alone(self):
         """Let the master acknowledge what nobody else has."""
-        with Producer(self.group.bootstrap, acks=1, delivery_timeout_s=5) as producer:
+        with Producer(self.group.bootstrap, acks=1, delivery_timeout_s=60) as producer:
             for number in range(self.rng.randrange(1, 40)):
                 body = b"alone %d.%d" % (self.alone, number) + bytes(self.rng.randrange(5000))
                 self.load.recorder.send(producer, "alone", body, "a").result(60)
@@ -257,7 +257,7 @@ class ThreeTorture(Torture):
         old.start("slave")
 
 
-@pytest.mark.timeout(120 + 10 * CYCLES)
+@pytest.mark.timeout(600 + 60 * CYCLES)
 def test_a_pair_loses_nothing(make_group):
     print(f"HASTORE_TORTURE_SEED={SEED} HASTORE_TORTURE_CYCLES={CYCLES}")
     torture, rescued, unknown = torment(make_group(2, **SETTINGS), Torture, CYCLES)
@@ -265,7 +265,7 @@ def test_a_pair_loses_nothing(make_group):
     assert CYCLES < 20 or unknown
 
 
-@pytest.mark.timeout(120 + 10 * CYCLES)
+@pytest.mark.timeout(600 + 60 * CYCLES)
 def test_three_nodes_lose_nothing(make_group):
     print(f"HASTORE_TORTURE_SEED={SEED} HASTORE_TORTURE_CYCLES={CYCLES}")
     torment(make_group(3, **SETTINGS), ThreeTorture, max(1, CYCLES // 2))
