@@ -15,6 +15,7 @@ Owned by RetentionService's thread; `find` may be called from any other.
 import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
@@ -51,6 +52,13 @@ class _Head(msgspec.Struct, frozen=True):
     crc32: int
 
 
+class _Anew(NamedTuple):
+    """Where the log has a pair's places anew, from `offset` on."""
+
+    offset: int
+    places: Mapping[int, Place]
+
+
 class KeptPositions:
     """The positions that the log may have lost, of the part of the store that is in use."""
 
@@ -62,6 +70,7 @@ class KeptPositions:
         self._kept = 0, PositionMap()  # of which part of the store; replaced whole
         self._next = 0  # the queue offset to read from
         self._due: dict[Pair, None] = {}  # to be written anew, in this order
+        self._anew: dict[Pair, _Anew] = {}  # what this epoch wrote last; the index may not find it
         self._epoch = 0
 
     def load(self) -> None:
@@ -100,6 +109,7 @@ class KeptPositions:
         if part != self._kept[0]:
             self._kept, self._next = (part, PositionMap()), 0
             self._due.clear()
+            self._anew.clear()
         known = store.queue_range(POSITIONS_TOPIC, QUEUE)
         if known is None:
             return True
@@ -143,28 +153,51 @@ class KeptPositions:
             return 0
         if epoch != self._epoch:
             self._due = dict.fromkeys(kept)
+            self._anew.clear()  # the log may have been cut meanwhile
             self._epoch = epoch
         written = 0
         while self._due:
             pairs: list[Pair] = []
+            lacking: list[Pair] = []
             records: list[bytes] = []
             size = 0
             for pair in self._due:
                 pairs.append(pair)
                 places = kept.find(*pair)
-                if not _is_in_log(store, first_offset, pair, places):
+                if not (
+                    self._is_written(first_offset, pair, places)
+                    or _is_in_log(store, first_offset, pair, places)
+                ):
+                    lacking.append(pair)
                     records += (commit_record(body, now_ms) for body in _bodies(pair, places))
                     size = sum(map(len, records))
                 if size >= _PUT_BYTES or len(pairs) >= _PAIRS_AT_ONCE:
                     break
             if records:
-                _check([result for one in put(records) for result in one])
+                offset = _check([result for one in put(records) for result in one])
+                self._anew.update((pair, _Anew(offset, kept.find(*pair))) for pair in lacking)
             for pair in pairs:
                 del self._due[pair]
             written += len(records)
             if self._due and pause():
                 break
         return written
+
+    def _is_written(self, first_offset: int, pair: Pair, places: Mapping[int, Place]) -> bool:
+        """Whether this epoch wrote as much anew, which the log still has.
+
+        The index finds a group's newest commits only, which may be of its other topics: by it alone
+        each copy that goes would bring forth another one, and these drive messages out for ever.
+        """
+        anew = self._anew.get(pair)
+        return (
+            anew is not None
+            and anew.offset >= first_offset
+            and all(
+                queue in anew.places and anew.places[queue].origin >= place.origin
+                for queue, place in places.items()
+            )
+        )
 
     def _save(self, kept: PositionMap, part: int) -> None:
         lines = [
@@ -245,7 +278,9 @@ def _is_in_log(
     return not missing
 
 
-def _check(results: Sequence[PutResult]) -> None:
+def _check(results: Sequence[PutResult]) -> int:
+    """Return where the first of them lies; StoreError when one was not appended."""
     for result in results:
         if result.status is not PutStatus.PUT_OK:
             raise StoreError(f"positions could not be written anew: {result.reason}")
+    return min(result.offset or 0 for result in results)
