@@ -16,7 +16,7 @@ from hastore.protocol.api import POSITIONS_TOPIC, Commit, Position
 from hastore.protocol.positions import CommitBody, PositionMap, newest
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_history import Standing, check_position, epoch_at
-from hastore.server.position_records import QUEUE, commit_record, read_commits
+from hastore.server.position_records import QUEUE, commit_record, pull_commits, read_commits
 
 _CHUNK_BYTES = 1024 * 1024
 
@@ -68,17 +68,14 @@ class PositionTable:
         if self._next is None or not self._still_there(known):
             self._forget()
             self._next = known[0]
-        found = store.pull(
-            POSITIONS_TOPIC, QUEUE, max(self._next or 0, known[0]),
+        pulled = pull_commits(
+            store, max(self._next or 0, known[0]),
             max_messages=4096, max_bytes=_CHUNK_BYTES, limit_offset=store.readable_offset,
         )  # fmt: skip
-        if found.status.name == "OFFSET_TOO_SMALL":  # retention was faster
-            self._next = found.next_queue_offset
-            return False
-        if not found.count:
+        if pulled is None:
             return True
-        self._read(found.records)
-        self._next = found.next_queue_offset
+        self._read(pulled[0])
+        self._next = pulled[1]
         return False
 
     def _forget(self) -> None:

@@ -30,9 +30,16 @@ from hastore.protocol.positions import (
     encode_commit,
     origin_of,
 )
-from hastore.server.position_records import QUEUE, commit_key, commit_record, read_commits
+from hastore.server.position_records import (
+    QUEUE,
+    commit_key,
+    commit_record,
+    is_lost,
+    pull_commits,
+    read_commits,
+)
 from hastore.store.filesystem import FileSystem
-from hastore.store.message_store import MessageStore, PullStatus, PutResult, PutStatus
+from hastore.store.message_store import MessageStore, PutResult, PutStatus
 
 log = logging.getLogger(__name__)
 
@@ -116,7 +123,8 @@ class KeptPositions:
         kept = PositionMap(self._kept[1].entries)
         gone: dict[Pair, None] = {}
         at = max(self._next, known[0])
-        while (pulled := _pull(store, at, end_offset)) is not None:
+        limits = {"max_messages": 1024, "max_bytes": _CHUNK_BYTES, "limit_offset": end_offset}
+        while (pulled := pull_commits(store, at, **limits)) is not None:
             records, at = pulled
             for offset, body in read_commits(records):
                 if body is not None:
@@ -227,21 +235,6 @@ def _parse(raw: bytes) -> tuple[_Head, PositionMap]:
     return head, kept
 
 
-def _pull(store: MessageStore, at: int, end_offset: int) -> tuple[bytes, int] | None:
-    """Return the next commits below `end_offset` and where to go on; None behind the last."""
-    try:
-        found = store.pull(
-            POSITIONS_TOPIC, QUEUE, at,
-            max_messages=1024, max_bytes=_CHUNK_BYTES, limit_offset=end_offset,
-        )  # fmt: skip
-    except CorruptRecordError as error:
-        log.warning("a position is lost: %s", error)
-        return b"", at + 1
-    if found.status is PullStatus.OFFSET_TOO_SMALL:
-        return b"", found.next_queue_offset
-    return (found.records, found.next_queue_offset) if found.count else None
-
-
 def _bodies(pair: Pair, places: Mapping[int, Place]) -> list[CommitBody]:
     """Return the commits that repeat these places, each of a bounded size."""
     found = list(places.items())
@@ -261,7 +254,13 @@ def _is_in_log(
     """Whether the newest of a group's commits, all from `first_offset` on, say as much."""
     missing = dict(places)
     key = commit_key(pair[0])
-    for offset in store.query_key(POSITIONS_TOPIC, key, max_messages=_NEWEST):
+    try:
+        offsets = store.query_key(POSITIONS_TOPIC, key, max_messages=_NEWEST)
+    except OSError as failure:  # it looks at the records too
+        if not is_lost(failure):
+            raise
+        return False
+    for offset in offsets:
         record = store.record_at(offset) if offset >= first_offset else None
         if record is None or not missing:
             break

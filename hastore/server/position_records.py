@@ -1,11 +1,13 @@
 """Records of HASTORE_POSITIONS: made, and read out of what a pull returns."""
 
+import errno
 import logging
 from collections.abc import Iterator
 
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.positions import CommitBody, decode_commit, encode_commit
+from hastore.server.api_backend import ApiStore
 from hastore.store.host import NO_HOST
 from hastore.store.record import build_record, decode_record
 
@@ -29,6 +31,34 @@ def commit_record(body: CommitBody, now_ms: int) -> bytes:
         born_timestamp_ms=now_ms,
         born_host=NO_HOST,
     )
+
+
+def pull_commits(
+    store: ApiStore, at: int, *, max_messages: int, max_bytes: int, limit_offset: int
+) -> tuple[bytes, int] | None:
+    """Return the next commits and the queue offset to go on at; None behind the last.
+
+    One that is damaged, or lies in a bad sector, is passed by: what it said is lost, but no more.
+    OSError, StoreError.
+    """
+    try:
+        found = store.pull(
+            POSITIONS_TOPIC, QUEUE, at,
+            max_messages=max_messages, max_bytes=max_bytes, limit_offset=limit_offset,
+        )  # fmt: skip
+    except (CorruptRecordError, OSError) as failure:
+        if not is_lost(failure):
+            raise
+        log.warning("a position is lost: %s", failure)
+        return b"", at + 1
+    if found.status.name == "OFFSET_TOO_SMALL":  # retention was faster
+        return b"", found.next_queue_offset
+    return (found.records, found.next_queue_offset) if found.count else None
+
+
+def is_lost(failure: Exception) -> bool:
+    """Whether a read that failed so will never do better."""
+    return not isinstance(failure, OSError) or failure.errno == errno.EIO
 
 
 def read_commits(records: bytes) -> Iterator[tuple[int, CommitBody | None]]:

@@ -171,7 +171,7 @@ class StoreCuts:
         return expired_files(parts.log, parts.config.retention, parts.clock, hold)
 
     def delete_expired(self, hold_offset: int | None) -> int:
-        """Remove whole old files, never at or beyond `hold_offset`; returns how many. StoreError."""
+        """Remove whole old files, none from `hold_offset` on; returns how many. StoreError."""
         parts = self._parts
         queue = parts.log.queue
         with self._removing:  # puts only add files at the end: what is expired stays so

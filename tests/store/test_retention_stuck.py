@@ -1,4 +1,4 @@
-"""Retention beside a bad sector, and beside a close: it neither stands still nor outlives the lock."""
+"""Retention beside a bad sector, and beside a close: it neither stands still nor goes on."""
 
 import threading
 from pathlib import Path
