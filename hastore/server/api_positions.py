@@ -15,7 +15,7 @@ from hastore.clock import Clock
 from hastore.protocol.api import POSITIONS_TOPIC, Commit, Position
 from hastore.protocol.positions import CommitBody, PositionMap, newest
 from hastore.server.api_backend import ApiBackend
-from hastore.server.api_history import Standing, check_position, epoch_at
+from hastore.server.api_history import History, Standing, check_position, epoch_at
 from hastore.server.position_records import QUEUE, commit_record, pull_commits, read_commits
 
 _CHUNK_BYTES = 1024 * 1024
@@ -68,13 +68,16 @@ class PositionTable:
         if self._next is None or not self._still_there(known):
             self._forget()
             self._next = known[0]
+        history = self._backend.history()
         pulled = pull_commits(
             store, max(self._next or 0, known[0]),
             max_messages=4096, max_bytes=_CHUNK_BYTES, limit_offset=store.readable_offset,
         )  # fmt: skip
+        if self._backend.history() != history:  # a flip may have cut away what was read just now
+            return False
         if pulled is None:
             return True
-        self._read(pulled[0])
+        self._read(history, pulled[0])
         self._next = pulled[1]
         return False
 
@@ -93,8 +96,8 @@ class PositionTable:
         standing, _ = check_position(self._backend.history(), end, *self._last)
         return standing is Standing.AGREED
 
-    def _read(self, records: bytes) -> None:
+    def _read(self, history: History, records: bytes) -> None:
         for offset, body in read_commits(records):
-            self._last = (epoch_at(self._backend.history(), offset), offset)
+            self._last = (epoch_at(history, offset), offset)
             if body is not None:
                 self._latest.take(body, offset)  # without room it is not kept: has_room said so
