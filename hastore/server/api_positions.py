@@ -16,7 +16,7 @@ from hastore.protocol.api import POSITIONS_TOPIC, Commit, Position
 from hastore.protocol.positions import CommitBody, PositionMap, newest
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_history import History, Standing, check_position, epoch_at
-from hastore.server.position_records import QUEUE, commit_record, pull_commits, read_commits
+from hastore.server.position_records import QUEUE, CommitReader, commit_record, read_commits
 
 _CHUNK_BYTES = 1024 * 1024
 
@@ -28,6 +28,7 @@ class PositionTable:
         self._backend = backend
         self._clock = clock
         self._latest = PositionMap()  # of the records that were in the log when it was read
+        self._reader = CommitReader(clock, near_end=True)
         self._next: int | None = None  # the next queue offset to read
         self._last: tuple[int, int] | None = None  # (epoch, offset) of the record read last
 
@@ -69,7 +70,7 @@ class PositionTable:
             self._forget()
             self._next = known[0]
         history = self._backend.history()
-        pulled = pull_commits(
+        pulled = self._reader.next(
             store, max(self._next or 0, known[0]),
             max_messages=4096, max_bytes=_CHUNK_BYTES, limit_offset=store.readable_offset,
         )  # fmt: skip

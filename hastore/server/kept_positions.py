@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import msgspec
 
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.positions import (
@@ -32,10 +33,10 @@ from hastore.protocol.positions import (
 )
 from hastore.server.position_records import (
     QUEUE,
+    CommitReader,
     commit_key,
     commit_record,
     is_lost,
-    pull_commits,
     read_commits,
 )
 from hastore.store.filesystem import FileSystem
@@ -69,13 +70,20 @@ class _Anew(NamedTuple):
 class KeptPositions:
     """The positions that the log may have lost, of the part of the store that is in use."""
 
-    def __init__(self, fs: FileSystem, root: str, store_part: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        store_part: Callable[[], int],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         """Prepare; `store_part()` counts how often the store was set aside."""
         self._fs = fs
         self._path = f"{root}/hastore/positions"
         self._store_part = store_part
         self._kept = 0, PositionMap()  # of which part of the store; replaced whole
         self._next = 0  # the queue offset to read from
+        self._reader = CommitReader(clock, near_end=False)
         self._due: dict[Pair, None] = {}  # to be written anew, in this order
         self._anew: dict[Pair, _Anew] = {}  # what this epoch wrote last; the index may not find it
         self._epoch = 0
@@ -124,7 +132,7 @@ class KeptPositions:
         gone: dict[Pair, None] = {}
         at = max(self._next, known[0])
         limits = {"max_messages": 1024, "max_bytes": _CHUNK_BYTES, "limit_offset": end_offset}
-        while (pulled := pull_commits(store, at, **limits)) is not None:
+        while (pulled := self._reader.next(store, at, **limits)) is not None:
             records, at = pulled
             for offset, body in read_commits(records):
                 if body is not None:

@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
+from hastore.clock import SystemClock
 from hastore.config import ApiConfig
 from hastore.protocol import api
 from hastore.server.api_server import ApiServer
+from hastore.server.kept_positions import KeptPositions
+from hastore.server.position_records import PATIENCE_MS
 from hastore.service import raise_failure
 from hastore.store import commit_log
+from hastore.store.filesystem import REAL
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
 from tests.server.test_api_server import Client
@@ -28,6 +32,15 @@ def bad_sector(_store: MessageStore, disk: Disk, begin: int, end: int) -> None:
 
 def bad_bytes(store: MessageStore, _disk: Disk, begin: int, end: int) -> None:
     scribble(log_file(store.config.root), (begin + end) // 2, b"\xff\xfe")
+
+
+class Clock(SystemClock):
+    """The machine's, but for what a test puts before it."""
+
+    ahead_ms = 0.0
+
+    def monotonic_ms(self) -> float:
+        return super().monotonic_ms() + self.ahead_ms
 
 
 damages = pytest.mark.parametrize("damage", [bad_sector, bad_bytes])
@@ -67,10 +80,15 @@ def test_groups_commit_and_fetch_beside_a_commit_that_cannot_be_read(
     store.set_limits(readable=store.max_offset)
     backend = FakeBackend()
     backend.store = store
-    server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
+    clock = Clock()
+    server = ApiServer(
+        "tcp://127.0.0.1:0", backend, ApiConfig(), clock=clock, on_failure=raise_failure
+    )
     server.start()
     client = Client(server.endpoint)
     try:
+        assert isinstance(client.ask(api.Fetch(9, "g", "t")), api.Failed)  # it may come back
+        clock.ahead_ms = PATIENCE_MS
         for rid, group, at in ((1, "g", 1), (2, "h", 3)):
             reply = client.ask(api.Fetch(rid, group, "t"))
             assert isinstance(reply, api.Positions), reply
@@ -88,7 +106,12 @@ def test_retention_passes_a_commit_that_cannot_be_read(
     store: MessageStore, disk: Disk, damage: Damage
 ) -> None:
     damage(store, disk, *three(store))
-    kept = kept_in(store)
+    clock = Clock()
+    kept = KeptPositions(REAL, store.config.root, lambda: 0, clock)
+    if damage is bad_sector:
+        with pytest.raises(OSError, match="Input/output"):
+            kept.gather(store, store.max_offset, go_on)
+    clock.ahead_ms = PATIENCE_MS
     assert kept.gather(store, store.max_offset, go_on)
     assert (found(kept, "g"), found(kept, "bad"), found(kept, "h")) == ({0: 1}, {}, {0: 3})
 
