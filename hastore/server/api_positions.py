@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from hastore.clock import Clock
 from hastore.protocol.api import POSITIONS_TOPIC, Commit, Position
-from hastore.protocol.positions import CommitBody, PositionMap, newest
+from hastore.protocol.positions import CommitBody, PositionMap, below, newest
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_history import History, Standing, check_position, epoch_at
 from hastore.server.position_records import QUEUE, CommitReader, commit_record, read_commits
@@ -50,9 +50,11 @@ class PositionTable:
 
     def find(self, group: str, topic: str) -> dict[int, Position]:
         """Return the latest positions of a group in a topic, as far as `catch_up` came."""
-        # Asked behind the log: what retention takes is kept there before it goes.
+        # Asked behind the log: what retention takes is kept there before it goes. Of bytes that
+        # are still in the log, the log itself says what holds: a flip may have cut what was kept.
         kept = self._backend.kept_positions(group, topic)
-        found = newest(kept, self._latest.find(group, topic))
+        latest = self._latest.find(group, topic)
+        found = {**kept, **newest(below(kept, self._backend.store.min_offset), latest)}
         return {queue: place.position for queue, place in found.items()}
 
     def has_read(self, offset: int) -> bool:

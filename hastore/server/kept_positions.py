@@ -27,6 +27,7 @@ from hastore.protocol.positions import (
     Pair,
     Place,
     PositionMap,
+    below,
     decode_commit,
     encode_commit,
     origin_of,
@@ -82,7 +83,6 @@ class KeptPositions:
         self._path = f"{root}/hastore/positions"
         self._store_part = store_part
         self._kept = 0, PositionMap()  # of which part of the store; replaced whole
-        self._next = 0  # the queue offset to read from
         self._reader = CommitReader(clock, near_end=False)
         self._due: dict[Pair, None] = {}  # to be written anew, in this order
         self._anew: dict[Pair, _Anew] = {}  # what this epoch wrote last; the index may not find it
@@ -122,15 +122,18 @@ class KeptPositions:
         """
         part = self._store_part()
         if part != self._kept[0]:
-            self._kept, self._next = (part, PositionMap()), 0
+            self._kept = part, PositionMap()
             self._due.clear()
             self._anew.clear()
         known = store.queue_range(POSITIONS_TOPIC, QUEUE)
         if known is None:
             return True
-        kept = PositionMap(self._kept[1].entries)
+        # From the log's beginning on: what was kept of bytes that still lay in the log is of an
+        # attempt whose files did not go, and a flip may have cut these bytes and put others there.
+        entries, first = self._kept[1].entries, store.min_offset
+        kept = PositionMap({pair: below(places, first) for pair, places in entries.items()})
         gone: dict[Pair, None] = {}
-        at = max(self._next, known[0])
+        at = known[0]
         limits = {"max_messages": 1024, "max_bytes": _CHUNK_BYTES, "limit_offset": end_offset}
         while (pulled := self._reader.next(store, at, **limits)) is not None:
             records, at = pulled
@@ -143,10 +146,11 @@ class KeptPositions:
             if pause():
                 return False
         if gone:
+            for pair, places in entries.items():  # what was cut still leads to the common point
+                kept.merge(pair, {q: p for q, p in places.items() if q not in kept.find(*pair)})
             self._save(kept, part)
             self._kept = part, kept
             self._due.update(gone)
-        self._next = at
         return True
 
     def write_anew(
@@ -174,24 +178,24 @@ class KeptPositions:
         written = 0
         while self._due:
             pairs: list[Pair] = []
-            lacking: list[Pair] = []
+            lacking: dict[Pair, Mapping[int, Place]] = {}
             records: list[bytes] = []
             size = 0
             for pair in self._due:
                 pairs.append(pair)
-                places = kept.find(*pair)
-                if not (
+                places = below(kept.find(*pair), first_offset)  # the others were never taken
+                if places and not (
                     self._is_written(first_offset, pair, places)
                     or _is_in_log(store, first_offset, pair, places)
                 ):
-                    lacking.append(pair)
+                    lacking[pair] = places
                     records += (commit_record(body, now_ms) for body in _bodies(pair, places))
                     size = sum(map(len, records))
                 if size >= _PUT_BYTES or len(pairs) >= _PAIRS_AT_ONCE:
                     break
             if records:
                 offset = _check([result for one in put(records) for result in one])
-                self._anew.update((pair, _Anew(offset, kept.find(*pair))) for pair in lacking)
+                self._anew.update((pair, _Anew(offset, lacking[pair])) for pair in lacking)
             for pair in pairs:
                 del self._due[pair]
             written += len(records)
