@@ -210,7 +210,7 @@ def test_no_thread_for_a_connection_leaves_its_place_free(
             broken.setattr(ReadSocketService, "start", start)
             with peer(node) as stranger:
                 assert stranger.closed
-        assert failures and not node.ha._connections
+        wait_for(lambda: failures and not node.ha._connections, "the place")
         assert node.ha.acceptor.alive
     finally:
         group.stop()
