@@ -12,6 +12,14 @@ from hypothesis import settings
 # Whole processes, JVMs and kills take the longest: two workers begin with them and end with the
 # many short ones, so that neither waits for the other's last test.
 LONG = ("torture", "process", "interop", "spark", "cli")
+# What shares an expensive fixture, a JVM or a group of nodes, stays in one worker.
+TOGETHER = (
+    "tests/spark/",
+    "tests/cli/test_commands.py",
+    "tests/cli/test_demo.py",
+    "tests/cli/test_positions.py",
+    "tests/cli/test_screens.py",
+)
 TESTS = pathlib.Path(__file__).parent
 
 settings.register_profile("hastore", deadline=None, print_blob=True)
@@ -23,16 +31,27 @@ _, _hard = resource.getrlimit(resource.RLIMIT_CORE)
 resource.setrlimit(resource.RLIMIT_CORE, (_hard, _hard))
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    """Deal the tests out one by one, but for those that belong together."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class Scheduler(LoadScopeScheduling):
+        def _split_scope(self, nodeid):
+            return next((start for start in TOGETHER if nodeid.startswith(start)), nodeid)
+
+    return Scheduler(config, log)
+
+
 def pytest_collection_modifyitems(config, items):
-    """Keep Spark's tests in one worker, for their one JVM; where there are workers, long first."""
+    """Where there are workers, what takes long goes first."""
+    if not hasattr(config, "workerinput"):
+        return
+    place = {name: number for number, name in enumerate(LONG)}
 
-    def folder(item):
+    def rank(item):
         path = item.path
-        return path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+        folder = path.relative_to(TESTS).parts[0] if path.is_relative_to(TESTS) else ""
+        return place.get(folder, len(LONG))
 
-    for item in items:
-        if folder(item) == "spark":
-            item.add_marker(pytest.mark.xdist_group("spark"))
-    if hasattr(config, "workerinput"):
-        place = {name: number for number, name in enumerate(LONG)}
-        items.sort(key=lambda item: place.get(folder(item), len(LONG)))
+    items.sort(key=rank)

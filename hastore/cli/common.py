@@ -1,6 +1,7 @@
 """What all commands share: exit codes, one-line errors, where the nodes are, and output."""
 
 import json
+import math
 import os
 import pathlib
 import shlex
@@ -29,6 +30,23 @@ _INTERRUPTED = 130
 _NO_ARGUMENTS: tuple[type[Exception], ...] = tuple(
     kind for kind in (getattr(click.exceptions, "NoArgsIsHelpError", None),) if kind
 )
+
+
+class Seconds(click.FloatRange):
+    """A time to wait, in seconds: above 0 (`or_none`: from 0), and no NaN, which never is over."""
+
+    def __init__(self, *, or_none: bool = False) -> None:
+        super().__init__(0, min_open=not or_none)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Return the number; click's failure for what is none, or out of range."""
+        seconds = float(super().convert(value, param, ctx))
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is no time to wait.", param, ctx)
+        return seconds
+
 
 _WIDE = 100_000  # in a pipe nothing is wrapped or left out, however long it is
 stdout: "Console"

@@ -17,7 +17,7 @@ from typing import Any
 import click
 
 from hastore.cli.asking import ask_status
-from hastore.cli.common import put_json, say, tell, with_config, with_json
+from hastore.cli.common import Seconds, put_json, say, tell, with_config, with_json
 from hastore.cli.which_file import check_file
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config import Config, Role
@@ -93,7 +93,10 @@ def demote(path: str, allowed: Allowed = Allowed(), patience_s: float = PATIENCE
     edit_role(path, Role.SLAVE)
 
     def followed(status: Status) -> bool:
-        return bool(status["role"] == Role.SLAVE.value)
+        # A node that was superseded is a SLAVE before it has read the file; until then its reason
+        # is one of its problems, since the file that it knows says master.
+        settled = status["reason"] not in status.get("problems", [])
+        return bool(status["role"] == Role.SLAVE.value) and settled
 
     return _wait(path, config, followed, before, Role.SLAVE, patience_s)
 
@@ -196,6 +199,7 @@ def _report(status: Status, seconds: float, *, as_json: bool) -> None:
 _patience = click.option(
     "--patience",
     "patience_s",
+    type=Seconds(),
     default=PATIENCE_S,
     show_default=True,
     metavar="SECONDS",

@@ -14,6 +14,7 @@ from hastore.cli.common import (
     DIFFER,
     DONE,
     FAILED,
+    Seconds,
     bootstrap_addresses,
     put_json,
     say,
@@ -171,7 +172,7 @@ def _said_without_master(
 @click.option(
     "--timeout",
     "timeout_s",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(),
     default=30.0,
     show_default=True,
     metavar="SECONDS",

@@ -9,6 +9,7 @@ from hastore.cli.common import (
     DIFFER,
     DONE,
     FAILED,
+    Seconds,
     bootstrap_addresses,
     fitting_table,
     put_json,
@@ -27,6 +28,7 @@ SYNC_REFUSED = "synchronous puts are refused"  # as a node's `problems` say it
 _POLL_S = 0.2
 _POLL_ANSWER_S = 1.0
 _OFFSETS = ("max_offset", "confirmed_offset", "readable_offset")
+_SLAVE = "this node is a slave"  # as a node's `reason` begins
 _KEEP = 3  # columns that no terminal is too narrow for: node, role, epoch
 
 
@@ -34,11 +36,19 @@ _KEEP = 3  # columns that no terminal is too narrow for: node, role, epoch
 @click.option(
     "--wait",
     "wait_s",
-    type=click.FloatRange(0),
+    type=Seconds(or_none=True),
     metavar="SECONDS",
     help="Wait so long until all nodes answer, one takes writes and the others are in sync.",
 )
-@click.option("--timeout", "timeout_s", default=3.0, show_default=True, metavar="SECONDS")
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Seconds(),
+    default=3.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long each answer may take.",
+)
 @with_bootstrap
 @with_json
 def status_command(
@@ -62,7 +72,7 @@ def status_command(
         for status in statuses:
             put_json(status)
     else:
-        _show(statuses)
+        _show(statuses, headless=headless is not None)
     for address in sorted(known - {info.address for info in infos}):
         say(f"no answer from {address}")
     if not settled:
@@ -114,7 +124,20 @@ def _in_sync(status: dict[str, Any], group: set[int]) -> bool:
     return bool(status["writable"]) and group <= followers | {status["node"]}
 
 
-def _show(statuses: list[dict[str, Any]]) -> None:
+def not_following_text(status: dict[str, Any], *, headless: bool) -> str | None:
+    """Return why a slave follows nobody; None while it does, and for a master.
+
+    In a group without a master (`headless`) that none is open is said once, not for each slave.
+    """
+    reason: str | None = status["reason"]
+    if status["role"] != "SLAVE" or reason is None or reason.endswith(" is the master"):
+        return None
+    if reason == _SLAVE or headless and reason.startswith(f"{_SLAVE}; no master is open"):
+        return None
+    return reason
+
+
+def _show(statuses: list[dict[str, Any]], *, headless: bool) -> None:
     # What matters most comes first: a narrow terminal leaves out the last columns.
     offsets = [name.removesuffix("_offset") for name in _OFFSETS]
     rows = [
@@ -131,9 +154,11 @@ def _show(statuses: list[dict[str, Any]]) -> None:
             _show_slave(status["node"], slave)
         if status["unclean"]:
             tell(f"node {status['node']} is unclean: it may lack bytes it acknowledged")
-        if status["reason"] and status["role"] != "SLAVE":
-            tell(f"node {status['node']}: {status['reason']}")
-        told = status["reason"] if status["role"] != "SLAVE" else None
+        told = status["reason"]
+        if status["role"] == "SLAVE":
+            told = not_following_text(status, headless=headless)
+        if told:
+            tell(f"node {status['node']}: {told}")
         found = [each for each in status.get("problems", []) if told is None or each not in told]
         for text in (*found, *pending_texts(status.get("config"), status)):
             tell(f"node {status['node']}: {text}", "yellow")

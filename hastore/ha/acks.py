@@ -157,7 +157,7 @@ class AckTable:
             return None
         if flushed and (written >= self.needed or not self.acks):
             return (
-                f"a put with sync_flush needs {self.needed} slaves with ha.ack_point: flushed, "
+                f"a put with sync_flush needs {_slaves(self.needed)} with ha.ack_point: flushed, "
                 f"{count} are in sync; set ha.ack_point: flushed on the slaves"
             )
         return f"{count} of {self.needed} slaves in sync; start the slaves, or see `hastore status`"
@@ -172,7 +172,7 @@ class AckTable:
         if linked + to_come >= self.needed:
             return None
         return (
-            f"a put with sync_flush needs {self.needed} slaves with ha.ack_point: flushed, of "
+            f"a put with sync_flush needs {_slaves(self.needed)} with ha.ack_point: flushed, of "
             f"those linked {linked} have it; set ha.ack_point: flushed on the slaves"
         )
 
@@ -195,3 +195,7 @@ class AckTable:
             reverse=True,
         )
         return offsets[self.acks - 1] if 0 < self.acks <= len(offsets) else None
+
+
+def _slaves(count: int) -> str:
+    return "1 slave" if count == 1 else f"{count} slaves"

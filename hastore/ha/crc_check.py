@@ -6,6 +6,7 @@ caught up; longer ones, of a slave that catches up, would cost a third of its CP
 """
 
 import struct
+from collections.abc import Container
 
 from zlib_ng.zlib_ng import crc32
 
@@ -19,11 +20,14 @@ from hastore.store.record import (
     MIN_RECORD_SIZE,
     V1_MAGIC,
     V2_MAGIC,
+    check_record,
+    check_unreadable,
 )
 
 CHECKED_BYTES_MAX = 128 * 1024  # what a master pushes at once
 _FRONT = struct.Struct(">iIi16xqi44xi")  # size, magic, CRC, place, flags, body length
 _BODY_AT = _FRONT.size
+_TAIL_BYTES_MAX = 2 * (2 + 0xFFFF)  # of a record behind its body: topic and properties
 
 
 class DamagedRecordError(ProtocolError):
@@ -42,10 +46,18 @@ class DamagedRecordError(ProtocolError):
 
 
 class CrcCheck:
-    """Check whole records behind `begin`; `accepted` (offset, crc) came twice alike and passes."""
+    """Check whole records behind `begin`; what is `accepted`, an (offset, crc), came twice alike
+    and passes. `boundary`: where a record is known to begin.
+    """
 
-    def __init__(self, log: ReplicaLog, accepted: tuple[int, int] | None = None) -> None:
+    def __init__(
+        self,
+        log: ReplicaLog,
+        accepted: Container[tuple[int, int]] = (),
+        boundary: int | None = None,
+    ) -> None:
         self._log = log
+        self._boundary = boundary
         self._accepted = accepted
         self._from: int | None = None  # the first record that was not looked at; None: unknown
         self._frame = 0  # where the latest frame began
@@ -58,7 +70,7 @@ class CrcCheck:
         elif size:
             self._frame = offset
             if self._from is None:
-                self._from, self._sure = offset, False
+                self._from, self._sure = offset, offset == self._boundary
 
     def take(self, offset: int, data: memoryview) -> None:
         """Look at the whole records in a piece of a frame while it is at hand; DamagedRecordError.
@@ -91,8 +103,11 @@ class CrcCheck:
     def _walk(self, view: memoryview, start: int) -> int | None:
         """Return where the first record begins that is not whole; None for a blank, or when the
         frame turns out to begin inside a record.
+
+        A wrong size is no matter of the CRC: it shows where the next record is not at its end.
         """
         at, end, unpack, checksum = 0, len(view), _FRONT.unpack_from, crc32
+        last = -1  # where the latest whole record begins
         while end - at >= _BODY_AT:
             size, magic, crc, place, flags, length = unpack(view, at)
             body_at = at + 88
@@ -104,20 +119,25 @@ class CrcCheck:
                 and at + size <= end
                 and checksum(view[body_at : body_at + length]) & 0x7FFFFFFF == crc
             ):
+                last = at
                 at += size
                 self._sure = True
                 continue
             if (magic != V1_MAGIC and magic != V2_MAGIC) or place != start + at:
                 if magic == BLANK_MAGIC or not self._sure:
                     return None
-                self._refuse(view[at : at + _BODY_AT], start + at)
+                if not self._is_ill_sized(view, last, start):
+                    self._refuse(view[at : at + _BODY_AT], start + at)
                 return None
             after = at + size
-            if after > end:
-                break
             if flags & FLAG_IPV6:
                 body_at += IPV6_EXTRA * ((flags >> 4 & 1) + (flags >> 5 & 1))
                 length = int.from_bytes(view[body_at - 4 : body_at], signed=True)
+            if after > end:
+                if body_at <= end and _is_too_long(view, at, start, body_at, length):
+                    self._refuse(view[at : at + _BODY_AT], start + at)
+                    return None
+                return at
             body_end = body_at + length
             if size < MIN_RECORD_SIZE:
                 self._refuse(view[at : at + _BODY_AT], start + at)
@@ -126,10 +146,43 @@ class CrcCheck:
             if not body_fits or checksum(view[body_at:body_end]) & CRC_MASK != crc:
                 self._refuse(view[at:after], start + at)
             self._sure = True
-            at = after
-        return at
+            last, at = at, after
+        return None if at < end and self._is_ill_sized(view, last, start) else at
+
+    def _is_ill_sized(self, view: memoryview, at: int, start: int) -> bool:
+        """Refuse the record at `at` (-1: none) if its size is not that of its parts; whether it is
+        so all the same, and nobody knows where the next one begins.
+        """
+        if at < 0:
+            return False
+        layout = view, at, len(view), start + at
+        if check_record(*layout) or check_unreadable(*layout):
+            return False
+        self._refuse(view[at : at + _BODY_AT], start + at)
+        return True
 
     def _refuse(self, record: memoryview, offset: int) -> None:
         crc = crc32(record)
-        if (offset, crc) != self._accepted:
+        if (offset, crc) not in self._accepted:
             raise DamagedRecordError(offset, crc)
+
+
+def _is_too_long(view: memoryview, at: int, start: int, body_at: int, length: int) -> bool:
+    """Whether the record at `at`, which is to end beyond the view, says more than its parts do."""
+    size, magic = _FRONT.unpack_from(view, at)[:2]
+    end, after, topic_at = len(view), at + size, body_at + length
+    if length < 0 or not topic_at + 3 <= after <= topic_at + _TAIL_BYTES_MAX:
+        return True
+    properties_at = topic_at + (3 if magic == V1_MAGIC else 4)
+    if properties_at > end:
+        return False
+    properties_at += int.from_bytes(view[topic_at : properties_at - 2])
+    if properties_at > end:
+        return False
+    real = properties_at + int.from_bytes(view[properties_at - 2 : properties_at])
+    if real > end:
+        return False
+    following = view[real : real + _BODY_AT]
+    if len(following) < _BODY_AT:
+        return not following
+    return int.from_bytes(following[28:36]) == start + real

@@ -29,6 +29,7 @@ log = logging.getLogger(__name__)
 SURVEY_PAUSE_S = 0.1
 AGAIN_PAUSE_S = 0.02  # a link that breaks at once must not keep the thread spinning
 SURVEY_PAUSE_MAX_S = 5.0
+DAMAGED_MAX = 10_000  # records that are remembered as damaged
 
 
 class HAClient(Follower):
@@ -39,8 +40,8 @@ class HAClient(Follower):
         self.archived_bytes = 0
         # After a rewind: of which history only the first so many entries are the master's.
         self._told_shared: tuple[History, int] = ((), 0)
-        self._came_damaged: tuple[int, int] | None = None  # (offset, CRC of what came)
-        self._damaged: tuple[int, int] | None = None  # the same, when it came twice
+        self._came_damaged: dict[int, int] = {}  # by offset the CRC of what came last
+        self._damaged: set[tuple[int, int]] = set()  # the same, of what came twice alike
 
     def run(self) -> None:
         """Survey and follow until stopped."""
@@ -153,25 +154,33 @@ class HAClient(Follower):
     def _cut_damaged(self, master: Hello, damaged: DamagedRecordError) -> None:
         """End the log before a damaged record, so that it is fetched again. When it comes again
         with the same bytes the master has it so: then it is taken, and said.
+
+        Also after a promise, and while this node stops: nobody was told of the record, and left
+        here it would be taken for a good one. Nothing is archived: the master has these bytes, and
+        a link that damages again and again would fill the disk.
         """
         member = self._member
         with member.gate.lock:
-            self._check_promise(master)
+            if member.gate.epoch is not None:
+                raise ProtocolError(f"another took over before the cut: {damaged}")
             entries = [e for e in member.state.history if e.start <= damaged.offset]
             cut_back(
                 member.store, member.state, damaged.offset, len(entries), accept_loss=False,
-                why="a record came damaged",
+                why="a record came damaged", archive=False,
             )  # fmt: skip
-        came = (damaged.offset, damaged.crc)
-        if came == self._came_damaged:
-            self._damaged = came
+        if self._came_damaged.get(damaged.offset) == damaged.crc:
+            if len(self._damaged) >= DAMAGED_MAX:
+                self._damaged.clear()
+            self._damaged.add((damaged.offset, damaged.crc))
             self.notice = (
                 f"the record at {damaged.offset} is damaged in the master's log (node "
                 f"{master.node}), which sent it twice alike; it was copied as it is. "
                 "`hastore log verify` on both nodes' stores tells more"
             )
             log.warning("%s", self.notice)
-        self._came_damaged = came
+        if len(self._came_damaged) >= DAMAGED_MAX:
+            self._came_damaged.clear()
+        self._came_damaged[damaged.offset] = damaged.crc
 
     def _check_promise(self, master: Hello) -> None:
         """Do nothing for a master that was superseded meanwhile; the caller holds the gate."""

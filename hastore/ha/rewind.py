@@ -20,12 +20,20 @@ log = logging.getLogger(__name__)
 
 
 def cut_back(
-    store: ReplicaLog, state: NodeState, offset: int, entries: int, *, accept_loss: bool, why: str
+    store: ReplicaLog,
+    state: NodeState,
+    offset: int,
+    entries: int,
+    *,
+    accept_loss: bool,
+    why: str,
+    archive: bool = True,
 ) -> int:
     """Archive and cut what is beyond `offset`, keep so many entries; return the bytes archived.
 
-    The caller holds the write gate. GroupDisagrees when a whole confirmed record would go, unless
-    `accept_loss`; ReplicationError for a place that this log does not have.
+    `archive` False: for a tail that its master has just sent and sends again. The caller holds the
+    write gate. GroupDisagrees when a whole confirmed record would go, unless `accept_loss`;
+    ReplicationError for a place that this log does not have.
     """
     end = store.max_offset
     if not store.min_offset <= offset <= end or not 0 <= entries <= len(state.history):
@@ -47,7 +55,7 @@ def cut_back(
             "%s: giving up confirmed records %d..%d as told", why, offset, store.confirmed_offset
         )
     archived = 0
-    if offset < end:
+    if archive and offset < end:
         # A partial record alone is no one's data, yet it is kept as well: an archive too many
         # harms nobody.
         archived = store.archive(offset, f"{state.last_epoch}-{offset}")

@@ -11,6 +11,7 @@ import os
 import socket
 import struct
 import threading
+from collections.abc import Container
 
 from hastore.config import AckPoint
 from hastore.errors import HastoreError, ProtocolError
@@ -46,7 +47,7 @@ class SlaveStream:
         history: History,
         master_end: int | None,
         control_frames: bool = True,
-        accepted: tuple[int, int] | None = None,
+        accepted: Container[tuple[int, int]] = (),
     ) -> None:
         self._member = member
         self._sock = sock
@@ -55,7 +56,8 @@ class SlaveStream:
         self._receiver = Receiver(member, epoch, history)
         self._decoder = StreamDecoder(control_frames=control_frames)
         self._told: Confirmed | None = None
-        self._crcs = CrcCheck(member.store, accepted)
+        # Where replay has come to, whole records end: a head is looked at from the first one on.
+        self._crcs = CrcCheck(member.store, accepted, member.store.dispatched_offset)
         self._checked = member.store.max_offset  # what is beyond is not reported
         self._bulk = False  # long bodies come: take no more than a header of what goes by splice
         self._flushed = member.config.ha.ack_point is AckPoint.FLUSHED

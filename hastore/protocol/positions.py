@@ -147,5 +147,12 @@ def newest(one: Mapping[int, Place], other: Mapping[int, Place]) -> Mapping[int,
     return merged
 
 
+def below(places: Mapping[int, Place], offset: int) -> Mapping[int, Place]:
+    """Return the places whose commits lay below an offset of the log."""
+    if all(place.origin < offset for place in places.values()):
+        return places
+    return {queue: place for queue, place in places.items() if place.origin < offset}
+
+
 def _cost(pair: Pair, queues: int) -> int:
     return _PAIR_BYTES + sum(len(name.encode()) for name in pair) + queues * _PLACE_BYTES

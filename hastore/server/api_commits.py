@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
+from hastore.clock import Clock
 from hastore.protocol.api import POSITION_BEHIND, Commit, Position, Put, PutDone, Status
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_connections import Connection
@@ -37,6 +38,7 @@ class CommitDesk:
         answer: Callable[[Connection, PutDone], None],
         fail: Callable[[Connection, int, str, str], None],
         wake: Callable[[], None],
+        clock: Clock,
     ) -> None:
         """`wake` sees to it that commits that were turned away are brought again."""
         self._backend = backend
@@ -45,17 +47,23 @@ class CommitDesk:
         self._answer = answer
         self._fail = fail
         self._wake = wake
+        self._clock = clock
         self._under_way: set[tuple[str, str]] = set()
         self._turned_away = False
         self._stored: dict[tuple[str, str], _Stored] = {}  # until the table has read them
         self.last_offset = 0  # the last commit confirmed here starts at this offset
 
-    def take(self, connection: Connection, request: Commit) -> bool:
+    def take(self, connection: Connection, request: Commit, came_ms: float) -> bool:
         """Take a commit, once the table has caught up; False while an earlier one is under way.
 
-        UsageError when it makes no record.
+        One that came at `came_ms` and has waited for its whole time is refused. UsageError when it
+        makes no record.
         """
         name = request.group, request.topic
+        if self._clock.monotonic_ms() > came_ms + request.timeout_ms:
+            text = "an earlier commit of the group was under way for too long"
+            self._fail(connection, request.rid, "BUSY", text)
+            return True
         if name in self._under_way:
             self._turned_away = True
             return False

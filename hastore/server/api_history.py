@@ -3,7 +3,9 @@
 A position names the record before it as (epoch, offset). Equal (epoch, offset) means equal bytes,
 so it holds on every node whose history gives that offset to that epoch. Where the history
 disagrees, the reader saw records that a failover cut away; the common point is where both
-histories still agreed.
+histories still agreed. Of an epoch that never joined this history nobody here knows where it began,
+perhaps below the epochs before it: the common point is then the log's beginning, since what the
+reader has not read must not be passed over.
 
 Of what a history has forgotten (its first entry is of FLOOR_EPOCH) a position of an older epoch
 cannot be judged any more: it is LOST, and the reader begins where the log did. A record that was
@@ -31,7 +33,7 @@ def check_position(
 ) -> tuple[Standing, int]:
     """Compare (epoch, offset) with a history whose log ends at `end_offset`.
 
-    Returns the standing, and for LOST the byte offset of the last common point.
+    Returns the standing, and for LOST the byte offset of the last common point, or a lower one.
     """
     if epoch == FLOOR_EPOCH:
         return _reached(end_offset, offset)
@@ -45,11 +47,11 @@ def check_position(
             break
         if each == epoch:
             start = each_start
-    if start is None and after is None:
-        return Standing.BEHIND, end_offset  # an epoch this node has not heard of yet
+    if start is None:  # an epoch this node has not heard of yet, or a rival's
+        return (Standing.BEHIND, end_offset) if after is None else (Standing.LOST, 0)
     if after is not None and offset >= after:
         return Standing.LOST, after
-    if start is None or offset < start:
+    if offset < start:
         return Standing.LOST, offset
     return _reached(end_offset, offset)
 

@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from hastore.clock import Clock
 from hastore.protocol.api import POSITIONS_TOPIC, Commit, Position
-from hastore.protocol.positions import CommitBody, PositionMap, newest
+from hastore.protocol.positions import CommitBody, PositionMap, below, newest
 from hastore.server.api_backend import ApiBackend
-from hastore.server.api_history import Standing, check_position, epoch_at
-from hastore.server.position_records import QUEUE, commit_record, read_commits
+from hastore.server.api_history import History, Standing, check_position, epoch_at
+from hastore.server.position_records import QUEUE, CommitReader, commit_record, read_commits
 
 _CHUNK_BYTES = 1024 * 1024
 
@@ -28,6 +28,7 @@ class PositionTable:
         self._backend = backend
         self._clock = clock
         self._latest = PositionMap()  # of the records that were in the log when it was read
+        self._reader = CommitReader(clock, near_end=True)
         self._next: int | None = None  # the next queue offset to read
         self._last: tuple[int, int] | None = None  # (epoch, offset) of the record read last
 
@@ -49,9 +50,11 @@ class PositionTable:
 
     def find(self, group: str, topic: str) -> dict[int, Position]:
         """Return the latest positions of a group in a topic, as far as `catch_up` came."""
-        # Asked behind the log: what retention takes is kept there before it goes.
+        # Asked behind the log: what retention takes is kept there before it goes. Of bytes that
+        # are still in the log, the log itself says what holds: a flip may have cut what was kept.
         kept = self._backend.kept_positions(group, topic)
-        found = newest(kept, self._latest.find(group, topic))
+        latest = self._latest.find(group, topic)
+        found = {**kept, **newest(below(kept, self._backend.store.min_offset), latest)}
         return {queue: place.position for queue, place in found.items()}
 
     def has_read(self, offset: int) -> bool:
@@ -68,17 +71,17 @@ class PositionTable:
         if self._next is None or not self._still_there(known):
             self._forget()
             self._next = known[0]
-        found = store.pull(
-            POSITIONS_TOPIC, QUEUE, max(self._next or 0, known[0]),
+        history = self._backend.history()
+        pulled = self._reader.next(
+            store, max(self._next or 0, known[0]),
             max_messages=4096, max_bytes=_CHUNK_BYTES, limit_offset=store.readable_offset,
         )  # fmt: skip
-        if found.status.name == "OFFSET_TOO_SMALL":  # retention was faster
-            self._next = found.next_queue_offset
+        if self._backend.history() != history:  # a flip may have cut away what was read just now
             return False
-        if not found.count:
+        if pulled is None:
             return True
-        self._read(found.records)
-        self._next = found.next_queue_offset
+        self._read(history, pulled[0])
+        self._next = pulled[1]
         return False
 
     def _forget(self) -> None:
@@ -96,8 +99,8 @@ class PositionTable:
         standing, _ = check_position(self._backend.history(), end, *self._last)
         return standing is Standing.AGREED
 
-    def _read(self, records: bytes) -> None:
+    def _read(self, history: History, records: bytes) -> None:
         for offset, body in read_commits(records):
-            self._last = (epoch_at(self._backend.history(), offset), offset)
+            self._last = (epoch_at(history, offset), offset)
             if body is not None:
                 self._latest.take(body, offset)  # without room it is not kept: has_room said so

@@ -11,7 +11,13 @@ from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_connections import Connection
 from hastore.server.api_failures import Failures, master_of
-from hastore.server.api_history import Standing, check_position, epoch_at, epochs_of
+from hastore.server.api_history import (
+    History,
+    Standing,
+    check_position,
+    epoch_at,
+    epochs_of,
+)
 from hastore.store.properties import MAX_CREATED_TOPIC
 from hastore.store.record import decode_record
 
@@ -171,14 +177,24 @@ class PullDesk:
         return Failed(request.rid, status, reason, master_of(self._backend, self._failures))
 
     def _pull(self, request: Pull) -> tuple[Pulled, bytes | None]:
+        """Look, and look again when a flip came between: what was read may be cut away by then, and
+        the new history says nothing of it.
+        """
+        history = self._backend.history()
+        while True:
+            found = self._pull_under(history, request)
+            before, history = history, self._backend.history()
+            if history == before:
+                return found
+
+    def _pull_under(self, history: History, request: Pull) -> tuple[Pulled, bytes | None]:
         store = self._backend.store
         limit = store.readable_offset
         place = request.position
         if place.epoch is not None and place.offset is not None:
-            history = self._backend.history()
             standing, at = check_position(history, store.max_offset, place.epoch, place.offset)
             if standing is Standing.LOST:
-                return self._lost(request, at), None
+                return self._lost(history, request, at), None
             if standing is Standing.BEHIND:
                 return Pulled(request.rid, PullStatus.NO_NEW, place.queue_offset), None
         found = store.pull(
@@ -199,18 +215,17 @@ class PullDesk:
             found.min_queue_offset,
             found.max_queue_offset,
             found.count,
-            self._epochs(found.records) if found.count else [],
+            self._epochs(history, found.records) if found.count else [],
             None,
             found.last_offset,
         )
         return reply, (found.records if found.count else None)
 
-    def _epochs(self, records: bytes) -> list[tuple[int, int]]:
-        history = self._backend.history()
+    def _epochs(self, history: History, records: bytes) -> list[tuple[int, int]]:
         first = int.from_bytes(records[28:36], "big")  # physicalOffset of the first record
         return epochs_of(history, first, self._backend.store.max_offset)
 
-    def _lost(self, request: Pull, common: int) -> Pulled:
+    def _lost(self, history: History, request: Pull, common: int) -> Pulled:
         """Name the last position of the queue that lies wholly below the common point."""
         store = self._backend.store
         known = store.queue_range(request.topic, request.queue_id) or (0, 0)
@@ -225,7 +240,7 @@ class PullDesk:
                 high = middle
         place = Position(known[0])
         if before is not None:
-            epoch = epoch_at(self._backend.history(), before[1])
+            epoch = epoch_at(history, before[1])
             place = Position(before[0] + 1, epoch, before[1])
         return Pulled(
             request.rid, PullStatus.HISTORY_DIFFERS, place.queue_offset, known[0], known[1], 0, [],

@@ -98,9 +98,9 @@ class ApiServer(Service):
         self._pulls = PullDesk(backend, clock, self._answer, self._replies.has_room, failures)
         self._positions = PositionTable(backend, clock)
         self._commits = CommitDesk(
-            backend, self._positions, self._puts, self._answer, self._fail, self._wake
+            backend, self._positions, self._puts, self._answer, self._fail, self._wake, clock
         )
-        self._fetches: list[tuple[Connection, api.Fetch | api.Commit]] = []
+        self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # when it came
         self._reading_positions = False
         self._left: list[tuple[int, int]] = []  # the events that the last turn had no room for
         self._malformed = 0
@@ -316,7 +316,7 @@ class ApiServer(Service):
             self._pulls.take(connection, request)
         elif isinstance(request, api.Fetch | api.Commit):
             if len(self._fetches) < MAX_FETCHES:
-                self._fetches.append((connection, request))
+                self._fetches.append((connection, request, self._clock.monotonic_ms()))
             else:
                 self._fail(connection, request.rid, "BUSY", "too many wait for positions")
         elif not self._replies.has_room(connection):
@@ -341,17 +341,19 @@ class ApiServer(Service):
         except Exception as failure:
             self._reading_positions = False
             fetches, self._fetches = self._fetches, []
-            for connection, request in fetches:
+            for connection, request, _ in fetches:
                 self._give_up(connection, request, failure)
             return
         waiting, self._fetches = self._fetches, []
-        for connection, request in waiting:
+        for connection, request, came_ms in waiting:
+            if connection.ended:  # nobody knows of it any more: it must not come behind later ones
+                continue
             try:
                 if isinstance(request, api.Fetch):
                     found = self._positions.find(request.group, request.topic)
                     self._answer(connection, api.Positions(request.rid, found))
-                elif not self._commits.take(connection, request):
-                    self._fetches.append((connection, request))
+                elif not self._commits.take(connection, request, came_ms):
+                    self._fetches.append((connection, request, came_ms))
             except Exception as failure:
                 self._give_up(connection, request, failure)
 

@@ -15,9 +15,11 @@ Owned by RetentionService's thread; `find` may be called from any other.
 import logging
 import zlib
 from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
 
 import msgspec
 
+from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.positions import (
@@ -25,13 +27,21 @@ from hastore.protocol.positions import (
     Pair,
     Place,
     PositionMap,
+    below,
     decode_commit,
     encode_commit,
     origin_of,
 )
-from hastore.server.position_records import QUEUE, commit_key, commit_record, read_commits
+from hastore.server.position_records import (
+    QUEUE,
+    CommitReader,
+    commit_key,
+    commit_record,
+    is_lost,
+    read_commits,
+)
 from hastore.store.filesystem import FileSystem
-from hastore.store.message_store import MessageStore, PullStatus, PutResult, PutStatus
+from hastore.store.message_store import MessageStore, PutResult, PutStatus
 
 log = logging.getLogger(__name__)
 
@@ -51,17 +61,31 @@ class _Head(msgspec.Struct, frozen=True):
     crc32: int
 
 
+class _Anew(NamedTuple):
+    """Where the log has a pair's places anew, from `offset` on."""
+
+    offset: int
+    places: Mapping[int, Place]
+
+
 class KeptPositions:
     """The positions that the log may have lost, of the part of the store that is in use."""
 
-    def __init__(self, fs: FileSystem, root: str, store_part: Callable[[], int]) -> None:
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        store_part: Callable[[], int],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
         """Prepare; `store_part()` counts how often the store was set aside."""
         self._fs = fs
         self._path = f"{root}/hastore/positions"
         self._store_part = store_part
         self._kept = 0, PositionMap()  # of which part of the store; replaced whole
-        self._next = 0  # the queue offset to read from
+        self._reader = CommitReader(clock, near_end=False)
         self._due: dict[Pair, None] = {}  # to be written anew, in this order
+        self._anew: dict[Pair, _Anew] = {}  # what this epoch wrote last; the index may not find it
         self._epoch = 0
 
     def load(self) -> None:
@@ -98,15 +122,20 @@ class KeptPositions:
         """
         part = self._store_part()
         if part != self._kept[0]:
-            self._kept, self._next = (part, PositionMap()), 0
+            self._kept = part, PositionMap()
             self._due.clear()
+            self._anew.clear()
         known = store.queue_range(POSITIONS_TOPIC, QUEUE)
         if known is None:
             return True
-        kept = PositionMap(self._kept[1].entries)
+        # From the log's beginning on: what was kept of bytes that still lay in the log is of an
+        # attempt whose files did not go, and a flip may have cut these bytes and put others there.
+        entries, first = self._kept[1].entries, store.min_offset
+        kept = PositionMap({pair: below(places, first) for pair, places in entries.items()})
         gone: dict[Pair, None] = {}
-        at = max(self._next, known[0])
-        while (pulled := _pull(store, at, end_offset)) is not None:
+        at = known[0]
+        limits = {"max_messages": 1024, "max_bytes": _CHUNK_BYTES, "limit_offset": end_offset}
+        while (pulled := self._reader.next(store, at, **limits)) is not None:
             records, at = pulled
             for offset, body in read_commits(records):
                 if body is not None:
@@ -117,10 +146,11 @@ class KeptPositions:
             if pause():
                 return False
         if gone:
+            for pair, places in entries.items():  # what was cut still leads to the common point
+                kept.merge(pair, {q: p for q, p in places.items() if q not in kept.find(*pair)})
             self._save(kept, part)
             self._kept = part, kept
             self._due.update(gone)
-        self._next = at
         return True
 
     def write_anew(
@@ -143,28 +173,51 @@ class KeptPositions:
             return 0
         if epoch != self._epoch:
             self._due = dict.fromkeys(kept)
+            self._anew.clear()  # the log may have been cut meanwhile
             self._epoch = epoch
         written = 0
         while self._due:
             pairs: list[Pair] = []
+            lacking: dict[Pair, Mapping[int, Place]] = {}
             records: list[bytes] = []
             size = 0
             for pair in self._due:
                 pairs.append(pair)
-                places = kept.find(*pair)
-                if not _is_in_log(store, first_offset, pair, places):
+                places = below(kept.find(*pair), first_offset)  # the others were never taken
+                if places and not (
+                    self._is_written(first_offset, pair, places)
+                    or _is_in_log(store, first_offset, pair, places)
+                ):
+                    lacking[pair] = places
                     records += (commit_record(body, now_ms) for body in _bodies(pair, places))
                     size = sum(map(len, records))
                 if size >= _PUT_BYTES or len(pairs) >= _PAIRS_AT_ONCE:
                     break
             if records:
-                _check([result for one in put(records) for result in one])
+                offset = _check([result for one in put(records) for result in one])
+                self._anew.update((pair, _Anew(offset, lacking[pair])) for pair in lacking)
             for pair in pairs:
                 del self._due[pair]
             written += len(records)
             if self._due and pause():
                 break
         return written
+
+    def _is_written(self, first_offset: int, pair: Pair, places: Mapping[int, Place]) -> bool:
+        """Whether this epoch wrote as much anew, which the log still has.
+
+        The index finds a group's newest commits only, which may be of its other topics: by it alone
+        each copy that goes would bring forth another one, and these drive messages out for ever.
+        """
+        anew = self._anew.get(pair)
+        return (
+            anew is not None
+            and anew.offset >= first_offset
+            and all(
+                queue in anew.places and anew.places[queue].origin >= place.origin
+                for queue, place in places.items()
+            )
+        )
 
     def _save(self, kept: PositionMap, part: int) -> None:
         lines = [
@@ -194,21 +247,6 @@ def _parse(raw: bytes) -> tuple[_Head, PositionMap]:
     return head, kept
 
 
-def _pull(store: MessageStore, at: int, end_offset: int) -> tuple[bytes, int] | None:
-    """Return the next commits below `end_offset` and where to go on; None behind the last."""
-    try:
-        found = store.pull(
-            POSITIONS_TOPIC, QUEUE, at,
-            max_messages=1024, max_bytes=_CHUNK_BYTES, limit_offset=end_offset,
-        )  # fmt: skip
-    except CorruptRecordError as error:
-        log.warning("a position is lost: %s", error)
-        return b"", at + 1
-    if found.status is PullStatus.OFFSET_TOO_SMALL:
-        return b"", found.next_queue_offset
-    return (found.records, found.next_queue_offset) if found.count else None
-
-
 def _bodies(pair: Pair, places: Mapping[int, Place]) -> list[CommitBody]:
     """Return the commits that repeat these places, each of a bounded size."""
     found = list(places.items())
@@ -228,7 +266,13 @@ def _is_in_log(
     """Whether the newest of a group's commits, all from `first_offset` on, say as much."""
     missing = dict(places)
     key = commit_key(pair[0])
-    for offset in store.query_key(POSITIONS_TOPIC, key, max_messages=_NEWEST):
+    try:
+        offsets = store.query_key(POSITIONS_TOPIC, key, max_messages=_NEWEST)
+    except OSError as failure:  # it looks at the records too
+        if not is_lost(failure):
+            raise
+        return False
+    for offset in offsets:
         record = store.record_at(offset) if offset >= first_offset else None
         if record is None or not missing:
             break
@@ -245,7 +289,9 @@ def _is_in_log(
     return not missing
 
 
-def _check(results: Sequence[PutResult]) -> None:
+def _check(results: Sequence[PutResult]) -> int:
+    """Return where the first of them lies; StoreError when one was not appended."""
     for result in results:
         if result.status is not PutStatus.PUT_OK:
             raise StoreError(f"positions could not be written anew: {result.reason}")
+    return min(result.offset or 0 for result in results)

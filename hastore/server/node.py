@@ -96,7 +96,7 @@ class Node:
         )
         self._http_address = own.http
         self._http: HttpServer | None = None
-        self._kept = KeptPositions(fs, root, lambda: self.state.data.aside)
+        self._kept = KeptPositions(fs, root, lambda: self.state.data.aside, clock)
         self.retention = RetentionService(
             self.member,
             self.store,

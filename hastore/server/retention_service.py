@@ -89,7 +89,7 @@ class RetentionService(Service):
             count = self._kept.write_anew(
                 epoch, self._store, first_offset, self._put, self._clock.wall_ms(), self._pause
             )
-        except (NotStoredError, StoreError) as error:  # a full disk needs the files to go
+        except (NotStoredError, StoreError, OSError) as error:  # a full disk needs the files to go
             log.warning("positions of consumers are not written anew yet: %s", error)
         else:
             if count:

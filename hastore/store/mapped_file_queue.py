@@ -108,12 +108,13 @@ class MappedFileQueue:
         self._detached += self.files[:count]
         self.files = self.files[count:]
 
-    def discard(self) -> None:
+    def discard(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Remove what was detached, each file durably before the next, so no crash leaves a gap.
 
-        Needs no append lock, but one call at a time. What OSError left comes first the next time.
+        Needs no append lock, but one call at a time. What OSError or `stop()` left comes first the
+        next time.
         """
-        while self._detached:
+        while self._detached and not stop():
             with contextlib.suppress(FileNotFoundError):  # an operator was faster
                 self._detached[0].remove()
             self.sync_names()

@@ -103,7 +103,8 @@ class MessageStore:
 
     def close(self, *, unlock: bool = True) -> None:
         """Stop cleanly: sync all, save the checkpoint, remove `abort`, unlock. StoreError."""
-        self._life.close(unlock=unlock)
+        with self._cuts.closing():
+            self._life.close(unlock=unlock)
         self._wake()
 
     def check_place(self) -> None:

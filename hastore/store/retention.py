@@ -1,8 +1,12 @@
 """Which commit log files have outlived their time: whole files, oldest first, never the last."""
 
+import errno
+from collections.abc import Sequence
+
 from hastore.clock import Clock
 from hastore.config import RetentionConfig
 from hastore.store.commit_log import CommitLog
+from hastore.store.mapped_file import MappedFile
 from hastore.store.record import (
     FLAG_BORN_IPV6,
     IPV6_EXTRA,
@@ -47,16 +51,29 @@ def expired_files(
             retention.max_size_bytes is not None
             and (len(files) - place) * commit_log.file_size > retention.max_size_bytes
         )
-        if not too_many and not _too_old(commit_log, retention, clock, file.end):
+        if not too_many and not _too_old(commit_log, retention, clock, files[place + 1 :]):
             break
         count += 1
     return count
 
 
 def _too_old(
-    commit_log: CommitLog, retention: RetentionConfig, clock: Clock, next_offset: int
+    commit_log: CommitLog, retention: RetentionConfig, clock: Clock, behind: Sequence[MappedFile]
 ) -> bool:
-    if retention.max_age_ms is None or next_offset >= commit_log.max_offset:
+    """Whether a file is too old, by the first record of the files `behind` it that can be read: a
+    bad sector, or damage, is to keep no file for ever.
+    """
+    if retention.max_age_ms is None:
         return False
-    stored_ms = first_store_timestamp_ms(commit_log, next_offset)
-    return stored_ms is not None and clock.wall_ms() - stored_ms > retention.max_age_ms
+    for file in behind:
+        if file.start >= commit_log.max_offset:
+            break
+        try:
+            stored_ms = first_store_timestamp_ms(commit_log, file.start)
+        except OSError as failure:
+            if failure.errno != errno.EIO:
+                raise
+            stored_ms = None
+        if stored_ms is not None:
+            return clock.wall_ms() - stored_ms > retention.max_age_ms
+    return False

@@ -28,6 +28,20 @@ class StoreCuts:
         self._parts = parts
         self._root = parts.config.root
         self._removing = threading.Lock()  # retention or a cut, taken before all other locks
+        self._closing = False
+
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[None]:
+        """Wait until nothing is removed any more, for good: another process may have the store
+        then. What retention still owes the next start finds again.
+        """
+        self._closing = True
+        with self._removing:
+            yield
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise StoreError("the store is closed")
 
     @contextlib.contextmanager
     def _stopped(self) -> Iterator[None]:
@@ -145,6 +159,7 @@ class StoreCuts:
         """Return where the log would begin after `delete_expired`; None when nothing would go."""
         parts = self._parts
         with self._removing:
+            self._check_open()
             count = self._expired(hold_offset)
             return parts.log.queue.files[count - 1].end if count else None
 
@@ -156,10 +171,11 @@ class StoreCuts:
         return expired_files(parts.log, parts.config.retention, parts.clock, hold)
 
     def delete_expired(self, hold_offset: int | None) -> int:
-        """Remove whole old files, never at or beyond `hold_offset`; returns how many."""
+        """Remove whole old files, none from `hold_offset` on; returns how many. StoreError."""
         parts = self._parts
         queue = parts.log.queue
         with self._removing:  # puts only add files at the end: what is expired stays so
+            self._check_open()
             try:
                 queue.discard()  # what an earlier call owes: first, or a gap would remain
                 count = self._expired(hold_offset)
@@ -171,7 +187,7 @@ class StoreCuts:
                     parts.log.min_offset = min_offset  # readers are refused before the bytes go
                     queue.detach_first(count)
                 parts.build.delete_before(min_offset)
-                queue.discard()
+                queue.discard(lambda: self._closing)
             except OSError as failure:
                 raise StoreError(f"retention could not remove a file: {failure}") from failure
         log.info("retention removed %d files below offset %d", count, min_offset)

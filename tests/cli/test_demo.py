@@ -20,8 +20,6 @@ from hastore.store.reader import StoreReader
 from hastore.store.record import decode_record
 from tests.process.harness import ROOT
 
-pytestmark = pytest.mark.xdist_group("demo")  # what the module's fixture starts serves all
-
 SCALE = "0.05"
 
 

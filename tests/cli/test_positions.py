@@ -8,8 +8,6 @@ from hastore.client.consumer import Consumer
 from hastore.client.producer import Producer
 from tests.process.harness import Group, hastore
 
-pytestmark = pytest.mark.xdist_group("positions")  # what the module's fixture starts serves all
-
 
 @pytest.fixture(scope="module")
 def node(tmp_path_factory):

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import pathlib
 import random
 import struct
+import threading
 from typing import Any
 
 import pytest
 
 from hastore.config import AckPoint
+from hastore.errors import StoreFullError
 from hastore.ha import crc_check
 from hastore.ha.crc_check import CHECKED_BYTES_MAX, CrcCheck, DamagedRecordError
 from hastore.ha.slave_stream import SlaveStream
@@ -36,7 +39,7 @@ class Bytes:
 
 def check_all(data: bytes, file_size: int, ends: list[int], start: int = 0) -> CrcCheck:
     """Check a log that arrives in frames that end at `ends`."""
-    check = CrcCheck(Bytes(data, file_size, start), None)  # type: ignore[arg-type]
+    check = CrcCheck(Bytes(data, file_size, start))  # type: ignore[arg-type]
     at = start
     for end in ends:
         check.begin(at, end - at)
@@ -92,7 +95,7 @@ def test_every_damaged_byte_of_a_body_is_seen_in_frames_of_any_size():
             ends = [*range(piece, len(log), piece), len(log)]
             with pytest.raises(DamagedRecordError, match=f"record at {places[1]} ") as found:
                 check_all(bytes(bad), FOREVER, ends)
-            accepted = (found.value.offset, found.value.crc)
+            accepted = {(found.value.offset, found.value.crc)}
             check = CrcCheck(Bytes(bytes(bad), FOREVER), accepted)  # type: ignore[arg-type]
             check.begin(0, len(log))
             check.check(len(log))
@@ -106,6 +109,24 @@ def test_a_damaged_head_is_seen_once_the_place_is_known(field):
     bad[places[2] + at] ^= 0x30
     with pytest.raises(DamagedRecordError):
         check_all(bytes(bad), FOREVER, [len(log)])
+
+
+@pytest.mark.parametrize("bit", range(32))
+def test_a_wrong_size_is_seen_before_the_record_is_reported(bit):
+    log, places = log_with("T", "T", BROKEN_TOPIC, "T")
+    places = [*places, len(log)]
+    for number in range(1, 4):
+        bad = bytearray(log)
+        bad[places[number] + bit // 8] ^= 0x80 >> bit % 8
+        whole = places[number + 1]
+        for ends in ([places[number], whole], [whole], [places[number] + 5, whole], [len(log)]):
+            with pytest.raises(DamagedRecordError, match=f"record at {places[number]} ") as found:
+                check_all(bytes(bad), FOREVER, ends)
+            accepted = {(found.value.offset, found.value.crc)}
+            check = CrcCheck(Bytes(bytes(bad), FOREVER), accepted)  # type: ignore[arg-type]
+            for begin, end in itertools.pairwise([0, *ends, len(log)]):
+                check.begin(begin, end - begin)
+                check.check(end)
 
 
 @pytest.mark.parametrize("left", [BLANK_SIZE, 40, 87, 88, 200])
@@ -126,7 +147,7 @@ def test_a_stream_that_begins_inside_a_record_is_looked_at_from_the_next_frame_o
     bad = bytearray(log)
     bad[places[2] + 88] ^= 1
     inside = places[1] + 20
-    check = CrcCheck(Bytes(bytes(bad), FOREVER), None)  # type: ignore[arg-type]
+    check = CrcCheck(Bytes(bytes(bad), FOREVER))  # type: ignore[arg-type]
     check.begin(inside, places[2] - inside)
     check.check(places[2])
     check.begin(places[2], len(log) - places[2])
@@ -172,6 +193,25 @@ def damage(monkeypatch: pytest.MonkeyPatch, times: float) -> list[int]:
     return done
 
 
+def damage_in(
+    monkeypatch: pytest.MonkeyPatch, where: dict[bytes, int], times: float = FOREVER
+) -> list[bytes]:
+    """Have records with these bodies come damaged, at so many bytes from their start."""
+    real = SlaveStream._take
+    done: list[bytes] = []
+
+    def take(self: SlaveStream, data: memoryview, *given: Any) -> None:
+        for body, place in where.items():
+            at = bytes(data).find(body)
+            if at >= 0 and len(done) < times:
+                done.append(body)
+                data[at - 88 + place] ^= 0x10
+        real(self, data, *given)
+
+    monkeypatch.setattr(SlaveStream, "_take", take)
+    return done
+
+
 @pytest.mark.parametrize("ack_point", list(AckPoint))
 def test_what_came_damaged_is_fetched_again_before_it_is_acknowledged(pair, monkeypatch, ack_point):
     master, slave = pair(ack_point)
@@ -202,6 +242,56 @@ def test_what_the_master_has_damaged_is_taken_once_and_said(pair, monkeypatch, c
     assert any(f"record at {at} is damaged" in each.message for each in caplog.records)
     assert master.put_confirmed(b"and on")[0] == "PUT_OK"
     assert len(done) == 3
+
+
+def test_a_master_with_several_damaged_records_is_followed_all_the_same(pair, monkeypatch):
+    """A cut ends before a head that cannot be read: what was taken as it is comes once more."""
+    master, slave = pair(AckPoint.WRITTEN)
+    heads = {b"precious 1": 31, b"precious 2": 88, b"precious 3": 3, b"precious 4": 89}
+    done = damage_in(monkeypatch, heads)
+    for body in heads:
+        assert master.put_confirmed(body)[0] == "PUT_OK"
+    assert set(done) == set(heads) and slave.store.max_offset == master.store.max_offset
+    wait_for(lambda: slave.client.notice, "the notice")
+
+
+def test_the_first_head_of_a_link_is_looked_at(pair, monkeypatch):
+    master, slave = pair(AckPoint.WRITTEN)
+    assert slave.store.wait_dispatched(slave.store.max_offset, 10.0)
+    slave.unfollow()
+    damage_in(monkeypatch, {b"precious": 31}, times=1)
+    slave.follow()
+    wait_for(lambda: slave.linked and master.ha.linked_nodes(), "a link")
+    assert master.put_confirmed(b"precious")[0] == "PUT_OK"
+    assert slave.bytes() == master.bytes()
+
+
+@pytest.mark.parametrize("event", ["a promise", "the disk is full", "the node stops"])
+def test_a_damaged_record_never_stays_where_it_would_pass_for_a_good_one(pair, monkeypatch, event):
+    master, slave = pair(AckPoint.WRITTEN)
+    client = slave.client
+    damage(monkeypatch, 1)
+    met_it = threading.Event()
+    real = SlaveStream._met_damage
+
+    def met(self: SlaveStream, damaged: DamagedRecordError) -> None:
+        if event == "a promise":
+            slave.member.state.promise(slave.member.state.data.promised_epoch + (1 << 16))
+        elif event == "the node stops":
+            client.stopping.set()
+        else:
+            monkeypatch.setattr(slave.store, "archive", full)
+        met_it.set()
+        real(self, damaged)
+
+    def full(*_: Any) -> int:
+        raise StoreFullError("no room")
+
+    monkeypatch.setattr(SlaveStream, "_met_damage", met)
+    master.put(b"a precious body")
+    assert met_it.wait(30.0)
+    wait_for(lambda: b"precioUs" not in slave.bytes(), "the damaged record is gone")
+    assert not pathlib.Path(slave.config.store.root, "rescued").exists()
 
 
 def test_records_of_a_rocketmq_are_taken_as_they_are(make_group, caplog):

@@ -19,7 +19,7 @@ from hastore.store.record import build_record, decode_record
 from tests.process.harness import POLL_S, wait_until
 from tests.process.relay import Relay
 
-TIMEOUT_MS = 60_000
+TIMEOUT_MS = 120_000
 SILENT_S = 1.5  # then another connection is made; a node waits 5 s for a greeting
 HEARTBEAT_MS = 100
 HEARTBEATS = 12

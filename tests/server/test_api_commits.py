@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 from hastore.ha.group_transfer import Outcome
 from hastore.protocol import api
+from hastore.server.api_server import ApiServer
 from tests.api_fakes import FakeBackend
 from tests.server.test_api_server import Client, backend, client, config, record, server, until
 
@@ -97,6 +99,49 @@ def test_a_commit_waits_for_the_one_before_it(client: Client, backend: FakeBacke
     assert isinstance(replies[3], api.Failed) and replies[3].status == "POSITION_BEHIND"
     assert {replies[rid].status for rid in (2, 4, 5)} == {api.Status.PUT_OK}
     assert committed(client) == {0: 13}
+
+
+def test_a_waiting_commit_whose_time_is_up_is_refused(client: Client, backend: FakeBackend) -> None:
+    fill(client)
+    backend.transfer.hold = True
+    client.send(commit(2, 12))
+    until(lambda: backend.transfer.waiting)
+    client.send(api.Commit(3, "g", "t", {0: api.Position(5)}, timeout_ms=1, back=[0]))
+    committed(client)  # an answer behind it: it waits by now
+    time.sleep(0.002)  # its own time, no more
+    backend.transfer.hold = False
+    backend.transfer.end_all()
+    replies = {reply.rid: reply for reply, _ in (client.receive(), client.receive())}
+    assert replies[2].status is api.Status.PUT_OK
+    assert isinstance(replies[3], api.Failed) and replies[3].status == "BUSY"
+    assert committed(client) == {0: 12}
+
+
+def test_a_waiting_commit_ends_with_its_connection(
+    client: Client, server: ApiServer, backend: FakeBackend
+) -> None:
+    """Taken later it would take the group back behind what others have committed since."""
+    fill(client)
+    backend.transfer.hold = True
+    client.send(commit(2, 12))
+    until(lambda: backend.transfer.waiting)
+    gone = Client(server.endpoint)
+    try:
+        gone.send(commit(3, 5, back=[0]))
+        committed(gone)  # behind it: it waits by now
+        assert server.connections == 2
+    finally:
+        gone.close()
+    until(lambda: server.connections == 1)
+    client.send(commit(5, 13))
+    committed(client)
+    backend.transfer.hold = False
+    backend.transfer.end_all()
+    assert {client.receive()[0].rid, client.receive()[0].rid} == {2, 5}
+    assert committed(client) == {0: 13}
+    until(lambda: not server._fetches)
+    at = backend.store.queues[api.POSITIONS_TOPIC, 0]
+    assert len(at) == 2, "the commit of a connection that had ended was taken"
 
 
 def test_a_commit_that_was_stored_and_not_confirmed_counts_too(

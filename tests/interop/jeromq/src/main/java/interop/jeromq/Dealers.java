@@ -18,6 +18,9 @@ import org.zeromq.ZMQ;
  * no thread's own here, and the lock is what hands it from one to the next.
  */
 public final class Dealers {
+    /** After it JeroMQ connects anew; its default is 30 s, and it now and then forgets a handshake. */
+    private static final int HANDSHAKE_MS = 3_000;
+
     private final Map<String, ZContext> contexts = new HashMap<>();
     private final Map<String, ZMQ.Socket> sockets = new HashMap<>();
 
@@ -38,6 +41,7 @@ public final class Dealers {
         }
         ZMQ.Socket socket = context.createSocket(SocketType.DEALER);
         socket.setLinger(0);
+        socket.setHandshakeIvl(HANDSHAKE_MS);
         socket.setReceiveTimeOut(request.getIntValue("timeout_ms"));
         int heartbeatMs = request.getIntValue("heartbeat_ms");
         if (heartbeatMs > 0) {

@@ -1,0 +1,85 @@
+"""What the commands say once a node follows: why one does not, and that a demotion is over."""
+
+import pytest
+
+from hastore.cli import flip
+from hastore.cli.status import not_following_text
+from tests.process.harness import Group, hastore
+
+SUPERSEDED = "superseded by node 2 (epoch 131074); this node follows; node 2 is the master"
+
+
+@pytest.mark.parametrize(
+    ("reason", "headless", "shown"),
+    [
+        ("this node is a slave; node 2 is the master", False, False),
+        ("this node is a slave", False, False),  # of a RocketMQ master
+        ("this node is a slave; node 2 refuses this node as its slave: why", False, True),
+        ("this node is a slave; no master is open; no answer from node 2 (why)", False, True),
+        ("this node is a slave; no master is open; no answer from node 2 (why)", True, False),
+        ("this node is a slave; node 2 refuses this node as its slave: why", True, True),
+        ("the store is closed: a sync of bytes [0, 4096) failed", False, True),
+    ],
+)
+def test_a_slave_that_does_not_follow_is_told_with_its_reason(reason, headless, shown):
+    text = not_following_text({"role": "SLAVE", "reason": reason}, headless=headless)
+    assert text == (reason if shown else None)
+
+
+@pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER"])
+def test_what_is_to_be_master_is_no_slave_that_does_not_follow(role):
+    status = {"role": role, "reason": "waiting to be master: why"}
+    assert not_following_text(status, headless=False) is None
+
+
+def test_status_says_why_the_master_refuses_a_slave(tmp_path):
+    with Group(tmp_path, 3) as group:
+        group.start()
+        group[3].kill()
+        group[3].store.rename(tmp_path / "aside")
+        group[3].start("slave")
+        group[3].wait_status(lambda s: "refuses" in (s["reason"] or ""), "it is refused")
+        done = hastore("status", "--bootstrap", ",".join(group.bootstrap))
+    lines = [line for line in done.stdout.splitlines() if line.startswith("node 3: ")]
+    assert done.returncode == 0 and len(lines) == 1, done.stdout
+    assert "node number 3 is known with another store" in lines[0]
+
+
+def test_a_demotion_is_over_once_the_node_follows_the_edited_file(tmp_path, monkeypatch):
+    """A node that was superseded is a SLAVE before its file says so: the role alone tells
+    nothing.
+    """
+    group = Group(tmp_path)
+    with group:
+        group[1].edit_role("SYNC_MASTER")
+        before = {
+            "node": 1, "role": "SLAVE", "epoch": 131074, "max_offset": 0, "writable": False,
+            "cluster": group[1].settings["cluster"], "group": group[1].settings["group"],
+            "reason": SUPERSEDED, "problems": [SUPERSEDED],
+        }  # fmt: skip
+        after = before | {
+            "reason": "this node is a slave; node 2 is the master",
+            "problems": ["the changed configuration is not followed: why"],
+        }
+        answers = iter([before, before, before, after])
+        monkeypatch.setattr(flip, "ask_status", lambda address, timeout_s: next(answers))
+        assert flip.demote(str(group[1].path)) == after
+        assert next(answers, None) is None
+
+
+@pytest.mark.parametrize("given", ["nan", "-1", "0"])
+def test_a_wait_that_is_none_is_wrong_usage_and_nothing_is_edited(tmp_path, given):
+    """Promote said that the node does not answer, and it had begun its promotion."""
+    group = Group(tmp_path)
+    with group:
+        path = str(group[2].path)
+        for command in (("promote", "-c", path), ("demote", "-c", path)):
+            done = hastore(*command, "--patience", given)
+            assert done.returncode == 2 and "'--patience'" in done.stderr
+        assert group[2].file_role == "SLAVE"
+        api = ("--bootstrap", group[2].api)
+        for command in (("status", *api), ("produce", *api, "t")):
+            done = hastore(*command, "--timeout", given, stdin=b"")
+            assert done.returncode == 2 and "'--timeout'" in done.stderr, done.stderr
+        if given != "0":
+            assert hastore("status", *api, "--wait", given).returncode == 2
