@@ -19,7 +19,7 @@ from hastore.ha.epochs import History
 from hastore.ha.follower import Follower
 from hastore.ha.member import Member
 from hastore.ha.peer import Call, call
-from hastore.ha.rewind import cut_back, entries_at
+from hastore.ha.rewind import confirmed_for, cut_back, entries_at
 from hastore.ha.slave_stream import SlaveStream
 from hastore.ha.survey import ask_all, check_peer
 from hastore.protocol.hello import Hello, Purpose, Refused, Resync, RewindTo, StreamFrom
@@ -82,7 +82,7 @@ class HAClient(Follower):
         digest = say_digest(member, theirs.history, theirs.min_offset, theirs.max_offset)
         opened = call(
             best.address,
-            self._hello(**digest),
+            self._hello(theirs, **digest),
             member.secret,
             member.clock,
             member.config.ha.hello_timeout_ms,
@@ -94,16 +94,18 @@ class HAClient(Follower):
         finally:
             opened.close()
 
-    def _hello(self, **digest: Any) -> Hello:
+    def _hello(self, master: Hello, **digest: Any) -> Hello:
         """Say HELLO to follow: without the entries at this log's end that a master just said it
-        has not. They stay on the disk until what takes their place is here.
+        has not. They stay on the disk until what takes their place is here. A part of a record
+        is not said as confirmed.
         """
         hello = self._member.hello(Purpose.FOLLOW, accept_loss=self.accept_loss, **digest)
         history, shared = self._told_shared
         mine = hello.history
         if history == mine and all(entry.start >= hello.max_offset for entry in mine[shared:]):
             hello = msgspec.structs.replace(hello, history=mine[:shared])
-        return hello
+        confirmed = confirmed_for(self._member.store, hello, master)
+        return msgspec.structs.replace(hello, confirmed_offset=confirmed)
 
     def _raise_promise(self, master: Hello) -> None:
         """Promise the master's epoch before following it; its `acks` and nodes may now be in

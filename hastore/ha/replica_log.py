@@ -124,3 +124,7 @@ class ReplicaLog(Protocol):
         alone, or by all of it, CRC included.
         """
         ...
+
+    def behind_blank(self, offset: int) -> int:
+        """Return where the next file starts when a blank begins at `offset`, else `offset`."""
+        ...

@@ -11,10 +11,11 @@ repeats the rest before any HELLO; a crash before 2 leaves an archive too many a
 import logging
 
 from hastore.errors import GroupDisagrees, ReplicationError
-from hastore.ha.epochs import History
+from hastore.ha.epochs import History, common_point
 from hastore.ha.node_state import CutIntent, NodeState
 from hastore.ha.replica_log import ReplicaLog
 from hastore.ha.rules import cut_loses_confirmed
+from hastore.protocol.hello import Hello
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +42,7 @@ def cut_back(
             f"{why}: no cut at {offset} with {entries} entries; this log is "
             f"[{store.min_offset}, {end}) with {len(state.history)}"
         )
-    first_record_bytes = store.record_size(offset) if offset < end else None
-    if cut_loses_confirmed(offset, store.confirmed_offset, first_record_bytes, store.whole_offset):
+    if loses_confirmed(store, offset):
         if not accept_loss:
             raise GroupDisagrees(
                 f"{why}: cutting at {offset} would lose confirmed records up to "
@@ -63,6 +63,30 @@ def cut_back(
     finish_cut(store, state)
     log.warning("%s: cut the log from %d to %d, %d bytes archived", why, end, offset, archived)
     return archived
+
+
+def loses_confirmed(store: ReplicaLog, cut: int) -> bool:
+    """Whether a cut at `cut` would lose a whole confirmed record of this log."""
+    if cut >= store.confirmed_offset:
+        return False
+    first = store.behind_blank(cut)
+    size = store.record_size(first)
+    return cut_loses_confirmed(first, store.confirmed_offset, size, store.whole_offset)
+
+
+def confirmed_for(store: ReplicaLog, hello: Hello, master: Hello) -> int:
+    """Return the confirmed offset that `hello` says to a master: no further than the last common
+    point (than this log's first offset, where that is greater) unless a whole record beyond it is
+    confirmed.
+
+    A slave reports parts of a record, so the offset may lie inside one: that confirms no record,
+    and only this node knows where its records end.
+    """
+    common, _ = common_point(hello.history, hello.max_offset, master.history, master.max_offset)
+    point = max(common, hello.min_offset)
+    if point < hello.confirmed_offset and not loses_confirmed(store, point):
+        return point
+    return hello.confirmed_offset
 
 
 def entries_at(history: History, offset: int, shared: int) -> int:

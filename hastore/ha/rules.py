@@ -103,7 +103,9 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
                 f"node {hello.node} holds confirmed data up to {hello.confirmed_offset}, "
                 "beyond the last "
                 f"common point {known}, and this master's log starts at {master.min_offset}; "
-                "the group disagrees: see `hastore status` of both, then decide with --accept-loss"
+                "the group disagrees: see `hastore status` of both, then decide: "
+                "`hastore demote -c FILE --accept-loss` on its node sets its store aside in "
+                "rescued/ and copies the master's"
             )
         return _resync(master)
     if common < hello.max_offset or kept < len(hello.history):
@@ -289,10 +291,11 @@ def cut_loses_confirmed(
 ) -> bool:
     """Whether a cut would lose a whole confirmed record.
 
-    `first_record_bytes` is the size of the record at the cut (None: no whole record starts there),
-    `whole_offset` the end of the last whole record. A record counts only when its end is at or
-    below the limit: a limit inside the first record protects nothing. A cut inside a record or a
-    blank, with whole records behind, loses what is confirmed beyond it.
+    `cut` is behind a blank that begins there. `first_record_bytes` is the size of the record at
+    the cut (None: no whole record starts there), `whole_offset` the end of the last whole record.
+    A record counts only when its end is at or below the limit: a limit inside the first record
+    protects nothing. A cut inside a record or a blank, with whole records behind, loses what is
+    confirmed beyond it.
     """
     if cut >= confirmed_offset:
         return False

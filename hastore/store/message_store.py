@@ -379,6 +379,10 @@ class MessageStore:
         """Return the size of the whole record at `offset`; None without one."""
         return self._reads.record_size(offset, check=check)
 
+    def behind_blank(self, offset: int) -> int:
+        """Return where the next file starts when a blank begins at `offset`, else `offset`."""
+        return self._reads.behind_blank(offset)
+
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """Return the first queue offset stored at or after a time, else the queue's end."""
         return self._reads.queue_offset_by_time(topic, queue_id, timestamp_ms)

@@ -19,6 +19,7 @@ from hastore.store.record import (
     V1_MAGIC,
     V2_MAGIC,
     Record,
+    check_blank,
     check_record,
     decode_record,
 )
@@ -219,6 +220,16 @@ class StoreReads:
             with log.view(offset, size) as view:
                 fits = check_record(view, 0, len(view), offset) == size
         return int(size) if fits else None
+
+    def behind_blank(self, offset: int) -> int:
+        """Return where the next file starts when a blank begins at `offset`, else `offset`."""
+        log = self._log
+        if not log.min_offset <= offset < log.max_offset:
+            return offset
+        left = log.file_size - offset % log.file_size
+        with log.view(offset, BLANK_SIZE) as view:
+            whole = len(view) == BLANK_SIZE
+            return offset + (check_blank(view, 0, left) if whole else 0)
 
     def record_at(self, offset: int) -> Record | None:
         """Return the whole, valid record that begins at `offset`; None without one."""

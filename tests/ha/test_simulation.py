@@ -22,6 +22,7 @@ FAILED_ONCE = {
     550: "a slave at ack point flushed stayed unclean until the next heartbeat",
     632: "a rewind below the slave's own first offset, asked for again and again",
     667: "a fresh node took its own file's acks for the group's and opened alone",
+    431541667: "a slave was refused for ever for a confirmed offset inside a record",
     314558765: "after a resync what retention had taken unconfirmed was told as confirmed",
 }
 # The mistakes that a few seconds catch; the others want thousands of walks (HASTORE_SEEDS).
