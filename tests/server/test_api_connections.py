@@ -459,9 +459,10 @@ def test_a_topic_that_is_no_utf_8_ends_nobody(
 def few_descriptors(spare: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
-    gaps = highest + 1 - len(os.listdir("/proc/self/fd"))
-    plugs = [os.open("/dev/null", os.O_RDONLY) for _ in range(gaps + 1)]
-    resource.setrlimit(resource.RLIMIT_NOFILE, (max(plugs) + 1 + spare, before[1]))
+    plugs = [os.open("/dev/null", os.O_RDONLY)]
+    while plugs[-1] <= highest:  # an open takes the lowest: each gap below is filled first
+        plugs.append(os.open("/dev/null", os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (plugs[-1] + 1 + spare, before[1]))
     try:
         yield
     finally:
@@ -475,13 +476,15 @@ def test_without_descriptors_a_silent_one_makes_room(server: ApiServer) -> None:
     host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
     client = Raw(server).open()
     client.ask(api.AskMap(1))
-    with few_descriptors(10):
+    try:
+        with few_descriptors(10):
+            for each in waiting:
+                each.connect((host, int(port)))
+            until(lambda: server._connections.ended >= 29)
+            assert client.ask(api.AskMap(2)).rid == 2
+    finally:
         for each in waiting:
-            each.connect((host, int(port)))
-        until(lambda: server._connections.ended >= 29)
-        assert client.ask(api.AskMap(2)).rid == 2
-    for each in waiting:
-        each.close()
+            each.close()
     until(lambda: server._connections.count == 1)
     late = Raw(server).open()
     assert late.ask(api.AskMap(3)).rid == 3
