@@ -460,9 +460,9 @@ def fill_store(root: pathlib.Path, size: int, file_size: int) -> int:
     By the store's own append, in this process: the log is what a node would have written.
     """
     from hastore.config import StoreConfig
-    from hastore.store.host import Host
+    from hastore.record.codec import build_record
+    from hastore.record.host import Host
     from hastore.store.message_store import MessageStore
-    from hastore.store.record import build_record
 
     host = Host.parse("127.0.0.1:10911")
     body = os.urandom(BODY_BYTES)

@@ -32,12 +32,12 @@ from hastore.ha.slave_stream import SlaveStream
 from hastore.protocol import api
 from hastore.protocol.ha_link import ReportDecoder
 from hastore.protocol.hello import Purpose
+from hastore.record.host import Host
 from hastore.server.api_failures import Failures
 from hastore.server.api_puts import PutDesk
 from hastore.server.backend import NodeBackend
 from hastore.service import raise_failure
 from hastore.store.filesystem import REAL
-from hastore.store.host import Host
 from hastore.store.message_store import MessageStore
 
 # name -> connections that put at once, records in the payload of each

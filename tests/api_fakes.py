@@ -12,9 +12,9 @@ from hastore.errors import NotStoredError
 from hastore.ha.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place, PositionMap
-from hastore.store.host import Host
-from hastore.store.properties import find_property
-from hastore.store.record import Record, decode_record, layout_of, patch_for_store
+from hastore.record.codec import Record, decode_record, layout_of, patch_for_store
+from hastore.record.host import Host
+from hastore.record.properties import find_property
 
 
 @dataclass

@@ -3,8 +3,7 @@
 import random
 import zlib
 
-from hastore.store.properties import encode_properties
-from hastore.store.record import (
+from hastore.record.codec import (
     FLAG_BORN_IPV6,
     FLAG_STORE_IPV6,
     V1_MAGIC,
@@ -12,6 +11,7 @@ from hastore.store.record import (
     Host,
     Record,
 )
+from hastore.record.properties import encode_properties
 
 
 def random_host(chance: random.Random) -> Host:

@@ -18,10 +18,10 @@ from hastore.client.connections.links import MAX_REPLY_BYTES
 from hastore.client.consumer import Consumer
 from hastore.config import ApiConfig
 from hastore.protocol import api, zmtp
+from hastore.record.codec import build_record
+from hastore.record.host import NO_HOST
 from hastore.server import api_connections, api_pulls, api_replies, api_server
 from hastore.store import idempotence
-from hastore.store.host import NO_HOST
-from hastore.store.record import build_record
 from tests.process.harness import Group, Node, wait_until
 from tests.process.wire import COMMAND, LONG, MORE, Frame, Wire, command, frame, greeting, ready
 

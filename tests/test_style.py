@@ -34,31 +34,30 @@ MAY_IMPORT = {
     "config_values": ("config", "config_check", "errors"),
     "config_file": ("config", "config_check", "config_values", "errors"),
     "protocol": ("errors", "protocol"),
-    "store.record": ("errors", "store.host", "store.properties", "store.record"),
-    "store.host": ("errors",),
-    "store.properties": ("errors",),
-    "store": (*COMMON, "store"),
+    "record": ("errors", "record"),
+    "store": (*COMMON, "record", "store"),
     # The store is behind replica_log; the node's own state file goes through the shim.
     "ha": (*COMMON, "protocol", "ha", "store.filesystem"),
     "ha.replica_log": (*COMMON, "protocol", "ha", "store"),
-    "ha.crc_check": ("errors", "ha.replica_log", "store.record"),  # what a record looks like
-    "client": (*COMMON, "protocol", "client", "store.record", "store.properties", "store.host"),
+    "ha.crc_check": ("errors", "ha.replica_log", "record"),  # what a record looks like
+    "client": (*COMMON, "protocol", "client", "record"),
     "aio": (*COMMON, "aio", "client", "protocol.api"),
-    "server": (*COMMON, "config_file", "protocol", "store", "ha", "server"),
+    "server": (*COMMON, "config_file", "protocol", "record", "store", "ha", "server"),
     "spark": (
         *("errors", "clock", "client", "spark"),
-        *("store.reader", "store.record", "store.properties", "store.host"),
+        *("store.reader", "record"),
     ),
-    "cli": (*COMMON, "config_file", "protocol", "store", "server", "client", "spark", "cli"),
+    "cli": (
+        *COMMON,
+        *("config_file", "protocol", "record", "store", "server", "client", "spark", "cli"),
+    ),
     "cli.peers": ("clock", "config", "errors", "protocol", "ha.peer"),  # the doctor's HELLO
 }
 # Pure modules compute; they are told the time and handed the bytes. (`os.path` names are not
 # files.)
 PURE = (
     "protocol",
-    "store.record",
-    "store.properties",
-    "store.host",
+    "record",
     "config_check",
     "config_values",
 )

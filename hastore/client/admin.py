@@ -14,7 +14,7 @@ from hastore.client.results import Message, NodeInfo
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError
 from hastore.protocol import api
-from hastore.store.host import parse_message_id
+from hastore.record.host import parse_message_id
 
 QueueRanges = dict[int, tuple[int, int]]
 

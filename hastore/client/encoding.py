@@ -11,15 +11,15 @@ import struct
 from zlib_ng.zlib_ng import crc32
 
 from hastore.protocol.api import PRODUCER_ID, SEQUENCE
-from hastore.store.host import Host
-from hastore.store.properties import MAX_PROPERTIES_BYTES, encode_properties
-from hastore.store.record import (
+from hastore.record.codec import (
     CRC_MASK,
     MIN_RECORD_SIZE,
     V1_MAGIC,
     V1_MAX_TOPIC_BYTES,
     build_record,
 )
+from hastore.record.host import Host
+from hastore.record.properties import MAX_PROPERTIES_BYTES, encode_properties
 
 _TOPICS_KEPT = 1_024
 _LENGTH = struct.Struct(">H")

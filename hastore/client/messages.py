@@ -10,9 +10,7 @@ from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Position
-from hastore.store.host import Host, message_id
-from hastore.store.properties import decode_properties, find_property, inner_count
-from hastore.store.record import (
+from hastore.record.codec import (
     CRC_MASK,
     FLAG_BORN_IPV6,
     FLAG_INNER_BATCH,
@@ -30,6 +28,8 @@ from hastore.store.record import (
     decode_record,
     layout_of,
 )
+from hastore.record.host import Host, message_id
+from hastore.record.properties import decode_properties, find_property, inner_count
 
 # totalSize, magic, bodyCRC, queueId, queueOffset, physicalOffset, sysFlag, and the bodyLength of a
 # V1 record between IPv4 hosts

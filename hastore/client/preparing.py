@@ -25,8 +25,8 @@ from hastore.client.outbox import SendOptions
 from hastore.client.send_core import MAX_FRAME_RECORDS
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE, WINDOW
-from hastore.store.host import NO_HOST, Host
-from hastore.store.properties import check_topic
+from hastore.record.host import NO_HOST, Host
+from hastore.record.properties import check_topic
 
 Properties = Mapping[str, str] | Iterable[tuple[str, str]] | None
 Acks = Literal[0, 1, "all"] | None

@@ -18,7 +18,7 @@ from hastore.errors import (
     OutcomeUnknown,
 )
 from hastore.protocol.api import Position, Status
-from hastore.store.host import Host, message_id
+from hastore.record.host import Host, message_id
 
 __all__ = ["Message", "NodeInfo", "Position", "SendResult", "Status", "failure_of"]
 _PORT = struct.Struct(">i")

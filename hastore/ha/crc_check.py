@@ -12,7 +12,7 @@ from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import ProtocolError
 from hastore.ha.replica_log import ReplicaLog
-from hastore.store.record import (
+from hastore.record.codec import (
     BLANK_MAGIC,
     CRC_MASK,
     FLAG_IPV6,

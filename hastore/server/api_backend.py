@@ -10,9 +10,9 @@ from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place
 
 if TYPE_CHECKING:
-    from hastore.store.host import Host
+    from hastore.record.codec import Record
+    from hastore.record.host import Host
     from hastore.store.message_store import PullResult, PutResult
-    from hastore.store.record import Record
 
 Done = Callable[[Outcome, str], None]
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from hastore.clock import Clock
 from hastore.heap import keep_freed
 from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
+from hastore.record.codec import decode_record
+from hastore.record.properties import MAX_CREATED_TOPIC
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_connections import Connection
 from hastore.server.api_failures import Failures, master_of
@@ -18,8 +20,6 @@ from hastore.server.api_history import (
     epoch_at,
     epochs_of,
 )
-from hastore.store.properties import MAX_CREATED_TOPIC
-from hastore.store.record import decode_record
 
 Answer = Callable[[Connection, Pulled | Failed, bytes | None], None]
 MAX_PARKED = 10_000

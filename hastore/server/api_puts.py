@@ -25,8 +25,8 @@ from hastore.server.api_failures import Failures, master_of
 from hastore.store.put_run import StoredRun
 
 if TYPE_CHECKING:
+    from hastore.record.codec import Record
     from hastore.store.message_store import PutResult
-    from hastore.store.record import Record
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from hastore.protocol.api import (
     TimeFound,
     Topics,
 )
+from hastore.record.codec import encode_record
 from hastore.server.api_backend import ApiBackend
-from hastore.store.record import encode_record
 
 Answer = tuple[Reply, bytes | None]
 MAX_FOUND_BYTES = 8 * 1024 * 1024

@@ -29,6 +29,7 @@ from hastore.ha.member import Member
 from hastore.ha.node_state import NodeState
 from hastore.ha.peer import split_address
 from hastore.ha.rewind import finish_cut
+from hastore.record.host import Host
 from hastore.server.api_server import ApiServer
 from hastore.server.backend import NodeBackend
 from hastore.server.http_server import HttpServer
@@ -38,7 +39,6 @@ from hastore.server.once import Once
 from hastore.server.retention_service import RetentionService
 from hastore.server.roles import RoleService
 from hastore.store.filesystem import REAL, FileSystem
-from hastore.store.host import Host
 from hastore.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)

@@ -8,9 +8,9 @@ from hastore.clock import Clock
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.positions import CommitBody, decode_commit, encode_commit
+from hastore.record.codec import build_record, decode_record
+from hastore.record.host import NO_HOST
 from hastore.server.api_backend import ApiStore
-from hastore.store.host import NO_HOST
-from hastore.store.record import build_record, decode_record
 
 log = logging.getLogger(__name__)
 

@@ -10,11 +10,11 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from hastore.errors import CorruptRecordError
+from hastore.record.host import Host
 from hastore.spark.arrow_slices import slice_values
 from hastore.spark.property_scan import PropertyScan
 from hastore.spark.record_fields import Ints, RecordFields
 from hastore.spark.schema import TIMESTAMP_TYPE_LOG_APPEND, Column, Projection
-from hastore.store.host import Host
 
 ROWS_PER_BATCH = 2_000  # of 1 KiB; this did best
 BYTES_PER_BATCH = 8 * 1024 * 1024  # of records; a single larger one goes alone

@@ -12,7 +12,7 @@ import numpy.typing as npt
 from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import CorruptRecordError
-from hastore.store.record import CRC_MASK, IPV6_EXTRA, MIN_RECORD_SIZE, V1_MAGIC, V2_MAGIC
+from hastore.record.codec import CRC_MASK, IPV6_EXTRA, MIN_RECORD_SIZE, V1_MAGIC, V2_MAGIC
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

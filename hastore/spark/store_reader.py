@@ -16,12 +16,12 @@ import numpy as np
 import pyarrow as pa
 
 from hastore.errors import CorruptRecordError, PositionLostError
+from hastore.record.codec import BLANK_MAGIC, MIN_RECORD_SIZE
 from hastore.spark.arrow_batch import BatchBuilder, QueueRows, cut_batches
 from hastore.spark.offsets import OffsetRange, TopicPartition
 from hastore.spark.partitions import LogRange, QueueRange
 from hastore.spark.record_fields import Ints
 from hastore.store.reader import LogFile, StoreReader
-from hastore.store.record import BLANK_MAGIC, MIN_RECORD_SIZE
 
 _FRONT = struct.Struct(">iI")  # totalSize, magic
 UNITS_AT_ONCE = 65_536  # of a queue held as arrays: 2 MB

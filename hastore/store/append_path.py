@@ -12,15 +12,7 @@ from dataclasses import replace
 from hastore.clock import Clock
 from hastore.config import StoreConfig
 from hastore.errors import StoreError, StoreUncertainError
-from hastore.store.commit_log import CommitLog
-from hastore.store.host import Host
-from hastore.store.idempotence import IdempotenceWindow, Verdict
-from hastore.store.index_build import IndexBuildService
-from hastore.store.put import Entry, Intake
-from hastore.store.put_result import PutResult, PutStatus
-from hastore.store.put_run import PutRun, StoredRun
-from hastore.store.queue_offsets import QueueOffsetTable
-from hastore.store.record import (
+from hastore.record.codec import (
     BLANK_SIZE,
     FLAG_BORN_IPV6,
     FLAG_PREPARED,
@@ -32,6 +24,14 @@ from hastore.store.record import (
     STORE_IPV4,
     STORE_IPV6,
 )
+from hastore.record.host import Host
+from hastore.store.commit_log import CommitLog
+from hastore.store.idempotence import IdempotenceWindow, Verdict
+from hastore.store.index_build import IndexBuildService
+from hastore.store.put import Entry, Intake
+from hastore.store.put_result import PutResult, PutStatus
+from hastore.store.put_run import PutRun, StoredRun
+from hastore.store.queue_offsets import QueueOffsetTable
 from hastore.store.run_batch import RunBatch
 
 log = logging.getLogger(__name__)

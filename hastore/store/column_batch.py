@@ -7,8 +7,8 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
+from hastore.record.java_hash import KeyHasher, keys_of
 from hastore.store.idempotence import MAX_PID_BYTES, producer_of
-from hastore.store.java_hash import KeyHasher, keys_of
 from hastore.store.record_columns import KeyedRecords, ProducerRun, QueueRun, RecordColumns
 from hastore.store.record_layout import (
     Bytes,

@@ -20,13 +20,13 @@ import threading
 from types import TracebackType
 
 from hastore.errors import StoreError, StoreFullError, StoreUncertainError, UsageError
+from hastore.record.codec import BLANK_SIZE, pack_blank
 from hastore.service import OnFailure
 from hastore.store.allocate import AllocateService
 from hastore.store.filesystem import NO_ROOM, File, FileSystem
 from hastore.store.health import StoreHealth
 from hastore.store.mapped_file import FileRange, MappedFile, file_name
 from hastore.store.mapped_file_queue import MappedFileQueue
-from hastore.store.record import BLANK_SIZE, pack_blank
 
 HOT_BYTES = 64 << 20
 _COPY_BYTES = 1 << 20

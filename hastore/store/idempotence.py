@@ -23,9 +23,9 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from hastore.record.properties import find_property
 from hastore.store.filesystem import FileSystem
 from hastore.store.producer_window import ProducerWindow
-from hastore.store.properties import find_property
 from hastore.store.record_columns import RecordColumns
 from hastore.store.replay_walk import Dispatched
 

@@ -9,12 +9,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from hastore.record.codec import Record, check_blank, check_record, decode_record
 from hastore.store.dispatcher import LogView
 from hastore.store.filesystem import REAL, FileSystem
 from hastore.store.limits import read_limits
 from hastore.store.log_files import LogFile, LogFiles
 from hastore.store.queue_check import QueueCheck
-from hastore.store.record import Record, check_blank, check_record, decode_record
 from hastore.store.replay_walk import RecordWalker
 
 __all__ = ["Damage", "LogView", "Stat", "Verification", "dump", "stat", "verify"]

@@ -11,10 +11,10 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.record.java_hash import KeyHasher, keys_of
 from hastore.store.dispatcher import LogView, read_dispatched
 from hastore.store.filesystem import FileSystem
 from hastore.store.index_file import IndexFile, IndexHeader, Plan
-from hastore.store.java_hash import KeyHasher, keys_of
 from hastore.store.record_columns import RecordColumns
 from hastore.store.replay_walk import FLAG_ROLLBACK, Dispatched
 from hastore.store.sync_files import sync_files

@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hastore.errors import StoreError
+from hastore.record.codec import BLANK_SIZE, V1_MAGIC, V2_MAGIC, check_blank, check_record
 from hastore.store.filesystem import REAL, File, FileSystem
-from hastore.store.record import BLANK_SIZE, V1_MAGIC, V2_MAGIC, check_blank, check_record
 from hastore.store.unit_files import is_file_name
 
 _OPEN_MAX = 64

@@ -13,12 +13,12 @@ from contextlib import AbstractContextManager
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import Flush, StoreConfig
 from hastore.errors import StoreError
+from hastore.record.codec import Record
+from hastore.record.host import Host
 from hastore.store.append_path import Appender
 from hastore.store.filesystem import REAL, FileSystem
-from hastore.store.host import Host
 from hastore.store.mapped_file import FileRange
 from hastore.store.put_result import PutResult, PutStatus
-from hastore.store.record import Record
 from hastore.store.store_cuts import StoreCuts
 from hastore.store.store_life import StoreLife
 from hastore.store.store_reads import (

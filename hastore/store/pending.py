@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
-from hastore.store.properties import find_property
+from hastore.record.codec import Record
+from hastore.record.properties import find_property
 from hastore.store.reader import StoreReader
-from hastore.store.record import Record
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"

@@ -12,12 +12,7 @@ from zlib_ng.zlib_ng import crc32
 
 from hastore.config import StoreConfig
 from hastore.errors import MessageIllegalError
-from hastore.store.host import Host
-from hastore.store.idempotence import producer_of
-from hastore.store.properties import MAX_PROPERTIES_BYTES, check_topic
-from hastore.store.put_result import PutResult, PutStatus
-from hastore.store.put_run import FLAGS_REFUSED, PutRun, take_run
-from hastore.store.record import (
+from hastore.record.codec import (
     BLANK_SIZE,
     CRC_MASK,
     FLAG_BORN_IPV6,
@@ -28,6 +23,11 @@ from hastore.store.record import (
     Layout,
     layout_of,
 )
+from hastore.record.host import Host
+from hastore.record.properties import MAX_PROPERTIES_BYTES, check_topic
+from hastore.store.idempotence import producer_of
+from hastore.store.put_result import PutResult, PutStatus
+from hastore.store.put_run import FLAGS_REFUSED, PutRun, take_run
 
 _TOPICS_MAX = 8192  # cached
 _INT = struct.Struct(">i")

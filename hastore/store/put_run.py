@@ -12,9 +12,7 @@ from typing import overload
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
-from hastore.store.idempotence import MAX_SEQ_DIGITS, SEQ, own_properties, producer_of
-from hastore.store.put_result import PutResult, PutStatus
-from hastore.store.record import (
+from hastore.record.codec import (
     CRC_MASK,
     FLAG_INNER_BATCH,
     FLAG_IPV6,
@@ -23,6 +21,8 @@ from hastore.store.record import (
     MIN_RECORD_SIZE,
     V1_MAGIC,
 )
+from hastore.store.idempotence import MAX_SEQ_DIGITS, SEQ, own_properties, producer_of
+from hastore.store.put_result import PutResult, PutStatus
 
 # totalSize, magic, bodyCRC, queueId, sysFlag, bodyLength of a V1 record between IPv4 hosts
 _FRONT = struct.Struct(">IIIi20xi44xi")

@@ -12,11 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hastore.errors import CorruptRecordError, StoreError
-from hastore.store.filesystem import REAL, FileSystem
-from hastore.store.limits import read_limits
-from hastore.store.log_files import LogFile, LogFiles
-from hastore.store.queue_files import QueueFiles, QueuePositions
-from hastore.store.record import (
+from hastore.record.codec import (
     BLANK_SIZE,
     V1_MAGIC,
     V2_MAGIC,
@@ -25,6 +21,10 @@ from hastore.store.record import (
     check_record,
     decode_record,
 )
+from hastore.store.filesystem import REAL, FileSystem
+from hastore.store.limits import read_limits
+from hastore.store.log_files import LogFile, LogFiles
+from hastore.store.queue_files import QueueFiles, QueuePositions
 
 __all__ = ["LogFile", "QueuePositions", "StoreReader"]
 

@@ -16,10 +16,7 @@ import logging
 from dataclasses import dataclass
 
 from hastore.errors import StoreBrokenError
-from hastore.store.commit_log import CommitLog
-from hastore.store.limits import ANCHOR_STEP, Limits
-from hastore.store.mapped_file import MappedFile
-from hastore.store.record import (
+from hastore.record.codec import (
     FLAG_BORN_IPV6,
     IPV6_EXTRA,
     PREFIX,
@@ -30,6 +27,9 @@ from hastore.store.record import (
     check_record,
     check_unreadable,
 )
+from hastore.store.commit_log import CommitLog
+from hastore.store.limits import ANCHOR_STEP, Limits
+from hastore.store.mapped_file import MappedFile
 
 log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import struct
 import numpy as np
 import numpy.typing as npt
 
+from hastore.record.codec import BLANK_MAGIC, V1_MAGIC, V2_MAGIC
 from hastore.store.column_batch import ColumnBatch
-from hastore.store.record import BLANK_MAGIC, V1_MAGIC, V2_MAGIC
 from hastore.store.record_layout import Bytes, Layout, Rows, changes, padded
 from hastore.store.replay_walk import RecordWalker, Walk
 

@@ -17,7 +17,7 @@ import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hastore.store.record import BLANK_MAGIC, V1_MAGIC, V2_MAGIC, find_property, java_hash_code
+from hastore.record.codec import BLANK_MAGIC, V1_MAGIC, V2_MAGIC, find_property, java_hash_code
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 DELAYS_MS = tuple(

@@ -5,9 +5,7 @@ from collections.abc import Sequence
 
 from hastore.clock import Clock
 from hastore.config import RetentionConfig
-from hastore.store.commit_log import CommitLog
-from hastore.store.mapped_file import MappedFile
-from hastore.store.record import (
+from hastore.record.codec import (
     FLAG_BORN_IPV6,
     IPV6_EXTRA,
     MIN_RECORD_SIZE,
@@ -16,6 +14,8 @@ from hastore.store.record import (
     V2_MAGIC,
     layout_of,
 )
+from hastore.store.commit_log import CommitLog
+from hastore.store.mapped_file import MappedFile
 
 
 def first_store_timestamp_ms(commit_log: CommitLog, offset: int) -> int | None:

@@ -3,10 +3,10 @@
 Used under the log's lock. Nothing counts as given out before `settle`, once the log holds it.
 """
 
+from hastore.record.codec import OFFSETS, OFFSETS_AT, STORE_AT
 from hastore.store.idempotence import IdempotenceWindow
 from hastore.store.put_run import PutRun, StoredRun
 from hastore.store.queue_offsets import QueueOffsetTable
-from hastore.store.record import OFFSETS, OFFSETS_AT, STORE_AT
 
 
 class RunBatch:

@@ -11,8 +11,8 @@ import threading
 from collections.abc import Iterator
 
 from hastore.errors import StoreError, StoreFullError, UsageError
+from hastore.record.codec import check_blank, check_record
 from hastore.store.parts import StoreParts
-from hastore.store.record import check_blank, check_record
 from hastore.store.retention import expired_files
 from hastore.store.store_reads import walk_whole
 

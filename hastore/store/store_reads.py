@@ -7,12 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hastore.errors import CorruptRecordError, StoreError
-from hastore.store.consume_queue import UNIT_BYTES
-from hastore.store.filesystem import File
-from hastore.store.parts import StoreParts
-from hastore.store.properties import inner_count
-from hastore.store.pull_places import PullPlaces
-from hastore.store.record import (
+from hastore.record.bulk_check import count_valid
+from hastore.record.codec import (
     BLANK_SIZE,
     FLAG_INNER_BATCH,
     MIN_RECORD_SIZE,
@@ -23,7 +19,11 @@ from hastore.store.record import (
     check_record,
     decode_record,
 )
-from hastore.store.record_batch import count_valid
+from hastore.record.properties import inner_count
+from hastore.store.consume_queue import UNIT_BYTES
+from hastore.store.filesystem import File
+from hastore.store.parts import StoreParts
+from hastore.store.pull_places import PullPlaces
 from hastore.store.retention import first_store_timestamp_ms
 
 _HEAD = struct.Struct(">iI20xq")  # totalSize, magic, physicalOffset

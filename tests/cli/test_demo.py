@@ -16,8 +16,8 @@ from hastore.cli.demo_proof import (
     prove_exactly_once,
     prove_identical_logs,
 )
+from hastore.record.codec import decode_record
 from hastore.store.reader import StoreReader
-from hastore.store.record import decode_record
 from tests.process.harness import ROOT
 
 SCALE = "0.05"

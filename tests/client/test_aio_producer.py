@@ -30,7 +30,7 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.protocol.api import Status
-from hastore.store.record import decode_record
+from hastore.record.codec import decode_record
 from tests.client.conftest import Node
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]

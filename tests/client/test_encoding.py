@@ -7,8 +7,8 @@ import pytest
 
 from hastore.client.encoding import RecordEncoder
 from hastore.errors import MessageIllegalError
-from hastore.store.host import Host
-from hastore.store.record import build_record, decode_record
+from hastore.record.codec import build_record, decode_record
+from hastore.record.host import Host
 
 HOSTS = [Host.parse("127.0.0.1:0"), Host.parse("[::1]:0")]
 TEXT = "abcXYZ019 _-%äß漢"

@@ -9,7 +9,7 @@ import pytest
 from hastore.client.messages import Message, decode_messages
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Position
-from hastore.store.record import (
+from hastore.record.codec import (
     MIN_RECORD_SIZE,
     Host,
     Record,

@@ -18,8 +18,8 @@ from hastore.client.send_core import SendCore
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, NotStoredError, OutcomeUnknown
 from hastore.protocol import api
-from hastore.store.host import NO_HOST
-from hastore.store.record import decode_record
+from hastore.record.codec import decode_record
+from hastore.record.host import NO_HOST
 from tests.api_fakes import FakeBackend
 from tests.client.cuts import cut_everywhere
 

@@ -16,7 +16,7 @@ from hastore.client.connections.socket_links import SocketLinks
 from hastore.client.results import SendResult
 from hastore.client.sender import Sender
 from hastore.errors import ClientError, OutcomeUnknown
-from hastore.store.record import decode_record
+from hastore.record.codec import decode_record
 from tests.client.conftest import Node
 
 

@@ -26,11 +26,11 @@ from hastore.ha.peer import Deadline, receive_exactly
 from hastore.ha.promoter import Flags, Promoter
 from hastore.ha.rewind import finish_cut
 from hastore.protocol.ha_link import HEADER, HEADER_BYTES, REPORT
+from hastore.record.codec import build_record
+from hastore.record.host import Host
 from hastore.service import raise_failure
 from hastore.store.filesystem import REAL
-from hastore.store.host import Host
 from hastore.store.message_store import MessageStore
-from hastore.store.record import build_record
 
 FILE_SIZE = 64 * 1024
 HOST = Host.parse("127.0.0.1:10911")

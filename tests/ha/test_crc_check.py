@@ -17,7 +17,7 @@ from hastore.errors import StoreFullError
 from hastore.ha import crc_check
 from hastore.ha.crc_check import CHECKED_BYTES_MAX, CrcCheck, DamagedRecordError
 from hastore.ha.slave_stream import SlaveStream
-from hastore.store.record import BLANK_SIZE, check_blank, check_record, pack_blank
+from hastore.record.codec import BLANK_SIZE, check_blank, check_record, pack_blank
 from tests.ha.nodes import FILE_SIZE, wait_for
 from tests.ha.test_unreadable_records import BROKEN_TOPIC, following, log_with, master_of, record
 

@@ -12,7 +12,7 @@ from hastore.ha.digests import WINDOW_BYTES, WINDOWS, digest_of, windows
 from hastore.ha.epochs import EpochEntry, classic_range, nothing_to_compare
 from hastore.ha.rules import MasterView, answer_follow
 from hastore.protocol.hello import Refused, Resync, StreamFrom
-from hastore.store.record import build_record
+from hastore.record.codec import build_record
 from tests.ha.nodes import HOST, wait_for
 from tests.protocol.test_hello import make_hello
 

@@ -17,7 +17,7 @@ from hastore.ha import classic_client
 from hastore.ha.classic_client import ClassicHAClient
 from hastore.ha.node_state import NodeState
 from hastore.protocol.ha_link import HEADER
-from hastore.store.record import V1_MAGIC, build_record, check_record, check_unreadable
+from hastore.record.codec import V1_MAGIC, build_record, check_record, check_unreadable
 from tests.ha.nodes import HOST, HaNode, wait_for
 
 BROKEN_TOPIC = "日" * 43  # 129 bytes; 100 of them: 300 bytes, whose lower byte is 44

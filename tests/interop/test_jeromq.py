@@ -14,8 +14,8 @@ import pytest
 
 from hastore.client.producer import Producer
 from hastore.protocol import api
-from hastore.store.host import NO_HOST
-from hastore.store.record import build_record, decode_record
+from hastore.record.codec import build_record, decode_record
+from hastore.record.host import NO_HOST
 from tests.process.harness import POLL_S, wait_until
 from tests.process.relay import Relay
 

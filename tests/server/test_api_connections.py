@@ -19,13 +19,13 @@ import pytest
 from hastore.config import ApiConfig
 from hastore.protocol import api
 from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front
+from hastore.record.codec import build_record
+from hastore.record.host import NO_HOST
 from hastore.server import api_connections, api_replies, api_server
 from hastore.server.api_connections import Connections
 from hastore.server.api_replies import Replies
 from hastore.server.api_server import ApiServer
 from hastore.service import raise_failure
-from hastore.store.host import NO_HOST
-from hastore.store.record import build_record
 from tests.api_fakes import FakeBackend
 
 MIB = 1024 * 1024

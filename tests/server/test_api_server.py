@@ -17,12 +17,12 @@ from hastore.config import ApiConfig
 from hastore.errors import ConfigError, StoreBrokenError
 from hastore.ha.group_transfer import Need, Outcome
 from hastore.protocol import api
+from hastore.record.codec import build_record, decode_record
+from hastore.record.host import NO_HOST
 from hastore.server.api_connections import Connection
 from hastore.server.api_replies import Replies
 from hastore.server.api_server import ApiServer
 from hastore.service import raise_failure
-from hastore.store.host import NO_HOST
-from hastore.store.record import build_record, decode_record
 from tests.api_fakes import FakeBackend, FakePut
 from tests.api_fakes import Status as Kind
 

@@ -12,10 +12,10 @@ import pytest
 from hastore.client.positions import Positions
 from hastore.config import Config, HAConfig, NodeAddress, RetentionConfig, Role, StoreConfig
 from hastore.protocol.positions import CommitBody
+from hastore.record.codec import build_record
+from hastore.record.host import NO_HOST
 from hastore.server.node import Node
 from hastore.server.position_records import commit_record
-from hastore.store.host import NO_HOST
-from hastore.store.record import build_record
 from tests.ha.nodes import free_port, wait_for
 
 FILE_SIZE = 64 * 1024

@@ -10,11 +10,11 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config import ApiConfig
 from hastore.protocol import api
+from hastore.record.codec import decode_record
 from hastore.server.api_positions import PositionTable
 from hastore.server.api_server import ApiServer
 from hastore.service import raise_failure
 from hastore.store.message_store import MessageStore
-from hastore.store.record import decode_record
 from tests.api_fakes import FakeBackend
 from tests.server.test_api_server import Client
 from tests.server.test_kept_positions import commit

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructField, StructType
 
 from hastore.errors import CorruptRecordError
+from hastore.record.codec import V1_MAGIC, V2_MAGIC, Host, Record, encode_record, find_property
 from hastore.spark import arrow_batch
 from hastore.spark.arrow_batch import BatchBuilder, cut_batches, decompress
 from hastore.spark.schema import COLUMN_TYPES, Column, project
-from hastore.store.record import V1_MAGIC, V2_MAGIC, Host, Record, encode_record, find_property
 
 ALL = project(StructType([StructField(c.value, COLUMN_TYPES[c]) for c in Column]))
 BASE = 1 << 30

@@ -6,6 +6,7 @@ import pytest
 
 from hastore.config import ApiConfig
 from hastore.errors import PositionLostError, UnreachableError, UsageError
+from hastore.record.codec import Host, build_record
 from hastore.server.api_server import ApiServer
 from hastore.service import raise_failure
 from hastore.spark import server_reader
@@ -14,7 +15,6 @@ from hastore.spark.offsets import TopicPartition
 from hastore.spark.partitions import QueueRange
 from hastore.spark.schema import project, source_schema
 from hastore.spark.server_reader import ServerBackend
-from hastore.store.record import Host, build_record
 from tests.api_fakes import FakeBackend, FakeStore
 
 HOST = Host(b"\x7f\0\0\1", 4242)

@@ -7,8 +7,8 @@ from contextlib import contextmanager
 from typing import Any
 
 from hastore.config import Flush, StoreConfig
+from hastore.record.codec import Host, build_record
 from hastore.store.message_store import MessageStore, PutResult, PutStatus
-from hastore.store.record import Host, build_record
 
 HOST = Host.parse("127.0.0.1:10911")
 BORN = Host.parse("10.0.0.7:4242")
@@ -108,7 +108,7 @@ def scribble(path: str, position: int, data: bytes) -> None:
 
 def bodies(store: MessageStore, topic: str = "TopicA", queue_id: int = 0) -> list[bytes]:
     """The bodies in a queue, read through replay."""
-    from hastore.store.record import decode_record
+    from hastore.record.codec import decode_record
 
     assert store.wait_dispatched(store.whole_offset, 60), store.problems
     known = store.queue_range(topic, queue_id)

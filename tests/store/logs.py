@@ -5,8 +5,8 @@ import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from hastore.store.host import Host
-from hastore.store.record import Record, encode_record, pack_blank
+from hastore.record.codec import Record, encode_record, pack_blank
+from hastore.record.host import Host
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 HOST = Host(bytes((127, 0, 0, 1)), 10911)

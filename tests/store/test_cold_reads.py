@@ -18,11 +18,11 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config import RetentionConfig
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.ha.write_socket_service import SENDFILE_BYTES_MIN, WriteSocketService
+from hastore.record.codec import decode_record
 from hastore.service import raise_failure
 from hastore.store import commit_log, store_reads
 from hastore.store.filesystem import REAL
 from hastore.store.message_store import MessageStore, PullStatus
-from hastore.store.record import decode_record
 from tests.store import kit
 
 

@@ -7,10 +7,10 @@ import pytest
 
 from hastore.config import RetentionConfig
 from hastore.errors import StoreFullError, UsageError
+from hastore.record.codec import check_record, decode_record
 from hastore.store.filesystem import REAL, RealFile
 from hastore.store.limits import read_limits
 from hastore.store.message_store import MessageStore, PullStatus
-from hastore.store.record import check_record, decode_record
 from tests.store.kit import (
     FILE_SIZE,
     HOST,

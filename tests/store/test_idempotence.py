@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from hastore.record.properties import encode_properties
 from hastore.store.filesystem import REAL
 from hastore.store.idempotence import IdempotenceWindow, Verdict, producer_of
 from hastore.store.message_store import PutResult, PutStatus
 from hastore.store.producer_window import WINDOW
-from hastore.store.properties import encode_properties
 from hastore.store.replay_walk import Dispatched
 from tests.store.faulty import FaultyFileSystem, NoticedLock
 from tests.store.kit import bodies, crash_copy, message, opened, put

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from hastore.record.codec import decode_record
 from hastore.store.message_store import MessageStore
-from hastore.store.record import decode_record
 from tests.store.kit import FILE_SIZE, HOST, bodies, config, crash_copy, message, put
 
 STEPS = 60

@@ -6,14 +6,14 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import StoreError
-from hastore.store.message_store import MessageStore, PutStatus
-from hastore.store.record import (
+from hastore.record.codec import (
     BLANK_MAGIC,
     Host,
     check_record,
     decode_record,
     encode_record,
 )
+from hastore.store.message_store import MessageStore, PutStatus
 from tests.store.kit import (
     BORN,
     FILE_SIZE,

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import CorruptRecordError, StoreError, UsageError
+from hastore.record.codec import encode_record
 from hastore.store.filesystem import REAL
 from hastore.store.limits import Limits, LimitsPage
 from hastore.store.reader import StoreReader
-from hastore.store.record import encode_record
 from tests.store.derived import Derived
 from tests.store.logs import GOLDEN, START_MS, MemoryLog, fill
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hastore.errors import CorruptRecordError, MessageIllegalError, UsageError
-from hastore.store.record import (
+from hastore.record.codec import (
     V1_MAGIC,
     V2_MAGIC,
     Host,

@@ -11,9 +11,8 @@ import pytest
 from hastore.client.messages import decode_messages
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Position
-from hastore.store.consume_queue import UNIT
-from hastore.store.pull_places import PullPlaces
-from hastore.store.record import (
+from hastore.record.bulk_check import count_valid
+from hastore.record.codec import (
     FLAG_INNER_BATCH,
     MIN_RECORD_SIZE,
     OFFSETS,
@@ -24,7 +23,8 @@ from hastore.store.record import (
     check_record,
     encode_record,
 )
-from hastore.store.record_batch import count_valid
+from hastore.store.consume_queue import UNIT
+from hastore.store.pull_places import PullPlaces
 from hastore.store.store_reads import PullStatus
 from hastore.store.unit_files import BLANK_UNIT_SIZE
 from tests.random_records import random_record

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import StoreBrokenError, StoreError, StoreInUseError
+from hastore.record.codec import check_record, decode_record
 from hastore.store import limits as limits_module
 from hastore.store.filesystem import REAL
 from hastore.store.limits import LimitsPage, read_limits
 from hastore.store.message_store import MessageStore
-from hastore.store.record import check_record, decode_record
 from tests.store.kit import (
     FILE_SIZE,
     HOST,

@@ -5,14 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from hastore.record.codec import V1_MAGIC, V2_MAGIC
+from hastore.record.host import Host
 from hastore.service import raise_failure
 from hastore.store import index_build, replay_arrays
 from hastore.store.filesystem import REAL
-from hastore.store.host import Host
 from hastore.store.idempotence import IdempotenceWindow
 from hastore.store.index_build import IndexBuildService
 from hastore.store.queue_offsets import QueueOffsetTable
-from hastore.store.record import V1_MAGIC, V2_MAGIC
 from hastore.store.record_columns import RecordColumns
 from hastore.store.replay_arrays import ArrayWalker
 from hastore.store.replay_walk import SCHEDULE_TOPIC, RecordWalker, Stop

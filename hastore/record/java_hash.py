@@ -7,7 +7,7 @@ key's is a sum of products that runs in C. Strings are hashed over their UTF-16 
 import struct
 from operator import mul
 
-from hastore.store.record import java_hash_code
+from hastore.record.codec import java_hash_code
 
 _MASK = 0xFFFFFFFF
 _QUICK_UNITS = 255  # longer keys take the plain loop

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from zlib_ng.zlib_ng import crc32
 
-from hastore.store.record import (
+from hastore.record.codec import (
     CRC_MASK,
     FLAG_IPV6,
     MAX_PROPERTIES_BYTES,

@@ -27,8 +27,8 @@ from dataclasses import dataclass
 from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import CorruptRecordError, MessageIllegalError
-from hastore.store.host import NO_HOST, Host, message_id, parse_message_id
-from hastore.store.properties import (
+from hastore.record.host import NO_HOST, Host, message_id, parse_message_id
+from hastore.record.properties import (
     MAX_PROPERTIES_BYTES,
     check_topic,
     decode_properties,
