@@ -37,7 +37,7 @@ from hastore.server.api_failures import Failures
 from hastore.server.api_puts import PutDesk
 from hastore.server.backend import NodeBackend
 from hastore.service import raise_failure
-from hastore.store.filesystem import REAL
+from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import MessageStore
 
 # name -> connections that put at once, records in the payload of each

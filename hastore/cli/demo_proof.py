@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from hastore.cli.demo_data import digest, row_of
 from hastore.errors import HastoreError
 from hastore.record.codec import check_record, decode_record
-from hastore.store.reader import StoreReader
+from hastore.store.offline.reader import StoreReader
 
 _CHUNK = 1 << 20
 

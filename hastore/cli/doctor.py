@@ -29,9 +29,9 @@ from hastore.config_check import parse_address
 from hastore.config_file import load_config
 from hastore.errors import AuthenticationError, ClassicPeerError, HastoreError, StoreError
 from hastore.protocol.hello import Refused
-from hastore.store.filesystem import REAL
-from hastore.store.limits import read_limits
-from hastore.store.log_files import LogFiles
+from hastore.store.fs.filesystem import REAL
+from hastore.store.offline.log_files import LogFiles
+from hastore.store.state.limits import read_limits
 
 MIN_FREE_FILES = 4  # a node allocates the next file while it fills one, for the log and the queues
 _CONNECT_S = 1.0

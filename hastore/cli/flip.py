@@ -23,7 +23,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config import Config, Role
 from hastore.config_file import edit_role, load_config
 from hastore.errors import HastoreError, PromotionRefused
-from hastore.store.filesystem import REAL
+from hastore.store.fs.filesystem import REAL
 
 PATIENCE_S = 10.0  # without any progress
 REFUSED_AFTER_S = 3.0  # a node notices the edit within a second

@@ -19,7 +19,7 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.store import inspect
-from hastore.store.pending import find_pending
+from hastore.store.offline.pending import find_pending
 
 with_store = click.option(
     "--store",

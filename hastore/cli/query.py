@@ -17,7 +17,7 @@ from hastore.cli.common import (
 from hastore.client.admin import Admin
 from hastore.client.results import Message
 from hastore.errors import UsageError
-from hastore.store.inspect import body_field
+from hastore.store.offline.inspect import body_field
 
 
 def describe_message(message: Message) -> dict[str, Any]:

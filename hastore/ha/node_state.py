@@ -14,7 +14,7 @@ import msgspec
 from hastore.config import Role
 from hastore.errors import StoreBrokenError
 from hastore.ha.epochs import EpochEntry, History, keep_until, last_epoch, prune
-from hastore.store.filesystem import FileSystem
+from hastore.store.fs.filesystem import FileSystem
 
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 FORMAT = 1

@@ -22,7 +22,7 @@ from hastore.protocol.api import Put, PutDone, Status
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_connections import Connection
 from hastore.server.api_failures import Failures, master_of
-from hastore.store.put_run import StoredRun
+from hastore.store.append.uniform_batch import StoredRun
 
 if TYPE_CHECKING:
     from hastore.record.codec import Record

@@ -40,7 +40,7 @@ from hastore.server.position_records import (
     is_lost,
     read_commits,
 )
-from hastore.store.filesystem import FileSystem
+from hastore.store.fs.filesystem import FileSystem
 from hastore.store.message_store import MessageStore, PutResult, PutStatus
 
 log = logging.getLogger(__name__)

@@ -38,7 +38,7 @@ from hastore.server.metrics import render_metrics
 from hastore.server.once import Once
 from hastore.server.retention_service import RetentionService
 from hastore.server.roles import RoleService
-from hastore.store.filesystem import REAL, FileSystem
+from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.message_store import MessageStore
 
 log = logging.getLogger(__name__)

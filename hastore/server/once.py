@@ -11,7 +11,7 @@ import msgspec
 
 from hastore.clock import Clock
 from hastore.ha.promoter import Flags
-from hastore.store.filesystem import FileSystem
+from hastore.store.fs.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
 

@@ -21,7 +21,7 @@ from hastore.spark.arrow_batch import BatchBuilder, QueueRows, cut_batches
 from hastore.spark.offsets import OffsetRange, TopicPartition
 from hastore.spark.partitions import LogRange, QueueRange
 from hastore.spark.record_fields import Ints
-from hastore.store.reader import LogFile, StoreReader
+from hastore.store.offline.reader import LogFile, StoreReader
 
 _FRONT = struct.Struct(">iI")  # totalSize, magic
 UNITS_AT_ONCE = 65_536  # of a queue held as arrays: 2 MB

@@ -15,10 +15,10 @@ from hastore.config import Flush, StoreConfig
 from hastore.errors import StoreError
 from hastore.record.codec import Record
 from hastore.record.host import Host
-from hastore.store.append_path import Appender
-from hastore.store.filesystem import REAL, FileSystem
-from hastore.store.mapped_file import FileRange
-from hastore.store.put_result import PutResult, PutStatus
+from hastore.store.append.appender import Appender
+from hastore.store.append.results import PutResult, PutStatus
+from hastore.store.fs.filesystem import REAL, FileSystem
+from hastore.store.log.mapped_file import FileRange
 from hastore.store.store_cuts import StoreCuts
 from hastore.store.store_life import StoreLife
 from hastore.store.store_reads import (

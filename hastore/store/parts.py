@@ -4,16 +4,16 @@ from dataclasses import dataclass
 
 from hastore.clock import Clock
 from hastore.config import StoreConfig
-from hastore.store.commit_log import CommitLog
-from hastore.store.consume_queue import ConsumeQueueTable
-from hastore.store.filesystem import FileSystem
-from hastore.store.flush import FlushService
-from hastore.store.health import StoreHealth
-from hastore.store.idempotence import IdempotenceWindow
-from hastore.store.index_build import IndexBuildService
-from hastore.store.key_index import KeyIndex
-from hastore.store.limits import LimitsPage
-from hastore.store.queue_offsets import QueueOffsetTable
+from hastore.store.append.dedup_window import IdempotenceWindow
+from hastore.store.append.queue_offsets import QueueOffsetTable
+from hastore.store.derived.index.key_index import KeyIndex
+from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
+from hastore.store.fs.filesystem import FileSystem
+from hastore.store.log.commit_log import CommitLog
+from hastore.store.log.flush import FlushService
+from hastore.store.log.health import StoreHealth
+from hastore.store.replay.service import IndexBuildService
+from hastore.store.state.limits import LimitsPage
 
 
 @dataclass(frozen=True, slots=True)

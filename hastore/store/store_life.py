@@ -11,20 +11,20 @@ from hastore.clock import Clock
 from hastore.config import StoreConfig
 from hastore.errors import HastoreError, StoreBrokenError, StoreError
 from hastore.service import OnFailure, raise_failure
-from hastore.store.checkpoint import AbortFile, Checkpoint, CheckpointFile
-from hastore.store.commit_log import CommitLog
-from hastore.store.consume_queue import ConsumeQueueTable
-from hastore.store.filesystem import File, FileSystem
-from hastore.store.flush import FlushService, HousekeepingService
-from hastore.store.health import StoreHealth
-from hastore.store.idempotence import IdempotenceWindow
-from hastore.store.index_build import IndexBuildService
-from hastore.store.key_index import KeyIndex
-from hastore.store.limits import Limits, LimitsPage, read_limits
+from hastore.store.append.dedup_window import IdempotenceWindow
+from hastore.store.append.queue_offsets import QueueOffsetTable
+from hastore.store.derived.index.key_index import KeyIndex
+from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
+from hastore.store.fs.filesystem import File, FileSystem
+from hastore.store.log.commit_log import CommitLog
+from hastore.store.log.flush import FlushService, HousekeepingService
+from hastore.store.log.health import StoreHealth
+from hastore.store.log.recovery import Recovered, clear_beyond, recover
 from hastore.store.parts import StoreParts
-from hastore.store.queue_offsets import QueueOffsetTable
-from hastore.store.recovery import Recovered, clear_beyond, recover
-from hastore.store.replay_state import ReplayState, read_boot_id
+from hastore.store.replay.service import IndexBuildService
+from hastore.store.state.checkpoint import AbortFile, Checkpoint, CheckpointFile
+from hastore.store.state.limits import Limits, LimitsPage, read_limits
+from hastore.store.state.replay_progress import ReplayState, read_boot_id
 
 log = logging.getLogger(__name__)
 

@@ -17,7 +17,7 @@ from hastore.cli.demo_proof import (
     prove_identical_logs,
 )
 from hastore.record.codec import decode_record
-from hastore.store.reader import StoreReader
+from hastore.store.offline.reader import StoreReader
 from tests.process.harness import ROOT
 
 SCALE = "0.05"

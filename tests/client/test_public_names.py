@@ -15,7 +15,7 @@ import hastore
 from hastore import Consumer, Producer, SendResult, Status, aio, errors
 from hastore.errors import NotStoredError, PositionBehindError
 from hastore.protocol import api
-from hastore.store.put_result import PutStatus
+from hastore.store.append.results import PutStatus
 from tests.client.conftest import Node
 
 PAGE = (pathlib.Path(__file__).parent.parent.parent / "docs" / "python-api.md").read_text()

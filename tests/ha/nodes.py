@@ -29,7 +29,7 @@ from hastore.protocol.ha_link import HEADER, HEADER_BYTES, REPORT
 from hastore.record.codec import build_record
 from hastore.record.host import Host
 from hastore.service import raise_failure
-from hastore.store.filesystem import REAL
+from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import MessageStore
 
 FILE_SIZE = 64 * 1024

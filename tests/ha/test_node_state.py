@@ -8,7 +8,7 @@ from hastore.config import Role
 from hastore.errors import StoreBrokenError
 from hastore.ha.epochs import EpochEntry
 from hastore.ha.node_state import CutIntent, NodeState
-from hastore.store.filesystem import REAL
+from hastore.store.fs.filesystem import REAL
 from tests.ha.simulation import MemoryFiles
 
 E1, E2, E3 = 1 << 16 | 1, 2 << 16 | 2, 3 << 16 | 3

@@ -7,7 +7,7 @@ import pytest
 
 from hastore.client.admin import Admin
 from hastore.client.consumer import Consumer
-from hastore.store.pending import Owed, find_pending
+from hastore.store.offline.pending import Owed, find_pending
 from tests.interop.compare import (
     assert_same_derived,
     assert_same_log,

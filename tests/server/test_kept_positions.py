@@ -16,7 +16,7 @@ from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.positions import CommitBody, PositionMap
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.position_records import QUEUE, commit_record, read_commits
-from hastore.store.filesystem import REAL
+from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import MessageStore, PullStatus, PutResult, PutStatus
 from tests.store.kit import opened, put
 

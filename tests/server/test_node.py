@@ -16,7 +16,7 @@ from hastore.config import Config, NodeAddress, RetentionConfig, Role, StoreConf
 from hastore.errors import StoreError, StoreInUseError
 from hastore.ha.node_state import NodeState
 from hastore.server.node import Node
-from hastore.store.filesystem import REAL
+from hastore.store.fs.filesystem import REAL
 
 
 class Watched:

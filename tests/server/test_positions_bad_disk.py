@@ -15,7 +15,7 @@ from hastore.server.kept_positions import KeptPositions
 from hastore.server.position_records import PATIENCE_MS
 from hastore.service import raise_failure
 from hastore.store import commit_log
-from hastore.store.filesystem import REAL
+from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
 from tests.server.test_api_server import Client

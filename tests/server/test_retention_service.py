@@ -15,7 +15,7 @@ from hastore.protocol.positions import CommitBody
 from hastore.server.kept_positions import KeptPositions
 from hastore.server.position_records import commit_record
 from hastore.server.retention_service import RetentionService
-from hastore.store.filesystem import REAL
+from hastore.store.fs.filesystem import REAL
 from tests.ha.nodes import FILE_SIZE, Group, HaNode, wait_for
 
 

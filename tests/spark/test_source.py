@@ -6,7 +6,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from hastore.spark.schema import KAFKA_COLUMNS
-from hastore.store.reader import StoreReader
+from hastore.store.offline.reader import StoreReader
 from tests.spark.stores import GOLDEN, numbered, write_store
 
 THREE_FILES = str(GOLDEN / "three-files")

@@ -12,7 +12,7 @@ from hastore.spark.offsets import OffsetRange, TopicPartition
 from hastore.spark.partitions import LogRange, QueueRange, split_log
 from hastore.spark.schema import log_schema, project, source_schema
 from hastore.spark.store_reader import PathBackend
-from hastore.store.reader import StoreReader
+from hastore.store.offline.reader import StoreReader
 from tests.spark.stores import GOLDEN, numbered, write_store
 
 ALL = project(source_schema(include_headers=True, include_metadata=True))

@@ -4,12 +4,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hastore.service import raise_failure
-from hastore.store.consume_queue import ConsumeQueueTable
-from hastore.store.dispatcher import LogView
-from hastore.store.filesystem import REAL, FileSystem
-from hastore.store.index_build import IndexBuildService
-from hastore.store.key_index import KeyIndex
-from hastore.store.replay_state import ReplayState
+from hastore.store.derived.dispatcher import LogView
+from hastore.store.derived.index.key_index import KeyIndex
+from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
+from hastore.store.fs.filesystem import REAL, FileSystem
+from hastore.store.replay.service import IndexBuildService
+from hastore.store.state.replay_progress import ReplayState
 
 UNITS, SLOTS, ENTRIES = 300, 100, 400
 BOOT = bytes(range(16))

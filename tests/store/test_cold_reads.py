@@ -21,7 +21,7 @@ from hastore.ha.write_socket_service import SENDFILE_BYTES_MIN, WriteSocketServi
 from hastore.record.codec import decode_record
 from hastore.service import raise_failure
 from hastore.store import commit_log, store_reads
-from hastore.store.filesystem import REAL
+from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import MessageStore, PullStatus
 from tests.store import kit
 

@@ -10,12 +10,12 @@ import pytest
 from hastore.errors import StoreBrokenError, StoreFullError, UsageError
 from hastore.service import raise_failure
 from hastore.store import allocate, mapped_file_queue
-from hastore.store.allocate import AllocateService
-from hastore.store.commit_log import CommitLog
-from hastore.store.filesystem import REAL, File, RealFile, RealFileSystem
-from hastore.store.health import StoreHealth
-from hastore.store.mapped_file import MappedFile
-from hastore.store.mapped_file_queue import MappedFileQueue
+from hastore.store.fs.filesystem import REAL, File, RealFile, RealFileSystem
+from hastore.store.log.allocate import AllocateService
+from hastore.store.log.commit_log import CommitLog
+from hastore.store.log.health import StoreHealth
+from hastore.store.log.mapped_file import MappedFile
+from hastore.store.log.mapped_file_queue import MappedFileQueue
 from tests.store.kit import log_file, message, opened, put
 
 SIZE = 4096

@@ -8,9 +8,9 @@ import pytest
 from hastore.config import RetentionConfig
 from hastore.errors import StoreFullError, UsageError
 from hastore.record.codec import check_record, decode_record
-from hastore.store.filesystem import REAL, RealFile
-from hastore.store.limits import read_limits
+from hastore.store.fs.filesystem import REAL, RealFile
 from hastore.store.message_store import MessageStore, PullStatus
+from hastore.store.state.limits import read_limits
 from tests.store.kit import (
     FILE_SIZE,
     HOST,

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from hastore.record.properties import encode_properties
-from hastore.store.filesystem import REAL
-from hastore.store.idempotence import IdempotenceWindow, Verdict, producer_of
+from hastore.store.append.dedup_window import IdempotenceWindow, Verdict, producer_of
+from hastore.store.append.producer_window import WINDOW
+from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import PutResult, PutStatus
-from hastore.store.producer_window import WINDOW
-from hastore.store.replay_walk import Dispatched
+from hastore.store.replay.scalar_walk import Dispatched
 from tests.store.faulty import FaultyFileSystem, NoticedLock
 from tests.store.kit import bodies, crash_copy, message, opened, put
 
@@ -155,7 +155,7 @@ def test_a_damaged_snapshot_is_as_good_as_none(tmp_path: Path, damage: int) -> N
 
 
 def test_producers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hastore.store.idempotence._MAX_PRODUCERS", 3)
+    monkeypatch.setattr("hastore.store.append.dedup_window._MAX_PRODUCERS", 3)
     found = window(tmp_path)
     found.load(0, True)
     for number, producer in enumerate("abcad"):

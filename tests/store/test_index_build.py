@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from hastore.store import index_build, replay_pace
-from hastore.store.file_protocols import File
-from hastore.store.filesystem import REAL, RealFileSystem
-from hastore.store.replay_pace import ReplayPace
+from hastore.store.fs.filesystem import REAL, RealFileSystem
+from hastore.store.fs.protocols import File
+from hastore.store.replay.pace import ReplayPace
 from tests.store.derived import BOOT, Derived, rebuilt
 from tests.store.logs import MemoryLog, fill
 

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import StoreBrokenError
-from hastore.store.checkpoint import AbortFile, Checkpoint, CheckpointFile
-from hastore.store.filesystem import REAL
-from hastore.store.limits import ANCHOR_STEP, Limits, LimitsPage, limits_path, read_limits
+from hastore.store.fs.filesystem import REAL
+from hastore.store.state.checkpoint import AbortFile, Checkpoint, CheckpointFile
+from hastore.store.state.limits import ANCHOR_STEP, Limits, LimitsPage, limits_path, read_limits
 
 
 def page(root: Path, limits: Limits | None = None) -> LimitsPage:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hastore.store.append_path import Appender
+from hastore.store.append.appender import Appender
+from hastore.store.append.uniform_batch import StoredRun
+from hastore.store.append.validation import Entry, Intake
 from hastore.store.message_store import PutStatus
-from hastore.store.put import Entry, Intake
-from hastore.store.put_run import StoredRun
 from tests.store.kit import HOST, config, message, opened, read_log
 
 

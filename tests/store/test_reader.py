@@ -8,9 +8,9 @@ import pytest
 
 from hastore.errors import CorruptRecordError, StoreError, UsageError
 from hastore.record.codec import encode_record
-from hastore.store.filesystem import REAL
-from hastore.store.limits import Limits, LimitsPage
-from hastore.store.reader import StoreReader
+from hastore.store.fs.filesystem import REAL
+from hastore.store.offline.reader import StoreReader
+from hastore.store.state.limits import Limits, LimitsPage
 from tests.store.derived import Derived
 from tests.store.logs import GOLDEN, START_MS, MemoryLog, fill
 

@@ -14,9 +14,9 @@ import pytest
 from hastore.errors import StoreBrokenError, StoreError, StoreInUseError
 from hastore.record.codec import check_record, decode_record
 from hastore.store import limits as limits_module
-from hastore.store.filesystem import REAL
-from hastore.store.limits import LimitsPage, read_limits
+from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import MessageStore
+from hastore.store.state.limits import LimitsPage, read_limits
 from tests.store.kit import (
     FILE_SIZE,
     HOST,
@@ -397,7 +397,7 @@ def test_recovery_reads_only_the_tail_of_a_long_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(limits_module, "ANCHOR_STEP", 40_000)
-    monkeypatch.setattr("hastore.store.recovery.ANCHOR_STEP", 40_000)
+    monkeypatch.setattr("hastore.store.log.recovery.ANCHOR_STEP", 40_000)
     with opened(tmp_path / "a") as store:
         for number in range(10):
             fill(store, 40, first=40 * number)

@@ -9,13 +9,13 @@ from hastore.record.codec import V1_MAGIC, V2_MAGIC
 from hastore.record.host import Host
 from hastore.service import raise_failure
 from hastore.store import index_build, replay_arrays
-from hastore.store.filesystem import REAL
-from hastore.store.idempotence import IdempotenceWindow
-from hastore.store.index_build import IndexBuildService
-from hastore.store.queue_offsets import QueueOffsetTable
-from hastore.store.record_columns import RecordColumns
-from hastore.store.replay_arrays import ArrayWalker
-from hastore.store.replay_walk import SCHEDULE_TOPIC, RecordWalker, Stop
+from hastore.store.append.dedup_window import IdempotenceWindow
+from hastore.store.append.queue_offsets import QueueOffsetTable
+from hastore.store.derived.columns import RecordColumns
+from hastore.store.fs.filesystem import REAL
+from hastore.store.replay.scalar_walk import SCHEDULE_TOPIC, RecordWalker, Stop
+from hastore.store.replay.service import IndexBuildService
+from hastore.store.replay.vector_walk import ArrayWalker
 from tests.store.derived import Derived
 from tests.store.logs import START_MS, MemoryLog
 

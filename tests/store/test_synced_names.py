@@ -8,9 +8,9 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.server.once import Once
-from hastore.store.mapped_file_queue import MappedFileQueue
+from hastore.store.derived.queues.unit_files import FileCache
+from hastore.store.log.mapped_file_queue import MappedFileQueue
 from hastore.store.message_store import MessageStore
-from hastore.store.unit_files import FileCache
 from tests.store.derived import Derived
 from tests.store.faulty import BAD_DISK, FaultyFileSystem
 from tests.store.kit import FILE_SIZE, HOST, config, message, put

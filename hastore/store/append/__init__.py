@@ -1,0 +1,1 @@
+"""What a master does with a put: validate, deduplicate, give out queue offsets, append."""

@@ -1,0 +1,328 @@
+"""The master's append: many checked records, one joined buffer, one write.
+
+Under the log's lock: look up duplicates, give out queue offsets, join, patch what only the master
+knows (queue offset, physical offset, store time and host) in place, write. Nothing of a put counts
+as given out before the log holds it.
+"""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hastore.clock import Clock
+from hastore.config import StoreConfig
+from hastore.errors import StoreError, StoreUncertainError
+from hastore.record.codec import (
+    BLANK_SIZE,
+    FLAG_BORN_IPV6,
+    FLAG_PREPARED,
+    IPV6_EXTRA,
+    OFFSETS,
+    OFFSETS_AT,
+    PREFIX,
+    STORE_AT,
+    STORE_IPV4,
+    STORE_IPV6,
+)
+from hastore.record.host import Host
+from hastore.store.append.dedup_window import IdempotenceWindow, Verdict
+from hastore.store.append.queue_offsets import QueueOffsetTable
+from hastore.store.append.results import PutResult, PutStatus
+from hastore.store.append.uniform_append import RunBatch
+from hastore.store.append.uniform_batch import PutRun, StoredRun
+from hastore.store.append.validation import Entry, Intake
+from hastore.store.log.commit_log import CommitLog
+from hastore.store.replay.service import IndexBuildService
+
+log = logging.getLogger(__name__)
+
+_REPLAY_TIMEOUT_S = 5.0
+_OK = PutStatus.PUT_OK
+Examined = tuple[bytes, list[Entry | PutResult]]
+Results = list[PutResult] | StoredRun
+
+
+class _Batch:
+    """What one append will hold, gathered record by record."""
+
+    def __init__(
+        self, log: CommitLog, window: IdempotenceWindow, table: QueueOffsetTable, now_ms: int
+    ) -> None:
+        self.start = log.max_offset
+        self.size = 0
+        self.pieces: list[bytes] = []
+        self.patches: list[tuple[int, int, int]] = []  # position, queue offset, sysFlag
+        self.advanced: dict[tuple[bytes, int], int] = {}
+        self.fresh: dict[tuple[bytes, int], PutResult] = {}
+        self._log = log
+        self._window = window
+        self._table = table
+        self._now_ms = now_ms
+
+    def take(self, payload: bytes, entries: list[Entry | PutResult]) -> list[PutResult]:
+        """Take what is to be stored of a payload; returns the results of all its records."""
+        out: list[PutResult] = []
+        kept: list[Entry] = []
+        start, position, now_ms = self.start, self.size, self._now_ms
+        advanced, patches, fresh = self.advanced, self.patches, self.fresh
+        is_new = self._window.is_new
+        for entry in entries:
+            if isinstance(entry, PutResult):
+                out.append(entry)
+                continue
+            _, size, flags, topic, queue_id, producer = entry
+            if producer is not None and (producer in fresh or not is_new(producer)):
+                known = self._known(producer, size, queue_id)
+                if known is not None:
+                    out.append(known)
+                    continue
+            key = (topic, queue_id)
+            queue_offset = advanced.get(key)
+            if queue_offset is None:
+                queue_offset = self._table.next(topic, queue_id)
+                if queue_offset is None:
+                    out.append(self._no_queue(topic, queue_id))
+                    continue
+            if flags & FLAG_PREPARED:  # prepared and rollback have no place in the queue
+                queue_offset = 0
+            else:
+                advanced[key] = queue_offset + 1
+            place = start + position
+            result = PutResult(_OK, place, place + size, queue_id, queue_offset, now_ms)
+            out.append(result)
+            kept.append(entry)
+            patches.append((position, queue_offset, flags))
+            if producer is not None:
+                fresh[producer] = result
+            position += size
+        if len(kept) == len(entries):
+            self.pieces.append(payload)
+        else:
+            self.pieces += [payload[entry.at : entry.at + entry.size] for entry in kept]
+        self.size = position
+        return out
+
+    def patched(self, host: Host) -> bytearray:
+        """Return the joined records, with what only the master knows filled in."""
+        buffer = bytearray().join(self.pieces)
+        form = STORE_IPV6 if host.is_ipv6 else STORE_IPV4
+        stamp = form.pack(self._now_ms, host.address, host.port)
+        width = form.size
+        pack_offsets = OFFSETS.pack_into
+        start = self.start
+        for position, queue_offset, flags in self.patches:
+            pack_offsets(buffer, position + OFFSETS_AT, queue_offset, start + position)
+            at = position + STORE_AT
+            if flags & FLAG_BORN_IPV6:
+                at += IPV6_EXTRA
+            buffer[at : at + width] = stamp
+        return buffer
+
+    def _known(self, producer: tuple[bytes, int], size: int, queue_id: int) -> PutResult | None:
+        """Return the result of a record that was put before; None for a new one."""
+        twin = self.fresh.get(producer)
+        if twin is not None:
+            return replace(twin, duplicate=True)
+        seen = self._window.find(*producer)
+        if seen is Verdict.NEW:
+            return None
+        if isinstance(seen, Verdict):
+            return PutResult(
+                PutStatus.MESSAGE_ILLEGAL,
+                reason=f"HS_SEQ {producer[1]} is older than the last 1024 of its producer: it may"
+                " be stored already",
+            )
+        if not self._log.min_offset <= seen < self.start:
+            return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
+        try:
+            view = self._log.view(seen, PREFIX.size + 32)
+        except OSError as failure:  # it is stored all the same
+            log.error("the original of a duplicate at offset %d cannot be read: %s", seen, failure)
+            return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
+        with view as raw:
+            size, _, _, queue_id, _, queue_offset, _, flags = PREFIX.unpack_from(raw)
+            at = STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
+            stored_ms = int.from_bytes(raw[at : at + 8], signed=True)
+        return PutResult(_OK, seen, seen + size, queue_id, queue_offset, stored_ms, True)
+
+    def _no_queue(self, topic: bytes, queue_id: int) -> PutResult:
+        count = self._table.count(topic)
+        return PutResult(
+            PutStatus.MESSAGE_ILLEGAL,
+            reason=f"queue {queue_id} of topic {topic.decode()}: it has {count} queues"
+            " (store.default_queues)",
+        )
+
+
+class Appender:
+    """Append what clients put; thread-safe."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        window: IdempotenceWindow,
+        table: QueueOffsetTable,
+        build: IndexBuildService,
+        *,
+        config: StoreConfig,
+        store_host: Host,
+        clock: Clock,
+    ) -> None:
+        self._log = commit_log
+        self._window = window
+        self._table = table
+        self._build = build
+        self._host = store_host
+        self._host_bytes = store_host.packed
+        self._clock = clock
+        self._intake = Intake(config, store_host)
+        self.last_store_timestamp_ms = 0
+
+    def put(
+        self, payloads: Sequence[bytes]
+    ) -> tuple[Sequence[Results], int, int, bytearray | None]:
+        """Append all valid records of all payloads; returns results, and the range appended.
+
+        Where all of it went by one write, its bytes are returned as well.
+        StoreFullError, StoreBrokenError, or StoreError while replay lags: nothing was appended.
+        What fails later than that is in the results: nobody may be refused what may be stored.
+        """
+        examine_run = self._intake.examine_run
+        runs = [examine_run(payload) for payload in payloads]
+        log, table, window = self._log, self._table, self._window
+        end = log.max_offset
+        if table.end_offset < end or window.end_offset < end:
+            self._wait_for_replay(end)
+        with log.lock:
+            start = log.max_offset
+            if table.end_offset != start or window.end_offset != start:
+                self._adopt(start)
+            self.last_store_timestamp_ms = now_ms = max(
+                self._clock.wall_ms(),
+                self.last_store_timestamp_ms,  # never back, whatever the wall clock does
+                table.last_store_timestamp_ms,
+            )
+            try:
+                batch = self._append_runs(runs, now_ms)
+                if batch is not None:
+                    results, data = batch
+                    return results, start, log.max_offset, data
+                examined = self._append_examined(payloads, now_ms)
+            except StoreUncertainError as failure:  # of one write for all of them
+                examined = [
+                    _not_stored(entries, PutStatus.TIMEOUT, failure)
+                    for _, entries in map(self._intake.examine, payloads)
+                ]
+            except OSError as failure:  # an older record, say, that a retry is compared with
+                raise StoreError(f"nothing was appended: {failure}") from failure
+            return examined, start, log.max_offset, None
+
+    def _wait_for_replay(self, end: int) -> None:
+        """Wait until queue offsets and window know the log up to `end`."""
+        if not self._build.wait_dispatched(end, _REPLAY_TIMEOUT_S):
+            reason = self._build.blocked_reason or "replay has not reached the log's end yet"
+            raise StoreError(f"queue offsets are not known: {reason}")
+
+    def _adopt(self, end: int) -> None:
+        """Go on from replay: it has reached the end (a blank at the end is in no batch)."""
+        if self._build.dispatched_offset < end:
+            raise StoreError("queue offsets are not known: the log grew from elsewhere")
+        self._table.advance(end)
+        self._window.advance(end)
+
+    def _append_runs(
+        self, runs: Sequence[PutRun | None], now_ms: int
+    ) -> tuple[list[StoredRun], bytearray] | None:
+        """Append to the present file; None, and nothing is stored, unless all are new runs."""
+        log = self._log
+        start = log.max_offset
+        batch = RunBatch(start, self._window, self._table, now_ms)
+        for run in runs:
+            if run is None or not batch.take(run):
+                return None
+        size = batch.end - start
+        if not size or size + BLANK_SIZE > log.file_size or log.room(size):
+            return None
+        data = batch.patched(self._host_bytes)
+        log.boundary = log.append(data)
+        batch.settle()
+        return batch.results, data
+
+    def _append_examined(self, payloads: Sequence[bytes], now_ms: int) -> list[list[PutResult]]:
+        """Append record by record: some are no run, were put before, or need a new file."""
+        log = self._log
+        examined = [self._intake.examine(payload) for payload in payloads]
+        size = sum([len(payload) for payload, _ in examined])
+        if size + BLANK_SIZE <= log.file_size and not log.room(size):
+            return self._append(examined, now_ms)
+        return self._append_rolling(examined, now_ms)
+
+    def _append(self, examined: Sequence[Examined], now_ms: int) -> list[list[PutResult]]:
+        """Append to the present file, which has room for all of it."""
+        log, table, window = self._log, self._table, self._window
+        batch = _Batch(log, window, table, now_ms)
+        results = [batch.take(payload, entries) for payload, entries in examined]
+        if batch.size:
+            end = log.append(batch.patched(self._host))
+            log.boundary = end
+            table.take(batch.advanced, end)
+            window.add_all(batch.fresh, end)
+        return results
+
+    def _append_rolling(self, examined: Sequence[Examined], now_ms: int) -> list[list[PutResult]]:
+        """Append with at least one blank between: a payload that fits in a file is never split."""
+        log = self._log
+        start = log.max_offset
+        results: list[list[PutResult]] = [[] for _ in examined]
+        parts = _parts(examined, log.file_size - BLANK_SIZE)
+        for number, (place, part) in enumerate(parts):
+            try:
+                takes = any(isinstance(entry, Entry) for entry in part[1])
+                if takes and log.room(len(part[0])):
+                    log.roll()
+                    self._adopt_blank()
+                results[place] += self._append([part], now_ms)[0]
+            except (StoreError, OSError) as failure:
+                uncertain = isinstance(failure, StoreUncertainError)
+                if log.max_offset == start and not uncertain:
+                    raise
+                status = PutStatus.TIMEOUT if uncertain else PutStatus.SERVICE_NOT_AVAILABLE
+                results[place] += _not_stored(part[1], status, failure)
+                # Nor may anything overtake it: what comes behind is not even tried.
+                for later, (_, entries) in parts[number + 1 :]:
+                    results[later] += _not_stored(entries, PutStatus.SERVICE_NOT_AVAILABLE, failure)
+                break
+        return results
+
+    def _adopt_blank(self) -> None:
+        end = self._log.max_offset
+        self._log.boundary = end
+        self._table.advance(end)
+        self._window.advance(end)
+
+
+def _parts(examined: Sequence[Examined], limit: int) -> list[tuple[int, Examined]]:
+    """Return each payload with its place; one larger than a file record by record."""
+    parts: list[tuple[int, Examined]] = []
+    for place, (payload, entries) in enumerate(examined):
+        if len(payload) <= limit:
+            parts.append((place, (payload, entries)))
+            continue
+        for entry in entries:
+            piece = b""
+            if isinstance(entry, Entry):
+                piece = payload[entry.at : entry.at + entry.size]
+                entry = entry._replace(at=0)
+            parts.append((place, (piece, [entry])))
+    return parts
+
+
+def _not_stored(
+    entries: Sequence[Entry | PutResult], status: PutStatus, failure: Exception
+) -> list[PutResult]:
+    """Return results for what the log did not take; a record that was refused before stays so."""
+    reason = str(failure)
+    return [
+        entry if isinstance(entry, PutResult) else PutResult(status, reason=reason)
+        for entry in entries
+    ]

@@ -1,0 +1,348 @@
+"""The idempotence window: each producer's last 1 024 sequence numbers, and where their records lie.
+
+A producer names itself and its n-th message in the properties HS_PID and HS_SEQ. The master feeds
+the window at put, replay feeds it everywhere else, both in the log's order; so any node can answer
+a retry. A sequence number at or below one that has left the window cannot be told from a new one,
+and is refused.
+
+Snapshot, `<root>/hastore/idempotence`, so that a start needs not read the whole log:
+    magic "HSIW" 4 | version 4 | end offset 8 | producers 4
+    each: id length 2, id | floor 8 | count 4 | count x (sequence 8) | count x (offset 8)
+    CRC-32 of all before 4
+"""
+
+import enum
+import re
+import struct
+import sys
+import threading
+import zlib
+from array import array
+from bisect import bisect_left
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from hastore.record.properties import find_property
+from hastore.store.append.producer_window import ProducerWindow
+from hastore.store.derived.columns import RecordColumns
+from hastore.store.fs.filesystem import FileSystem
+from hastore.store.replay.scalar_walk import Dispatched
+
+PID = b"HS_PID"
+SEQ = b"HS_SEQ"
+MAX_PID_BYTES = 64
+MAX_SEQ_DIGITS = 18
+_PID_MARK = PID + b"\x01"
+_THEN_SEQ = b"\x02" + SEQ + b"\x01"
+_USUAL = re.compile(rb"(?:^|\x02)HS_PID\x01([^\x02]{1,64})\x02HS_SEQ\x01([0-9]{1,18})(?:\x02|$)")
+_MAX_PRODUCERS = 4096  # the one that wrote least recently goes; at most 64 MiB in all
+_SNAPSHOT_STEP_BYTES = 16 << 20  # of log: how much a start after a crash has to read again
+_HEAD = struct.Struct(">4sIqI")
+_PRODUCER = struct.Struct(">qI")
+_LENGTH = struct.Struct(">H")
+_CRC = struct.Struct(">I")
+_MAGIC = b"HSIW"
+_VERSION = 1
+
+
+if TYPE_CHECKING:
+    from hastore.store.append.results import PutResult
+
+
+class Verdict(enum.Enum):
+    """What the window knows of a sequence number that it does not hold."""
+
+    NEW = "not seen"
+    FORGOTTEN = "older than the window"
+
+
+def producer_of(properties: bytes) -> tuple[bytes, int] | None:
+    """Return (HS_PID, HS_SEQ) of a record's raw properties; None without them.
+
+    ValueError when they are there but are no id of 1 to 64 bytes and no decimal number below 2^63.
+    """
+    own = own_properties(properties)
+    if own is not None:
+        return own[0], int(own[1])
+    if _PID_MARK not in properties:
+        return None
+    usual = _USUAL.search(properties)
+    if usual is not None and properties.find(_PID_MARK) == usual.start(1) - len(_PID_MARK):
+        return usual[1], int(usual[2])
+    producer, number = find_property(properties, PID), find_property(properties, SEQ)
+    if producer is None:
+        return None
+    if number is None or not number.isdigit() or len(number) > MAX_SEQ_DIGITS:
+        raise ValueError("HS_SEQ is no decimal number below 10^18")
+    if not 0 < len(producer) <= MAX_PID_BYTES:
+        raise ValueError(f"HS_PID has {len(producer)} bytes; 1 to {MAX_PID_BYTES} are allowed")
+    return producer, int(number)
+
+
+def own_properties(properties: bytes) -> tuple[bytes, bytes] | None:
+    """Return HS_PID and the digits of HS_SEQ where they are all there is, well formed, as mostly.
+
+    None: only a closer look tells.
+    """
+    if not properties.startswith(_PID_MARK) or properties[-1] != 2:
+        return None
+    at = properties.find(_THEN_SEQ)
+    producer, digits = properties[len(_PID_MARK) : at], properties[at + len(_THEN_SEQ) : -1]
+    if (
+        at > 0
+        and producer.isalnum()
+        and len(producer) <= MAX_PID_BYTES
+        and digits.isdigit()
+        and len(digits) <= MAX_SEQ_DIGITS
+    ):
+        return producer, digits
+    return None
+
+
+class IdempotenceWindow:
+    """The windows of all producers: a Dispatcher. Thread-safe."""
+
+    def __init__(self, fs: FileSystem, root: str) -> None:
+        self._fs = fs
+        self._path = f"{root}/hastore/idempotence"
+        self._guard = threading.Lock()
+        self._saving = threading.RLock()  # of the snapshot; taken before the guard
+        self._producers: OrderedDict[bytes, ProducerWindow] = OrderedDict()
+        self.end_offset = 0  # all records below were taken
+        self._snapshot_end = 0
+        self._snapshot_step = _SNAPSHOT_STEP_BYTES
+
+    def __len__(self) -> int:
+        return len(self._producers)
+
+    def is_new(self, producer: tuple[bytes, int]) -> bool:
+        """Whether a sequence number is above all that are known; takes no lock.
+
+        The quick answer for nearly every record; exact while the caller keeps others from adding.
+        """
+        known = self._producers.get(producer[0])
+        return known is None or producer[1] > known.top
+
+    def find(self, producer: bytes, sequence: int) -> int | Verdict:
+        """Return the offset of the record that has this sequence number, or what is known of it."""
+        with self._guard:
+            known = self._producers.get(producer)
+            if known is None:
+                return Verdict.NEW
+            if sequence > known.top:
+                return Verdict.NEW
+            offset = known.find(sequence)
+            if offset is not None:
+                return offset
+            return Verdict.FORGOTTEN if sequence <= known.floor else Verdict.NEW
+
+    def add_all(self, fresh: Mapping[tuple[bytes, int], "PutResult"], end_offset: int) -> None:
+        """Take the records of one put, which the log now holds up to `end_offset`."""
+        with self._guard:
+            for (producer, sequence), result in fresh.items():
+                if result.offset is not None and result.offset >= self.end_offset:
+                    self._known(producer).add(sequence, result.offset)
+            self.end_offset = max(self.end_offset, end_offset)
+
+    def top(self, producer: bytes) -> int:
+        """Return a producer's greatest sequence number, -1 for a new one; like `is_new`."""
+        known = self._producers.get(producer)
+        return -1 if known is None else known.top
+
+    def add_runs(
+        self, runs: Iterable[tuple[bytes, Sequence[int], Sequence[int]]], end_offset: int
+    ) -> None:
+        """Take the records of one put, which the log now holds up to `end_offset`, by producer.
+
+        Each run is (producer, sequence numbers, offsets); its numbers rise, above all known ones.
+        """
+        with self._guard:
+            for producer, sequences, offsets in runs:
+                if offsets[0] < self.end_offset:  # replay was quicker
+                    taken = bisect_left(offsets, self.end_offset)
+                    sequences, offsets = sequences[taken:], offsets[taken:]
+                    if not sequences:
+                        continue
+                self._known(producer).extend(sequences, offsets)
+            self.end_offset = max(self.end_offset, end_offset)
+
+    def advance(self, end_offset: int) -> None:
+        """Say that every record below `end_offset` was taken."""
+        self.end_offset = end_offset
+
+    def _known(self, producer: bytes) -> ProducerWindow:
+        """Return a producer as the one that wrote last."""
+        known = self._producers.get(producer)
+        if known is None:
+            known = self._producers[producer] = ProducerWindow()
+            if len(self._producers) > _MAX_PRODUCERS:
+                self._producers.popitem(last=False)
+        else:
+            self._producers.move_to_end(producer)
+        return known
+
+    # -- replay -----------------------------------------------------------------------------------
+
+    def load(self, offset: int, synced: bool) -> int:
+        """Read the snapshot; returns the offset from which the log is needed: its end, or 0."""
+        del synced  # the snapshot is replaced durably and names its own end
+        with self._guard:
+            self._producers.clear()
+            self.end_offset = self._snapshot_end = 0
+            raw = self._fs.read_bytes(self._path) if self._fs.exists(self._path) else b""
+            if not self._restore(raw):
+                return 0
+            self._snapshot_end = self.end_offset
+            stale = self.end_offset > offset
+            if stale:
+                self._cut(offset)
+        if stale:  # the snapshot must not outlive the records it knows
+            self.save()
+        return self.end_offset
+
+    def dispatch(self, batch: Sequence[Dispatched]) -> None:
+        """Take what replay found; records taken at put are ignored."""
+        with self._guard:
+            if isinstance(batch, RecordColumns) and self._take_columns(batch):
+                return
+            if batch and batch[-1].end_offset > self.end_offset:
+                self._take_each(batch)
+
+    def _take_each(self, batch: Sequence[Dispatched]) -> None:
+        """Take a batch's records in order, at once those of a producer that follow each other."""
+        end, producer = self.end_offset, b""
+        sequences: list[int] = []
+        offsets: list[int] = []
+        for record in batch:
+            properties = record[8]
+            if record[0] < end or _PID_MARK not in properties:
+                continue
+            try:
+                found = producer_of(properties)
+            except ValueError:  # another master's record: its properties are its own affair
+                continue
+            if found is None:
+                continue
+            if found[0] != producer:
+                if sequences:
+                    self._known(producer).extend(sequences, offsets)
+                producer, sequences, offsets = found[0], [], []
+            sequences.append(found[1])
+            offsets.append(record[0])
+        if sequences:
+            self._known(producer).extend(sequences, offsets)
+        self.end_offset = batch[-1].end_offset
+
+    def _take_columns(self, batch: RecordColumns) -> bool:
+        """Take a batch by producer; False when only its records one by one tell all."""
+        if batch.end_offset <= self.end_offset:
+            return True
+        if batch.start_offset < self.end_offset:
+            return False
+        runs = batch.producer_runs()
+        if len(self._producers) + len(runs) > _MAX_PRODUCERS:  # the order says which one goes
+            return False
+        for run in runs:
+            self._known(run.producer).extend(run.sequences, run.offsets)
+        self.end_offset = batch.end_offset
+        return True
+
+    def truncate(self, log_end: int) -> None:
+        """Forget the records at or beyond `log_end`, durably."""
+        with self._saving:
+            with self._guard:
+                if self.end_offset > log_end:
+                    self._cut(log_end)
+                stale = self._snapshot_end > log_end
+            if stale:
+                self.save()
+
+    def _cut(self, log_end: int) -> None:
+        for producer in list(self._producers):
+            known = self._producers[producer]
+            known.cut(log_end)
+            if not known.sequences and known.floor < 0:
+                del self._producers[producer]
+        self.end_offset = min(self.end_offset, log_end)
+
+    def flush(self) -> None:
+        """Write a snapshot when the log has grown enough since the last one."""
+        if self.end_offset - self._snapshot_end >= self._snapshot_step:
+            self.save()
+
+    def reset(self) -> None:
+        """Forget everything, durably."""
+        with self._saving:
+            with self._guard:
+                self._producers.clear()
+                self.end_offset = 0
+            self.save()
+
+    def delete_before(self, min_offset: int) -> None:
+        """Keep all: a retry is recognised even when retention took its record."""
+
+    def close(self) -> None:
+        """Hold no file."""
+
+    # -- snapshot ---------------------------------------------------------------------------------
+
+    def save(self) -> None:
+        """Write the snapshot, durably and atomically; one thread at a time. Raises OSError."""
+        with self._saving:  # housekeeping and retention have one temporary file
+            with self._guard:
+                raw, end = self._dump(), self.end_offset
+            self._fs.replace_bytes(self._path, raw)
+            self._snapshot_end = end
+            self._snapshot_step = max(_SNAPSHOT_STEP_BYTES, 4 * len(raw))
+
+    def save_before(self, min_offset: int) -> None:
+        """Write the snapshot if a start would need the log below `min_offset`, which goes now."""
+        if self._snapshot_end < min_offset:
+            self.save()
+
+    def _dump(self) -> bytes:
+        parts = [_HEAD.pack(_MAGIC, _VERSION, self.end_offset, len(self._producers))]
+        for producer, known in self._producers.items():
+            known.trim()
+            parts += (
+                _LENGTH.pack(len(producer)),
+                producer,
+                _PRODUCER.pack(known.floor, len(known.sequences)),
+                _big_endian(known.sequences).tobytes(),
+                _big_endian(known.offsets).tobytes(),
+            )
+        body = b"".join(parts)
+        return body + _CRC.pack(zlib.crc32(body))
+
+    def _restore(self, raw: bytes) -> bool:
+        if len(raw) < _HEAD.size + 4 or _CRC.unpack(raw[-4:])[0] != zlib.crc32(raw[:-4]):
+            return False
+        magic, version, end, count = _HEAD.unpack_from(raw)
+        if magic != _MAGIC or version != _VERSION:
+            return False
+        at = _HEAD.size
+        for _ in range(count):
+            (length,) = _LENGTH.unpack_from(raw, at)
+            producer = raw[at + 2 : at + 2 + length]
+            at += 2 + length
+            known = ProducerWindow()
+            known.floor, entries = _PRODUCER.unpack_from(raw, at)
+            at += _PRODUCER.size
+            for part in (known.sequences, known.offsets):
+                part.frombytes(raw[at : at + 8 * entries])
+                at += 8 * entries
+            known.sequences = _big_endian(known.sequences)
+            known.offsets = _big_endian(known.offsets)
+            known.top = max(known.floor, max(known.sequences, default=-1))
+            self._producers[producer] = known
+        self.end_offset = end
+        return True
+
+
+def _big_endian(values: "array[int]") -> "array[int]":
+    """Return the values in the other byte order on a little-endian machine: its own inverse."""
+    swapped = array("q", values)
+    if sys.byteorder == "little":
+        swapped.byteswap()
+    return swapped

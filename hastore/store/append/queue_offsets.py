@@ -1,0 +1,136 @@
+"""The next queue offset of every queue: what a master gives the next message."""
+
+import threading
+from collections.abc import Callable, Sequence
+
+from hastore.store.derived.columns import RecordColumns
+from hastore.store.replay.scalar_walk import (
+    FLAG_INNER_BATCH,
+    FLAG_PREPARED,
+    Dispatched,
+    inner_batch_of,
+)
+
+Ranges = dict[str, dict[int, tuple[int, int]]]
+
+
+class QueueOffsetTable:
+    """Topic and queue to next queue offset: a Dispatcher, after the consume queues.
+
+    It starts from the consume queues; then the master feeds it at put, replay elsewhere, both in
+    the log's order. `end_offset` says up to where: a put waits until that is the log's end.
+    """
+
+    def __init__(self, ranges: Callable[[], Ranges], default_queues: int) -> None:
+        """Prepare; `ranges()` returns what the consume queues hold."""
+        self._ranges = ranges
+        self._default_queues = default_queues
+        self._guard = threading.Lock()
+        self._next: dict[tuple[bytes, int], int] = {}
+        self._queues: dict[bytes, int] = {}
+        self.end_offset = 0
+        self.last_store_timestamp_ms = 0  # of the records taken by replay
+
+    def next(self, topic: bytes, queue_id: int) -> int | None:
+        """Return the next queue offset; None for a queue that a put may not use."""
+        known = self._next.get((topic, queue_id))
+        if known is not None:
+            return known
+        return 0 if 0 <= queue_id < self.count(topic) else None
+
+    def count(self, topic: bytes) -> int:
+        """Return the number of queues: `default_queues`, or more where the log has more."""
+        return max(self._default_queues, self._queues.get(topic, 0))
+
+    def take(self, advanced: dict[tuple[bytes, int], int], end_offset: int) -> None:
+        """Take what a put gave out, once the log holds it."""
+        with self._guard:
+            self._next.update(advanced)
+            for topic, queue_id in advanced:
+                if queue_id >= self._queues.get(topic, 0):
+                    self._queues[topic] = queue_id + 1
+            self.end_offset = end_offset
+
+    # -- replay -----------------------------------------------------------------------------------
+
+    def load(self, offset: int, synced: bool) -> int:
+        """Start from the consume queues, which hold every record below `offset`."""
+        del synced
+        self._rebuild(offset)
+        return offset
+
+    def dispatch(self, batch: Sequence[Dispatched]) -> None:
+        """Take what replay found; records taken at put are ignored."""
+        with self._guard:
+            if isinstance(batch, RecordColumns) and self._take_columns(batch):
+                return
+            new = batch if batch and batch[-1].end_offset > self.end_offset else ()
+            for record in new:
+                if record.offset < self.end_offset:
+                    continue
+                flags = record.sys_flag
+                step, base = 1, record.queue_offset
+                if flags & FLAG_PREPARED:  # prepared and rollback: no place in the queue
+                    continue
+                if flags & FLAG_INNER_BATCH and (inner := inner_batch_of(record)) is not None:
+                    base, step = inner
+                self._see(record.topic, record.queue_id, base + step)
+            if batch:
+                self.end_offset = max(self.end_offset, batch[-1].end_offset)
+                self.last_store_timestamp_ms = max(
+                    self.last_store_timestamp_ms, batch[-1].store_timestamp_ms
+                )
+
+    def _take_columns(self, batch: RecordColumns) -> bool:
+        """Take a batch by queue; False when only its records one by one tell all."""
+        if self.end_offset < batch.end_offset:
+            if batch.has_inner_batches or batch.start_offset < self.end_offset:
+                return False
+            for run in batch.queue_runs():
+                self._see(run.topic, run.queue_id, run.next)
+            self.end_offset = batch.end_offset
+        self.last_store_timestamp_ms = max(
+            self.last_store_timestamp_ms, batch.last_store_timestamp_ms
+        )
+        return True
+
+    def truncate(self, log_end: int) -> None:
+        """Start anew from the consume queues, which were cut before."""
+        self._rebuild(min(log_end, self.end_offset))
+
+    def flush(self) -> None:
+        """Hold nothing that a restart would miss."""
+
+    def reset(self) -> None:
+        """Forget everything."""
+        with self._guard:
+            self._next.clear()
+            self._queues.clear()
+            self.end_offset = 0
+
+    def delete_before(self, min_offset: int) -> None:
+        """Keep all: a queue's next offset outlives its records."""
+
+    def close(self) -> None:
+        """Hold no file."""
+
+    def advance(self, offset: int) -> None:
+        """Say that the log goes on at `offset` (a blank, or a new beginning, lies before it)."""
+        self.end_offset = max(self.end_offset, offset)
+
+    def _rebuild(self, end_offset: int) -> None:
+        ranges = self._ranges()
+        with self._guard:
+            self._next.clear()
+            self._queues.clear()
+            for topic, queues in ranges.items():
+                for queue_id, (_, next_offset) in queues.items():
+                    self._see(topic, queue_id, next_offset)
+            self.end_offset = end_offset
+
+    def _see(self, topic: str, queue_id: int, next_offset: int) -> None:
+        raw = topic.encode("utf-8", "surrogateescape")
+        key = raw, queue_id
+        self._next[key] = max(self._next.get(key, 0), next_offset)
+        if queue_id >= self._queues.get(raw, 0):
+            self._queues[raw] = queue_id + 1

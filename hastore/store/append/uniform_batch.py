@@ -1,0 +1,185 @@
+"""The quick way of a put: a payload whose records are alike, as a producer's frame mostly is.
+
+Alike: V1, IPv4, one topic, one producer with rising sequence numbers (or none), nothing that asks
+for more than a place in a queue. The checks are those of `Intake.examine`, which takes what is not
+alike, and what fails here: it says why.
+"""
+
+import struct
+from collections.abc import Iterator, Sequence
+from typing import overload
+
+import msgspec
+from zlib_ng.zlib_ng import crc32
+
+from hastore.record.codec import (
+    CRC_MASK,
+    FLAG_INNER_BATCH,
+    FLAG_IPV6,
+    FLAG_PREPARED,
+    MAX_PROPERTIES_BYTES,
+    MIN_RECORD_SIZE,
+    V1_MAGIC,
+)
+from hastore.store.append.dedup_window import MAX_SEQ_DIGITS, SEQ, own_properties, producer_of
+from hastore.store.append.results import PutResult, PutStatus
+
+# totalSize, magic, bodyCRC, queueId, sysFlag, bodyLength of a V1 record between IPv4 hosts
+_FRONT = struct.Struct(">IIIi20xi44xi")
+_FLAG_UNWRAP = 0x40
+FLAGS_REFUSED = FLAG_INNER_BATCH | _FLAG_UNWRAP  # what no client may set
+_SPECIAL = FLAG_IPV6 | FLAG_PREPARED | FLAGS_REFUSED
+_SEQUENCE = b"\x02" + SEQ + b"\x01"
+
+
+class PutRun(msgspec.Struct, frozen=True, gc=False):
+    """Records that passed, as columns: where each begins in the payload, and what it asks for."""
+
+    payload: bytes
+    topic: bytes
+    starts: list[int]
+    queue_ids: list[int]
+    producer: bytes | None
+    sequences: list[int]  # empty without a producer
+
+
+class StoredRun(Sequence[PutResult]):
+    """The results of a run, all of it stored, none a duplicate; as columns, or one by one."""
+
+    __slots__ = ("end_offset", "offsets", "queue_ids", "queue_offsets", "store_timestamp_ms")
+
+    def __init__(
+        self,
+        offsets: list[int],
+        end_offset: int,
+        queue_ids: list[int],
+        queue_offsets: list[int],
+        store_timestamp_ms: int,
+    ) -> None:
+        self.offsets = offsets
+        self.end_offset = end_offset
+        self.queue_ids = queue_ids
+        self.queue_offsets = queue_offsets
+        self.store_timestamp_ms = store_timestamp_ms
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+    @overload
+    def __getitem__(self, place: int) -> PutResult: ...
+
+    @overload
+    def __getitem__(self, place: slice) -> list[PutResult]: ...
+
+    def __getitem__(self, place: int | slice) -> PutResult | list[PutResult]:
+        if isinstance(place, slice):
+            return list(self)[place]
+        place = range(len(self.offsets))[place]
+        last = place + 1 == len(self.offsets)
+        return PutResult(
+            PutStatus.PUT_OK,
+            self.offsets[place],
+            self.end_offset if last else self.offsets[place + 1],
+            self.queue_ids[place],
+            self.queue_offsets[place],
+            self.store_timestamp_ms,
+        )
+
+    def __iter__(self) -> Iterator[PutResult]:
+        return (self[place] for place in range(len(self.offsets)))
+
+
+def take_run(
+    topics: dict[bytes, str | None], max_body: int, max_record: int, payload: bytes
+) -> PutRun | None:
+    """Check a payload; None when it is no run of alike records, or one of them is not right.
+
+    `topics` holds what may be put without a further check.
+    """
+    end = len(payload)
+    if end < MIN_RECORD_SIZE:
+        return None
+    unpack, view = _FRONT.unpack_from, memoryview(payload)
+    name_at = 88 + unpack(payload)[-1]  # if it is a V1 record between IPv4 hosts, see below
+    if not 88 <= name_at < end:
+        return None
+    name = payload[name_at : name_at + 1 + payload[name_at]]
+    topic = name[1:]
+    if topics.get(topic, "") is not None:
+        return None
+    starts: list[int] = []
+    queue_ids: list[int] = []
+    sequences: list[int] = []
+    producer: bytes | None = None
+    like, tail_size = b"", 0  # behind the body of the record before: all up to its number, and all
+    last = -1
+    at = 0
+    while at < end:
+        if end - at < MIN_RECORD_SIZE:
+            return None
+        size, magic, crc, queue_id, flags, body_size = unpack(payload, at)
+        stop = at + size
+        topic_at = at + 88 + body_size
+        if (
+            magic != V1_MAGIC
+            or flags & _SPECIAL
+            or not 0 <= body_size <= max_body
+            or size > max_record
+            or stop > end
+            or crc32(view[at + 88 : topic_at]) & CRC_MASK != crc
+        ):
+            return None
+        if like and topic_at + tail_size == stop and payload.startswith(like, topic_at):
+            digits = payload[topic_at + len(like) : stop - 1]
+            if not digits.isdigit() or len(digits) > MAX_SEQ_DIGITS or payload[stop - 1] != 2:
+                return None
+            sequence = int(digits)
+        else:
+            found = _read_tail(payload[topic_at:stop], name)
+            if found is None or (starts and found[0] != producer):
+                return None
+            producer, sequence, like = found
+            tail_size = stop - topic_at
+        if producer is not None:
+            if sequence <= last:
+                return None
+            last = sequence
+            sequences.append(sequence)
+        starts.append(at)
+        queue_ids.append(queue_id)
+        at = stop
+    return PutRun(payload, topic, starts, queue_ids, producer, sequences)
+
+
+def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | None:
+    """Read what is behind a record's body: its topic, which must be `name`, and its properties.
+
+    Returns producer, sequence number, and all before that if nothing follows it; None when
+    something is not well formed.
+    """
+    at = len(name) + 2
+    properties = tail[at:]
+    length = len(properties)
+    if (
+        length > MAX_PROPERTIES_BYTES
+        or not tail.startswith(name)
+        or tail[at - 2 : at] != length.to_bytes(2)
+    ):
+        return None
+    if not properties:
+        return None, 0, b""
+    own = own_properties(properties)
+    if own is not None:
+        return own[0], int(own[1]), tail[: -1 - len(own[1])]
+    if properties[-1] != 2 or properties.count(b"\x01") != properties.count(b"\x02"):
+        return None
+    try:
+        found = producer_of(properties)
+    except ValueError:
+        return None
+    if found is None:
+        return None, 0, b""
+    number_at = properties.find(_SEQUENCE) + len(_SEQUENCE)
+    is_last = properties.find(b"\x02", number_at) == length - 1
+    like = tail[: at + number_at] if number_at >= len(_SEQUENCE) and is_last else b""
+    return *found, like

@@ -1,0 +1,179 @@
+"""The checks that every record of a put passes before it is stored.
+
+Nothing is taken that recovery would refuse: the same layout and CRC checks, and lengths in bytes.
+"""
+
+import struct
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+from zlib_ng.zlib_ng import crc32
+
+from hastore.config import StoreConfig
+from hastore.errors import MessageIllegalError
+from hastore.record.codec import (
+    BLANK_SIZE,
+    CRC_MASK,
+    FLAG_BORN_IPV6,
+    FLAG_STORE_IPV6,
+    IPV6_EXTRA,
+    MIN_RECORD_SIZE,
+    STORE_AT,
+    Layout,
+    layout_of,
+)
+from hastore.record.host import Host
+from hastore.record.properties import MAX_PROPERTIES_BYTES, check_topic
+from hastore.store.append.dedup_window import producer_of
+from hastore.store.append.results import PutResult, PutStatus
+from hastore.store.append.uniform_batch import FLAGS_REFUSED, PutRun, take_run
+
+_TOPICS_MAX = 8192  # cached
+_INT = struct.Struct(">i")
+_QUEUE_ID = struct.Struct(">12xi")
+
+
+class Entry(NamedTuple):
+    """A record that passed: where it lies in its payload, and what the store needs of it."""
+
+    at: int
+    size: int
+    sys_flag: int
+    topic: bytes
+    queue_id: int
+    producer: tuple[bytes, int] | None
+
+
+class Intake:
+    """Check payloads; keeps a cache of topics, so calls must not overlap."""
+
+    def __init__(self, config: StoreConfig, store_host: Host) -> None:
+        self._max_body = config.max_message_size
+        self._max_record = config.commitlog_file_size - BLANK_SIZE
+        self._ipv6 = store_host.is_ipv6
+        self._topics: dict[bytes, str | None] = {}  # why not, None: allowed
+        # Takes a payload of records that are alike; None: `examine` is to say what it is.
+        self.examine_run: Callable[[bytes], PutRun | None] = partial(
+            take_run, self._topics, self._max_body, self._max_record
+        )
+        if self._ipv6:
+            self.examine_run = _no_run
+
+    def examine(self, payload: bytes) -> tuple[bytes, list[Entry | PutResult]]:
+        """Split a payload into its records: for each an Entry, or the result that refuses it.
+
+        Returns the payload with them: a copy when a storeHost had to be widened. When the payload
+        itself cannot be split, the one result refuses all of it.
+        """
+        found: list[Entry | PutResult] = []
+        append = found.append
+        view = memoryview(payload)
+        at, end = 0, len(payload)
+        while at < end:
+            layout = layout_of(payload, at, end)
+            if layout is None:
+                return payload, [_unreadable(payload, at)]
+            size, crc, _, flags, body_at, body_size, topic_at, topic_size, properties_at = layout
+            topic = payload[topic_at : topic_at + topic_size]
+            after = at + size
+            properties = payload[properties_at:after]
+            reason = self._topics.get(topic, "")
+            if reason == "":
+                reason = self._check_topic(topic)
+            if reason is None and (
+                flags & FLAGS_REFUSED
+                or body_size > self._max_body
+                or size > self._max_record
+                or (properties and not _is_well_formed(properties))
+                or crc32(view[body_at : body_at + body_size]) & CRC_MASK != crc
+            ):
+                reason = self._why_not(layout)
+            producer = None
+            if reason is None and properties:
+                try:
+                    producer = producer_of(properties)
+                except ValueError as failure:
+                    reason = str(failure)
+            if reason is not None:
+                append(PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason))
+            elif bool(flags & FLAG_STORE_IPV6) is not self._ipv6:
+                return self.examine(_with_store_host(payload, self._ipv6))
+            else:
+                (queue_id,) = _QUEUE_ID.unpack_from(payload, at)
+                append(Entry(at, size, flags, topic, queue_id, producer))
+            at = after
+        return payload, found
+
+    def _check_topic(self, topic: bytes) -> str | None:
+        try:
+            check_topic(topic.decode("utf-8", "surrogateescape"))
+        except MessageIllegalError as failure:
+            return str(failure)  # not cached: a stranger's topics must not push others out
+        if len(self._topics) >= _TOPICS_MAX:
+            self._topics.clear()
+        self._topics[topic] = None
+        return None
+
+    def _why_not(self, layout: Layout) -> str:
+        size, flags, body_size = layout[0], layout[3], layout[5]
+        if flags & FLAGS_REFUSED:
+            return f"sysFlag {flags:#x}: inner batches are not taken from clients"
+        if body_size > self._max_body:
+            return f"a body of {body_size} bytes; store.max_message_size is {self._max_body}"
+        if size > self._max_record:
+            return f"a record of {size} bytes; a commit log file holds {self._max_record}"
+        if layout[8] is not None and size < MIN_RECORD_SIZE:
+            return "the record is too short"
+        return "the body's CRC is wrong, or the properties are no `name 0x01 value 0x02` pairs"
+
+
+def _no_run(_payload: bytes) -> None:
+    """Take none: each record has to be widened for the store's host."""
+
+
+def _is_well_formed(properties: bytes) -> bool:
+    return properties[-1] == 2 and properties.count(b"\x01") == properties.count(b"\x02")
+
+
+def _unreadable(payload: bytes, at: int) -> PutResult:
+    """Say why the bytes at `at` are no record; too many properties have a status of their own."""
+    try:
+        flags = int.from_bytes(payload[at + 36 : at + 40])
+        body_at = at + 88 + IPV6_EXTRA * ((flags >> 4 & 1) + (flags >> 5 & 1))
+        topic_at = body_at + int.from_bytes(payload[body_at - 4 : body_at])
+        wide = payload[at + 7] == 0xAB
+        topic_size = int.from_bytes(payload[topic_at : topic_at + 1 + wide])
+        length_at = topic_at + 1 + wide + topic_size
+        if int.from_bytes(payload[length_at : length_at + 2]) > MAX_PROPERTIES_BYTES:
+            return PutResult(
+                PutStatus.PROPERTIES_SIZE_EXCEEDED,
+                reason=f"more than {MAX_PROPERTIES_BYTES} bytes of properties",
+            )
+    except IndexError:
+        return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=f"no record at byte {at} of the payload")
+    return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=f"no record at byte {at} of the payload")
+
+
+def _with_store_host(payload: bytes, ipv6: bool) -> bytes:
+    """Give every record room for a storeHost of the master's address family."""
+    parts: list[bytes] = []
+    at, end = 0, len(payload)
+    while at < end:
+        layout = layout_of(payload, at, end)
+        if layout is None:
+            parts.append(payload[at:])
+            break
+        size, flags = layout[0], layout[3]
+        record = bytearray(payload[at : at + size])
+        place = STORE_AT + 8 + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
+        if ipv6 and not flags & FLAG_STORE_IPV6:
+            record[place : place + 8] = bytes(20)
+        elif not ipv6 and flags & FLAG_STORE_IPV6:
+            record[place : place + 20] = bytes(8)
+        _INT.pack_into(record, 0, len(record))
+        flags = flags | FLAG_STORE_IPV6 if ipv6 else flags & ~FLAG_STORE_IPV6
+        _INT.pack_into(record, 36, flags)
+        parts.append(bytes(record))
+        at += size
+    return b"".join(parts)

@@ -1,0 +1,288 @@
+"""One file of the key index: header, slots, entries; all big-endian.
+
+    header 40:  beginTimestamp (8)  endTimestamp (8)  beginPhyOffset (8)  endPhyOffset (8)
+                slots in use (4)  indexCount = keys + 1 (4)
+    slots:      n x 4, number of the slot's latest entry, 0 none
+    entries:    m x 20, entry 0 unused: keyHash (4)  physicalOffset (8)
+                seconds since beginTimestamp (4)  the slot's previous entry (4)
+ Entries are written by pwrite and may find the disk full. Header and slots are stores into a map
+whose room was allocated when the file was made, so they cannot fail (no SIGBUS). Entries come
+first, then slots, then the header: after a kill every entry that any slot knows is there, and
+taking entries off the end, the latest first, gives the slots back their earlier values.
+"""
+
+import mmap
+import struct
+from dataclasses import dataclass, field, replace
+
+from hastore.store.fs.filesystem import File, FileSystem
+
+HEADER = struct.Struct(">qqqqii")
+SLOT = struct.Struct(">i")
+ENTRY = struct.Struct(">iqii")
+_CHUNK_ENTRIES = 4096
+_ARRAY_MIN = 64
+
+
+@dataclass(slots=True)
+class IndexHeader:
+    """The header's fields; `count` is indexCount."""
+
+    begin_timestamp_ms: int = 0
+    end_timestamp_ms: int = 0
+    begin_offset: int = 0
+    end_offset: int = 0
+    slots_used: int = 0
+    count: int = 1
+
+    def pack(self) -> bytes:
+        """Return the 40 bytes."""
+        return HEADER.pack(
+            self.begin_timestamp_ms, self.end_timestamp_ms, self.begin_offset, self.end_offset,
+            self.slots_used, self.count,
+        )  # fmt: skip
+
+
+@dataclass(slots=True)
+class Plan:
+    """What a batch will change in one file; all of a batch is planned before a write."""
+
+    file: "IndexFile"
+    header: IndexHeader
+    first: int  # number of the first new entry
+    entries: bytearray = field(default_factory=bytearray)
+    slots: dict[int, int] = field(default_factory=dict)
+
+    def put(self, key_hash: int, offset: int, store_timestamp_ms: int) -> None:
+        """Add one key; the caller sees to it that there is room."""
+        header = self.header
+        slot = key_hash % self.file.slots
+        previous = self.slots.get(slot)
+        if previous is None:
+            previous = self.file.slot(slot)
+            if not 0 < previous <= header.count:
+                previous = 0
+        seconds = 0
+        if header.begin_timestamp_ms > 0:
+            seconds = (store_timestamp_ms - header.begin_timestamp_ms) // 1000
+            seconds = min(max(seconds, 0), 0x7FFFFFFF)
+        self.entries += ENTRY.pack(key_hash, offset, seconds, previous)
+        self.slots[slot] = header.count
+        if header.count == 1:
+            header.begin_offset = offset
+            header.begin_timestamp_ms = store_timestamp_ms
+        if previous == 0:
+            header.slots_used += 1
+        header.count += 1
+        header.end_offset = offset
+        header.end_timestamp_ms = store_timestamp_ms
+
+
+class IndexFile:
+    """A file with its sizes; mapped only while it is written."""
+
+    def __init__(self, fs: FileSystem, path: str, slots: int, entries: int) -> None:
+        self._fs = fs
+        self.path = path
+        self.slots = slots
+        self.entries = entries
+        self.header = IndexHeader()
+        self._file: File | None = None
+        self._map: mmap.mmap | None = None
+
+    @property
+    def full_size(self) -> int:
+        """Return the bytes of the file."""
+        return HEADER.size + SLOT.size * self.slots + ENTRY.size * self.entries
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no key fits."""
+        return self.header.count >= self.entries
+
+    def create(self) -> None:
+        """Make the file, with room for header and slots. StoreFullError, OSError."""
+        file = self._fs.open(self.path, create=True)
+        try:
+            file.allocate(HEADER.size + SLOT.size * self.slots)
+            file.truncate(self.full_size)
+            self._map = file.map(writable=True)
+        except BaseException:
+            file.close()
+            self._fs.remove(self.path)
+            raise
+        self._file = file
+
+    def open(self) -> bool:
+        """Open for writing, read the header; False when size or header cannot be."""
+        if self._file is None:
+            file = self._fs.open(self.path)
+            self._file = file
+            if file.size != self.full_size:
+                return False
+            file.allocate(HEADER.size + SLOT.size * self.slots)
+            self._map = file.map(writable=True)
+        return self._take_header(self._file.pread(HEADER.size, 0))
+
+    def read_header(self) -> bool:
+        """Read the header of a file that stays closed; False as in `open`."""
+        file = self._fs.open(self.path, writable=False)
+        try:
+            return file.size == self.full_size and self._take_header(file.pread(HEADER.size, 0))
+        finally:
+            file.close()
+
+    def slot(self, number: int) -> int:
+        """Return the slot's latest entry number as stored."""
+        assert self._map is not None
+        value: int = SLOT.unpack_from(self._map, HEADER.size + SLOT.size * number)[0]
+        return value
+
+    def slots_view(self) -> memoryview:
+        """Lend all slots as stored, writable; to be released before `close`."""
+        assert self._map is not None
+        return memoryview(self._map)[HEADER.size : HEADER.size + SLOT.size * self.slots]
+
+    def write_entries(self, plan: Plan) -> None:
+        """Write a plan's entries: nothing knows them yet. OSError."""
+        if plan.entries:
+            assert self._file is not None
+            self._file.pwrite(plan.entries, self._entry_at(plan.first))
+
+    def apply(self, plan: Plan) -> None:
+        """Make a plan's entries known: slots, then the header."""
+        assert self._map is not None
+        target, pack = self._map, SLOT.pack_into
+        if len(plan.slots) >= _ARRAY_MIN:
+            from hastore.store.derived.index.index_arrays import store_slots  # loads numpy
+
+            store_slots(self, plan.slots)
+        else:
+            for slot, number in plan.slots.items():
+                pack(target, HEADER.size + 4 * slot, number)
+        self.header = plan.header
+        target[: HEADER.size] = plan.header.pack()
+
+    def plan(self) -> Plan:
+        """Begin a plan on this file."""
+        return Plan(self, replace(self.header), self.header.count)
+
+    def cut(self, limit: int) -> None:
+        """Take off entries of records at or beyond `limit`, and what the header does not know."""
+        assert self._file is not None and self._map is not None
+        header = self.header
+        known, last = header.count, self._written_end()
+        number = last
+        while number > 1:
+            first = max(1, number - _CHUNK_ENTRIES)
+            rows = list(ENTRY.iter_unpack(self._read_entries(first, number - first)))
+            for key_hash, offset, _, previous in reversed(rows):
+                if number <= known and offset < limit:
+                    break
+                number -= 1
+                slot = key_hash % self.slots
+                if self.slot(slot) == number:  # else a kill came before the slot was stored
+                    SLOT.pack_into(self._map, HEADER.size + SLOT.size * slot, previous)
+                if number < known and previous == 0:
+                    header.slots_used -= 1
+            else:
+                continue
+            break
+        header.count = number
+        self._file.zero(self._entry_at(number), ENTRY.size * (last - number))
+
+    def rebuild(self, limit: int) -> None:
+        """Keep the leading entries of records below `limit`; build the slots anew from them."""
+        assert self._file is not None and self._map is not None
+        self._file.zero(HEADER.size, SLOT.size * self.slots)
+        latest: dict[int, int] = {}
+        header = IndexHeader()
+        number, whole = 1, True
+        while whole and number < self.entries:
+            count = min(_CHUNK_ENTRIES, self.entries - number)
+            for key_hash, offset, _, previous in ENTRY.iter_unpack(
+                self._read_entries(number, count)
+            ):
+                slot = key_hash % self.slots if key_hash >= 0 else -1
+                lost = not key_hash and not offset and number > 1
+                if offset >= limit or lost or slot < 0 or previous != latest.get(slot, 0):
+                    whole = False
+                    break
+                header.slots_used += previous == 0
+                latest[slot] = number
+                number += 1
+        for slot, last in latest.items():
+            SLOT.pack_into(self._map, HEADER.size + 4 * slot, last)
+        header.count = number
+        rest = self._entry_at(number)
+        self._file.zero(rest, self.full_size - rest)
+        self.header = header
+
+    def entry_offset(self, number: int) -> int:
+        """Return the physical offset of an entry's record."""
+        offset: int = ENTRY.unpack(self._read_entries(number, 1))[1]
+        return offset
+
+    def save_header(self) -> None:
+        """Store the header as it is in memory."""
+        assert self._map is not None
+        self._map[: HEADER.size] = self.header.pack()
+
+    def find(self, key_hash: int, max_entries: int, begin_ms: int, end_ms: int) -> list[int]:
+        """Return offsets of a hash's entries, the latest first; times are good to the second."""
+        file = self._fs.open(self.path, writable=False) if self._file is None else self._file
+        try:
+            found: list[int] = []
+            slot_at = HEADER.size + SLOT.size * (key_hash % self.slots)
+            (number,) = SLOT.unpack(file.pread(SLOT.size, slot_at))
+            header = self.header
+            while 0 < number < header.count and len(found) < max_entries:
+                row = ENTRY.unpack(file.pread(ENTRY.size, self._entry_at(number)))
+                stored_ms = header.begin_timestamp_ms + row[2] * 1000
+                if row[0] == key_hash and stored_ms <= end_ms and stored_ms + 1000 > begin_ms:
+                    found.append(row[1])
+                if row[3] >= number:  # a chain only goes back
+                    break
+                number = row[3]
+            return found
+        finally:
+            if file is not self._file:
+                file.close()
+
+    def sync(self) -> None:
+        """Sync the file, its map included; OSError."""
+        if self._file is not None:
+            self._file.sync()
+
+    def close(self) -> None:
+        """Give map and descriptor back."""
+        if self._map is not None:
+            self._map.close()
+            self._map = None
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def _take_header(self, raw: bytes) -> bool:
+        if len(raw) < HEADER.size:
+            return False
+        self.header = IndexHeader(*HEADER.unpack(raw))
+        return 0 <= self.header.count <= self.entries
+
+    def _entry_at(self, number: int) -> int:
+        return HEADER.size + SLOT.size * self.slots + ENTRY.size * number
+
+    def _read_entries(self, first: int, count: int) -> bytes:
+        assert self._file is not None
+        return self._file.pread(ENTRY.size * count, self._entry_at(first))
+
+    def _written_end(self) -> int:
+        """Return the number behind the last entry written, known to the header or not."""
+        number = max(self.header.count, 1)
+        while number < self.entries:
+            raw = self._read_entries(number, min(_CHUNK_ENTRIES, self.entries - number))
+            for at in range(0, len(raw), ENTRY.size):
+                if not any(raw[at : at + ENTRY.size]):
+                    return number
+                number += 1
+        return number

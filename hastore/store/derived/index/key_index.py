@@ -1,0 +1,316 @@
+"""The key index: which records have a key, by the hash of topic and key. RocketMQ's IndexService.
+ Files follow one another in `index/`, named by the local time at which they were made; a full one
+is never changed again. Replay is the only writer. A batch is planned whole (new files made), then
+written: a full disk leaves the index as it was before the batch.
+"""
+
+import contextlib
+import threading
+from collections.abc import Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta
+
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.record.java_hash import KeyHasher, keys_of
+from hastore.store.derived.columns import RecordColumns
+from hastore.store.derived.dispatcher import LogView, read_dispatched
+from hastore.store.derived.index.index_file import IndexFile, IndexHeader, Plan
+from hastore.store.fs.filesystem import FileSystem
+from hastore.store.fs.sync_files import sync_files
+from hastore.store.replay.scalar_walk import FLAG_ROLLBACK, Dispatched
+
+_NAME_DIGITS = 17
+_NAME_FORM = "%Y%m%d%H%M%S%f"
+
+
+class KeyIndex:
+    """All index files of a store: a Dispatcher. Queries come from any thread."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        directory: str,
+        commit_log: LogView,
+        *,
+        slots: int,
+        entries: int,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Name the directory, opened by `load`; the log is read only when entries are cut off."""
+        self._fs = fs
+        self._directory = directory
+        self._log = commit_log
+        self._slots = slots
+        self._entries = entries
+        self._clock = clock
+        self._hasher = KeyHasher()
+        self._query_hasher = KeyHasher()
+        self._lock = threading.Lock()
+        self._files: list[IndexFile] = []  # the last one is open
+        self._spares: list[IndexFile] = []  # made for a batch that then failed
+        self._unsynced: set[str] = set()
+        self._names_changed = False
+        self._next_offset = 0  # records below were taken
+
+    @property
+    def full_timestamp_ms(self) -> int:
+        """Return endTimestamp of the last full file, 0 without one: indexMsgTimestamp."""
+        full = [file.header.end_timestamp_ms for file in self._files if file.is_full]
+        return full[-1] if full else 0
+
+    def query(
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_messages: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
+    ) -> list[int]:
+        """Return physical offsets of records that may have the key, the latest first.
+
+        Hashes collide and times are good to the second: the caller looks at the records.
+        """
+        found: list[int] = []
+        with self._lock:
+            key_hash = self._query_hasher.key_hash(topic, key.encode("utf-8", "surrogateescape"))
+            for file in reversed(self._files):
+                header = file.header
+                if header.end_timestamp_ms < begin_ms:
+                    break
+                if header.count > 1 and header.begin_timestamp_ms <= end_ms:
+                    with contextlib.suppress(FileNotFoundError):  # an operator removed it
+                        found += file.find(key_hash, max_messages - len(found), begin_ms, end_ms)
+                if len(found) >= max_messages:
+                    break
+        return list(dict.fromkeys(found))
+
+    # -- replay ------------------------------------------------------------------------------------
+
+    def put(self, topic: str, keys: Sequence[str], offset: int, store_timestamp_ms: int) -> None:
+        """Add one record's keys. OSError, StoreFullError: nothing was added."""
+        raw = f"KEYS\x01{' '.join(keys)}\x02".encode("utf-8", "surrogateescape")
+        self.dispatch([Dispatched(offset, 1, topic, 0, 0, 0, store_timestamp_ms, 0, raw)])
+
+    def dispatch(self, batch: Sequence[Dispatched]) -> None:
+        """Add a batch's keys; OSError, StoreFullError: nothing of the batch was added."""
+        if isinstance(batch, RecordColumns) and batch.start_offset >= self._next_offset:
+            self._dispatch_columns(batch)
+            return
+        plans: list[Plan] = []
+        plan = self._files[-1].plan() if self._files else None
+        room = self._entries
+        key_hash, floor = self._hasher.key_hash, self._next_offset
+        for offset, _, topic, _, _, flags, store_ms, _, properties in batch:
+            if offset < floor:
+                continue
+            if plan is None or plan.header.count >= room:
+                plan = self._next_plan(plan, plans)
+            if b"KEY" not in properties or flags & FLAG_ROLLBACK == FLAG_ROLLBACK:
+                continue
+            for key in keys_of(properties):
+                if plan.header.count >= room:
+                    plan = self._next_plan(plan, plans)
+                plan.put(key_hash(topic, key), offset, store_ms)
+        if plan is not None:
+            plans.append(plan)
+            self._carry_out(plans)
+        if batch:
+            self._next_offset = max(floor, batch[-1].end_offset)
+
+    def _dispatch_columns(self, batch: RecordColumns) -> None:
+        """Do the same by arrays."""
+        plans: list[Plan] = []
+        plan = self._files[-1].plan() if self._files else None
+        if plan is None or plan.header.count >= self._entries:
+            plan = self._next_plan(plan, plans)
+        keys = batch.keyed()
+        if keys is not None:
+            from hastore.store.derived.index.index_arrays import put_all  # loads numpy
+
+            first, count = 0, len(keys.hashes)
+            while first < count:
+                if plan.header.count >= self._entries:
+                    plan = self._next_plan(plan, plans)
+                end = min(count, first + self._entries - plan.header.count)
+                put_all(plan, keys, first, end)
+                first = end
+            if plan.header.count >= self._entries and keys.offsets[-1] < batch.last_offset:
+                plan = self._next_plan(plan, plans)  # a later record, without a key, opens it
+        plans.append(plan)
+        self._carry_out(plans)
+        self._next_offset = batch.end_offset
+
+    def _next_plan(self, full: Plan | None, plans: list[Plan]) -> Plan:
+        """Make the file behind a full one; it begins where that one ended, as RocketMQ's do."""
+        header = IndexHeader()
+        if full is not None:
+            plans.append(full)
+            last = full.header
+            header.begin_timestamp_ms = header.end_timestamp_ms = last.end_timestamp_ms
+            header.begin_offset = header.end_offset = last.end_offset
+        taken = len(plans) - bool(self._files)  # spares that this batch has used
+        if taken == len(self._spares):
+            self._spares.append(self._create())
+        return Plan(self._spares[taken], header, 1)
+
+    def _create(self) -> IndexFile:
+        self._fs.make_dirs(self._directory)
+        now = datetime.fromtimestamp(self._clock.wall_ms() / 1000)  # local, as RocketMQ names them
+        name = now.strftime(_NAME_FORM)[:_NAME_DIGITS]
+        others = [*self._files, *self._spares]
+        if others and name <= (last := others[-1].path[-_NAME_DIGITS:]):
+            later = datetime.strptime(last + "000", _NAME_FORM) + timedelta(milliseconds=1)
+            name = later.strftime(_NAME_FORM)[:_NAME_DIGITS]
+        file = IndexFile(self._fs, f"{self._directory}/{name}", self._slots, self._entries)
+        file.create()
+        self._names_changed = True
+        return file
+
+    def _carry_out(self, plans: list[Plan]) -> None:
+        for plan in plans:
+            plan.file.write_entries(plan)
+        with self._lock:
+            for plan in plans:
+                plan.file.apply(plan)
+                self._unsynced.add(plan.file.path)
+                if not self._files or plan.file is not self._files[-1]:
+                    self._spares.remove(plan.file)
+                    self._files.append(plan.file)
+            for file in self._files[-1 - len(plans) : -1]:
+                file.close()
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def load(self, offset: int, synced: bool) -> int:
+        """Open the files, cut to `offset`; returns 0 when they are no use and the log is needed."""
+        self.reset()
+        self._files = [
+            IndexFile(self._fs, f"{self._directory}/{name}", self._slots, self._entries)
+            for name in self._fs.list_dir(self._directory)
+            if len(name) == _NAME_DIGITS and name.isdigit()
+        ]
+        if not all(file.read_header() for file in self._files):
+            while self._files:
+                self._remove_last()
+            return 0
+        while self._files and self._files[-1].header.count == 0:
+            self._remove_last()  # made, but nothing was ever put into it
+        if not synced:
+            self._rebuild_unsynced(offset)
+        self._cut(offset)
+        return offset
+
+    def truncate(self, log_end: int) -> None:
+        """Forget records at or beyond `log_end`."""
+        with self._lock:
+            while self._spares:
+                self._discard(self._spares.pop())
+            self._cut(log_end)
+
+    def delete_before(self, min_offset: int) -> None:
+        """Remove files of records below `min_offset` alone; never the last file."""
+        with self._lock:
+            while len(self._files) > 1 and self._files[0].header.end_offset < min_offset:
+                self._discard(self._files.pop(0))
+
+    def flush(self) -> None:
+        """Sync what was written since the last flush; OSError, SyncFailedError."""
+        with self._lock:
+            paths, self._unsynced = self._unsynced, set()
+            names_changed, self._names_changed = self._names_changed, False
+        try:
+            sync_files(self._fs, paths, {self._directory} if names_changed else ())
+        except BaseException:
+            with self._lock:
+                self._unsynced |= paths
+                self._names_changed |= names_changed
+            raise
+
+    def reset(self) -> None:
+        """Forget all files."""
+        self.close()
+        self._unsynced.clear()
+        self._next_offset = 0
+
+    def close(self) -> None:
+        """Close all files."""
+        with self._lock:
+            for file in (*self._files, *self._spares):
+                file.close()
+            self._files = []
+            self._spares = []
+
+    def _rebuild_unsynced(self, limit: int) -> None:
+        """After a power loss: keep what was surely synced, build the rest anew from its entries."""
+        trusted = len(self._files)
+        while trusted > 0:
+            file = self._files[trusted - 1]
+            if file.is_full and file.header.end_offset < limit:
+                break
+            trusted -= 1
+        for number in range(trusted, len(self._files)):
+            file = self._files[number]
+            file.open()
+            file.rebuild(limit)
+            self._finish_header(number)
+            file.close()
+            if not file.is_full:  # what follows has nothing below the limit
+                while len(self._files) > number + 1:
+                    self._remove_last()
+                break
+
+    def _cut(self, limit: int) -> None:
+        """Take entries off the last files; leaves the last one open."""
+        while self._files:
+            file = self._files[-1]
+            file.open()
+            before = replace(file.header)
+            file.cut(limit)
+            if file.header.count > 1 or self._opened_below(limit):
+                if file.header.count != before.count:
+                    self._finish_header(len(self._files) - 1)
+                self._unsynced.add(file.path)
+                break
+            self._remove_last()
+        self._next_offset = limit
+
+    def _opened_below(self, limit: int) -> bool:
+        """Whether a record below `limit` opened the last file, though it has no key there."""
+        if len(self._files) == 1:
+            return limit > self._log.min_offset
+        previous = self._files[-2].header
+        if previous.end_offset >= limit:
+            return False
+        record = read_dispatched(self._log, previous.end_offset)
+        return record is None or record.end_offset < limit
+
+    def _finish_header(self, number: int) -> None:
+        """Set begin and end of a file from its entries and the log."""
+        file = self._files[number]
+        header = file.header
+        previous = self._files[number - 1].header if number else IndexHeader()
+        if header.count <= 1:
+            header.begin_offset = header.end_offset = previous.end_offset
+            header.begin_timestamp_ms = header.end_timestamp_ms = previous.end_timestamp_ms
+        else:
+            header.begin_offset = file.entry_offset(1)
+            header.end_offset = file.entry_offset(header.count - 1)
+            header.begin_timestamp_ms = self._stored_ms(header.begin_offset, previous)
+            header.end_timestamp_ms = self._stored_ms(header.end_offset, header)
+        file.save_header()
+
+    def _stored_ms(self, offset: int, otherwise: IndexHeader) -> int:
+        """Read a record's storeTimestamp; of one that retention took, the best that is known."""
+        record = read_dispatched(self._log, offset)
+        return otherwise.end_timestamp_ms if record is None else record.store_timestamp_ms
+
+    def _remove_last(self) -> None:
+        self._discard(self._files.pop())
+
+    def _discard(self, file: IndexFile) -> None:
+        file.close()
+        self._unsynced.discard(file.path)
+        self._names_changed = True
+        with contextlib.suppress(FileNotFoundError):  # an operator was faster
+            self._fs.remove(file.path)

@@ -1,0 +1,1 @@
+"""Consume queues: the records of each queue, in its order."""

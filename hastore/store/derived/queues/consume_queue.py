@@ -1,0 +1,350 @@
+"""Consume queues: for each topic and queue, where its n-th record lies.
+
+    unit n, at byte 20 n:   physicalOffset (8)  size (4)  tagsCode (8)
+ Replay is the only writer. A batch of records becomes one pwrite for each queue (and file). Inner
+batches go to batch_consume_queue.py; prepared and rollback records have no place in any queue.
+"""
+
+import logging
+import struct
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from hastore.store.derived.columns import RecordColumns
+from hastore.store.derived.queues.batch_consume_queue import BatchConsumeQueue
+from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, FileCache, UnitFiles
+from hastore.store.fs.filesystem import FileSystem
+from hastore.store.replay.scalar_walk import (
+    FLAG_INNER_BATCH,
+    FLAG_PREPARED,
+    Dispatched,
+    inner_batch_of,
+)
+
+log = logging.getLogger(__name__)
+
+UNIT = struct.Struct(">qiq")
+UNIT_BYTES = UNIT.size
+QUEUE_OFFSET_MAX = (1 << 62) // UNIT_BYTES
+_NAME_BYTES_MAX = 255
+
+
+class Unit(NamedTuple):
+    """The place of a record in the log."""
+
+    queue_offset: int
+    offset: int
+    size: int
+    tags_code: int
+
+
+class ConsumeQueue:
+    """One queue: `min_queue_offset` is the first position with a record."""
+
+    __slots__ = ("files", "min_queue_offset", "next", "pending")
+
+    def __init__(self, cache: FileCache, directory: str, units_per_file: int) -> None:
+        self.files = UnitFiles(cache, directory, UNIT_BYTES, units_per_file)
+        self.min_queue_offset = 0
+        self.next = 0  # max_queue_offset and what is pending
+        self.pending: list[int] = []  # offset, size, tags code of each unit not written yet
+
+    @property
+    def max_queue_offset(self) -> int:
+        """Return the position of the next record; all below are written."""
+        return self.files.end
+
+    def read(self, queue_offset: int, max_units: int) -> list[Unit]:
+        """Return up to `max_units` units from a position, without blanks; stops at a file's end."""
+        raw = self.files.read(queue_offset, max_units)
+        raw = raw[: len(raw) - len(raw) % UNIT_BYTES]
+        return [
+            Unit(queue_offset + number, offset, size, tags)
+            for number, (offset, size, tags) in enumerate(UNIT.iter_unpack(raw))
+            if 0 < size != BLANK_UNIT_SIZE
+        ]
+
+    def commit(self) -> None:
+        """Write what is pending; OSError."""
+        values = self.pending
+        self.files.append(struct.pack(f">{'qiq' * (len(values) // 3)}", *values))
+        values.clear()
+
+    def append(self, units: memoryview) -> None:
+        """Write the units of records that follow the last one; OSError."""
+        try:
+            self.files.append(units)
+        finally:
+            self.next = self.files.end
+
+    def rollback(self) -> None:
+        """Forget what is pending."""
+        self.pending.clear()
+        self.next = self.files.end
+
+    def skip_to(self, queue_offset: int) -> None:
+        """Write what is pending, then leave positions without a record up to `queue_offset`."""
+        if self.pending:
+            self.commit()
+        first = not self.files.starts
+        self.files.skip_to(queue_offset)
+        self.next = queue_offset
+        if first:
+            self.min_queue_offset = queue_offset
+
+    def cut(self, limit: int) -> None:
+        """Drop units whose record does not end at or below `limit`."""
+        self.files.cut(limit)
+        self.settle()
+
+    def settle(self, min_offset: int = 0) -> None:
+        """Take the limits from the files; positions of records below `min_offset` are gone."""
+        self.pending.clear()
+        self.next = self.files.end
+        self.min_queue_offset = self.files.first_at(min_offset)
+
+
+def is_directory_name(topic: str) -> bool:
+    """Whether a topic of the log can name a directory: never a path, never out of the store."""
+    raw = topic.encode("utf-8", "surrogateescape")
+    return bool(
+        0 < len(raw) <= _NAME_BYTES_MAX
+        and topic not in (".", "..")
+        and b"/" not in raw
+        and b"\0" not in raw
+    )
+
+
+class ConsumeQueueTable:
+    """All queues of a store: a Dispatcher. Reads come from any thread."""
+
+    def __init__(self, fs: FileSystem, root: str, *, units_per_file: int) -> None:
+        """Name the store's root; nothing is opened before `load`."""
+        self._fs = fs
+        self._root = root
+        self._units = units_per_file
+        self._cache = FileCache(fs)
+        self._queues: dict[tuple[str, int], ConsumeQueue] = {}
+        self._batch_queues: dict[tuple[str, int], BatchConsumeQueue] = {}
+        self._refused: set[str] = set()
+        self.dispatched_timestamp_ms = 0  # storeTimestamp of the last record in any queue
+        self.flushed_timestamp_ms = 0  # the same, of what is durable: logicsMsgTimestamp
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
+        """Return a queue of single records."""
+        return self._queues.get((topic, queue_id))
+
+    def get_batch(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
+        """Return a queue of inner batches."""
+        return self._batch_queues.get((topic, queue_id))
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
+        """Return (min, max) queue offsets, over both kinds; None without such a queue."""
+        either = self.get(topic, queue_id), self.get_batch(topic, queue_id)
+        found = [queue for queue in either if queue is not None]
+        if not found:
+            return None
+        return (
+            min(queue.min_queue_offset for queue in found),
+            max(queue.max_queue_offset for queue in found),
+        )
+
+    def read(self, topic: str, queue_id: int, queue_offset: int, max_units: int) -> list[Unit]:
+        """Return units from a position on; an inner batch is one unit, at its first position."""
+        batches = self.get_batch(topic, queue_id)
+        if batches is not None:
+            found = [Unit(*unit) for unit in batches.read(queue_offset, max_units)]
+            if found:
+                return found
+        queue = self.get(topic, queue_id)
+        return [] if queue is None else queue.read(queue_offset, max_units)
+
+    def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
+        """Return (min, max) queue offsets of each queue of each topic."""
+        result: dict[str, dict[int, tuple[int, int]]] = {}
+        for topic, queue_id in sorted({*self._queues, *self._batch_queues}):
+            limits = self.queue_range(topic, queue_id)
+            if limits is not None:
+                result.setdefault(topic, {})[queue_id] = limits
+        return result
+
+    def find_by_time(
+        self, topic: str, queue_id: int, timestamp_ms: int, store_time: Callable[[int], int | None]
+    ) -> int | None:
+        """Return the first position stored at or after a time, the queue's end when there is none.
+
+        `store_time(offset)` reads a record's storeTimestamp; None for one that is gone. None
+        without such a queue.
+        """
+        batches = self.get_batch(topic, queue_id)
+        if batches is not None:
+            return batches.find_by_time(timestamp_ms)
+        queue = self.get(topic, queue_id)
+        if queue is None:
+            return None
+        low, high = queue.min_queue_offset, queue.max_queue_offset
+        while low < high:
+            middle = (low + high) // 2
+            units = queue.read(middle, 1)
+            stored = store_time(units[0].offset) if units else None
+            if stored is None or stored < timestamp_ms:
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    # -- replay ------------------------------------------------------------------------------------
+
+    def dispatch(self, batch: Sequence[Dispatched]) -> None:
+        """Write a batch's units; after an OSError the same batch may come again."""
+        if isinstance(batch, RecordColumns) and not batch.has_inner_batches:
+            for run in batch.queue_runs():
+                queue = self._queues.get((run.topic, run.queue_id))
+                if queue is None:
+                    queue = self._place(batch[run.rows[0]], None)
+                if queue is not None and run.first == queue.next and run.is_gapless:
+                    queue.append(run.units)
+                else:
+                    self._dispatch_each(batch.pick(run))
+            last_ms = batch.last_store_timestamp_ms
+        else:
+            self._dispatch_each(batch)
+            last_ms = batch[-1].store_timestamp_ms if batch else 0
+        self.dispatched_timestamp_ms = max(self.dispatched_timestamp_ms, last_ms)
+
+    def _dispatch_each(self, batch: Sequence[Dispatched]) -> None:
+        queues = self._queues
+        touched: dict[int, ConsumeQueue] = {}
+        try:
+            for record in batch:
+                offset, size, topic, queue_id, queue_offset, flags, _, tags, _ = record
+                if flags & (FLAG_PREPARED | FLAG_INNER_BATCH) and self._put_special(record):
+                    continue
+                queue = queues.get((topic, queue_id))
+                if queue is None or queue_offset != queue.next:
+                    queue = self._place(record, queue)
+                    if queue is None:
+                        continue
+                pending = queue.pending
+                if not pending:
+                    touched[id(queue)] = queue
+                pending += (offset, size, tags)
+                queue.next = queue_offset + 1
+            for queue in touched.values():
+                queue.commit()
+        except BaseException:
+            for queue in touched.values():
+                queue.rollback()
+            raise
+
+    def _put_special(self, record: Dispatched) -> bool:
+        """Handle a record without an ordinary unit; False when it has one after all."""
+        if record.sys_flag & FLAG_PREPARED:
+            return True
+        inner = inner_batch_of(record)
+        if inner is None:
+            return False
+        if self._may_store(record):
+            key = record.topic, record.queue_id
+            queue = self._batch_queues.get(key)
+            if queue is None:
+                directory = self._directory(*key, batch=True)
+                queue = BatchConsumeQueue(self._cache, directory, self._units)
+                self._batch_queues[key] = queue
+            queue.put(record, *inner)
+        return True
+
+    def _place(self, record: Dispatched, queue: ConsumeQueue | None) -> ConsumeQueue | None:
+        """Bring a queue to the record's position; None when it takes no unit."""
+        if queue is not None and record.queue_offset < queue.next:
+            return None  # taken before
+        if not self._may_store(record):
+            return None
+        if queue is None:
+            directory = self._directory(record.topic, record.queue_id)
+            queue = ConsumeQueue(self._cache, directory, self._units)
+            if record.queue_offset:
+                queue.skip_to(record.queue_offset)
+            self._queues[record.topic, record.queue_id] = queue
+        elif record.queue_offset > queue.next:
+            queue.skip_to(record.queue_offset)
+        return queue
+
+    def _may_store(self, record: Dispatched) -> bool:
+        if (
+            record.queue_id >= 0
+            and 0 <= record.queue_offset < QUEUE_OFFSET_MAX
+            and is_directory_name(record.topic)
+        ):
+            return True
+        if record.topic not in self._refused and len(self._refused) < 1000:
+            self._refused.add(record.topic)
+            log.warning(
+                "no queue for topic %.80r queue %d position %d: they name no file",
+                record.topic, record.queue_id, record.queue_offset,
+            )  # fmt: skip
+        return False
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def load(self, offset: int, synced: bool) -> int:
+        """Open all queues, cut to `offset`; holes that a power loss left are found either way."""
+        self.reset()
+        for topic, queue_id, directory in self._directories("consumequeue"):
+            queue = ConsumeQueue(self._cache, directory, self._units)
+            queue.files.load(offset, whole=synced)
+            queue.settle()
+            if queue.max_queue_offset or queue.files.starts:
+                self._queues[topic, queue_id] = queue
+        for topic, queue_id, directory in self._directories("batchconsumequeue"):
+            batches = BatchConsumeQueue(self._cache, directory, self._units)
+            batches.load(offset)
+            self._batch_queues[topic, queue_id] = batches
+        return offset
+
+    def truncate(self, log_end: int) -> None:
+        """Cut all queues to a log that ends at `log_end`."""
+        for key, queue in list(self._queues.items()):
+            queue.cut(log_end)
+            if not queue.files.starts:
+                del self._queues[key]
+        for batches in self._batch_queues.values():
+            batches.cut(log_end)
+
+    def delete_before(self, min_offset: int) -> None:
+        """Remove whole files of records below `min_offset`; lowest positions move up."""
+        for queue in list(self._queues.values()):
+            queue.files.delete_before(min_offset)
+            queue.min_queue_offset = queue.files.first_at(min_offset)
+        for batches in list(self._batch_queues.values()):
+            batches.delete_before(min_offset)
+
+    def flush(self) -> None:
+        """Sync all files written since the last flush; OSError."""
+        timestamp_ms = self.dispatched_timestamp_ms
+        self._cache.flush()
+        self.flushed_timestamp_ms = timestamp_ms
+
+    def reset(self) -> None:
+        """Forget all queues and close their files."""
+        self._queues.clear()
+        self._batch_queues.clear()
+        self._cache.close()
+
+    def close(self) -> None:
+        """Close all files."""
+        self._cache.close()
+
+    def _directory(self, topic: str, queue_id: int, *, batch: bool = False) -> str:
+        kind = "batchconsumequeue" if batch else "consumequeue"
+        return f"{self._root}/{kind}/{topic}/{queue_id}"
+
+    def _directories(self, kind: str) -> list[tuple[str, int, str]]:
+        found = []
+        for topic in self._fs.list_dir(f"{self._root}/{kind}"):
+            for name in self._fs.list_dir(f"{self._root}/{kind}/{topic}"):
+                if name.isascii() and name.isdigit() and str(int(name)) == name:
+                    found.append((topic, int(name), f"{self._root}/{kind}/{topic}/{name}"))
+        return found

@@ -1,0 +1,360 @@
+"""Files of fixed-size units that each begin with a record's place: the ground of both kinds of
+queue.
+
+    physicalOffset (8)  size (4)  the rest of the unit
+    size 0: nothing yet.  size 0x7FFFFFFF: a blank, a position without a record.
+ Unit n lies at byte n * unit_bytes, the name of a file is its first byte's number in 20 digits.
+Files are sparse at full size at once and written by pwrite, so a full disk is an OSError. Files
+need not be contiguous.
+"""
+
+import contextlib
+import resource
+import struct
+import threading
+from bisect import bisect_right
+from collections import OrderedDict
+
+from hastore.store.fs.filesystem import File, FileSystem
+from hastore.store.fs.sync_files import sync_all, sync_files
+
+PLACE = struct.Struct(">qi")
+BLANK_UNIT_SIZE = 0x7FFFFFFF
+_OPEN_FILES_MIN, _OPEN_FILES_MAX = 128, 16_384
+_SYNC_EACH_MAX = 256  # files; more are synced with all else on their file system
+_SCAN_BYTES = 1 << 16
+_SEARCH_BYTES = 1 << 12
+
+
+class FileCache:
+    """Open files of many queues, the least recently used closed first; thread-safe.
+
+    Writes hold the lock. A read holds its file alone, for it may wait for the disk: files are
+    dropped rather than closed, and close with whoever holds them last.
+    """
+
+    def __init__(self, fs: FileSystem) -> None:
+        self.fs = fs
+        self._lock = threading.Lock()
+        self._files: OrderedDict[str, File] = OrderedDict()
+        self._dirty: set[str] = set()
+        self._dirty_dirs: set[str] = set()
+        self._open_max = 0  # known at the first use: a node raises its limit when it starts
+
+    def read(self, path: str, size: int, position: int) -> bytes:
+        """Return up to `size` bytes; OSError."""
+        with self._lock:
+            file = self._file(path)
+        return file.pread(size, position)
+
+    def write(self, path: str, data: bytes | memoryview, position: int) -> None:
+        """Write all of `data`; durable after `flush`. OSError."""
+        with self._lock:
+            self._dirty.add(path)
+            self._file(path).pwrite(data, position)
+
+    def zero(self, path: str, position: int, size: int) -> None:
+        """Zero a range; durable after `flush`."""
+        with self._lock:
+            self._dirty.add(path)
+            self._file(path).zero(position, size)
+
+    def create(self, path: str, size: int) -> None:
+        """Make a sparse file of zeros, with its directories."""
+        directory = path.rpartition("/")[0]
+        with self._lock:
+            missing = directory
+            while missing and not self.fs.is_dir(missing):
+                missing = missing.rpartition("/")[0]
+                self._dirty_dirs.add(missing)
+            self.fs.make_dirs(directory, sync=False)
+            file = self.fs.open(path, create=True)
+            self._dirty_dirs.add(directory)
+            self._dirty.add(path)
+            try:
+                file.truncate(size)
+            finally:
+                file.close()
+
+    def remove(self, path: str) -> None:
+        """Remove a file; the name is durably gone after `flush`."""
+        with self._lock:
+            self._files.pop(path, None)
+            self._dirty.discard(path)
+            with contextlib.suppress(FileNotFoundError):  # removed by an operator: the same end
+                self.fs.remove(path)
+            self._dirty_dirs.add(path.rpartition("/")[0])
+
+    def flush(self) -> None:
+        """Make durable all that was written before the call; OSError.
+
+        Syncs through descriptors of its own, so that writers never wait for the disk. What fails
+        stays to be synced; after SyncFailedError that is no proof any more.
+        """
+        with self._lock:
+            paths, self._dirty = self._dirty, set()
+            directories, self._dirty_dirs = self._dirty_dirs, set()
+        try:
+            if len(paths) > _SYNC_EACH_MAX:
+                sync_all(self.fs, min(paths).rpartition("/")[0])
+            else:
+                sync_files(self.fs, paths, directories)
+        except BaseException:
+            with self._lock:
+                self._dirty |= paths
+                self._dirty_dirs |= directories
+            raise
+
+    def close(self) -> None:
+        """Close all files and forget what was not flushed."""
+        with self._lock:
+            self._files.clear()
+            self._dirty.clear()
+            self._dirty_dirs.clear()
+
+    def _file(self, path: str) -> File:
+        file = self._files.get(path)
+        if file is None:
+            file = self.fs.open(path)
+            self._files[path] = file
+            if not self._open_max:
+                share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+                self._open_max = min(max(share, _OPEN_FILES_MIN), _OPEN_FILES_MAX)
+            if len(self._files) > self._open_max:
+                self._files.popitem(last=False)
+        else:
+            self._files.move_to_end(path)
+        return file
+
+
+def is_file_name(name: str) -> bool:
+    """Whether the name is that of a numbered file: 20 digits."""
+    return len(name) == 20 and name.isascii() and name.isdigit()
+
+
+class UnitFiles:
+    """The files of one queue. One thread writes; others may read below `end`."""
+
+    def __init__(
+        self, cache: FileCache, directory: str, unit_bytes: int, units_per_file: int
+    ) -> None:
+        self._cache = cache
+        self.directory = directory
+        self.unit_bytes = unit_bytes
+        self.units_per_file = units_per_file
+        self.starts: list[int] = []  # unit numbers, rising; replaced, never changed in place
+        self.end = 0  # the number of the next unit
+        self._last_start, self._last_path = -1, ""  # of the last append
+
+    def load(self, limit: int, *, whole: bool = False) -> None:
+        """Find the files and drop every unit whose record does not end at or below `limit`.
+
+        Files of another size are rewritten: what they say about the queue's end is kept as blanks.
+        An empty one was being made when the process was killed: it holds nothing, and goes.
+        """
+        names: list[str] = []
+        sizes: list[int] = []
+        for name in self._cache.fs.list_dir(self.directory):
+            if not is_file_name(name):
+                continue
+            path = f"{self.directory}/{name}"
+            size = self._size_of(path)
+            if size:
+                names.append(name)
+                sizes.append(size)
+            else:
+                self._cache.remove(path)
+        full = self.unit_bytes * self.units_per_file
+        strange = any(
+            size != full or int(name) % full for name, size in zip(names, sizes, strict=True)
+        )
+        if strange:
+            self._rewrite(names, sizes, limit)
+            return
+        self.starts = [int(name) // self.unit_bytes for name in names]
+        self.cut(limit, whole=whole)
+
+    def path(self, start: int) -> str:
+        """Return the path of the file whose first unit is `start`."""
+        return f"{self.directory}/{start * self.unit_bytes:020d}"
+
+    def read(self, unit: int, count: int) -> bytes:
+        """Return up to `count` units from `unit`, of one file, below `end`; perhaps none."""
+        count = min(count, self.end - unit)
+        starts = self.starts
+        at = bisect_right(starts, unit) - 1
+        if count <= 0 or at < 0:
+            return b""
+        within = unit - starts[at]
+        count = min(count, self.units_per_file - within)
+        if count <= 0:
+            return b""
+        size = self.unit_bytes
+        try:
+            return self._cache.read(self.path(starts[at]), count * size, within * size)
+        except FileNotFoundError:  # retention took it meanwhile
+            return b""
+
+    def place(self, unit: int) -> tuple[int, int]:
+        """Return (offset, size) of a unit; size 0 when there is none."""
+        raw = self.read(unit, 1)
+        offset, size = PLACE.unpack_from(raw) if len(raw) == self.unit_bytes else (0, 0)
+        return offset, size
+
+    def append(self, data: bytes | memoryview) -> None:
+        """Write whole units at `end`, one pwrite for each file; `end` moves with each. OSError."""
+        size = self.unit_bytes
+        at = 0
+        while at < len(data):
+            within = self.end % self.units_per_file
+            room = (self.units_per_file - within) * size
+            part = data if at == 0 and len(data) <= room else data[at : at + room]
+            start = self.end - within
+            self._make(start)
+            if start != self._last_start:
+                self._last_start, self._last_path = start, self.path(start)
+            self._cache.write(self._last_path, part, within * size)
+            self.end += len(part) // size
+            at += len(part)
+
+    def skip_to(self, unit: int) -> None:
+        """Move `end` up to `unit` over blanks; whole files of them are left out. OSError.
+
+        A blank behind a record carries the next byte's offset, so that offsets never fall.
+        """
+        per_file = self.units_per_file
+        offset, size = self.place(self.end - 1)
+        if size not in (0, BLANK_UNIT_SIZE):
+            offset += 1
+        blank = PLACE.pack(offset, BLANK_UNIT_SIZE) + bytes(self.unit_bytes - PLACE.size)
+        target = unit // per_file * per_file
+        if self.starts and self.starts[-1] < target and self.end % per_file:
+            self.append(blank * (per_file - self.end % per_file))
+        if self.end < target:
+            self.end = target
+        if self.end < unit:
+            self.append(blank * (unit - self.end))
+
+    def cut(self, limit: int, *, whole: bool = True) -> None:
+        """Drop every unit whose record does not end at or below `limit`.
+
+        Not `whole`: a power loss may have left holes, so every unit of the last file is read.
+        """
+        starts = self.starts
+        if not starts:
+            self.end = 0
+            return
+        last = len(starts) - 1
+        while last > 0 and not self._stays_at(starts[last - 1], self.units_per_file - 1, limit):
+            last -= 1
+        for start in starts[last + 1 :]:
+            self._cache.remove(self.path(start))
+        count = (self._search if whole else self._count)(starts[last], limit)
+        keep = last + 1
+        if count == 0 and (last > 0 or starts[0] == 0):
+            self._cache.remove(self.path(starts[last]))
+            keep = last
+        else:
+            size = self.unit_bytes
+            rest = (self.units_per_file - count) * size
+            self._cache.zero(self.path(starts[last]), count * size, rest)
+        self.end = starts[last] + count
+        self.starts = starts[:keep]
+
+    def delete_before(self, min_offset: int) -> None:
+        """Remove whole files whose last record lies below `min_offset`; never the last file."""
+        starts = self.starts
+        gone = 0
+        while gone < len(starts) - 1:
+            if not self._precedes(starts[gone] + self.units_per_file - 1, min_offset):
+                break
+            gone += 1
+        self.starts = starts[gone:]
+        for start in starts[:gone]:
+            self._cache.remove(self.path(start))
+
+    def first_at(self, min_offset: int) -> int:
+        """Return the first unit whose record lies at or beyond `min_offset`, else `end`."""
+        for start in self.starts:
+            low, high = start, min(start + self.units_per_file, self.end)
+            if low < high and self._precedes(high - 1, min_offset):
+                continue
+            while low < high:
+                middle = (low + high) // 2
+                if self._precedes(middle, min_offset):
+                    low = middle + 1
+                else:
+                    high = middle
+            return low
+        return self.end
+
+    def _precedes(self, unit: int, min_offset: int) -> bool:
+        offset, size = self.place(unit)
+        return size == 0 or offset < min_offset or (size == BLANK_UNIT_SIZE and offset == 0)
+
+    def _make(self, start: int) -> None:
+        if self.starts and self.starts[-1] >= start:
+            return
+        self._cache.create(self.path(start), self.unit_bytes * self.units_per_file)
+        self.starts = [*self.starts, start]
+
+    def _size_of(self, path: str) -> int:
+        file = self._cache.fs.open(path, writable=False)
+        try:
+            return file.size
+        finally:
+            file.close()
+
+    def _stays_at(self, start: int, number: int, limit: int) -> bool:
+        """Whether a file has its unit of that number and it stays."""
+        raw = self._cache.read(self.path(start), PLACE.size, number * self.unit_bytes)
+        if len(raw) < PLACE.size:
+            return False
+        offset, size = PLACE.unpack(raw)
+        return _stays(offset, size, limit)
+
+    def _count(self, start: int, limit: int, bytes_max: int | None = None) -> int:
+        """Count the leading units of a file that stay."""
+        size = self.unit_bytes
+        total = self.units_per_file if bytes_max is None else bytes_max // size
+        chunk = _SCAN_BYTES // size
+        form = struct.Struct(f">qi{size - PLACE.size}x")
+        for at in range(0, total, chunk):
+            raw = self._cache.read(self.path(start), min(chunk, total - at) * size, at * size)
+            whole = len(raw) // size
+            for number, (offset, length) in enumerate(form.iter_unpack(raw[: whole * size])):
+                if not _stays(offset, length, limit):
+                    return at + number
+            if whole < min(chunk, total - at):
+                return at + whole
+        return total
+
+    def _search(self, start: int, limit: int) -> int:
+        """Count the same in a file without holes: what stays lies before what does not."""
+        low = self._count(start, limit, _SEARCH_BYTES)  # where there are many queues most are short
+        high = self.units_per_file if low == _SEARCH_BYTES // self.unit_bytes else low
+        while low < high:
+            middle = (low + high) // 2
+            if self._stays_at(start, middle, limit):
+                low = middle + 1
+            else:
+                high = middle
+        return low
+
+    def _rewrite(self, names: list[str], sizes: list[int], limit: int) -> None:
+        end = 0
+        for name, size in zip(names, sizes, strict=True):
+            start = int(name) // self.unit_bytes
+            count = self._count(start, limit, size)
+            end = max(end, start + count) if count else end
+        for name in names:
+            self._cache.remove(f"{self.directory}/{name}")
+        self.starts, self.end = [], 0
+        if end:
+            self.skip_to(end)
+
+
+def _stays(offset: int, size: int, limit: int) -> bool:
+    if size == BLANK_UNIT_SIZE:
+        return 0 <= offset <= limit
+    return size > 0 and 0 <= offset <= limit - size

@@ -1,0 +1,1 @@
+"""The file system, behind one interface that tests can make fail."""

@@ -1,0 +1,328 @@
+"""The file system as an argument: the only module through which hastore touches files.
+
+A test or a simulation passes its own `FileSystem`; `REAL` is the machine's. Every failure of the
+system is an `OSError` whose text names the file; only a lack of room for an allocation has a type
+of its own, `StoreFullError`, since it is an ordinary state that passes.
+"""
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import mmap
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+
+from hastore.errors import StoreFullError, StoreInUseError
+from hastore.store.fs.protocols import Bytes, File, FileSystem
+
+__all__ = ["NO_ROOM", "REAL", "Bytes", "File", "FileSystem", "RealFile", "RealFileSystem"]
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+_UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
+_FALLOC_FL_ZERO_RANGE = 0x10
+_ZEROS = bytes(1 << 20)
+_COPY_BYTES = 1 << 20
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+    """Put the file's name into an error of a call that only knows a descriptor."""
+    try:
+        yield
+    except OSError as failure:
+        if failure.filename is None:
+            failure.filename = path
+        raise
+
+
+class RealFile:
+    """A file of the machine."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        self.path = path
+        self._descriptor = descriptor
+        self.size = os.fstat(descriptor).st_size
+
+    def fileno(self) -> int:
+        """Return the descriptor."""
+        return self._descriptor
+
+    def pread(self, size: int, position: int) -> bytes:
+        """Return up to `size` bytes from `position`."""
+        try:
+            data = os.pread(self._descriptor, size, position)
+            if len(data) == size or not data:
+                return data
+            parts = [data]
+            got = len(data)
+            while got < size and data:
+                data = os.pread(self._descriptor, size - got, position + got)
+                parts.append(data)
+                got += len(data)
+            return b"".join(parts)
+        except OSError as failure:
+            failure.filename = self.path
+            raise
+
+    def pwrite(self, data: Bytes, position: int) -> None:
+        """Write all of `data` at `position`."""
+        try:
+            wanted = len(data)
+            written = os.pwrite(self._descriptor, data, position)
+            if written < wanted:
+                rest = memoryview(data)
+                while written < wanted:
+                    written += os.pwrite(self._descriptor, rest[written:], position + written)
+        except OSError as failure:
+            failure.filename = self.path
+            raise
+        if position + wanted > self.size:
+            self.size = position + wanted
+
+    def allocate(self, size: int) -> None:
+        """Reserve room up to `size` bytes; the length becomes at least `size`."""
+        try:
+            os.posix_fallocate(self._descriptor, 0, size)
+        except OSError as failure:
+            if failure.errno in NO_ROOM:
+                raise StoreFullError(
+                    f"{self.path}: no room for {size} bytes; free space on its file system"
+                ) from failure
+            failure.filename = self.path
+            raise
+        self.size = max(self.size, size)
+
+    def zero(self, position: int, size: int) -> None:
+        """Make the range read as zeros: data extents only, a hole is zeros already."""
+        with _named(self.path):
+            for start, end in self._data_extents(position, min(position + size, self.size)):
+                if not _zero_range(self._descriptor, start, end - start):
+                    for at in range(start, end, len(_ZEROS)):
+                        self.pwrite(_ZEROS[: min(len(_ZEROS), end - at)], at)
+
+    def truncate(self, size: int) -> None:
+        """Set the length."""
+        with _named(self.path):
+            os.ftruncate(self._descriptor, size)
+        self.size = size
+
+    def sync(self) -> None:
+        """Return once everything written, and the length, is on the disk (fdatasync)."""
+        with _named(self.path):
+            os.fdatasync(self._descriptor)
+
+    def map(self, *, writable: bool = False) -> mmap.mmap:
+        """Map the whole file, shared."""
+        access = mmap.PROT_READ | (mmap.PROT_WRITE if writable else 0)
+        with _named(self.path):
+            return mmap.mmap(self._descriptor, 0, flags=mmap.MAP_SHARED, prot=access)
+
+    def __del__(self) -> None:
+        # A FileRange keeps its file: the descriptor's number must not name another file meanwhile.
+        self.close()
+
+    def close(self) -> None:
+        """Give the descriptor back."""
+        if self._descriptor >= 0:
+            descriptor, self._descriptor = self._descriptor, -1
+            os.close(descriptor)
+
+    def _data_extents(self, start: int, end: int) -> Iterator[tuple[int, int]]:
+        while start < end:
+            try:
+                start = os.lseek(self._descriptor, start, os.SEEK_DATA)
+            except OSError as failure:
+                if failure.errno == errno.ENXIO:  # a hole up to the end of the file
+                    return
+                raise
+            if start >= end:
+                return
+            stop = min(os.lseek(self._descriptor, start, os.SEEK_HOLE), end)
+            yield start, stop
+            start = stop
+
+
+class _LockFile(RealFile):
+    """A locked file; closing it gives the lock back."""
+
+    def __init__(self, path: str, descriptor: int) -> None:
+        super().__init__(path, descriptor)
+        status = os.fstat(descriptor)
+        self.key = (status.st_dev, status.st_ino)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        super().close()
+        with _locks_guard:
+            _locks_held.discard(self.key)
+
+
+_locks_guard = threading.Lock()
+_locks_held: set[tuple[int, int]] = set()
+
+
+class RealFileSystem:
+    """The machine's file system."""
+
+    def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+        """Open a file."""
+        flags = (os.O_RDWR if writable else os.O_RDONLY) | (os.O_CREAT if create else 0)
+        return RealFile(path, os.open(path, flags | os.O_CLOEXEC, 0o644))
+
+    def exists(self, path: str) -> bool:
+        """Tell whether the path names anything."""
+        return os.path.lexists(path)
+
+    def is_dir(self, path: str) -> bool:
+        """Tell whether the path names a directory."""
+        return os.path.isdir(path)
+
+    def list_dir(self, path: str) -> list[str]:
+        """Return the sorted names in a directory."""
+        try:
+            return sorted(os.listdir(path))
+        except FileNotFoundError:
+            return []
+
+    def make_dirs(self, path: str, *, sync: bool = True) -> None:
+        """Make the directory and its parents, each name synced unless `sync` is false."""
+        if os.path.isdir(path):
+            return
+        parent = os.path.dirname(os.path.abspath(path))
+        self.make_dirs(parent, sync=sync)
+        with contextlib.suppress(FileExistsError):  # another thread's; a plain file fails below
+            os.mkdir(path)
+        if not os.path.isdir(path):
+            raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
+        if sync:
+            self.sync_dir(parent)
+
+    def rename(self, source: str, target: str) -> None:
+        """Rename, replacing a target file."""
+        os.rename(source, target)
+
+    def remove(self, path: str) -> None:
+        """Remove a file."""
+        os.unlink(path)
+
+    def remove_tree(self, path: str) -> None:
+        """Remove a directory with all in it."""
+        shutil.rmtree(path)
+
+    def copy(self, source: str, target: str) -> None:
+        """Copy the bytes of a file and sync them."""
+        origin = self.open(source, writable=False)
+        try:
+            copy = self.open(target, create=True)
+            try:
+                copy.truncate(0)
+                position = 0
+                while data := origin.pread(_COPY_BYTES, position):
+                    copy.pwrite(data, position)
+                    position += len(data)
+                copy.sync()
+            finally:
+                copy.close()
+        finally:
+            origin.close()
+
+    def sync_dir(self, path: str) -> None:
+        """Make the names in a directory durable."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            with _named(path):
+                os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+    def sync_all(self, path: str) -> None:
+        """Sync the file system that holds the path; an error of any of its files is raised."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            if _libc.syncfs(descriptor) != 0:
+                code = ctypes.get_errno()
+                raise OSError(code, os.strerror(code), path)
+        finally:
+            os.close(descriptor)
+
+    def read_bytes(self, path: str, max_bytes: int = 1 << 26) -> bytes:
+        """Return a small file whole; in pieces, since /proc refuses one large read."""
+        pieces = []
+        with open(path, "rb") as file:
+            while max_bytes > 0 and (piece := file.read(min(max_bytes, 1 << 16))):
+                pieces.append(piece)
+                max_bytes -= len(piece)
+        return b"".join(pieces)
+
+    def replace_bytes(self, path: str, data: bytes) -> None:
+        """Replace a file by `data`, atomically and durably."""
+        temporary = f"{path}.tmp"
+        file = self.open(temporary, create=True)
+        try:
+            file.truncate(0)
+            file.pwrite(data, 0)
+            file.sync()
+        finally:
+            file.close()
+        self.rename(temporary, path)
+        self.sync_dir(os.path.dirname(os.path.abspath(path)))
+
+    def lock(self, path: str) -> File:
+        """Lock a file: flock against hastore, a record lock of byte 0 against Java's FileLock.
+
+        Closing any descriptor of a file drops a process's record locks on it, so a second attempt
+        of this process is refused before it opens the file.
+        """
+        with _locks_guard:
+            if os.path.exists(path):
+                status = os.stat(path)
+                if (status.st_dev, status.st_ino) in _locks_held:
+                    raise StoreInUseError(f"{path}: this process has the store open already")
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, 0)
+            except OSError as failure:
+                os.close(descriptor)
+                if failure.errno in (errno.EAGAIN, errno.EACCES):
+                    raise StoreInUseError(
+                        f"{path}: another process has the store open; stop it first"
+                    ) from failure
+                failure.filename = path
+                raise
+            file = _LockFile(path, descriptor)
+            _locks_held.add(file.key)
+            return file
+
+    def is_same_file(self, path: str, file: File) -> bool:
+        """Tell whether the path names the file that is open; never opens it (see `lock`)."""
+        try:
+            named, opened = os.stat(path), os.fstat(file.fileno())
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
+
+    def free_bytes(self, path: str) -> int:
+        """Return the bytes that an ordinary user may still allocate there."""
+        status = os.statvfs(path)
+        return status.f_bavail * status.f_frsize
+
+
+REAL: FileSystem = RealFileSystem()
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+
+
+def _zero_range(descriptor: int, position: int, size: int) -> bool:
+    """Zero by the file system itself; False where it cannot (tmpfs, for one)."""
+    while _libc.fallocate(descriptor, _FALLOC_FL_ZERO_RANGE, position, size) != 0:
+        code = ctypes.get_errno()
+        if code in _UNSUPPORTED:
+            return False
+        if code != errno.EINTR:
+            raise OSError(code, os.strerror(code))
+    return True

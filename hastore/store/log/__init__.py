@@ -1,0 +1,1 @@
+"""The commit log: its mapped files, appends, syncs, recovery and retention."""

@@ -1,0 +1,225 @@
+"""The warm-up thread: it has the next commit log file ready before it is needed.
+
+The file is made under hastore's own directory and renamed into place when the log rolls over, so
+that the log's directory never holds a file of another size or name: a RocketMQ would refuse it.
+
+With `warm` (`store.warm_files`) the thread also reads each new file through, in pieces, while it
+has nothing else to do: its pages are in the page cache before they are written. Where the system
+hands out fresh memory slowly, as many virtual machines do, a write into pages that are there takes
+a tenth of the time. The pages are clean: nothing is written, and the kernel may drop them.
+"""
+
+import logging
+import threading
+from collections import deque
+
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.errors import StoreError, StoreFullError
+from hastore.service import OnFailure, Service
+from hastore.store.fs.filesystem import NO_ROOM, File, FileSystem
+
+log = logging.getLogger(__name__)
+
+_RETRY_S = 1.0  # after a failure; a full disk heals by itself
+_TAKE_TIMEOUT_S = 30.0
+_WARM_BYTES = 1 << 20  # read at a time
+
+
+class AllocateService(Service):
+    """Keep one spare file of full size; `take` hands it over by a rename."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        spare_path: str,
+        size: int,
+        *,
+        on_failure: OnFailure,
+        warm: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        super().__init__("AllocateMappedFileService", on_failure=on_failure)
+        self._fs = fs
+        self._path = spare_path
+        self._size = size
+        self._changed = threading.Condition()
+        self._wanted = False
+        self._ready = False
+        self._first = True
+        self._attempts = 0
+        self._retry = False
+        self._warm = warm
+        self._clock = clock
+        self._cold: deque[tuple[File, int]] = deque()  # files to read, and from where on
+        self.failure_reason: str | None = None  # why there is no spare, for the status
+
+    def want(self) -> None:
+        """Ask for a spare without waiting."""
+        with self._changed:
+            self._wanted = True
+            self._changed.notify_all()
+
+    def wait_ready(self) -> None:
+        """Wait until a spare is there; StoreFullError or StoreError when it could not be made."""
+        with self._changed:
+            if self._ready:
+                return
+            if self._retry and self.failure_reason is not None:
+                raise StoreFullError(self.failure_reason)  # the thread tries again within a second
+            attempts = self._attempts
+            self._wanted = True
+            self._changed.notify_all()
+            done = self._changed.wait_for(
+                lambda: self._ready or self._attempts > attempts or self.stopping.is_set(),
+                _TAKE_TIMEOUT_S,
+            )
+            if self._ready:
+                return
+            if done and self.failure_reason is not None:
+                raise StoreFullError(self.failure_reason)
+        raise StoreFullError(f"{self._path}: the next commit log file is not ready")
+
+    def take(self, target: str) -> None:
+        """Move the spare to `target`; durable after `sync_dir` of both directories.
+
+        Raises what `wait_ready` raises, StoreError when it cannot be moved; the next call tries
+        again.
+        """
+        self.wait_ready()
+        with self._changed:
+            try:
+                self._fs.rename(self._path, target)
+            except OSError as failure:
+                if isinstance(failure, FileNotFoundError):
+                    self._ready = False  # somebody removed it: another one is made
+                reason = f"{self._path} cannot become the next commit log file: {failure}"
+                if self.failure_reason is None:
+                    log.error("%s", reason)
+                self.failure_reason = reason
+                kind = StoreFullError if failure.errno in NO_ROOM else StoreError
+                raise kind(reason) from failure
+            self._ready = self._wanted = False
+            self.failure_reason = None
+
+    def discard(self) -> None:
+        """Remove the spare (after `stop`), so that a closed store holds nothing but its log."""
+        with self._changed:
+            self._ready = False
+            if self._fs.exists(self._path):
+                self._fs.remove(self._path)
+
+    def warm_rest(self, path: str, position: int) -> None:
+        """Have the rest of a file read that is in use already; nothing unless files are warmed."""
+        if not self._warm:
+            return
+        try:
+            file = self._fs.open(path, writable=False)
+        except OSError as failure:
+            log.warning("a file is not read ahead of its use: %s", failure)
+            return
+        with self._changed:
+            self._cold.append((file, position))
+            self._changed.notify_all()
+
+    def run(self) -> None:
+        """Make a spare whenever one is wanted; try again each second when that fails."""
+        try:
+            while not self.stopping.is_set():
+                with self._changed:
+                    self._changed.wait_for(
+                        lambda: self.stopping.is_set() or self._lacking or bool(self._cold)
+                    )
+                    lacking = self._lacking
+                if lacking:
+                    self._provide()
+                elif self._cold:
+                    began = self._clock.monotonic_ms()
+                    self._warm_piece()
+                    self._rest(self._clock.monotonic_ms() - began)
+        finally:
+            self._drop_cold()
+
+    @property
+    def _lacking(self) -> bool:
+        return self._wanted and not self._ready
+
+    def _provide(self) -> None:
+        reason = self._make()
+        with self._changed:
+            self._attempts += 1
+            self._ready = reason is None
+            self._retry = reason is not None
+            if reason is not None and self.failure_reason is None:
+                log.error("no room for the next commit log file: %s", reason)
+            self.failure_reason = reason
+            self._changed.notify_all()
+        if reason is not None:
+            self._drop_cold()  # a file that was removed keeps its room while it is open
+            with self._changed:
+                self._changed.wait_for(self.stopping.is_set, _RETRY_S)
+
+    def wake(self) -> None:
+        """Wake the thread and all who wait for it."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def _warm_piece(self) -> None:
+        """Read the next piece of the first file that is not in memory yet."""
+        file, at = self._cold[0]
+        try:
+            if file.pread(_WARM_BYTES, at):
+                self._cold[0] = file, at + _WARM_BYTES
+                return
+        except OSError as failure:
+            log.warning("a file is not read ahead of its use: %s", failure)
+        self._close(self._cold.popleft()[0])
+
+    def _rest(self, spent_ms: float) -> None:
+        """Leave half of the time to who appends: the file is not needed at once."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self.stopping.is_set() or self._lacking, spent_ms / 1000.0
+            )
+
+    def _drop_cold(self) -> None:
+        while self._cold:
+            self._close(self._cold.popleft()[0])
+
+    def _close(self, file: File) -> None:
+        """Close a file that was only read."""
+        try:
+            file.close()
+        except OSError as failure:
+            log.warning("closing a file that was read ahead of its use: %s", failure)
+
+    def _make(self) -> str | None:
+        """Make the spare; return why not. What was reserved in vain is given back.
+
+        One of an earlier life goes first: a power loss may have left the last log file under both
+        its names.
+        """
+        try:
+            if self._first and self._fs.exists(self._path):
+                self._fs.remove(self._path)
+            self._first = False
+            file = self._fs.open(self._path, create=True)
+            try:
+                if file.size > self._size:
+                    file.truncate(0)
+                file.allocate(self._size)
+                file.sync()
+                if self._warm:  # by another descriptor: this one may be closed while that is used
+                    self._cold.append((self._fs.open(self._path, writable=False), 0))
+            finally:
+                file.close()
+        except (OSError, StoreError) as failure:
+            self._give_back()
+            return str(failure)
+        return None
+
+    def _give_back(self) -> None:
+        try:
+            if self._fs.exists(self._path):
+                self._fs.remove(self._path)
+        except OSError as failure:
+            log.error("%s could not be removed: %s", self._path, failure)

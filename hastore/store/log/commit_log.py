@@ -1,0 +1,319 @@
+"""The commit log: appended by pwrite into reserved files, read without a lock.
+
+Hot bytes are read through a map, cold ones by pread: a page that must come from the disk would be
+waited for with the interpreter's lock held, and one that cannot come would be a SIGBUS, the end of
+the process; pread waits without the lock and has an error (EIO) for it.
+
+    hot     the last HOT_BYTES, as far as this process wrote them: they are in the page cache
+    cold    all else
+
+Appending methods are called under `lock` by one thread at a time. `max_offset` moves only after the
+bytes are in the page cache, so a reader below it never sees a byte that is still being written.
+
+A write that fails may have left whole records beyond `max_offset`, which a later recovery would
+take for messages although their put was refused, or which a slave that is promoted would have
+behind its own records. So they are cleared, durably, before anybody hears of the failure; a kill
+between the two is no refusal. What cannot be cleared closes the log, and is nobody's refusal.
+"""
+
+import threading
+from types import TracebackType
+
+from hastore.errors import StoreError, StoreFullError, StoreUncertainError, UsageError
+from hastore.record.codec import BLANK_SIZE, pack_blank
+from hastore.service import OnFailure
+from hastore.store.fs.filesystem import NO_ROOM, File, FileSystem
+from hastore.store.log.allocate import AllocateService
+from hastore.store.log.health import StoreHealth
+from hastore.store.log.mapped_file import FileRange, MappedFile, file_name
+from hastore.store.log.mapped_file_queue import MappedFileQueue
+
+HOT_BYTES = 64 << 20
+_COPY_BYTES = 1 << 20
+_AHEAD_AT_ONCE_BYTES = (
+    64 << 20
+)  # files up to this size are reserved as soon as the one before begins
+
+
+class LogView:
+    """Bytes of the log, lent for a `with` block."""
+
+    __slots__ = ("_view",)
+
+    def __init__(self, view: memoryview) -> None:
+        self._view = view
+
+    def __enter__(self) -> memoryview:
+        return self._view
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._view.release()
+
+
+class CommitLog:
+    """The files under `commitlog/` and where they begin and end."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        root: str,
+        file_size: int,
+        health: StoreHealth,
+        *,
+        on_failure: OnFailure,
+        warm_files: bool = False,
+    ) -> None:
+        self.lock = threading.RLock()
+        self.directory = f"{root}/commitlog"
+        self.file_size = file_size
+        self.min_offset = 0
+        self.max_offset = 0
+        self.boundary = 0  # the end of a whole record, as far on as is known; <= max_offset
+        self.queue = MappedFileQueue(fs, self.directory, file_size, f"{root}/hastore")
+        self.allocator = AllocateService(
+            fs, f"{root}/hastore/spare", file_size, on_failure=on_failure, warm=warm_files
+        )
+        self._fs = fs
+        self._health = health
+        self._written_from = 0  # what lies below was there when this process began
+        self._want_at: int | None = 0  # ask for the next file once the log has come so far
+
+    def set_range(self, min_offset: int, max_offset: int) -> None:
+        """Say where the log begins and ends: at open, and when it was cut or moved away."""
+        self.min_offset = min_offset
+        self.max_offset = max_offset
+        self.boundary = max_offset
+        self._written_from = max_offset
+        self._want_at = 0
+
+    def warm_rest(self) -> None:
+        """Have the unwritten rest of the last file read ahead, if files are warmed."""
+        file = self.queue.find(self.max_offset)
+        if file is not None:
+            self.allocator.warm_rest(file.path, self.max_offset - file.start)
+
+    # -- reading ----------------------------------------------------------------------------------
+
+    def view(self, offset: int, max_bytes: int) -> LogView:
+        """Lend at most `max_bytes` from `offset`, within one file, never beyond `max_offset`.
+
+        Empty at the end. UsageError for an offset outside [min_offset, max_offset], StoreError when
+        retention took it meanwhile, OSError when the disk cannot read it. What is cold is read
+        whole, so `max_bytes` is to be no more than is needed.
+        """
+        file, size = self._bounds(offset, max_bytes)
+        if file is None:
+            return LogView(memoryview(b""))
+        opened, view = file.opened or self.pin(file)
+        at = offset - file.start
+        if offset < self.cold_end:
+            return LogView(memoryview(opened.pread(size, at)))
+        return LogView(view[at : at + size])
+
+    def map_view(self, offset: int, max_bytes: int) -> LogView:
+        """Lend the same bytes through the map, hot or cold: for walks by the sizes of records.
+
+        They touch few pages of a whole file. At the start and at cuts alone: see above.
+        """
+        file, size = self._bounds(offset, max_bytes)
+        if file is None:
+            return LogView(memoryview(b""))
+        at = offset - file.start
+        return LogView(self.pin(file)[1][at : at + size])
+
+    def file_range(self, offset: int, max_bytes: int) -> FileRange:
+        """Return the same bytes as `view` as a range of a descriptor; size 0 at the end."""
+        file, size = self._bounds(offset, max_bytes)
+        if file is None:
+            return FileRange(-1, 0, 0)
+        opened, _ = self.pin(file)
+        return FileRange(opened.fileno(), offset - file.start, size, opened)
+
+    @property
+    def cold_end(self) -> int:
+        """Return where the bytes that are surely in the page cache begin; below is read by pread.
+
+        A cgroup whose memory is smaller than HOT_BYTES may lose even these.
+        """
+        return max(self._written_from, self.max_offset - HOT_BYTES)
+
+    def pin(self, file: MappedFile) -> tuple[File, memoryview]:
+        """Return an open file and its map, which last while held. StoreError: it is gone."""
+        try:
+            return file.pin()
+        except FileNotFoundError as failure:
+            raise self.gone(file.start, file.path) from failure
+
+    def gone(self, offset: int, path: str) -> StoreError:
+        """Return the error to raise when there is no file of an offset."""
+        if offset < self.min_offset:
+            return StoreError(f"{path} was removed by retention; the log begins at"
+                              f" {self.min_offset}")  # fmt: skip
+        return StoreError(f"{path} is missing: restore it from a backup, or copy the store from"
+                          " another node")  # fmt: skip
+
+    def _bounds(self, offset: int, max_bytes: int) -> tuple[MappedFile | None, int]:
+        end = self.max_offset
+        if not self.min_offset <= offset <= end:
+            raise UsageError(f"offset {offset} is outside the log [{self.min_offset}, {end}]")
+        if offset == end or max_bytes <= 0:
+            return None, 0
+        file = self.queue.find(offset)
+        if file is None:
+            raise self.gone(offset, f"the file of offset {offset}")
+        return file, min(max_bytes, end - offset, file.end - offset)
+
+    # -- appending (under `lock`) -----------------------------------------------------------------
+
+    def room(self, size: int) -> int:
+        """Return the bytes that must be filled by a blank before `size` bytes of records fit."""
+        position = self.max_offset % self.file_size
+        left = self.file_size - position
+        return left if position and size + BLANK_SIZE > left else 0
+
+    def roll(self) -> None:
+        """Fill the rest of the file with a blank; the next file is ready before. StoreFullError."""
+        file = self._writable()
+        self.allocator.wait_ready()
+        try:
+            file.pwrite(pack_blank(file.end - self.max_offset), self.max_offset)
+        except OSError as failure:
+            raise self._not_written(file, BLANK_SIZE, failure) from failure
+        self.max_offset = file.end
+
+    def append(self, data: bytes | bytearray | memoryview) -> int:
+        """Append bytes that fit into the file; returns the new `max_offset`.
+
+        StoreFullError, StoreBrokenError: nothing of them is left. StoreUncertainError: some may be.
+        """
+        file = self._writable()
+        start = self.max_offset
+        end = start + len(data)
+        if end > file.end:
+            raise UsageError(f"{len(data)} bytes at offset {start} cross a file boundary")
+        try:
+            file.pwrite(data, start)
+        except OSError as failure:
+            raise self._not_written(file, len(data), failure) from failure
+        self.max_offset = end
+        if self._want_at is not None and end >= self._want_at:
+            self._want_next(file, end)
+        return end
+
+    def replica_range(self, offset: int, max_bytes: int) -> FileRange:
+        """Return room at `offset`, which must be `max_offset`, to splice into. StoreFullError."""
+        self._expect_end(offset)
+        file = self._writable()
+        return file.range(offset, min(max_bytes, file.end - offset))
+
+    def commit(self, offset: int, size: int) -> int:
+        """Take `size` bytes spliced into `replica_range`; returns the new `max_offset`."""
+        self._expect_end(offset)
+        file = self._writable()
+        end = offset + size
+        if size < 0 or end > file.end:
+            raise UsageError(f"{size} bytes at offset {offset} cross a file boundary")
+        self.max_offset = end
+        if self._want_at is not None and end >= self._want_at:
+            self._want_next(file, end)
+        return end
+
+    def replica_failed(self, offset: int, size: int, failure: OSError) -> StoreError:
+        """Clear what a failed splice into `replica_range` left; returns the error to raise."""
+        self._expect_end(offset)
+        file = self.queue.find(offset)
+        if file is None:
+            return StoreError(f"no file holds offset {offset}")
+        return self._not_written(file, size, failure)
+
+    def _expect_end(self, offset: int) -> None:
+        if offset != self.max_offset:
+            raise UsageError(f"offset {offset} is not the log's end {self.max_offset}")
+
+    def _writable(self) -> MappedFile:
+        """Return the file that the log's end lies in; the next one when it is at a boundary."""
+        if self._health.reason is not None:
+            self._health.check()
+        file = self.queue.find(self.max_offset)
+        if file is None:
+            start = self.max_offset - self.max_offset % self.file_size
+            file = self.queue.add(start, self.allocator.take)
+            self._want_at = start
+        return file
+
+    def _want_next(self, file: MappedFile, end: int) -> None:
+        """Have the next file made ready: small ones at once, big ones when half of this is full."""
+        at = file.start if self.file_size <= _AHEAD_AT_ONCE_BYTES else file.start + file.size // 2
+        if end >= at:
+            self._want_at = None
+            self.allocator.want()
+        else:
+            self._want_at = at
+
+    def _not_written(self, file: MappedFile, size: int, failure: OSError) -> StoreError:
+        """Clear what a failed write of `size` bytes at the log's end left; returns what to raise.
+
+        Durably, where there is anything: the disk may have it already, and a power loss after the
+        refusal would bring it back.
+        """
+        position = self.max_offset - file.start
+        try:
+            left = file.file.pread(min(size, file.size - position), position)
+            if left.strip(b"\0"):
+                file.file.zero(position, len(left))
+                file.sync()
+        except OSError as second:
+            broken = self._health.fail(
+                f"a write at offset {self.max_offset} failed ({failure}), and what it left could"
+                " not be cleared",
+                second,
+            )
+            return StoreUncertainError(str(broken))
+        if failure.errno in NO_ROOM:  # a file system whose reservations do not hold
+            return StoreFullError(f"{file.path}: {failure.strerror}")
+        return self._health.fail(f"a write at offset {self.max_offset} failed", failure)
+
+    # -- cutting (under `lock`, nobody appends or syncs) ------------------------------------------
+
+    def truncate(self, offset: int) -> None:
+        """Cut the log at `offset`, durably: later files go, the bytes behind it become zeros."""
+        self.max_offset = min(self.max_offset, offset)
+        self.boundary = min(self.boundary, offset)
+        self._want_at = 0
+        first = self.queue.start
+        last_start = max(offset - offset % self.file_size, first)
+        # At a boundary the file before is full and the next one may stay away.
+        keep = last_start + self.file_size if offset > last_start or last_start == first else offset
+        self.queue.remove_from(keep)
+        file = self.queue.find(offset)
+        if file is not None:
+            file.file.zero(offset - file.start, file.end - offset)
+            file.sync()
+
+    def copy_to(self, offset: int, directory: str) -> int:
+        """Copy [offset, max_offset) to sparse files of the same names, synced; returns its size."""
+        self._fs.make_dirs(directory)
+        copied = 0
+        while offset < self.max_offset:
+            file = self.queue.find(offset)
+            if file is None:
+                raise StoreError(f"no file holds offset {offset}")
+            end = min(file.end, self.max_offset)
+            target = self._fs.open(f"{directory}/{file_name(file.start)}", create=True)
+            try:
+                target.truncate(0)
+                while offset < end:
+                    data = file.file.pread(min(_COPY_BYTES, end - offset), offset - file.start)
+                    target.pwrite(data, offset - file.start)
+                    offset += len(data)
+                    copied += len(data)
+                target.sync()
+            finally:
+                target.close()
+        self._fs.sync_dir(directory)
+        return copied

@@ -1,0 +1,176 @@
+"""Bring what is written to the disk: group commit on demand, and an interval for the rest.
+
+`flushed_offset` moves only after fdatasync of every file below it has succeeded. A sync that fails
+closes the store for ever (StoreHealth): it is never tried again. One that was not begun, since the
+process has no descriptor left for it, has lost nothing and is tried again.
+"""
+
+import errno
+import logging
+import threading
+from collections.abc import Callable
+
+from hastore.errors import StoreBrokenError, StoreError
+from hastore.service import OnFailure, Service
+from hastore.store.log.commit_log import CommitLog
+from hastore.store.log.health import StoreHealth
+from hastore.store.state.limits import LimitsPage
+
+log = logging.getLogger(__name__)
+
+_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})  # of an open; no fsync fails so
+_RETRY_S = 0.1
+
+
+class FlushService(Service):
+    """Sync the log: when asked (all who ask meanwhile share one sync), and every `interval_ms`."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        page: LimitsPage,
+        health: StoreHealth,
+        *,
+        interval_ms: int,
+        boundary: Callable[[], int],
+        on_failure: OnFailure,
+    ) -> None:
+        """Prepare; `boundary()` returns the end of a whole record, as far on as is known."""
+        super().__init__("FlushCommitLogService", on_failure=on_failure)
+        self.flushed_offset = 0
+        self.on_flushed: Callable[[int], None] | None = None
+        self._log = commit_log
+        self._page = page
+        self._health = health
+        self._interval_s = interval_ms / 1000
+        self._boundary = boundary
+        self.sync_lock = threading.RLock()  # held while the log is cut (taken after the log's)
+        self._changed = threading.Condition()
+        self._requested = False
+        self._waiters = 0
+        self.failure_reason: str | None = None  # why the last sync was not begun
+
+    def reset(self, offset: int) -> None:
+        """Say how far the log is synced: at open, and when it was cut or moved away."""
+        with self._changed:
+            self.flushed_offset = offset
+            self._changed.notify_all()
+
+    def request(self) -> None:
+        """Ask for a sync soon, without waiting."""
+        with self._changed:
+            self._requested = True
+            self._changed.notify_all()
+
+    def flush(self) -> int:
+        """Sync everything written so far; returns `flushed_offset`.
+
+        StoreBrokenError: for ever. StoreError: it was not begun; later it may be.
+        """
+        self._health.check()
+        with self.sync_lock:
+            self._health.check()
+            boundary = self._boundary()
+            target = self._log.max_offset
+            start = self.flushed_offset
+            if target == start:
+                return start
+            try:
+                self._log.queue.sync(start, target)
+                self._page.update(flushed=boundary, boundary=boundary)
+            except OSError as failure:
+                if failure.errno in _NO_DESCRIPTOR:
+                    raise StoreError(
+                        f"bytes [{start}, {target}) are not synced yet: {failure}; raise the limit"
+                        " of open files"
+                    ) from failure
+                error = self._health.fail(f"a sync of bytes [{start}, {target}) failed", failure)
+                with self._changed:
+                    self._changed.notify_all()
+                raise error from failure
+            with self._changed:
+                self.flushed_offset = target
+                if self._waiters:
+                    self._changed.notify_all()
+            hook = self.on_flushed
+        if hook is not None:
+            hook(target)
+        return target
+
+    def wait_flushed(self, offset: int, timeout_s: float) -> bool:
+        """Wait until the log is synced up to `offset`; asks for it. False when it took too long."""
+        if self.flushed_offset >= offset:
+            return True
+        with self._changed:
+            self._requested = True
+            self._waiters += 1
+            self._changed.notify_all()
+            try:
+                self._changed.wait_for(
+                    lambda: (
+                        self.flushed_offset >= offset
+                        or self._health.reason is not None
+                        or self.stopping.is_set()
+                    ),
+                    timeout_s,
+                )
+            finally:
+                self._waiters -= 1
+        self._health.check()
+        return self.flushed_offset >= offset
+
+    def run(self) -> None:
+        """Sync on request and by interval, until stopped or the store is closed by a failure."""
+        while not self.stopping.is_set():
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._requested or self.stopping.is_set(), self._interval_s
+                )
+                self._requested = False
+            if self._health.reason is not None:
+                return
+            try:
+                self.flush()
+            except StoreBrokenError as failure:
+                log.error("the log is not synced any more: %s", failure)
+                return
+            except StoreError as failure:  # not begun
+                if self.failure_reason is None:
+                    log.error("%s", failure)
+                self.failure_reason = str(failure)
+                self._requested = True
+                self.stopping.wait(_RETRY_S)
+            else:
+                self.failure_reason = None
+
+    def wake(self) -> None:
+        """Wake the thread and all who wait for it."""
+        with self._changed:
+            self._changed.notify_all()
+
+
+class HousekeepingService(Service):
+    """Call `step` every `interval_ms`: derived files, checkpoint, snapshots."""
+
+    def __init__(
+        self,
+        step: Callable[[], None],
+        *,
+        interval_ms: int,
+        on_failure: OnFailure,
+    ) -> None:
+        super().__init__("StoreHousekeepingService", on_failure=on_failure)
+        self._step = step
+        self._interval_s = interval_ms / 1000
+        self.failure_reason: str | None = None
+
+    def run(self) -> None:
+        """Step until stopped; a full disk is reported once and tried again."""
+        while not self.stopping.wait(self._interval_s):
+            try:
+                self._step()
+                self.failure_reason = None
+            except (OSError, StoreError) as failure:
+                if self.failure_reason is None:
+                    log.error("store housekeeping failed: %s", failure)
+                self.failure_reason = str(failure)

@@ -1,0 +1,169 @@
+"""The files of a log: contiguous, of one size, named by their start offset."""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable
+
+from hastore.errors import StoreBrokenError, StoreError
+from hastore.store.fs.filesystem import FileSystem
+from hastore.store.log.mapped_file import NAME_DIGITS, MappedFile, file_name
+
+log = logging.getLogger(__name__)
+
+_MAX_OPEN = 64  # maps and descriptors held at a time; older files are opened again on use
+
+
+class MappedFileQueue:
+    """A directory of files; readers take no lock: `files` is a tuple that is replaced as a whole.
+
+    One thread at a time may change it (the owner's append lock), but for `discard`.
+    """
+
+    def __init__(
+        self, fs: FileSystem, directory: str, file_size: int, source: str | None = None
+    ) -> None:
+        """Name the directory; `source` is the one that added files are renamed from."""
+        self.directory = directory
+        self.file_size = file_size
+        self.files: tuple[MappedFile, ...] = ()
+        self._source = source
+        self._detached: list[MappedFile] = []  # to be removed, the oldest first
+        self._names_added = 0  # counts, so that a sync covers what was there when it began
+        self._names_synced = 0
+        self._fs = fs
+        self._opened: list[MappedFile] = []
+        self._opened_guard = threading.Lock()
+
+    @property
+    def start(self) -> int:
+        """Return the offset at which the first file begins; 0 without files."""
+        return self.files[0].start if self.files else 0
+
+    @property
+    def end(self) -> int:
+        """Return the offset at which the last file ends; 0 without files."""
+        return self.files[-1].end if self.files else 0
+
+    def load(self, expected_size: int | None = None) -> None:
+        """Read the directory. StoreBrokenError for a gap, StoreError for a wrong size.
+
+        A shorter last file was cut off by damage when `expected_size`, which the store noted
+        itself, is the configured size: it is made whole with zeros, and recovery decides. Otherwise
+        only the operator can tell which of the two is wrong.
+        """
+        found: list[MappedFile] = []
+        names = [name for name in self._fs.list_dir(self.directory) if _is_file_name(name)]
+        for name in names:
+            path = f"{self.directory}/{name}"
+            file = self._fs.open(path)
+            size = file.size
+            if size < self.file_size and name == names[-1] and expected_size == self.file_size:
+                log.error("%s has %d bytes instead of %d: cut off", path, size, self.file_size)
+                file.allocate(self.file_size)
+                size = self.file_size
+            file.close()
+            if size != self.file_size:
+                raise StoreError(
+                    f"{path} has {size} bytes but store.commitlog_file_size is {self.file_size}:"
+                    " set the key to the size this store was made with, or restore the file"
+                )
+            start = int(name)
+            if found and start != found[-1].end:
+                raise StoreBrokenError(
+                    f"{self.directory}: bytes [{found[-1].end}, {start}) are missing, no file holds"
+                    " them: restore them from a backup, or move the store away and let the node"
+                    " start empty, it is then copied from its master"
+                )
+            found.append(MappedFile(self._fs, path, start, self.file_size))
+        self.files = tuple(found)
+
+    def find(self, offset: int) -> MappedFile | None:
+        """Return the file that holds `offset`."""
+        files = self.files
+        if not files:
+            return None
+        index = (offset - files[0].start) // self.file_size
+        if not 0 <= index < len(files):
+            return None
+        found = files[index]
+        if found.opened is None:
+            self._note_opened(found)
+        return found
+
+    def add(self, start: int, take: Callable[[str], None]) -> MappedFile:
+        """Add the file that begins at `start`, put there by `take(path)`; not yet synced."""
+        if self.files and start != self.end:
+            raise StoreBrokenError(f"a file at {start} would leave a gap behind {self.end}")
+        path = f"{self.directory}/{file_name(start)}"
+        take(path)
+        added = MappedFile(self._fs, path, start, self.file_size)
+        self.note_names()
+        self.files = (*self.files, added)
+        self._note_opened(added)
+        return added
+
+    def detach_first(self, count: int) -> None:
+        """Give the oldest files up: nobody finds them any more. `discard` removes them."""
+        self._detached += self.files[:count]
+        self.files = self.files[count:]
+
+    def discard(self, stop: Callable[[], bool] = lambda: False) -> None:
+        """Remove what was detached, each file durably before the next, so no crash leaves a gap.
+
+        Needs no append lock, but one call at a time. What OSError or `stop()` left comes first the
+        next time.
+        """
+        while self._detached and not stop():
+            with contextlib.suppress(FileNotFoundError):  # an operator was faster
+                self._detached[0].remove()
+            self.sync_names()
+            del self._detached[0]
+
+    def forget(self) -> None:
+        """Be empty: the files were moved away."""
+        self.files = ()
+        self._detached.clear()
+
+    def remove_from(self, start: int) -> None:
+        """Remove the files from `start` on, newest first, each durably before the next."""
+        while self.files and self.files[-1].start >= start:
+            gone, self.files = self.files[-1], self.files[:-1]
+            gone.remove()
+            self.sync_names()
+
+    def note_names(self) -> None:
+        """Say that names may be there that are not durable: `sync` is to see to them."""
+        self._names_added += 1
+
+    def sync_names(self) -> None:
+        """Make the files' names durable, and that they are nowhere else. Any thread."""
+        added = self._names_added
+        self._fs.sync_dir(self.directory)
+        if added > self._names_synced:
+            if self._source is not None:
+                self._fs.sync_dir(self._source)
+            self._names_synced = added  # only now: another thread's flush must not skip it before
+
+    def sync(self, start: int, end: int) -> None:
+        """Make the bytes [start, end) durable, names included."""
+        if self._names_added > self._names_synced:
+            self.sync_names()
+        for file in self.files:
+            if file.start < end and file.end > start:
+                file.sync()
+
+    def release(self) -> None:
+        """Drop all maps and descriptors."""
+        for file in self.files:
+            file.release()
+
+    def _note_opened(self, file: MappedFile) -> None:
+        with self._opened_guard:
+            self._opened.append(file)
+            if len(self._opened) > _MAX_OPEN:
+                self._opened.pop(0).release()
+
+
+def _is_file_name(name: str) -> bool:
+    return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()

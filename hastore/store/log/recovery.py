@@ -1,0 +1,267 @@
+"""Find the log's end after a stop of any kind, and clear what lies beyond it.
+
+The end is the first place with neither a valid record nor a blank of just the bytes left.
+Where the reading begins decides how long it takes:
+
+    limits page, clean stop or same boot    the anchor: 32 to 64 MiB before the end
+    limits page, after a power loss         the file that holds flushed_offset
+    no page (RocketMQ's own store)          the last three files after a clean stop, else all
+
+What was synced is never cut: an end below `flushed_offset` is rot or a missing file, and the
+operator decides. RocketMQ's own store says nothing of what was synced; after a clean stop all of it
+was, so a record behind the end that is no older than the last one before it shows damage.
+"""
+
+import logging
+from dataclasses import dataclass
+
+from hastore.errors import StoreBrokenError
+from hastore.record.codec import (
+    FLAG_BORN_IPV6,
+    IPV6_EXTRA,
+    PREFIX,
+    STORE_AT,
+    V1_MAGIC,
+    V2_MAGIC,
+    check_blank,
+    check_record,
+    check_unreadable,
+)
+from hastore.store.log.commit_log import CommitLog
+from hastore.store.log.mapped_file import MappedFile
+from hastore.store.state.limits import ANCHOR_STEP, Limits
+
+log = logging.getLogger(__name__)
+
+_WINDOW_BYTES = 4 << 20
+_FOREIGN_FILES = 3
+_MAGIC_END = 8  # of a record's first bytes: size and magic
+
+
+@dataclass(frozen=True, slots=True)
+class Recovered:
+    """What recovery found: the log is [min_offset, end)."""
+
+    min_offset: int
+    end: int
+    scanned_from: int
+    records: int
+    last_store_timestamp_ms: int  # of the records read; 0 without any
+    anchor: int = 0  # starts of records that the next recovery may begin at
+    next_anchor: int = 0
+
+
+@dataclass(slots=True)
+class _Scan:
+    end: int
+    anchor: int
+    next_anchor: int
+    unreadable: bool
+    records: int = 0
+    last_store_timestamp_ms: int = 0
+
+
+def recover(
+    commit_log: CommitLog,
+    limits: Limits | None,
+    *,
+    clean: bool,
+    same_boot: bool,
+    floor: int | None = None,
+    from_rocketmq: bool = False,
+) -> Recovered:
+    """Find the end; changes nothing. StoreBrokenError when synced bytes are missing or damaged.
+
+    `floor`: the offset of a cut that was begun (its intent is on the disk): bytes beyond may go.
+    `from_rocketmq`: this node copied the log from a RocketMQ, so a record that only its topic's
+    length makes unreadable is no damage: whoever follows that RocketMQ cuts there.
+    """
+    queue = commit_log.queue
+    first = queue.start
+    if limits is not None and queue.files and limits.first_offset > first:
+        first = min(limits.first_offset, queue.end)
+    elif limits is not None and not queue.files:
+        first = limits.first_offset
+    flushed = limits.flushed_offset if limits is not None else first
+    protected = flushed if floor is None else min(flushed, floor)
+    if not queue.files:
+        if protected > first:
+            raise _broken(commit_log, first, protected, "no file is there")
+        return Recovered(first, first, first, 0, 0, first, first)
+    start = _start_of_scan(commit_log, limits, first, clean=clean, same_boot=same_boot)
+    scan = _scan(commit_log, start, unreadable=from_rocketmq and limits is not None)
+    if scan.end < protected:
+        raise _broken(commit_log, scan.end, protected, "no valid record is at their start")
+    if limits is None and scan.end == first:
+        _refuse_headless(commit_log, first)
+    elif limits is None and clean:
+        _refuse_damage(commit_log, scan)
+    if limits is not None and same_boot and scan.end < limits.boundary:
+        log.error(
+            "the log ends at %d, %d bytes before what this boot had written: damage from outside",
+            scan.end,
+            limits.boundary - scan.end,
+        )
+    return Recovered(
+        first,
+        scan.end,
+        start,
+        scan.records,
+        scan.last_store_timestamp_ms,
+        scan.anchor,
+        scan.next_anchor,
+    )
+
+
+def clear_beyond(commit_log: CommitLog, recovered: Recovered, synced: int) -> None:
+    """Zero what is beyond the end, remove later files, sync all from `synced` on."""
+    commit_log.truncate(recovered.end)
+    queue = commit_log.queue
+    if queue.files:
+        queue.note_names()
+    queue.sync(min(synced, recovered.end), recovered.end)
+
+
+def _start_of_scan(
+    commit_log: CommitLog, limits: Limits | None, first: int, *, clean: bool, same_boot: bool
+) -> int:
+    queue = commit_log.queue
+    last_file = max(first, queue.files[-1].start)
+    if limits is None:
+        back = _FOREIGN_FILES if clean else len(queue.files)
+        return max(first, queue.files[-min(back, len(queue.files))].start)
+    if clean or same_boot:
+        if first <= limits.anchor < queue.end:
+            return limits.anchor
+        return last_file if limits.anchor >= queue.end else first
+    start = limits.flushed_offset - limits.flushed_offset % commit_log.file_size
+    return min(max(first, start), last_file)
+
+
+def _scan(commit_log: CommitLog, start: int, *, unreadable: bool) -> _Scan:
+    """Read records from `start` to the log's end, over `unreadable` ones where told so."""
+    scan = _Scan(start, start, start, unreadable)
+    for file in commit_log.queue.files:
+        if file.end > scan.end and not _scan_file(file, scan):
+            break
+    return scan
+
+
+def _scan_file(file: MappedFile, scan: _Scan) -> bool:
+    """Move `scan` through one file; whether its end was reached.
+
+    Reads by pread: where the disk fails this is an OSError, through the map it would be a SIGBUS.
+    """
+    wanted = _WINDOW_BYTES
+    while scan.end < file.end:
+        position = scan.end - file.start
+        if scan.end - scan.next_anchor >= ANCHOR_STEP:
+            scan.anchor, scan.next_anchor = scan.next_anchor, scan.end
+        data = memoryview(file.file.pread(min(wanted, file.size - position), position))
+        at, end = 0, len(data)
+        whole = position + end == file.size
+        while size := check_record(data, at, end, scan.end) or (
+            scan.unreadable and check_unreadable(data, at, end, scan.end)
+        ):
+            flags = PREFIX.unpack_from(data, at)[7]
+            stamp = at + STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
+            scan.last_store_timestamp_ms = int.from_bytes(data[stamp : stamp + 8], signed=True)
+            scan.records += 1
+            at += size
+            scan.end += size
+        if scan.end == file.end:
+            return True
+        if whole and (blank := check_blank(data, at, end)):
+            scan.end += blank
+        elif at and not whole:
+            wanted = _WINDOW_BYTES  # the next window begins at a record
+        elif whole or not _may_be_longer(data, at, file.end - scan.end, wanted):
+            return False
+        else:
+            wanted = file.size
+    return True
+
+
+def _may_be_longer(data: memoryview, at: int, left: int, wanted: int) -> bool:
+    """Whether the record, or blank, at `at` only needs a larger window."""
+    size = int.from_bytes(data[at : at + 4])
+    return wanted < left and wanted - at < size <= left
+
+
+def _refuse_headless(commit_log: CommitLog, first: int) -> None:
+    """Refuse to clear a log whose first record is missing though data follow.
+
+    Without a limits page nothing says that the log begins inside its first file, as it may after a
+    resync.
+    """
+    head = commit_log.queue.files[0].view
+    size = len(head)
+    if any(head[:8]):
+        return  # a torn first write
+    step = 1 << 20
+    for at in range(0, size, step):
+        if any(bytes(head[at : at + step]).strip(b"\0")):
+            raise StoreBrokenError(
+                f"{commit_log.directory}: no record at {first}, but data behind it; nothing was"
+                " cut: restore hastore/limits or the log's first file from a backup"
+            )
+
+
+def _refuse_damage(commit_log: CommitLog, scan: _Scan) -> None:
+    """Refuse to clear whole records behind a damaged one.
+
+    Older ones are what an earlier cut of RocketMQ's left there: it clears nothing.
+    """
+    found = _record_behind(commit_log, scan.end, scan.last_store_timestamp_ms)
+    if found is not None:
+        raise StoreBrokenError(
+            f"{commit_log.directory}: the record at {scan.end} is damaged, and whole records follow"
+            f" from {found} on; nothing was cut: restore the file from a backup or another node,"
+            f" or, to give up all from {scan.end} on as RocketMQ would, create a file `abort` in"
+            " the store"
+        )
+
+
+def _record_behind(commit_log: CommitLog, end: int, stored_ms: int) -> int | None:
+    """Return the first whole record behind `end` that was stored at `stored_ms` or later."""
+    for file in commit_log.queue.files:
+        at = max(end + 1, file.start) - file.start
+        while at + _MAGIC_END <= file.size:
+            data = file.file.pread(min(_WINDOW_BYTES, file.size - at), at)
+            for place in _places(data):
+                if _is_record(file, at + place, stored_ms):
+                    return file.start + at + place
+            at += max(len(data) - _MAGIC_END + 1, 1)
+    return None
+
+
+def _places(data: bytes) -> list[int]:
+    """Return where a record may begin: its magic follows 4 bytes of size."""
+    found = []
+    for magic in (V1_MAGIC, V2_MAGIC):
+        wanted = magic.to_bytes(4)
+        at = data.find(wanted, 4)
+        while at >= 0:
+            found.append(at - 4)
+            at = data.find(wanted, at + 1)
+    return sorted(found)
+
+
+def _is_record(file: MappedFile, at: int, stored_ms: int) -> bool:
+    size = int.from_bytes(file.file.pread(4, at))
+    if size > file.size - at:
+        return False
+    data = file.file.pread(size, at)
+    if not check_record(data, 0, len(data), file.start + at):
+        return False
+    flags = PREFIX.unpack_from(data, 0)[7]
+    stamp = STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
+    return int.from_bytes(data[stamp : stamp + 8], signed=True) >= stored_ms
+
+
+def _broken(commit_log: CommitLog, start: int, end: int, why: str) -> StoreBrokenError:
+    return StoreBrokenError(
+        f"{commit_log.directory}: bytes [{start}, {end}) were synced, but {why}; nothing was cut:"
+        " restore them from a backup, or move the store away and let the node start empty under a"
+        " new node number, it is then copied from its master"
+    )

@@ -1,0 +1,1 @@
+"""A store as another process sees it: read-only, without its locks."""

@@ -1,0 +1,321 @@
+"""Look at any store, read-only, in use or not: what `hastore log dump | verify | stat` show.
+ All three go by the log itself, up to its last whole record; the limits of a hastore store do not
+matter here. A folder that holds log files directly will do too, so that a rescued tail can be read.
+"""
+
+import base64
+import hashlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from hastore.record.codec import Record, check_blank, check_record, decode_record
+from hastore.store.derived.dispatcher import LogView
+from hastore.store.fs.filesystem import REAL, FileSystem
+from hastore.store.offline.log_files import LogFile, LogFiles
+from hastore.store.offline.queue_check import QueueCheck
+from hastore.store.replay.scalar_walk import RecordWalker
+from hastore.store.state.limits import read_limits
+
+__all__ = ["Damage", "LogView", "Stat", "Verification", "dump", "stat", "verify"]
+
+Progress = Callable[[int, int], None]  # bytes done, bytes in all
+_DAMAGES_MAX = 100  # named one by one
+_PROGRESS_BYTES = 16 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Damage:
+    """A range of the log that holds neither records nor a blank, though records follow it."""
+
+    offset: int
+    end_offset: int
+    reason: str
+
+
+@dataclass(slots=True)
+class Stat:
+    """What a log holds."""
+
+    store: str
+    files: int = 0
+    file_size: int = 0
+    min_offset: int = 0
+    max_offset: int = 0  # the end of the last whole record
+    records: int = 0
+    blanks: int = 0
+    record_bytes: int = 0
+    blank_bytes: int = 0
+    first_store_ms: int | None = None
+    last_store_ms: int | None = None
+    topics: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        return {name: getattr(self, name) for name in self.__dataclass_fields__}
+
+
+@dataclass(slots=True)
+class Verification:
+    """What `verify` found; `ok` when log and queues hold what they should."""
+
+    stat: Stat
+    damages: list[Damage] = field(default_factory=list)
+    damaged_bytes: int = 0
+    units: int = 0  # of consume queues, compared with the log
+    units_missing: int = 0  # at a queue's end: replay has not come so far
+    units_wrong: list[str] = field(default_factory=list)
+    units_wrong_count: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether nothing is damaged; queues that are behind are no damage."""
+        return not self.damages and not self.units_wrong_count
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return the object that `--json` prints."""
+        return {
+            "store": self.stat.store,
+            "ok": self.ok,
+            "min_offset": self.stat.min_offset,
+            "max_offset": self.stat.max_offset,
+            "records": self.stat.records,
+            "blanks": self.stat.blanks,
+            "damaged_bytes": self.damaged_bytes,
+            "damages": [
+                {"offset": found.offset, "end_offset": found.end_offset, "reason": found.reason}
+                for found in self.damages
+            ],
+            "units": self.units,
+            "units_missing": self.units_missing,
+            "units_wrong": self.units_wrong_count,
+            "wrong": self.units_wrong,
+        }
+
+
+def dump(
+    store: str,
+    start: int | None = None,
+    end: int | None = None,
+    *,
+    bodies: bool = False,
+    fs: FileSystem = REAL,
+) -> Iterator[dict[str, Any]]:
+    """Yield an object for each record and blank that begins in [start, end), in the log's order.
+
+    `start` may lie inside a record. Stops at the first place with neither; StoreError when there is
+    no store. With `bodies` the records come with `body`, or with `body_base64` where it is no
+    UTF-8.
+    """
+    files = LogFiles(store, fs, bare_too=True)
+    try:
+        yield from _dump(files, start, end, bodies)
+    finally:
+        files.close()
+
+
+def _dump(
+    files: LogFiles, start: int | None, end: int | None, bodies: bool
+) -> Iterator[dict[str, Any]]:
+    found = files.list()
+    if not found:
+        return
+    offset = found[0].start if start is None else max(start, found[0].start)
+    if offset == found[0].start:
+        offset = files.first_boundary(found)
+    for file in found:
+        if not file.start <= offset < file.end:
+            continue
+        if start is not None and file.start < start:
+            offset = files.boundary_at(file, offset)
+        data = files.view(file)
+        while offset < file.end and (end is None or offset < end):
+            at = offset - file.start
+            size = check_record(data, at, file.size, offset)
+            if size:
+                raw = bytes(data[at : at + size])
+                if check_record(raw, 0, size, offset) != size:
+                    return  # cut while it was read
+                record = decode_record(raw)
+                yield record_fields(record, raw) | (body_field(record.body) if bodies else {})
+            else:
+                size = check_blank(data, at, file.size)
+                if not size:
+                    return
+                yield {"offset": offset, "size": size, "blank": True}
+            offset += size
+
+
+def record_fields(record: Record, raw: bytes) -> dict[str, Any]:
+    """Return a record as `hastore log dump --json` prints it."""
+    return {
+        "offset": record.physical_offset,
+        "size": len(raw),
+        "magic": record.magic,
+        "topic": record.topic,
+        "queue_id": record.queue_id,
+        "queue_offset": record.queue_offset,
+        "body_crc": record.body_crc,
+        "body_size": len(record.body),
+        "sys_flag": record.sys_flag,
+        "flag": record.flag,
+        "born_ms": record.born_timestamp_ms,
+        "born_host": record.born_host.text,
+        "store_ms": record.store_timestamp_ms,
+        "store_host": record.store_host.text,
+        "reconsume_times": record.reconsume_times,
+        "prepared_offset": record.prepared_transaction_offset,
+        "properties": [list(pair) for pair in record.property_pairs],
+        "sha256": hashlib.sha256(raw).hexdigest(),
+    }
+
+
+def body_field(body: bytes) -> dict[str, str]:
+    """Return a body as JSON can hold it: `body`, or `body_base64` where it is no UTF-8."""
+    try:
+        return {"body": body.decode("utf-8")}
+    except UnicodeDecodeError:
+        return {"body_base64": base64.b64encode(body).decode()}
+
+
+def stat(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None) -> Stat:
+    """Count what a log holds, by topic, up to its end or the first damage; StoreError."""
+    return _examine(store, fs, progress, checked=False).stat
+
+
+def verify(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None) -> Verification:
+    """Check every record (CRC, place, lengths), search on behind damage, and compare the queues."""
+    return _examine(store, fs, progress, checked=True)
+
+
+def _examine(
+    store: str, fs: FileSystem, progress: Progress | None, *, checked: bool
+) -> Verification:
+    files = LogFiles(store, fs, bare_too=True)
+    try:
+        return _Examination(store, fs, files, progress, checked).run()
+    finally:
+        files.close()
+
+
+class _Examination:
+    """One walk over a log."""
+
+    def __init__(
+        self, store: str, fs: FileSystem, files: LogFiles, progress: Progress | None, checked: bool
+    ) -> None:
+        self._files = files
+        self._progress = progress
+        self._checked = checked
+        self._walker = RecordWalker()
+        self._queues = QueueCheck(store, fs) if checked and not files.is_bare else None
+        limits = read_limits(fs, store)
+        self._known_end = None if limits is None else limits.flushed_offset
+        self.stat = Stat(store)
+        self.result = Verification(self.stat)
+
+    def run(self) -> Verification:
+        """Walk all files."""
+        found = self._files.list()
+        result, seen = self.result, self.stat
+        seen.files = len(found)
+        if not found:
+            return result
+        seen.file_size = found[0].size
+        offset = seen.min_offset = seen.max_offset = self._files.first_boundary(found)
+        total = found[-1].end - offset
+        for number, file in enumerate(found):
+            if number and file.start != found[number - 1].end:
+                self._damaged(found[number - 1].end, file.start, "files are missing")
+            if offset >= file.end:
+                continue
+            try:
+                reached = self._through(file, found[number:], max(offset, file.start))
+            except FileNotFoundError:
+                reached = file.end  # retention took it meanwhile
+            if self._progress is not None:
+                self._progress((reached or file.end) - seen.min_offset, total)
+            if reached is None:
+                break
+            offset = reached
+        if self._known_end is not None and seen.max_offset < self._known_end:
+            self._damaged(seen.max_offset, self._known_end, "synced bytes are missing")
+        if self._queues is not None:
+            checked = self._queues
+            result.units, result.units_missing = checked.units, checked.missing
+            result.units_wrong, result.units_wrong_count = checked.wrong, checked.wrong_count
+        return result
+
+    def _through(self, file: LogFile, files: list[LogFile], offset: int) -> int | None:
+        """Walk a file from a boundary, over damage; return where to go on, None at the end."""
+        while True:
+            offset = self._walk_file(file, offset)
+            if offset >= file.end:
+                return offset
+            if self._known_end is not None and offset >= self._known_end:
+                return None  # a torn tail that recovery will cut, no damage
+            later = self._next_good(files, offset + 1)
+            if later is None:
+                return None
+            data, at = self._files.view(file), offset - file.start
+            if check_record(data, at, file.size, offset) or check_blank(data, at, file.size):
+                continue  # it was only being written
+            self._damaged(offset, later, "no valid record")
+            if not self._checked:
+                return None
+            if later >= file.end:
+                return later
+            offset = later
+
+    def _next_good(self, files: list[LogFile], offset: int) -> int | None:
+        """Search the next valid record, in this file and the later ones."""
+        for file in files:
+            found = self._files.find_record(file, max(offset, file.start))
+            if found is not None:
+                return found
+        return None
+
+    def _walk_file(self, file: LogFile, offset: int) -> int:
+        """Walk a file's records and blank from a boundary; return where they end."""
+        data, end, seen = self._files.view(file), file.size, self.stat
+        at, last_shown = offset - file.start, offset
+        while at < end:
+            place = file.start + at
+            size = check_record(data, at, end, place)
+            if size:
+                self._take(data[at : at + size], place, size)
+            elif size := check_blank(data, at, end):
+                seen.blanks += 1
+                seen.blank_bytes += size
+            else:
+                break
+            at += size
+            seen.max_offset = file.start + at
+            if self._progress is not None and place - last_shown >= _PROGRESS_BYTES:
+                last_shown = place
+                self._progress(place - seen.min_offset, max(file.end, 1) - seen.min_offset)
+        return file.start + at
+
+    def _take(self, raw: memoryview, offset: int, size: int) -> None:
+        walk = self._walker.walk(raw, offset, size)
+        if not walk.batch:  # cut while it was read
+            return
+        record, seen = walk.batch[0], self.stat
+        seen.records += 1
+        seen.record_bytes += size
+        if seen.first_store_ms is None:
+            seen.first_store_ms = record.store_timestamp_ms
+        seen.last_store_ms = record.store_timestamp_ms
+        topic = seen.topics.get(record.topic)
+        if topic is None:
+            topic = seen.topics[record.topic] = {"records": 0, "bytes": 0, "queues": 0}
+        topic["records"] += 1
+        topic["bytes"] += size
+        topic["queues"] = max(topic["queues"], record.queue_id + 1)
+        if self._queues is not None:
+            self._queues.check(record)
+
+    def _damaged(self, offset: int, end_offset: int, reason: str) -> None:
+        self.result.damaged_bytes += end_offset - offset
+        if len(self.result.damages) < _DAMAGES_MAX:
+            self.result.damages.append(Damage(offset, end_offset, reason))

@@ -1,0 +1,210 @@
+"""The commit log's files as another process sees them: no lock, nothing written, files come and go.
+
+A file that retention removes stays readable through a map that is open already.
+"""
+
+import mmap
+import re
+import struct
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from hastore.errors import StoreError
+from hastore.record.codec import BLANK_SIZE, V1_MAGIC, V2_MAGIC, check_blank, check_record
+from hastore.store.derived.queues.unit_files import is_file_name
+from hastore.store.fs.filesystem import REAL, File, FileSystem
+
+_OPEN_MAX = 64
+_FRONT = struct.Struct(">iI20xq")
+_MIN_RECORD = 91
+_CUT_NAME = re.compile(r"[0-9]+-([0-9]+)(?:\.[0-9]+)?")  # rescued/<epoch>-<offset>[.n]
+_MAGIC_STARTS = (V1_MAGIC.to_bytes(4), V2_MAGIC.to_bytes(4))
+
+
+@dataclass(frozen=True, slots=True)
+class LogFile:
+    """A commit log file: [start, end) of the log."""
+
+    start: int
+    path: str
+    size: int
+
+    @property
+    def end(self) -> int:
+        """Return the offset behind the file."""
+        return self.start + self.size
+
+
+class LogFiles:
+    """Find, map and scan the files under `commitlog/`; thread-safe."""
+
+    def __init__(self, root: str, fs: FileSystem = REAL, *, bare_too: bool = False) -> None:
+        """Look at a store; StoreError when there is no `commitlog` directory.
+
+        With `bare_too` the folder may hold the log files themselves, as a rescued tail does.
+        """
+        self.directory = f"{root}/commitlog"
+        self.is_bare = False
+        self._root = root
+        self._fs = fs
+        self._lock = threading.Lock()
+        self._maps: OrderedDict[int, tuple[File, mmap.mmap, memoryview]] = OrderedDict()
+        self._sizes: dict[str, int] = {}
+        if not fs.is_dir(self.directory):
+            self.is_bare = bare_too and any(is_file_name(name) for name in fs.list_dir(root))
+            if self.is_bare:
+                self.directory = root
+                return
+            raise StoreError(f"{root} is no store: it has no directory commitlog")
+
+    def list(self) -> list[LogFile]:
+        """Return the files that are there now, the oldest first; empty ones are left out."""
+        names = [name for name in self._fs.list_dir(self.directory) if is_file_name(name)]
+        found = []
+        for name in names:
+            path = f"{self.directory}/{name}"
+            size = self._sizes.get(name) or self._size(path)
+            if size:
+                self._sizes[name] = size
+                found.append(LogFile(int(name), path, size))
+        return found
+
+    def view(self, file: LogFile) -> memoryview:
+        """Map a file read-only; FileNotFoundError when retention took it."""
+        return self._open(file)[2]
+
+    def _open(self, file: LogFile) -> tuple[File, mmap.mmap, memoryview]:
+        with self._lock:
+            opened = self._maps.get(file.start)
+            if opened is None:
+                handle = self._fs.open(file.path, writable=False)
+                mapped = handle.map()
+                opened = handle, mapped, memoryview(mapped)
+                self._maps[file.start] = opened
+                if len(self._maps) > _OPEN_MAX:
+                    # Dropped, not closed: a view that is lent keeps its map alive.
+                    self._maps.popitem(last=False)[1][0].close()
+            else:
+                self._maps.move_to_end(file.start)
+            return opened
+
+    def close(self) -> None:
+        """Drop all maps; those with a view in use end with the view."""
+        with self._lock:
+            while self._maps:
+                self._maps.popitem()[1][0].close()
+
+    def whole_end(self, start: int | None = None) -> int:
+        """Return the end of the last whole record, from a known boundary `start` or the last files.
+
+        Without `start` the files before the last one with records are taken to be whole.
+        """
+        files = self.list()
+        if not files:
+            return 0
+        if start is not None and not files[0].start <= start <= files[-1].end:
+            start = None
+        if start is None:
+            number = len(files) - 1
+            while number > 0 and not self._begins(files[number]):
+                number -= 1
+            start = files[number].start
+        for file in files:
+            if file.start <= start < file.end:
+                try:
+                    start = self.scan(file, start)
+                except FileNotFoundError:
+                    return self.whole_end()
+                if start < file.end:
+                    break
+        return start
+
+    def scan(self, file: LogFile, offset: int, limit: int | None = None) -> int:
+        """Walk valid records and a blank from `offset`; return where they end, at most `limit`."""
+        data = self.view(file)
+        at, end = offset - file.start, file.size
+        stop = end if limit is None else min(end, limit - file.start)
+        while at < stop:
+            size = check_record(data, at, end, file.start + at) or check_blank(data, at, end)
+            if not size or at + size > stop:
+                break
+            at += size
+        return file.start + at
+
+    def boundary_at(self, file: LogFile, offset: int) -> int:
+        """Return the first boundary at or beyond `offset`, by the sizes from the file's start.
+
+        Bodies are not read. Behind damage it is found by `find_record`.
+        """
+        data = self.view(file)
+        at, end, wanted = 0, file.size, offset - file.start
+        while at < wanted and end - at >= _MIN_RECORD:
+            size, magic, place = _FRONT.unpack_from(data, at)
+            if magic not in (V1_MAGIC, V2_MAGIC) or place != file.start + at:
+                break
+            if not _MIN_RECORD <= size <= end - at - BLANK_SIZE:
+                break
+            at += size
+        if at >= wanted:
+            return file.start + at
+        if check_blank(data, at, end):
+            return file.end
+        found = self.find_record(file, max(offset, file.start + at))
+        return file.end if found is None else found
+
+    def first_boundary(self, files: Sequence[LogFile]) -> int:
+        """Return where the log of `files` begins: mostly at the first one's start.
+
+        After a resync it begins inside the first file, with zeros before; a rescued tail begins at
+        the offset in its folder's name, or at the first record behind it.
+        """
+        first = files[0]
+        cut = _CUT_NAME.fullmatch(self._root.rstrip("/").rpartition("/")[2])
+        candidates = [first.start] if cut is None else [int(cut[1]), first.start]
+        data = self.view(first)
+        for offset in candidates:
+            at = offset - first.start
+            if 0 <= at < first.size and (
+                check_record(data, at, first.size, offset) or check_blank(data, at, first.size)
+            ):
+                return offset
+        if any(data[:_MIN_RECORD]):
+            return first.start
+        for file in files if self.is_bare else files[:1]:
+            found = self.find_record(file, file.start)
+            if found is not None:
+                return found
+        return first.start
+
+    def find_record(self, file: LogFile, offset: int) -> int | None:
+        """Search the first valid record at or beyond `offset`; None without one."""
+        _, mapped, data = self._open(file)
+        begin = offset - file.start + 4
+        found: list[int] = []
+        for magic in _MAGIC_STARTS:
+            at = mapped.find(magic, begin)
+            while at >= 0:
+                if check_record(data, at - 4, file.size, file.start + at - 4):
+                    found.append(file.start + at - 4)
+                    break
+                at = mapped.find(magic, at + 1)
+        return min(found, default=None)
+
+    def _begins(self, file: LogFile) -> bool:
+        try:
+            data = self.view(file)
+        except FileNotFoundError:
+            return False
+        return bool(check_record(data, 0, file.size, file.start) or check_blank(data, 0, file.size))
+
+    def _size(self, path: str) -> int:
+        try:
+            handle = self._fs.open(path, writable=False)
+        except FileNotFoundError:
+            return 0
+        try:
+            return handle.size
+        finally:
+            handle.close()

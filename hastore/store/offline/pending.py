@@ -1,0 +1,129 @@
+"""Find what a RocketMQ broker still owes: delayed messages not delivered, half messages not ended.
+
+hastore stores such records and serves them, but delivers and ends none: whoever moves away from a
+broker lists them first (docs/migrate-from-rocketmq.md). Sources: RocketMQ's ScheduleMessageService,
+TimerMessageStore and TransactionalMessageBridge.
+
+    SCHEDULE_TOPIC_XXXX, rmq_sys_wheel_timer   the message waits; delivered, it is written anew to
+                                               REAL_TOPIC with the same UNIQ_KEY
+    RMQ_SYS_TRANS_HALF_TOPIC                   the message is prepared; committed, it is written
+                                               anew to REAL_TOPIC with the same UNIQ_KEY
+    RMQ_SYS_TRANS_OP_HALF_TOPIC                ends half messages: the body lists their places in
+                                               the half topic's queue of the same id
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from hastore.record.codec import Record
+from hastore.record.properties import find_property
+from hastore.store.offline.reader import StoreReader
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+TIMER_TOPIC = "rmq_sys_wheel_timer"
+HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
+OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
+_STEP_RECORDS = 1_000
+_MINUTES = (*range(1, 11), 20, 30)
+# RocketMQ's default `messageDelayLevel`: level 1 is a second, level 18 two hours.
+_DELAYS_MS = (
+    *(1_000 * s for s in (1, 5, 10, 30)),
+    *(60_000 * m for m in _MINUTES),
+    *(3_600_000 * h for h in (1, 2)),
+)
+
+
+class Owed(Enum):
+    """What has not happened to a message yet."""
+
+    DELAYED = "delayed"
+    HALF = "half"
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """A record that a broker would still act on; `due_ms`: when, by RocketMQ's default levels."""
+
+    kind: Owed
+    offset: int
+    topic: str
+    key: str
+    due_ms: int | None
+    queue_id: int
+    queue_offset: int
+
+
+_Name = tuple[Owed, str, str]
+
+
+def find_pending(
+    path: str, progress: Callable[[int, int], None] = lambda _done, _total: None
+) -> list[Pending]:
+    """Return what is pending in the store at `path`, in the log's order; reads the whole log.
+
+    StoreError, CorruptRecordError: as the reader has it. `progress`: bytes done and in all.
+    """
+    with StoreReader(path) as reader:
+        first, limit = reader.min_offset, reader.limit_offset
+
+        def watched() -> Iterable[Record]:
+            for number, record in enumerate(reader.records()):
+                if number % _STEP_RECORDS == 0:
+                    progress(record.physical_offset - first, limit - first)
+                yield record
+
+        return pending_of(watched())
+
+
+def pending_of(records: Iterable[Record]) -> list[Pending]:
+    """Return what is pending after `records`, which come in the log's order."""
+    found: dict[_Name, Pending] = {}
+    halves: dict[tuple[int, int], _Name] = {}
+    for record in records:
+        if record.topic in (SCHEDULE_TOPIC, TIMER_TOPIC):
+            name = _name(Owed.DELAYED, record)
+            found[name] = _pending(name, record, _due_ms(record))
+        elif record.topic == HALF_TOPIC:
+            name = _name(Owed.HALF, record)
+            found[name] = _pending(name, record, None)
+            halves[record.queue_id, record.queue_offset] = name
+        elif record.topic == OP_TOPIC:
+            for place in record.body.split(b","):
+                if place.strip().isdigit():
+                    ended = halves.pop((record.queue_id, int(place)), None)
+                    if ended is not None:
+                        found.pop(ended, None)
+        elif found:
+            key = _text(record, b"UNIQ_KEY")
+            for kind in Owed:
+                found.pop((kind, record.topic, key), None)
+    return sorted(found.values(), key=lambda one: one.offset)
+
+
+def _name(kind: Owed, record: Record) -> _Name:
+    """Name a message over all its copies; one without UNIQ_KEY by its place."""
+    key = _text(record, b"UNIQ_KEY") or f"@{record.physical_offset}"
+    return kind, _text(record, b"REAL_TOPIC"), key
+
+
+def _pending(name: _Name, record: Record, due_ms: int | None) -> Pending:
+    kind, topic, key = name
+    return Pending(
+        kind, record.physical_offset, topic, key, due_ms, record.queue_id, record.queue_offset
+    )
+
+
+def _due_ms(record: Record) -> int | None:
+    if record.topic == TIMER_TOPIC:
+        due = _text(record, b"TIMER_OUT_MS")
+        return int(due) if due.isascii() and due.isdigit() else None
+    if 0 <= record.queue_id < len(_DELAYS_MS):
+        delay_ms: int = _DELAYS_MS[record.queue_id]
+        return record.store_timestamp_ms + delay_ms
+    return None
+
+
+def _text(record: Record, name: bytes) -> str:
+    value = find_property(record.properties, name)
+    return "" if value is None else value.decode("utf-8", "replace")

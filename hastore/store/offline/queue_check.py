@@ -1,0 +1,92 @@
+"""Compare consume queue files with the log, record by record, while a walk hands the records on."""
+
+import mmap
+
+from hastore.store.derived.queues.consume_queue import UNIT, UNIT_BYTES, is_directory_name
+from hastore.store.derived.queues.unit_files import is_file_name
+from hastore.store.fs.filesystem import File, FileSystem
+from hastore.store.replay.scalar_walk import Dispatched, inner_batch_of
+
+_NAMED_MAX = 100
+_NOTHING = bytes(UNIT_BYTES)
+_OPEN_MAX = 128
+
+
+class QueueCheck:
+    """Counts units that agree, are missing (not replayed yet) or say something else."""
+
+    def __init__(self, root: str, fs: FileSystem) -> None:
+        self._root = root
+        self._fs = fs
+        self._queues: dict[tuple[str, int], _QueueMap] = {}
+        self.units = 0
+        self.missing = 0
+        self.wrong: list[str] = []
+        self.wrong_count = 0
+
+    def check(self, record: Dispatched) -> None:
+        """Look whether a record's unit is where it should be."""
+        if not record.takes_unit or inner_batch_of(record) is not None:
+            return
+        if record.queue_id < 0 or record.queue_offset < 0 or not is_directory_name(record.topic):
+            return
+        key = record.topic, record.queue_id
+        queue = self._queues.get(key)
+        if queue is None:
+            if len(self._queues) >= _OPEN_MAX:
+                self._queues.clear()
+            directory = f"{self._root}/consumequeue/{record.topic}/{record.queue_id}"
+            queue = self._queues[key] = _QueueMap(self._fs, directory)
+        found = queue.unit(record.queue_offset)
+        if found == _NOTHING or not found:
+            self.missing += 1
+        elif found == UNIT.pack(record.offset, record.size, record.tags_code):
+            self.units += 1
+        else:
+            self.wrong_count += 1
+            if len(self.wrong) < _NAMED_MAX:
+                offset, size, tags = UNIT.unpack(found)
+                self.wrong.append(
+                    f"{record.topic} queue {record.queue_id} position {record.queue_offset}:"
+                    f" ({offset}, {size}, {tags}) instead of"
+                    f" ({record.offset}, {record.size}, {record.tags_code})"
+                )
+
+
+class _QueueMap:
+    """One queue's files, mapped as they are needed, one at a time."""
+
+    def __init__(self, fs: FileSystem, directory: str) -> None:
+        self._fs = fs
+        self._directory = directory
+        self._starts = [
+            int(name) // UNIT_BYTES for name in fs.list_dir(directory) if is_file_name(name)
+        ]
+        self._start = 0
+        self._map: mmap.mmap | bytes = b""
+
+    def unit(self, queue_offset: int) -> bytes:
+        """Return the 20 bytes of a position; empty when no file has it."""
+        at = (queue_offset - self._start) * UNIT_BYTES
+        found = self._map[at : at + UNIT_BYTES] if at >= 0 else b""
+        if not found and self._select(queue_offset):
+            at = (queue_offset - self._start) * UNIT_BYTES
+            found = self._map[at : at + UNIT_BYTES]
+        return found if len(found) == UNIT_BYTES else b""
+
+    def _select(self, queue_offset: int) -> bool:
+        below = [start for start in self._starts if start <= queue_offset]
+        if not below or (self._map and below[-1] == self._start):
+            return False
+        self._start = below[-1]
+        path = f"{self._directory}/{self._start * UNIT_BYTES:020d}"
+        try:
+            file: File = self._fs.open(path, writable=False)
+        except FileNotFoundError:  # retention was faster
+            self._map = b""
+            return False
+        try:
+            self._map = file.map() if file.size else b""
+        finally:
+            file.close()
+        return True

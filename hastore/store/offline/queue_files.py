@@ -1,0 +1,233 @@
+"""Consume queue files as another process sees them: sizes come from the files."""
+
+import struct
+from array import array
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from hastore.errors import UsageError
+from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
+from hastore.store.derived.queues.consume_queue import UNIT, is_directory_name
+from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, PLACE, is_file_name
+from hastore.store.fs.filesystem import File, FileSystem
+
+_CHUNK_UNITS = 1 << 16
+
+
+@dataclass(slots=True)
+class QueuePositions:
+    """Columns of equal length, a row for each record; an inner batch is one row."""
+
+    queue_offsets: "array[int]" = field(default_factory=lambda: array("q"))
+    offsets: "array[int]" = field(default_factory=lambda: array("q"))  # in the log
+    sizes: "array[int]" = field(default_factory=lambda: array("i"))
+    tags_codes: "array[int]" = field(default_factory=lambda: array("q"))
+
+    def __len__(self) -> int:
+        return len(self.offsets)
+
+
+class _Queue:
+    """The files of one queue at one moment; unit numbers as in unit_files.py."""
+
+    def __init__(self, fs: FileSystem, directory: str, form: struct.Struct) -> None:
+        self._fs = fs
+        self._form = form
+        self._files: list[tuple[int, int, str]] = []  # first unit, units, path
+        for name in fs.list_dir(directory):
+            if not is_file_name(name):
+                continue
+            path = f"{directory}/{name}"
+            try:
+                handle = fs.open(path, writable=False)
+            except FileNotFoundError:
+                continue
+            units = handle.size // form.size
+            handle.close()
+            if units:
+                self._files.append((int(name) // form.size, units, path))
+
+    def bounds(self, low_offset: int, limit: int) -> tuple[int, int] | None:
+        """Return the unit numbers of records in [low_offset, limit); None without files."""
+        if not self._files:
+            return None
+        end = self._files[0][0]
+        for start, units, path in reversed(self._files):
+            count = self._search(path, units, lambda offset, size: _within(offset, size, limit))
+            if count or start == self._files[0][0]:
+                end = start + count
+                break
+        first = end
+        for start, units, path in self._files:
+            count = min(units, end - start)
+            if count <= 0:
+                break
+            below = self._search(
+                path,
+                count,
+                lambda offset, size: (
+                    offset < low_offset or (size == BLANK_UNIT_SIZE and not offset)
+                ),
+            )
+            if below < count:
+                first = start + below
+                break
+        return first, end
+
+    def read(self, first: int, count: int) -> bytes:
+        """Return units of one file; fewer, or none, when they are not there."""
+        for start, units, path in self._files:
+            if start <= first < start + units:
+                count = min(count, start + units - first)
+                raw = self._pread(path, count * self._form.size, (first - start) * self._form.size)
+                return raw[: len(raw) - len(raw) % self._form.size]
+        return b""
+
+    def next_start(self, unit: int) -> int | None:
+        """Return the first unit of the next file behind `unit`."""
+        return min((start for start, _, _ in self._files if start > unit), default=None)
+
+    def _search(self, path: str, count: int, holds: Callable[[int, int], bool]) -> int:
+        """Return how many leading units pass a test that holds for a prefix."""
+        try:
+            file: File = self._fs.open(path, writable=False)
+        except FileNotFoundError:  # retention: what lies before is gone as well
+            return count
+        try:
+            low, high = 0, count
+            while low < high:
+                middle = (low + high) // 2
+                raw = file.pread(PLACE.size, middle * self._form.size)
+                if len(raw) == PLACE.size and holds(*PLACE.unpack(raw)):
+                    low = middle + 1
+                else:
+                    high = middle
+            return low
+        finally:
+            file.close()
+
+    def _pread(self, path: str, size: int, position: int) -> bytes:
+        try:
+            file = self._fs.open(path, writable=False)
+        except FileNotFoundError:
+            return b""
+        try:
+            return file.pread(size, position)
+        finally:
+            file.close()
+
+
+class QueueFiles:
+    """All queues of a store, looked at anew by each call."""
+
+    def __init__(self, root: str, fs: FileSystem) -> None:
+        self._root = root
+        self._fs = fs
+
+    def topics(self, low_offset: int, limit: int) -> dict[str, dict[int, tuple[int, int]]]:
+        """Return (min, max) queue offsets of each queue of each topic."""
+        result: dict[str, dict[int, tuple[int, int]]] = {}
+        for kind in ("consumequeue", "batchconsumequeue"):
+            for topic in self._fs.list_dir(f"{self._root}/{kind}"):
+                for name in self._fs.list_dir(f"{self._root}/{kind}/{topic}"):
+                    if name.isascii() and name.isdigit():
+                        found = self.queue_range(topic, int(name), low_offset, limit)
+                        if found is not None:
+                            result.setdefault(topic, {})[int(name)] = found
+        return {topic: dict(sorted(result[topic].items())) for topic in sorted(result)}
+
+    def queue_range(
+        self, topic: str, queue_id: int, low_offset: int, limit: int
+    ) -> tuple[int, int] | None:
+        """Return (min, max) queue offsets of records in [low_offset, limit)."""
+        queue, is_batch = self._find(topic, queue_id)
+        bounds = queue.bounds(low_offset, limit)
+        if bounds is None or not is_batch:
+            return bounds
+        first, end = bounds
+        rows = [
+            BATCH_UNIT.unpack(raw) for raw in (queue.read(first, 1), queue.read(end - 1, 1)) if raw
+        ]
+        return (rows[0][4], rows[-1][4] + rows[-1][5]) if rows else (0, 0)
+
+    def positions(
+        self,
+        topic: str,
+        queue_id: int,
+        start: int | None,
+        end: int | None,
+        low_offset: int,
+        limit: int,
+    ) -> QueuePositions:
+        """Return where the records of queue offsets [start, end) lie."""
+        queue, is_batch = self._find(topic, queue_id)
+        result = QueuePositions()
+        bounds = queue.bounds(low_offset, limit)
+        if bounds is None:
+            return result
+        unit, stop = bounds
+        if not is_batch:
+            unit = unit if start is None else max(unit, start)
+            stop = stop if end is None else min(stop, end)
+        while unit < stop:
+            raw = queue.read(unit, min(_CHUNK_UNITS, stop - unit))
+            if not raw:
+                following = queue.next_start(unit)
+                if following is None:
+                    break
+                unit = following
+                continue
+            if is_batch:
+                unit += _take_batches(result, raw, start, end, limit)
+            else:
+                unit += _take_units(result, raw, unit, limit)
+        return result
+
+    def _find(self, topic: str, queue_id: int) -> tuple[_Queue, bool]:
+        if not is_directory_name(topic):
+            raise UsageError(f"topic {topic[:80]!r} names no queue")
+        batches = f"{self._root}/batchconsumequeue/{topic}/{queue_id}"
+        if self._fs.is_dir(batches):
+            return _Queue(self._fs, batches, BATCH_UNIT), True
+        return _Queue(self._fs, f"{self._root}/consumequeue/{topic}/{queue_id}", UNIT), False
+
+
+def _within(offset: int, size: int, limit: int) -> bool:
+    if size == BLANK_UNIT_SIZE:
+        return 0 <= offset <= limit
+    return size > 0 and offset + size <= limit
+
+
+def _take_units(result: QueuePositions, raw: bytes, unit: int, limit: int) -> int:
+    """Add the rows of raw units from number `unit`; returns how many units there were."""
+    count = len(raw) // UNIT.size
+    columns = struct.unpack(f">{'qiq' * count}", raw)
+    offsets, sizes, tags = columns[0::3], columns[1::3], columns[2::3]
+    if min(sizes) > 0 and max(sizes) < BLANK_UNIT_SIZE and offsets[-1] + sizes[-1] <= limit:
+        result.queue_offsets.extend(range(unit, unit + count))
+        result.offsets.extend(offsets)
+        result.sizes.extend(sizes)
+        result.tags_codes.extend(tags)
+        return count
+    for number in range(count):
+        offset, size = offsets[number], sizes[number]
+        if 0 < size < BLANK_UNIT_SIZE and 0 <= offset <= limit - size:
+            result.queue_offsets.append(unit + number)
+            result.offsets.append(offset)
+            result.sizes.append(size)
+            result.tags_codes.append(tags[number])
+    return count
+
+
+def _take_batches(
+    result: QueuePositions, raw: bytes, start: int | None, end: int | None, limit: int
+) -> int:
+    for offset, size, tags, _, base, number, _, _ in BATCH_UNIT.iter_unpack(raw):
+        if (start is not None and base + number <= start) or (end is not None and base >= end):
+            continue
+        if 0 < size and 0 <= offset <= limit - size:
+            result.queue_offsets.append(base)
+            result.offsets.append(offset)
+            result.sizes.append(size)
+            result.tags_codes.append(tags)
+    return len(raw) // BATCH_UNIT.size

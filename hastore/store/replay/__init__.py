@@ -1,0 +1,1 @@
+"""Replay: read the log and feed what is derived from it."""

@@ -1,0 +1,347 @@
+"""Replay the commit log into what is derived from it: RocketMQ's ReputMessageService, on master and
+slave alike.
+ One thread walks the log from `dispatched_offset` and hands each batch of whole records to every
+dispatcher (consume queues, key index, idempotence window, queue offsets). Theory of operation:
+
+- A batch counts only when every dispatcher took it. A failure (a full disk, an I/O error) leaves
+  `dispatched_offset` where it was, keeps a reason, and the same batch comes again; so a dispatcher
+  ignores what it has already.
+- `<root>/hastore/replay` (store/state/replay_progress.py) says up to where all dispatchers had all records:
+  `dispatched`, true while the kernel lives (kill -9 keeps the page cache), and `synced`, true after
+  a power loss too. `load` picks the one that holds, lets every dispatcher cut itself to it, and
+  goes on from there: complete, never twice.
+- Waiting is by Condition. `notify` costs the appending thread an attribute read unless replay
+  sleeps.
+"""
+
+import contextlib
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.errors import HastoreError, StoreError, SyncFailedError
+from hastore.service import OnFailure, Service
+from hastore.store.derived.dispatcher import Dispatcher, LogView
+from hastore.store.replay.pace import BULK_BYTES, TRICKLE_S, VIEW_BYTES, ReplayPace
+from hastore.store.replay.scalar_walk import Dispatched, RecordWalker, Stop, Walk
+from hastore.store.state.replay_progress import ReplayState
+
+__all__ = ["Dispatched", "Dispatcher", "IndexBuildService", "LogView"]
+
+if TYPE_CHECKING:
+    from hastore.store.replay.vector_walk import ArrayWalker
+
+log = logging.getLogger(__name__)
+
+_ARRAYS_FROM_BYTES = 1 << 16  # a view of this size loads numpy: 0.1 s of CPU, 15 MiB
+_RETRY_S = 1.0  # after a failure
+_IDLE_S = 1.0  # a lost wake-up costs this at most
+
+
+class IndexBuildService(Service):
+    """Replay the log into the dispatchers, in a thread of its own.
+
+    Lifecycle: `load()` once, then `start()`, `stop()`, `close()`. The owner calls `flush()` now and
+    then, and in `close`. To change the log under replay: `with build.paused(): cut the log;
+    build.truncate(end)`.
+    """
+
+    def __init__(
+        self,
+        commit_log: LogView,
+        dispatchers: Sequence[Dispatcher],
+        *,
+        state: ReplayState,
+        on_failure: OnFailure,
+        linger_s: float = 0.001,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Prepare; `linger_s` lets small appends gather while nobody waits for replay."""
+        super().__init__("IndexBuildService", on_failure=on_failure)
+        self._log = commit_log
+        self._dispatchers = tuple(dispatchers)
+        self._state = state
+        self._clock = clock
+        self.pace = ReplayPace(linger_s)
+        self._plain = RecordWalker()
+        self._arrays: ArrayWalker | None = None  # loads numpy when there is a lot to do
+        self._changed = threading.Condition()
+        self._flush_lock = threading.Lock()
+        self.idle = False  # replay sleeps for want of bytes: an appending thread is to `notify`
+        self._busy = False
+        self._pauses = 0
+        self._waiters = 0
+        self._dispatched = 0
+        self._seen_end = 0  # of the log, at the last look for records
+        self._sync_failed: str | None = None  # why nothing is noted as synced any more
+        self._inherited = False  # files of the process before may be unsynced, nobody knows which
+        self.blocked_reason: str | None = None  # why replay does not go on, for the status
+        self.on_dispatched: Callable[[int], None] | None = None  # called in replay's thread
+
+    @property
+    def dispatched_offset(self) -> int:
+        """Return the offset up to which every dispatcher has every record."""
+        return self._dispatched
+
+    def load(self) -> int:
+        """Open the dispatchers, cut to match the log's end, and return where replay goes on."""
+        end = self._log.max_offset
+        dispatched, synced, trusted = self._state.load()
+        self._inherited = trusted or dispatched > 0
+        offset = max(min(dispatched if trusted else synced, end), self._log.min_offset)
+        self._dispatched = min(
+            [offset, *(dispatcher.load(offset, trusted) for dispatcher in self._dispatchers)]
+        )
+        self._dispatched = max(self._dispatched, self._log.min_offset)
+        for dispatcher in self._dispatchers:
+            dispatcher.delete_before(self._log.min_offset)
+        return self._dispatched
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """Replay until stopped."""
+        while not self.stopping.is_set():
+            with self._changed:
+                self._changed.wait_for(lambda: not self._pauses or self.stopping.is_set())
+                if self.stopping.is_set():
+                    return
+                self._busy = True
+            began_ms = self._clock.monotonic_ms()
+            try:
+                moved = self._step_or_reason()
+            finally:
+                with self._changed:
+                    self._busy = False
+                    self._changed.notify_all()
+            if not moved:
+                self._sleep()
+            elif self.on_dispatched is not None:  # not busy: it may wait for who pauses replay
+                self.on_dispatched(self._dispatched)
+            if moved:
+                self._rest(self._clock.monotonic_ms() - began_ms)
+
+    def replay(self) -> int:
+        """Replay all there is in the calling thread (before `start`); returns `dispatched_offset`.
+
+        Raises what a dispatcher raises.
+        """
+        while self._step():
+            continue
+        return self._dispatched
+
+    def _step_or_reason(self) -> bool:
+        try:
+            moved = self._step()
+        except (OSError, HastoreError) as failure:
+            if self.blocked_reason is None:
+                log.error("replay stopped at offset %d: %s", self._dispatched, failure)
+            self.blocked_reason = f"replay stopped at offset {self._dispatched}: {failure}"
+            return False
+        if moved and self.blocked_reason is not None:
+            log.warning("replay goes on from offset %d", self._dispatched)
+            self.blocked_reason = None
+        return moved
+
+    def _step(self) -> bool:
+        """Replay one batch; False when there is no whole record further on."""
+        offset = max(
+            self._dispatched, self._log.min_offset
+        )  # retention may have passed a late replay
+        end, file_size = self._log.max_offset, self._log.file_size
+        self._seen_end = end
+        left = file_size - offset % file_size
+        wanted = VIEW_BYTES if end - offset < BULK_BYTES else BULK_BYTES
+        while True:
+            with self._log.view(offset, min(wanted, left)) as view:
+                seen = len(view)
+                walk = self._walk(view, offset, left)
+            if (
+                walk.batch
+                or walk.stop is not Stop.END
+                or walk.wanted <= seen
+                or offset + walk.wanted > end
+            ):
+                break
+            wanted = walk.wanted  # a record larger than the view
+        after = offset + walk.consumed
+        if walk.stop is Stop.BLANK and end >= offset + left:
+            after = offset + left
+        elif walk.stop is Stop.BAD and not walk.batch:
+            raise StoreError(f"offset {offset} holds no record; see `hastore log verify`")
+        if after == self._dispatched:
+            return False
+        if walk.batch:
+            for dispatcher in self._dispatchers:
+                dispatcher.dispatch(walk.batch)
+        self._advance(after)
+        return True
+
+    def _walk(self, view: memoryview, offset: int, left: int) -> Walk:
+        if self._arrays is None and len(view) < _ARRAYS_FROM_BYTES:
+            return self._plain.walk(view, offset, left)
+        return self._load_arrays().walk(view, offset, left)
+
+    def _load_arrays(self) -> "ArrayWalker":
+        if self._arrays is None:
+            from hastore.store.replay.vector_walk import ArrayWalker
+
+            self._arrays = ArrayWalker(self._plain)
+        return self._arrays
+
+    def _advance(self, offset: int) -> None:
+        self._state.save_dispatched(offset)
+        with self._changed:
+            self._dispatched = offset
+            if self._waiters:
+                self._changed.notify_all()
+
+    def _sleep(self) -> None:
+        """Wait for new bytes, a retry or the stop; then let small appends gather."""
+        quiet = False
+        with self._changed:
+            if self.blocked_reason is not None:
+                self._changed.wait_for(self.stopping.is_set, _RETRY_S)
+                return
+            self.idle = True
+            # An append first moves max_offset, then looks at idle; here it is the other way round,
+            # so that one of both sees the other.
+            if self._changed.wait_for(self._has_work, TRICKLE_S):
+                self.pace.trickle()
+            else:
+                self.pace.quiet()
+                quiet = not self._changed.wait_for(self._has_work, _IDLE_S)
+            self.idle = False
+            linger_s = self.pace.linger_s()
+            if linger_s and not self._waiters:
+                self._changed.wait_for(
+                    lambda: bool(self._waiters) or self.stopping.is_set(), linger_s
+                )
+        if quiet:  # now it is in nobody's way
+            self._load_arrays()
+
+    def _rest(self, spent_ms: float) -> None:
+        """After a batch, leave the interpreter to who appends, unless somebody waits for replay."""
+        end = self._log.max_offset
+        rest_s = self.pace.rest_s(end - self._dispatched, end - self._seen_end, spent_ms)
+        if rest_s:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: bool(self._waiters or self._pauses) or self.stopping.is_set(), rest_s
+                )
+
+    def _has_work(self) -> bool:
+        return not self.idle or self.stopping.is_set() or self._log.max_offset != self._seen_end
+
+    # -- other threads -----------------------------------------------------------------------------
+
+    def notify(self) -> None:
+        """Say that the log grew: call it after every append; nearly free unless replay sleeps."""
+        if self.idle:
+            with self._changed:
+                self.idle = False
+                self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Let the thread see `stopping`."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
+        """Wait until replay has reached `offset`; False when `timeout_s` seconds did not do."""
+        if self._dispatched >= offset:
+            return True
+        with self._changed:
+            self._waiters += 1
+            self.idle = False
+            self._changed.notify_all()
+            try:
+                return (
+                    self._changed.wait_for(
+                        lambda: self._dispatched >= offset or self.stopping.is_set(), timeout_s
+                    )
+                    and self._dispatched >= offset
+                )
+            finally:
+                self._waiters -= 1
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Keep replay off the log for the length of the `with`: the current batch ends first."""
+        with self._changed:
+            self._pauses += 1
+            self._changed.wait_for(lambda: not self._busy)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._pauses -= 1
+                self._changed.notify_all()
+
+    def truncate(self, log_end: int) -> None:
+        """Cut everything derived to a log that now ends at `log_end`; durable after `flush`."""
+        with self.paused(), self._flush_lock:
+            offset = min(self._dispatched, log_end)
+            self._state.save(offset, min(self._state.synced, offset))  # before the files change
+            for dispatcher in self._dispatchers:
+                dispatcher.truncate(log_end)
+            with self._changed:
+                self._dispatched = offset
+                self.blocked_reason = None
+                self._changed.notify_all()
+
+    def reset(self, offset: int) -> None:
+        """Forget everything derived (its files were moved away) and go on at `offset`."""
+        with self.paused(), self._flush_lock:
+            for dispatcher in self._dispatchers:
+                dispatcher.reset()
+            self._sync_failed = None
+            self._state.trust()
+            self._state.save(offset, offset)
+            with self._changed:
+                self._dispatched = offset
+                self.blocked_reason = None
+                self._changed.notify_all()
+
+    def delete_before(self, min_offset: int) -> None:
+        """Drop what only knows records below `min_offset`, after retention took them."""
+        with self.paused(), self._flush_lock:
+            for dispatcher in self._dispatchers:
+                dispatcher.delete_before(min_offset)
+
+    def flush(self) -> None:
+        """Make durable what was dispatched so far, then note it, so that a power loss costs no
+        longer replay.
+
+        OSError, StoreError: a later call may do better (a full disk). SyncFailedError, from then on
+        at each call: the note does not move again in this process, for the kernel may have dropped
+        pages. The next start builds anew what lies behind it.
+        """
+        with self._flush_lock:
+            if self._sync_failed is not None:
+                raise SyncFailedError(self._sync_failed)
+            offset = self._dispatched
+            if offset == self._state.synced:
+                return
+            try:
+                if self._inherited:
+                    self._state.sync_all()
+                    self._inherited = False
+                for dispatcher in self._dispatchers:
+                    dispatcher.flush()
+                self._state.save_synced(offset)
+            except SyncFailedError as failure:
+                self._sync_failed = (
+                    f"queues and index are not synced any more: {failure}; restart the node, which"
+                    f" builds anew what may be lost, from offset {self._state.synced} on"
+                )
+                self._state.distrust()
+                raise SyncFailedError(self._sync_failed) from failure
+
+    def close(self) -> None:
+        """Close all files, after `stop`; `flush` before makes the next start quick."""
+        for dispatcher in self._dispatchers:
+            dispatcher.close()
+        self._state.close()

@@ -1,0 +1,90 @@
+"""The files by which RocketMQ knows how a store was left: checkpoint, abort, lock."""
+
+import os
+import struct
+from dataclasses import dataclass
+
+from hastore.store.fs.filesystem import File, FileSystem
+
+_CHECKPOINT = struct.Struct(">qqqqq")
+_PAGE_SIZE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """How far what is on the disk goes: store timestamps in ms, offsets in bytes.
+
+    `checkpoint`, 4096 bytes: physicMsgTimestamp, logicsMsgTimestamp, indexMsgTimestamp,
+    masterFlushedOffset, confirmPhyOffset, 8 bytes each, then zeros.
+    """
+
+    log_timestamp_ms: int = 0
+    queue_timestamp_ms: int = 0
+    index_timestamp_ms: int = 0
+    master_flushed_offset: int = 0
+    confirmed_offset: int = 0
+
+
+class CheckpointFile:
+    """The store's `checkpoint`; a torn or missing one reads as zeros, which only costs time."""
+
+    def __init__(self, fs: FileSystem, root: str) -> None:
+        self._fs = fs
+        self._path = f"{root}/checkpoint"
+        self._file: File | None = None
+        self.now = Checkpoint()
+
+    def load(self) -> Checkpoint:
+        """Read the file."""
+        raw = self._fs.read_bytes(self._path, _PAGE_SIZE) if self._fs.exists(self._path) else b""
+        if len(raw) >= _CHECKPOINT.size:
+            self.now = Checkpoint(*_CHECKPOINT.unpack_from(raw))
+        return self.now
+
+    def save(self, checkpoint: Checkpoint, *, sync: bool) -> None:
+        """Write the file, whose room is reserved at the first call. Raises OSError."""
+        if self._file is None:
+            self._file = self._fs.open(self._path, create=True)
+            if self._file.size != _PAGE_SIZE:
+                self._file.truncate(0)
+                self._file.allocate(_PAGE_SIZE)
+        fields = (
+            checkpoint.log_timestamp_ms,
+            checkpoint.queue_timestamp_ms,
+            checkpoint.index_timestamp_ms,
+            checkpoint.master_flushed_offset,
+            checkpoint.confirmed_offset,
+        )
+        self._file.pwrite(_CHECKPOINT.pack(*fields), 0)
+        if sync:
+            self._file.sync()
+        self.now = checkpoint
+
+    def close(self) -> None:
+        """Close the file; the next save opens it again."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+class AbortFile:
+    """`abort`: it exists from the start to a clean stop, and holds the process id."""
+
+    def __init__(self, fs: FileSystem, root: str) -> None:
+        self._fs = fs
+        self._root = root
+        self._path = f"{root}/abort"
+
+    def exists(self) -> bool:
+        """Whether the last process did not stop cleanly."""
+        return self._fs.exists(self._path)
+
+    def create(self) -> None:
+        """Make the file, durably."""
+        self._fs.replace_bytes(self._path, str(os.getpid()).encode())
+
+    def remove(self) -> None:
+        """Remove the file, durably: the last act of a clean stop."""
+        if self._fs.exists(self._path):
+            self._fs.remove(self._path)
+            self._fs.sync_dir(self._root)

@@ -1,0 +1,199 @@
+"""The limits page, `<root>/hastore/limits`: how far the log is whole, synced, confirmed, readable.
+
+Two slots, written in turn by one pwrite each; the valid one with the greater sequence counts, so
+that a torn write leaves the one before. Other processes read it without a lock.
+
+    slot at 0 and at 2048:
+      0 magic "HSLM" 4 | 4 version 4 | 8 sequence 8 | 16 boot id 16 | 32 file_size 8
+     40 first_offset 8 | 48 flushed 8 | 56 boundary 8 | 64 anchor 8 | 72 next anchor 8
+     80 confirmed 8 | 88 readable 8 | 96 CRC-32 of all before 4
+
+`boundary` and the anchors are starts of records: everything below them was whole when they were
+written. They hold while the same kernel runs (kill -9 keeps the page cache); after a power loss
+only `flushed` holds.
+"""
+
+import struct
+import threading
+import zlib
+from typing import NamedTuple
+
+from hastore.errors import StoreBrokenError
+from hastore.store.fs.filesystem import File, FileSystem
+
+_SLOT = struct.Struct(">4sIQ16sqqqqqqqq")
+_CRC = struct.Struct(">I")
+_MAGIC = b"HSLM"
+_VERSION = 1
+_SLOT_AT = (0, 2048)
+_PAGE_SIZE = 4096
+ANCHOR_STEP = 32 << 20  # a recovery reads between one and two steps back
+
+
+class Limits(NamedTuple):
+    """What the page says; all offsets are bytes of the log.
+
+    min <= first_offset; anchor <= next_anchor <= boundary; flushed ends a record.
+    """
+
+    sequence: int = 0
+    boot_id: bytes = bytes(16)
+    file_size: int = 0
+    first_offset: int = 0  # the log may begin inside its first file
+    flushed_offset: int = 0  # a lower bound of what is synced
+    boundary: int = 0
+    anchor: int = 0
+    next_anchor: int = 0
+    confirmed_offset: int = 0
+    readable_offset: int = 0
+
+
+def limits_path(root: str) -> str:
+    """Return the page's path in a store."""
+    return f"{root}/hastore/limits"
+
+
+def read_limits(fs: FileSystem, root: str) -> Limits | None:
+    """Return what the page says, None without one; StoreBrokenError when no slot is valid."""
+    path = limits_path(root)
+    if not fs.exists(path):
+        return None
+    raw = fs.read_bytes(path, _PAGE_SIZE)
+    found = [limits for at in _SLOT_AT if (limits := _unpack(raw, at)) is not None]
+    if not found:
+        if not raw.strip(b"\0"):  # a crash before the first write
+            return None
+        raise StoreBrokenError(
+            f"{path} is damaged: restore it, or remove it to have the log recovered as if RocketMQ"
+            " had written it, which cuts it at the first bad record"
+        )
+    return max(found, key=lambda limits: limits.sequence)
+
+
+class LimitsPage:
+    """The page of a store that this process holds; calls may come from any thread.
+
+    Every update survives kill -9; a power loss only what was written with `sync=True`.
+    """
+
+    def __init__(self, fs: FileSystem, root: str) -> None:
+        self._fs = fs
+        self._root = root
+        self._guard = threading.Lock()
+        self._file: File | None = None
+        self.now = Limits()
+
+    def open(self, limits: Limits) -> None:
+        """Take the page over with these limits, synced."""
+        directory = f"{self._root}/hastore"
+        file = self._fs.open(limits_path(self._root), create=True)
+        try:
+            if file.size < _PAGE_SIZE:
+                file.allocate(_PAGE_SIZE)  # later writes never lack room
+            self._file, self.now = file, limits
+            self.update(sync=True)
+            self.update(sync=True)  # both slots: neither holds a word of the life before
+            self._fs.sync_dir(directory)
+        except BaseException:
+            self._file = None
+            file.close()
+            raise
+
+    def update(
+        self,
+        *,
+        sync: bool = False,
+        first_offset: int | None = None,
+        flushed: int | None = None,
+        boundary: int | None = None,
+        confirmed: int | None = None,
+        readable: int | None = None,
+    ) -> None:
+        """Change some limits; `sync` makes the page durable. Raises OSError."""
+        with self._guard:
+            now = self.now
+            anchor, next_anchor = now.anchor, now.next_anchor
+            if boundary is not None and boundary - next_anchor >= ANCHOR_STEP:
+                anchor, next_anchor = next_anchor, boundary
+            self._write(
+                Limits(
+                    now.sequence + 1,
+                    now.boot_id,
+                    now.file_size,
+                    now.first_offset if first_offset is None else first_offset,
+                    now.flushed_offset if flushed is None else flushed,
+                    now.boundary if boundary is None else boundary,
+                    anchor,
+                    next_anchor,
+                    now.confirmed_offset if confirmed is None else confirmed,
+                    now.readable_offset if readable is None else readable,
+                )
+            )
+            file = self._file
+        if sync and file is not None:
+            file.sync()
+
+    def cut(self, end: int, *, anchor: int, first_offset: int | None = None) -> None:
+        """Lower every limit to the log's new end, durably: before the bytes are cut.
+
+        `anchor` is the start of a record at or below `end` from which recovery may read.
+        """
+        with self._guard:
+            now = self.now
+            low = now._replace(
+                sequence=now.sequence + 1,
+                first_offset=now.first_offset if first_offset is None else first_offset,
+                flushed_offset=min(now.flushed_offset, end),
+                boundary=min(now.boundary, end),
+                anchor=now.anchor if now.anchor <= end else anchor,
+                next_anchor=now.next_anchor if now.next_anchor <= end else anchor,
+                confirmed_offset=min(now.confirmed_offset, end),
+                readable_offset=min(now.readable_offset, end),
+            )
+            self._write(low)
+            self._write(low._replace(sequence=low.sequence + 1))
+            file = self._file
+        if file is not None:
+            file.sync()
+
+    def restart(self, offset: int) -> None:
+        """Say, durably, that the log is empty and begins at `offset`."""
+        with self._guard:
+            empty = self.now._replace(
+                sequence=self.now.sequence + 1,
+                first_offset=offset,
+                flushed_offset=offset,
+                boundary=offset,
+                anchor=offset,
+                next_anchor=offset,
+                confirmed_offset=0,
+                readable_offset=0,
+            )
+            self._write(empty)
+            self._write(empty._replace(sequence=empty.sequence + 1))
+            file = self._file
+        if file is not None:
+            file.sync()
+
+    def close(self) -> None:
+        """Close the page."""
+        with self._guard:
+            if self._file is not None:
+                self._file.close()
+                self._file = None
+
+    def _write(self, limits: Limits) -> None:
+        if self._file is not None:
+            body = _SLOT.pack(_MAGIC, _VERSION, *limits)  # the fields are in the slot's order
+            self._file.pwrite(body + _CRC.pack(zlib.crc32(body)), _SLOT_AT[limits.sequence & 1])
+        self.now = limits
+
+
+def _unpack(raw: bytes, at: int) -> Limits | None:
+    if len(raw) < at + _SLOT.size + _CRC.size:
+        return None
+    magic, version, *fields = _SLOT.unpack_from(raw, at)
+    (crc,) = _CRC.unpack_from(raw, at + _SLOT.size)
+    if magic != _MAGIC or version != _VERSION or crc != zlib.crc32(raw[at : at + _SLOT.size]):
+        return None
+    return Limits(*fields)
