@@ -22,13 +22,13 @@ from benchmarks.common import BODY_BYTES, MIB, scratch, touch_memory
 from hastore.client.encoding import RecordEncoder
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config import ApiConfig, Config, HAConfig, NodeAddress, Role, StoreConfig
-from hastore.ha.epochs import EpochEntry
-from hastore.ha.group_transfer import GroupTransferService
-from hastore.ha.ha_connection import HAConnection
-from hastore.ha.ha_service import HAService
-from hastore.ha.member import Member
-from hastore.ha.node_state import NodeState
-from hastore.ha.slave_stream import SlaveStream
+from hastore.ha.master.group_transfer import GroupTransferService
+from hastore.ha.master.ha_connection import HAConnection
+from hastore.ha.master.ha_service import HAService
+from hastore.ha.node.member import Member
+from hastore.ha.node.node_state import NodeState
+from hastore.ha.rules.epochs import EpochEntry
+from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol import api
 from hastore.protocol.ha_link import ReportDecoder
 from hastore.protocol.hello import Purpose

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hastore.errors import NotStoredError
-from hastore.ha.group_transfer import Need, Outcome
+from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place, PositionMap
 from hastore.record.codec import Record, decode_record, layout_of, patch_for_store

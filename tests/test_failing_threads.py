@@ -20,13 +20,13 @@ from hastore.client.connections import names
 from hastore.client.send_core import SendCore
 from hastore.config import AckPoint
 from hastore.errors import ClientError, NodeFailedError, OutcomeUnknown
-from hastore.ha.classic_client import ClassicHAClient
-from hastore.ha.group_transfer import GroupTransferService
-from hastore.ha.ha_client import HAClient
-from hastore.ha.ha_connection import ReadSocketService
-from hastore.ha.ha_service import HAService
-from hastore.ha.peer import split_address
-from hastore.ha.write_socket_service import WriteSocketService
+from hastore.ha.hello.peer import split_address
+from hastore.ha.master.group_transfer import GroupTransferService
+from hastore.ha.master.ha_connection import ReadSocketService
+from hastore.ha.master.ha_service import HAService
+from hastore.ha.master.write_socket_service import WriteSocketService
+from hastore.ha.slave.classic_client import ClassicHAClient
+from hastore.ha.slave.ha_client import HAClient
 from hastore.server import node as node_module
 from hastore.server.api_server import ApiServer
 from hastore.server.http_server import HttpServer

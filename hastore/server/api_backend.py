@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from hastore.ha.group_transfer import Need, Outcome
+from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place
 

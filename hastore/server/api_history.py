@@ -15,7 +15,7 @@ read when it was forgotten already has the epoch FLOOR_EPOCH: its offset alone i
 from collections.abc import Sequence
 from enum import Enum
 
-from hastore.ha.epochs import FLOOR_EPOCH
+from hastore.ha.rules.epochs import FLOOR_EPOCH
 
 History = Sequence[tuple[int, int]]  # (epoch, start offset), both rising; empty: all is epoch 0
 

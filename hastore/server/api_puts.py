@@ -17,7 +17,7 @@ import msgspec
 from hastore.clock import Clock
 from hastore.config import ApiConfig
 from hastore.errors import NotStoredError, StoreError
-from hastore.ha.group_transfer import Need, Outcome
+from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import Put, PutDone, Status
 from hastore.server.api_backend import ApiBackend
 from hastore.server.api_connections import Connection

@@ -33,7 +33,7 @@ import weakref
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config import ApiConfig
 from hastore.errors import ConfigError, ProtocolError
-from hastore.ha.peer import split_address
+from hastore.ha.hello.peer import split_address
 from hastore.protocol import api
 from hastore.protocol.zmtp import Message
 from hastore.server.api_backend import ApiBackend

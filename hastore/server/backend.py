@@ -6,10 +6,10 @@ from typing import Any
 
 from hastore.config import Flush, Role
 from hastore.errors import NotStoredError, Status, StoreFullError
-from hastore.ha.epochs import epoch_node, last_epoch
-from hastore.ha.group_transfer import GroupTransferService, Need
-from hastore.ha.ha_service import HAService
-from hastore.ha.member import Member
+from hastore.ha.master.group_transfer import GroupTransferService, Need
+from hastore.ha.master.ha_service import HAService
+from hastore.ha.node.member import Member
+from hastore.ha.rules.epochs import epoch_node, last_epoch
 from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place
 from hastore.server.kept_positions import KeptPositions

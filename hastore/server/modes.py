@@ -2,8 +2,8 @@
 
 from enum import Enum
 
-from hastore.ha.epochs import epoch_node, last_epoch
-from hastore.ha.survey import Heard
+from hastore.ha.hello.survey import Heard
+from hastore.ha.rules.epochs import epoch_node, last_epoch
 
 
 class Mode(Enum):

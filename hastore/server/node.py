@@ -22,13 +22,13 @@ from hastore.errors import (
     StoreMovedError,
     UsageError,
 )
-from hastore.ha.epochs import CLASSIC_EPOCH
-from hastore.ha.group_transfer import GroupTransferService
-from hastore.ha.ha_service import HAService
-from hastore.ha.member import Member
-from hastore.ha.node_state import NodeState
-from hastore.ha.peer import split_address
-from hastore.ha.rewind import finish_cut
+from hastore.ha.hello.peer import split_address
+from hastore.ha.master.group_transfer import GroupTransferService
+from hastore.ha.master.ha_service import HAService
+from hastore.ha.node.member import Member
+from hastore.ha.node.node_state import NodeState
+from hastore.ha.node.rewind import finish_cut
+from hastore.ha.rules.epochs import CLASSIC_EPOCH
 from hastore.record.host import Host
 from hastore.server.api_server import ApiServer
 from hastore.server.backend import NodeBackend

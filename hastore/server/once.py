@@ -10,7 +10,7 @@ import logging
 import msgspec
 
 from hastore.clock import Clock
-from hastore.ha.promoter import Flags
+from hastore.ha.promotion.promoter import Flags
 from hastore.store.fs.filesystem import FileSystem
 
 log = logging.getLogger(__name__)

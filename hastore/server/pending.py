@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 
 from hastore.config import Config
-from hastore.ha.epochs import CLASSIC_EPOCH, History
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, History
 
 PROMOTION = "promotion"
 RESTART = "restart"

@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 
 from hastore.clock import Clock
 from hastore.errors import NotStoredError, StoreError
-from hastore.ha.epochs import CLASSIC_EPOCH
-from hastore.ha.ha_service import HAService
-from hastore.ha.member import Member
+from hastore.ha.master.ha_service import HAService
+from hastore.ha.node.member import Member
+from hastore.ha.rules.epochs import CLASSIC_EPOCH
 from hastore.server.holds import CONFIRMED, Holds
 from hastore.server.kept_positions import KeptPositions
 from hastore.service import OnFailure, Service

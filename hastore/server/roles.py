@@ -19,14 +19,14 @@ from collections.abc import Callable
 
 from hastore.config import Config, Role
 from hastore.errors import HastoreError, PromotionRefused
-from hastore.ha.classic_client import ClassicHAClient
-from hastore.ha.epochs import EpochEntry, epoch_node, last_epoch
-from hastore.ha.ha_client import HAClient
-from hastore.ha.ha_service import HAService
-from hastore.ha.member import Member
-from hastore.ha.promoter import Flags, Promoter
-from hastore.ha.rules import may_resume
-from hastore.ha.survey import ask_all
+from hastore.ha.hello.survey import ask_all
+from hastore.ha.master.ha_service import HAService
+from hastore.ha.node.member import Member
+from hastore.ha.promotion.promoter import Flags, Promoter
+from hastore.ha.rules.epochs import EpochEntry, epoch_node, last_epoch
+from hastore.ha.rules.promotion import may_resume
+from hastore.ha.slave.classic_client import ClassicHAClient
+from hastore.ha.slave.ha_client import HAClient
 from hastore.protocol.hello import Purpose
 from hastore.server.modes import Mode, greatest_epoch, superseded_text
 from hastore.server.once import Once

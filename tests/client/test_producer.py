@@ -24,7 +24,7 @@ from hastore.errors import (
     UnreachableError,
     UsageError,
 )
-from hastore.ha.group_transfer import Outcome
+from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol.api import Status
 from hastore.record.codec import decode_record
 from hastore.server.api_server import ApiServer

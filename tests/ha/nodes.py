@@ -16,15 +16,15 @@ from typing import Any
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config import AckPoint, Config, Flush, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.errors import NotStoredError
-from hastore.ha.epochs import CLASSIC_EPOCH, EpochEntry
-from hastore.ha.group_transfer import GroupTransferService, Need
-from hastore.ha.ha_client import HAClient
-from hastore.ha.ha_service import HAService
-from hastore.ha.member import Member
-from hastore.ha.node_state import NodeState
-from hastore.ha.peer import Deadline, receive_exactly
-from hastore.ha.promoter import Flags, Promoter
-from hastore.ha.rewind import finish_cut
+from hastore.ha.hello.peer import Deadline, receive_exactly
+from hastore.ha.master.group_transfer import GroupTransferService, Need
+from hastore.ha.master.ha_service import HAService
+from hastore.ha.node.member import Member
+from hastore.ha.node.node_state import NodeState
+from hastore.ha.node.rewind import finish_cut
+from hastore.ha.promotion.promoter import Flags, Promoter
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry
+from hastore.ha.slave.ha_client import HAClient
 from hastore.protocol.ha_link import HEADER, HEADER_BYTES, REPORT
 from hastore.record.codec import build_record
 from hastore.record.host import Host

@@ -18,14 +18,14 @@ from hastore.ha import (
     receiving,
     rules,
 )
-from hastore.ha.acks import AckTable, Reporter
-from hastore.ha.epochs import last_epoch
-from hastore.ha.gate import WriteGate
-from hastore.ha.group_transfer import GroupTransferService
-from hastore.ha.member import Member
-from hastore.ha.node_state import NodeState
-from hastore.ha.rules import Verdict
-from hastore.ha.slave_stream import SlaveStream
+from hastore.ha.master.group_transfer import GroupTransferService
+from hastore.ha.node.gate import WriteGate
+from hastore.ha.node.member import Member
+from hastore.ha.node.node_state import NodeState
+from hastore.ha.rules.acks import AckTable, Reporter
+from hastore.ha.rules.epochs import last_epoch
+from hastore.ha.rules.promotion import Verdict
+from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.ha_link import data_header
 from tests.ha import simulation
 

@@ -28,8 +28,16 @@ from hastore.errors import (
     UsageError,
 )
 from hastore.ha import answering, catch_up, epochs, ha_client, promoter, rewind
-from hastore.ha.digests import say_digest
-from hastore.ha.epochs import (
+from hastore.ha.hello.peer import Call
+from hastore.ha.hello.survey import Heard, check_peer
+from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome
+from hastore.ha.master.ha_connection import ReadSocketService
+from hastore.ha.master.ha_service import HAService
+from hastore.ha.node.digests import say_digest
+from hastore.ha.node.member import Member
+from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
+from hastore.ha.promotion.promoter import Flags, Promoter
+from hastore.ha.rules.epochs import (
     CLASSIC_EPOCH,
     FLOOR_EPOCH,
     EpochEntry,
@@ -37,16 +45,8 @@ from hastore.ha.epochs import (
     epoch_node,
     last_epoch,
 )
-from hastore.ha.group_transfer import GroupTransferService, Need, Outcome
-from hastore.ha.ha_connection import ReadSocketService
-from hastore.ha.ha_service import HAService
-from hastore.ha.member import Member
-from hastore.ha.node_state import BOOT_ID_PATH, NodeState
-from hastore.ha.peer import Call
-from hastore.ha.promoter import Flags, Promoter
-from hastore.ha.rules import may_resume
-from hastore.ha.slave_stream import SlaveStream
-from hastore.ha.survey import Heard, check_peer
+from hastore.ha.rules.promotion import may_resume
+from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.ha_link import Data as DataEvent
 from hastore.protocol.ha_link import ReportDecoder, StreamDecoder, confirmed_frame, data_header
 from hastore.protocol.hello import Hello, Purpose, Refused, StreamFrom

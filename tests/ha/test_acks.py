@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from hastore.ha.acks import AckTable, ClassicReporter
+from hastore.ha.rules.acks import AckTable, ClassicReporter
 
 NODES = frozenset({2, 3, 4})
 

@@ -11,8 +11,8 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import AuthenticationError, ClassicPeerError, ProtocolError
-from hastore.ha.group_transfer import Need
-from hastore.ha.peer import Call, call
+from hastore.ha.hello.peer import Call, call
+from hastore.ha.master.group_transfer import Need
 from hastore.protocol.ha_link import REPORT
 from hastore.protocol.hello import (
     ANSWER_MAGIC,

@@ -15,8 +15,8 @@ import pytest
 from hastore.config import AckPoint
 from hastore.errors import StoreFullError
 from hastore.ha import crc_check
-from hastore.ha.crc_check import CHECKED_BYTES_MAX, CrcCheck, DamagedRecordError
-from hastore.ha.slave_stream import SlaveStream
+from hastore.ha.slave.crc_check import CHECKED_BYTES_MAX, CrcCheck, DamagedRecordError
+from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.record.codec import BLANK_SIZE, check_blank, check_record, pack_blank
 from tests.ha.nodes import FILE_SIZE, wait_for
 from tests.ha.test_unreadable_records import BROKEN_TOPIC, following, log_with, master_of, record

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hastore.ha import epochs
-from hastore.ha.epochs import (
+from hastore.ha.rules.epochs import (
     FLOOR_EPOCH,
     HISTORY_BYTES_MAX,
     EpochEntry,

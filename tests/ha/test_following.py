@@ -13,9 +13,9 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config import AckPoint, Flush, Role
 from hastore.errors import StoreFullError
 from hastore.ha import ha_service, slave_stream
-from hastore.ha.epochs import EpochEntry
-from hastore.ha.group_transfer import Need
-from hastore.ha.peer import call
+from hastore.ha.hello.peer import call
+from hastore.ha.master.group_transfer import Need
+from hastore.ha.rules.epochs import EpochEntry
 from hastore.protocol.hello import Purpose, StreamFrom
 from hastore.store import store_cuts
 from tests.ha.nodes import FILE_SIZE, wait_for
@@ -128,7 +128,7 @@ def test_at_ack_point_flushed_only_what_the_disk_holds_is_reported(pair):
 
 def test_what_another_thread_synced_is_reported_too(pair, monkeypatch):
     """The flush by interval may be quicker than the thread that syncs in order to report."""
-    monkeypatch.setattr("hastore.ha.slave_stream._ONE_SECOND", struct.pack("ll", 3_600, 0))
+    monkeypatch.setattr("hastore.ha.slave.slave_stream._ONE_SECOND", struct.pack("ll", 3_600, 0))
     _, master, slave = pair(ha={"ack_point": AckPoint.FLUSHED})
     wait_beyond = slave.store.wait_beyond
 

@@ -2,7 +2,7 @@
 
 import threading
 
-from hastore.ha.gate import WriteGate
+from hastore.ha.node.gate import WriteGate
 
 
 def test_only_the_open_epoch_enters():

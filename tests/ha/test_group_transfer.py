@@ -7,7 +7,7 @@ import time
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.ha.group_transfer import GroupTransferService, Need, Outcome, Progress
+from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome, Progress
 from hastore.service import raise_failure
 
 FAR = float("inf")

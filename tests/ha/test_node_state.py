@@ -6,8 +6,8 @@ import pytest
 
 from hastore.config import Role
 from hastore.errors import StoreBrokenError
-from hastore.ha.epochs import EpochEntry
-from hastore.ha.node_state import CutIntent, NodeState
+from hastore.ha.node.node_state import CutIntent, NodeState
+from hastore.ha.rules.epochs import EpochEntry
 from hastore.store.fs.filesystem import REAL
 from tests.ha.simulation import MemoryFiles
 

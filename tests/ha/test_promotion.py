@@ -7,7 +7,7 @@ import pytest
 
 from hastore.errors import NotStoredError, PromotionRefused
 from hastore.ha import promoter, survey
-from hastore.ha.accept_socket_service import AcceptSocketService
+from hastore.ha.master.accept_socket_service import AcceptSocketService
 from hastore.protocol.hello import Promised, Purpose
 from hastore.service import raise_failure
 from tests.ha.nodes import FILE_SIZE, wait_for

@@ -6,9 +6,9 @@ import random
 import pytest
 
 from hastore.errors import GroupDisagrees, ReplicationError
-from hastore.ha.epochs import EpochEntry
-from hastore.ha.node_state import CutIntent, NodeState
-from hastore.ha.rewind import cut_back, finish_cut
+from hastore.ha.node.node_state import CutIntent, NodeState
+from hastore.ha.node.rewind import cut_back, finish_cut
+from hastore.ha.rules.epochs import EpochEntry
 from tests.ha.simulation import Crash, MemoryFiles, MemoryLog, size_of
 
 E1, E2 = 1 << 16 | 1, 2 << 16 | 2

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hastore.ha.epochs import FLOOR_EPOCH, EpochEntry, next_epoch
-from hastore.ha.rules import (
+from hastore.ha.rules.epochs import FLOOR_EPOCH, EpochEntry, next_epoch
+from hastore.ha.rules.promotion import (
     MasterView,
     Terms,
     Voice,

@@ -14,8 +14,8 @@ import pytest
 
 from hastore.errors import StoreBrokenError
 from hastore.ha import classic_client
-from hastore.ha.classic_client import ClassicHAClient
-from hastore.ha.node_state import NodeState
+from hastore.ha.node.node_state import NodeState
+from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.protocol.ha_link import HEADER
 from hastore.record.codec import V1_MAGIC, build_record, check_record, check_unreadable
 from tests.ha.nodes import HOST, HaNode, wait_for

@@ -10,7 +10,7 @@ import pytest
 from hastore.client.producer import Producer
 from hastore.client.results import Status
 from hastore.errors import NotStoredError
-from hastore.ha.peer import split_address
+from hastore.ha.hello.peer import split_address
 from tests.interop.compare import (
     assert_same_derived,
     assert_same_log,

@@ -14,7 +14,7 @@ import pytest
 from hastore.client.consumer import Consumer
 from hastore.client.producer import Producer
 from hastore.errors import FlushSlaveTimeout, MessageIllegalError, NotStoredError
-from hastore.ha.peer import split_address
+from hastore.ha.hello.peer import split_address
 from tests.interop.compare import FILE_BYTES, rocketmq_sizes, sizes
 from tests.interop.java_process import PeerError
 from tests.interop.test_rocketmq_slave import SlaveBroker

@@ -16,7 +16,7 @@ import zmq
 from hastore.client.consumer import Consumer
 from hastore.client.producer import Producer
 from hastore.clock import SYSTEM_CLOCK
-from hastore.ha.peer import call
+from hastore.ha.hello.peer import call
 from hastore.protocol import api
 from hastore.protocol.ha_link import REPORT
 from hastore.protocol.hello import CALL_MAGIC, Hello, Purpose, StreamFrom, WireEpoch

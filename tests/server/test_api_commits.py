@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from hastore.ha.group_transfer import Outcome
+from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
 from hastore.server.api_server import ApiServer
 from tests.api_fakes import FakeBackend

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hastore.ha.epochs import FLOOR_EPOCH
+from hastore.ha.rules.epochs import FLOOR_EPOCH
 from hastore.server.api_history import Standing, check_position, epoch_at, epochs_of
 
 HISTORY = [(5, 100), (7, 300)]

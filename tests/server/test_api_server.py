@@ -15,7 +15,7 @@ import zmq
 
 from hastore.config import ApiConfig
 from hastore.errors import ConfigError, StoreBrokenError
-from hastore.ha.group_transfer import Need, Outcome
+from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol import api
 from hastore.record.codec import build_record, decode_record
 from hastore.record.host import NO_HOST

@@ -14,7 +14,7 @@ import pytest
 
 from hastore.config import Config, NodeAddress, RetentionConfig, Role, StoreConfig
 from hastore.errors import StoreError, StoreInUseError
-from hastore.ha.node_state import NodeState
+from hastore.ha.node.node_state import NodeState
 from hastore.server.node import Node
 from hastore.store.fs.filesystem import REAL
 

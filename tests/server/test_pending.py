@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from hastore.config import Config, NodeAddress, Role, StoreConfig
-from hastore.ha.epochs import CLASSIC_EPOCH, EpochEntry
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry
 from hastore.server.pending import pending_changes
 
 

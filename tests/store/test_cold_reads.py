@@ -17,7 +17,7 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config import RetentionConfig
 from hastore.errors import CorruptRecordError, StoreError
-from hastore.ha.write_socket_service import SENDFILE_BYTES_MIN, WriteSocketService
+from hastore.ha.master.write_socket_service import SENDFILE_BYTES_MIN, WriteSocketService
 from hastore.record.codec import decode_record
 from hastore.service import raise_failure
 from hastore.store import commit_log, store_reads

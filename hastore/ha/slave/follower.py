@@ -3,8 +3,8 @@
 import logging
 import threading
 
-from hastore.ha.member import Member
-from hastore.ha.slave_stream import SlaveStream
+from hastore.ha.node.member import Member
+from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.service import Service
 
 log = logging.getLogger(__name__)

@@ -11,10 +11,10 @@ from typing import Any
 
 from hastore.clock import Clock
 from hastore.config import AckPoint, Config, Flush, NodeAddress
-from hastore.ha.gate import WriteGate
-from hastore.ha.node_state import NodeState
-from hastore.ha.replica_log import ReplicaLog
-from hastore.ha.rules import check_identity, may_promise
+from hastore.ha.node.gate import WriteGate
+from hastore.ha.node.node_state import NodeState
+from hastore.ha.node.replica_log import ReplicaLog
+from hastore.ha.rules.promotion import check_identity, may_promise
 from hastore.protocol.ha_link import BODY_BYTES_MAX
 from hastore.protocol.hello import NONCE_BYTES, Hello, Promised, Purpose, Refused
 from hastore.service import OnFailure

@@ -13,15 +13,15 @@ from typing import Any
 import msgspec
 
 from hastore.errors import HastoreError, ProtocolError, StoreFullError
-from hastore.ha.crc_check import DamagedRecordError
-from hastore.ha.digests import say_digest
-from hastore.ha.epochs import History
-from hastore.ha.follower import Follower
-from hastore.ha.member import Member
-from hastore.ha.peer import Call, call
-from hastore.ha.rewind import confirmed_for, cut_back, entries_at
-from hastore.ha.slave_stream import SlaveStream
-from hastore.ha.survey import ask_all, check_peer
+from hastore.ha.hello.peer import Call, call
+from hastore.ha.hello.survey import ask_all, check_peer
+from hastore.ha.node.digests import say_digest
+from hastore.ha.node.member import Member
+from hastore.ha.node.rewind import confirmed_for, cut_back, entries_at
+from hastore.ha.rules.epochs import History
+from hastore.ha.slave.crc_check import DamagedRecordError
+from hastore.ha.slave.follower import Follower
+from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.hello import Hello, Purpose, Refused, Resync, RewindTo, StreamFrom
 
 log = logging.getLogger(__name__)

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from hastore.config import Config
 from hastore.errors import GroupDisagrees, HastoreError, PromotionRefused
-from hastore.ha.catch_up import catch_up
-from hastore.ha.epochs import EpochEntry, History, last_epoch, next_epoch
-from hastore.ha.member import Member
-from hastore.ha.rewind import cut_back
-from hastore.ha.rules import Terms, Voice, greatest, judge, new_entry
-from hastore.ha.survey import Heard, ask_all
+from hastore.ha.hello.survey import Heard, ask_all
+from hastore.ha.node.member import Member
+from hastore.ha.node.rewind import cut_back
+from hastore.ha.promotion.catch_up import catch_up
+from hastore.ha.rules.epochs import EpochEntry, History, last_epoch, next_epoch
+from hastore.ha.rules.promotion import Terms, Voice, greatest, judge, new_entry
 from hastore.protocol.hello import Promised, Purpose, Refused
 
 log = logging.getLogger(__name__)

@@ -7,10 +7,10 @@ import logging
 from typing import TYPE_CHECKING
 
 from hastore.errors import ProtocolError
-from hastore.ha.digests import own_digest
-from hastore.ha.epochs import last_epoch
-from hastore.ha.peer import Deadline, receive_frame
-from hastore.ha.rules import digest_due, digest_problem
+from hastore.ha.hello.peer import Deadline, receive_frame
+from hastore.ha.node.digests import own_digest
+from hastore.ha.rules.epochs import last_epoch
+from hastore.ha.rules.promotion import digest_due, digest_problem
 from hastore.protocol.ha_link import data_header
 from hastore.protocol.hello import (
     ANSWER_MAGIC,
@@ -31,7 +31,7 @@ from hastore.protocol.hello import (
 )
 
 if TYPE_CHECKING:
-    from hastore.ha.ha_connection import HAConnection
+    from hastore.ha.master.ha_connection import HAConnection
 
 log = logging.getLogger(__name__)
 

@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hastore.errors import HastoreError, ProtocolError
-from hastore.ha.member import Member
-from hastore.ha.peer import call
+from hastore.ha.hello.peer import call
+from hastore.ha.node.member import Member
 from hastore.protocol.hello import Answer, Hello, Purpose
 
 CALL_TIMEOUT_MS = 1_000.0

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from hastore.ha.ha_connection import HAConnection
+from hastore.ha.master.ha_connection import HAConnection
 
 
 @dataclass(frozen=True, slots=True)

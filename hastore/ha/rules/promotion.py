@@ -6,7 +6,7 @@ The same code runs in the server and in simulations: no sockets, files or clocks
 
 from dataclasses import dataclass
 
-from hastore.ha.epochs import (
+from hastore.ha.rules.epochs import (
     FLOOR_EPOCH,
     EpochEntry,
     History,

@@ -5,7 +5,7 @@ import socket
 from collections.abc import Callable
 
 from hastore.errors import HastoreError
-from hastore.ha.peer import split_address
+from hastore.ha.hello.peer import split_address
 from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)

@@ -12,15 +12,15 @@ import threading
 
 from hastore.config import SyncFrom
 from hastore.errors import ProtocolError, ReplicationError
-from hastore.ha.accept_socket_service import AcceptSocketService
-from hastore.ha.acks import AckTable, ClassicReporter
-from hastore.ha.digests import own_digest
-from hastore.ha.epochs import EpochEntry
-from hastore.ha.group_transfer import GroupTransferService, Need, Progress
-from hastore.ha.ha_connection import HAConnection
-from hastore.ha.member import Member
-from hastore.ha.rules import FollowAnswer, MasterView, answer_follow
-from hastore.ha.slave_status import SlaveStatus, slave_name, slave_status
+from hastore.ha.master.accept_socket_service import AcceptSocketService
+from hastore.ha.master.group_transfer import GroupTransferService, Need, Progress
+from hastore.ha.master.ha_connection import HAConnection
+from hastore.ha.master.slave_status import SlaveStatus, slave_name, slave_status
+from hastore.ha.node.digests import own_digest
+from hastore.ha.node.member import Member
+from hastore.ha.rules.acks import AckTable, ClassicReporter
+from hastore.ha.rules.epochs import EpochEntry
+from hastore.ha.rules.promotion import FollowAnswer, MasterView, answer_follow
 from hastore.protocol.hello import Hello, Refused, StreamFrom
 
 log = logging.getLogger(__name__)

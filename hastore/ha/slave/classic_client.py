@@ -14,13 +14,13 @@ import logging
 import socket
 
 from hastore.errors import CorruptRecordError, HastoreError, ProtocolError
-from hastore.ha.crc_check import CrcCheck, DamagedRecordError
-from hastore.ha.epochs import CLASSIC_EPOCH, EpochEntry
-from hastore.ha.follower import Follower
-from hastore.ha.member import Member
-from hastore.ha.peer import Deadline, receive_exactly, split_address
-from hastore.ha.rewind import cut_back
-from hastore.ha.slave_stream import SlaveStream
+from hastore.ha.hello.peer import Deadline, receive_exactly, split_address
+from hastore.ha.node.member import Member
+from hastore.ha.node.rewind import cut_back
+from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry
+from hastore.ha.slave.crc_check import CrcCheck, DamagedRecordError
+from hastore.ha.slave.follower import Follower
+from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.ha_link import HEADER, HEADER_BYTES, REPORT
 
 log = logging.getLogger(__name__)

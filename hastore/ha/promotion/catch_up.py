@@ -7,19 +7,19 @@ import socket
 from collections.abc import Callable
 
 from hastore.errors import HastoreError, PromotionRefused, ProtocolError
-from hastore.ha.digests import say_digest
-from hastore.ha.epochs import (
+from hastore.ha.hello.peer import Call, call
+from hastore.ha.hello.survey import check_peer
+from hastore.ha.node.digests import say_digest
+from hastore.ha.node.member import Member
+from hastore.ha.node.rewind import cut_back, entries_at
+from hastore.ha.rules.epochs import (
     History,
     common_point,
     forgotten_end,
     last_epoch,
     nothing_to_compare,
 )
-from hastore.ha.member import Member
-from hastore.ha.peer import Call, call
-from hastore.ha.receiving import Receiver
-from hastore.ha.rewind import cut_back, entries_at
-from hastore.ha.survey import check_peer
+from hastore.ha.slave.receiving import Receiver
 from hastore.protocol.ha_link import Data, FrameStart, StreamDecoder
 from hastore.protocol.hello import CopyFrom, Hello, Purpose, Refused
 

@@ -11,7 +11,7 @@ from collections.abc import Container
 from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import ProtocolError
-from hastore.ha.replica_log import ReplicaLog
+from hastore.ha.node.replica_log import ReplicaLog
 from hastore.record.codec import (
     BLANK_MAGIC,
     CRC_MASK,

@@ -18,15 +18,15 @@ import threading
 from typing import TYPE_CHECKING
 
 from hastore.errors import HastoreError, ProtocolError
-from hastore.ha.answering import answer_call
-from hastore.ha.peer import Deadline, receive_exactly
-from hastore.ha.write_socket_service import WriteSocketService
+from hastore.ha.hello.answering import answer_call
+from hastore.ha.hello.peer import Deadline, receive_exactly
+from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.protocol.ha_link import CLASSIC_BODY_BYTES, REPORT_BYTES, ReportDecoder
 from hastore.protocol.hello import CALL_MAGIC, Hello
 from hastore.service import Service
 
 if TYPE_CHECKING:
-    from hastore.ha.ha_service import HAService
+    from hastore.ha.master.ha_service import HAService
 
 log = logging.getLogger(__name__)
 

@@ -17,8 +17,8 @@ from collections.abc import Callable
 
 from hastore.clock import Clock
 from hastore.errors import HastoreError
-from hastore.ha.epochs import History
-from hastore.ha.replica_log import ReplicaLog
+from hastore.ha.node.replica_log import ReplicaLog
+from hastore.ha.rules.epochs import History
 from hastore.protocol.ha_link import confirmed_frame, data_header, limits_and_header
 from hastore.service import OnFailure, Service
 

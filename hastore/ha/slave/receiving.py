@@ -6,8 +6,8 @@ import logging
 from collections.abc import Callable
 
 from hastore.errors import ProtocolError, StoreError, StoreFullError
-from hastore.ha.epochs import History, agreed, due_entries, next_start
-from hastore.ha.member import Member
+from hastore.ha.node.member import Member
+from hastore.ha.rules.epochs import History, agreed, due_entries, next_start
 
 log = logging.getLogger(__name__)
 

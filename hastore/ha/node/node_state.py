@@ -13,7 +13,7 @@ import msgspec
 
 from hastore.config import Role
 from hastore.errors import StoreBrokenError
-from hastore.ha.epochs import EpochEntry, History, keep_until, last_epoch, prune
+from hastore.ha.rules.epochs import EpochEntry, History, keep_until, last_epoch, prune
 from hastore.store.fs.filesystem import FileSystem
 
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"

@@ -11,10 +11,10 @@ repeats the rest before any HELLO; a crash before 2 leaves an archive too many a
 import logging
 
 from hastore.errors import GroupDisagrees, ReplicationError
-from hastore.ha.epochs import History, common_point
-from hastore.ha.node_state import CutIntent, NodeState
-from hastore.ha.replica_log import ReplicaLog
-from hastore.ha.rules import cut_loses_confirmed
+from hastore.ha.node.node_state import CutIntent, NodeState
+from hastore.ha.node.replica_log import ReplicaLog
+from hastore.ha.rules.epochs import History, common_point
+from hastore.ha.rules.promotion import cut_loses_confirmed
 from hastore.protocol.hello import Hello
 
 log = logging.getLogger(__name__)

@@ -14,9 +14,9 @@ in the middle may pass; `cmp` of the stopped nodes' files tells.
 import hashlib
 from typing import Any
 
-from hastore.ha.epochs import History, classic_range
-from hastore.ha.member import Member
-from hastore.ha.replica_log import ReplicaLog
+from hastore.ha.node.member import Member
+from hastore.ha.node.replica_log import ReplicaLog
+from hastore.ha.rules.epochs import History, classic_range
 from hastore.protocol.hello import Hello
 
 WINDOWS = 1024

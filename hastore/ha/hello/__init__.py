@@ -1,0 +1,1 @@
+"""The HELLO exchange between nodes: ask, answer, survey the group."""

@@ -1,0 +1,1 @@
+"""What a node is in its group: its state, its write gate, its log as replication sees it."""

@@ -1,0 +1,1 @@
+"""The rules of replication, pure: counting acknowledgements, epochs, promotion."""
