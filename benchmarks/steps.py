@@ -33,9 +33,9 @@ from hastore.protocol import api
 from hastore.protocol.ha_link import ReportDecoder
 from hastore.protocol.hello import Purpose
 from hastore.record.host import Host
-from hastore.server.api_failures import Failures
-from hastore.server.api_puts import PutDesk
-from hastore.server.backend import NodeBackend
+from hastore.server.api.failures import Failures
+from hastore.server.api.puts import PutDesk
+from hastore.server.node_backend import NodeBackend
 from hastore.service import raise_failure
 from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import MessageStore

@@ -28,11 +28,11 @@ from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
 from hastore.server import node as node_module
-from hastore.server.api_server import ApiServer
-from hastore.server.http_server import HttpServer
+from hastore.server.api.server import ApiServer
+from hastore.server.http.http_server import HttpServer
 from hastore.server.node import Node
-from hastore.server.retention_service import RetentionService
-from hastore.server.roles import RoleService
+from hastore.server.retention.retention_service import RetentionService
+from hastore.server.roles.role_service import RoleService
 from hastore.service import Service
 from tests.client.conftest import Node as FakeNode
 from tests.ha.nodes import Group, peer, wait_for
@@ -309,7 +309,7 @@ FAILING_NODE = """
 import sys
 from hastore.cli.common import run
 from hastore.cli.nodes import serve_command
-from hastore.server.http_server import HttpServer
+from hastore.server.http.http_server import HttpServer
 
 def fail(_self):
     raise LookupError("a planted defect")

@@ -30,14 +30,14 @@ from hastore.ha.node.node_state import NodeState
 from hastore.ha.node.rewind import finish_cut
 from hastore.ha.rules.epochs import CLASSIC_EPOCH
 from hastore.record.host import Host
-from hastore.server.api_server import ApiServer
-from hastore.server.backend import NodeBackend
-from hastore.server.http_server import HttpServer
-from hastore.server.kept_positions import KeptPositions
-from hastore.server.metrics import render_metrics
-from hastore.server.once import Once
-from hastore.server.retention_service import RetentionService
-from hastore.server.roles import RoleService
+from hastore.server.api.server import ApiServer
+from hastore.server.http.http_server import HttpServer
+from hastore.server.http.metrics import render_metrics
+from hastore.server.node_backend import NodeBackend
+from hastore.server.retention.kept_positions import KeptPositions
+from hastore.server.retention.retention_service import RetentionService
+from hastore.server.roles.once import Once
+from hastore.server.roles.role_service import RoleService
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.message_store import MessageStore
 

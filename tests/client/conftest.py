@@ -10,7 +10,7 @@ import pytest
 
 from hastore.client.connections import links
 from hastore.config import ApiConfig
-from hastore.server.api_server import ApiServer
+from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 

@@ -23,7 +23,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config import ApiConfig
 from hastore.protocol import api
 from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front
-from hastore.server.api_server import ApiServer
+from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 from tests.client.conftest import Node

@@ -27,7 +27,7 @@ from hastore.errors import (
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol.api import Status
 from hastore.record.codec import decode_record
-from hastore.server.api_server import ApiServer
+from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 from tests.client.conftest import Node

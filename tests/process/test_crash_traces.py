@@ -45,4 +45,4 @@ def test_a_crash_of_a_node_leaves_a_trace(make_group):
     node.send(signal.SIGSEGV)
     assert node.exit_code() == -signal.SIGSEGV
     wait_until(lambda: "Fatal Python error: Segmentation fault" in node.log, 60, node.last_words)
-    assert "api_server.py" in node.log, "a thread is missing"
+    assert "server/api/server.py" in node.log, "a thread is missing"

@@ -7,7 +7,7 @@ from typing import Any
 
 from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
-from hastore.server.api_server import ApiServer
+from hastore.server.api.server import ApiServer
 from tests.api_fakes import FakeBackend
 from tests.server.test_api_server import Client, backend, client, config, record, server, until
 

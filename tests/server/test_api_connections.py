@@ -22,9 +22,9 @@ from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front
 from hastore.record.codec import build_record
 from hastore.record.host import NO_HOST
 from hastore.server import api_connections, api_replies, api_server
-from hastore.server.api_connections import Connections
-from hastore.server.api_replies import Replies
-from hastore.server.api_server import ApiServer
+from hastore.server.api.connections import Connections
+from hastore.server.api.replies import Replies
+from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 

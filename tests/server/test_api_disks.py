@@ -11,7 +11,7 @@ import pytest
 
 from hastore.config import ApiConfig, RetentionConfig
 from hastore.protocol import api
-from hastore.server.api_server import ApiServer
+from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.store import commit_log, store_reads
 from hastore.store.message_store import MessageStore

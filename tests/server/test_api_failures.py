@@ -15,9 +15,9 @@ from hastore.config import ApiConfig
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.protocol import api
 from hastore.server import api_pulls
-from hastore.server.api_failures import Failures
-from hastore.server.api_pulls import PullDesk
-from hastore.server.api_server import ApiServer
+from hastore.server.api.failures import Failures
+from hastore.server.api.pulls import PullDesk
+from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
 from tests.server.test_api_server import Client, record, until
@@ -95,7 +95,7 @@ def test_a_question_that_fails_is_answered_with_the_reason(
         reply = client.ask(question)
     assert isinstance(reply, api.Failed), reply
     assert reply.status == status and reason in reply.reason
-    [line] = [each for each in caplog.records if each.name == "hastore.server.api_failures"]
+    [line] = [each for each in caplog.records if each.name == "hastore.server.api.failures"]
     assert bool(line.exc_info) == (status == "InternalError")  # a bug with its traceback
     monkeypatch.undo()
     assert not isinstance(client.ask(question), api.Failed)  # on the same connection
@@ -128,7 +128,7 @@ def test_a_failure_is_logged_once_not_with_each_try(
     with caplog.at_level(logging.ERROR):
         for rid in range(2, 22):
             assert client.ask(api.Pull(rid, "t", 0, api.Position(0))).status == "StoreError"
-    lines = [each for each in caplog.records if each.name == "hastore.server.api_failures"]
+    lines = [each for each in caplog.records if each.name == "hastore.server.api.failures"]
     assert len(lines) == 1 and "queue 0 of 't'" in lines[0].getMessage()
 
 

@@ -19,9 +19,9 @@ from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol import api
 from hastore.record.codec import build_record, decode_record
 from hastore.record.host import NO_HOST
-from hastore.server.api_connections import Connection
-from hastore.server.api_replies import Replies
-from hastore.server.api_server import ApiServer
+from hastore.server.api.connections import Connection
+from hastore.server.api.replies import Replies
+from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend, FakePut
 from tests.api_fakes import Status as Kind

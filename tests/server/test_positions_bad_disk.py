@@ -10,9 +10,9 @@ import pytest
 from hastore.clock import SystemClock
 from hastore.config import ApiConfig
 from hastore.protocol import api
-from hastore.server.api_server import ApiServer
-from hastore.server.kept_positions import KeptPositions
-from hastore.server.position_records import PATIENCE_MS
+from hastore.server.api.server import ApiServer
+from hastore.server.retention.kept_positions import KeptPositions
+from hastore.server.retention.position_records import PATIENCE_MS
 from hastore.service import raise_failure
 from hastore.store import commit_log
 from hastore.store.fs.filesystem import REAL

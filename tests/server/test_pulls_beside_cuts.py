@@ -11,8 +11,8 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config import ApiConfig
 from hastore.protocol import api
 from hastore.record.codec import decode_record
-from hastore.server.api_positions import PositionTable
-from hastore.server.api_server import ApiServer
+from hastore.server.api.positions import PositionTable
+from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend

@@ -12,9 +12,9 @@ import pytest
 from hastore.config import RetentionConfig, Role
 from hastore.errors import StoreFullError
 from hastore.protocol.positions import CommitBody
-from hastore.server.kept_positions import KeptPositions
-from hastore.server.position_records import commit_record
-from hastore.server.retention_service import RetentionService
+from hastore.server.retention.kept_positions import KeptPositions
+from hastore.server.retention.position_records import commit_record
+from hastore.server.retention.retention_service import RetentionService
 from hastore.store.fs.filesystem import REAL
 from tests.ha.nodes import FILE_SIZE, Group, HaNode, wait_for
 

@@ -7,7 +7,7 @@ import pytest
 from hastore.config import ApiConfig
 from hastore.errors import PositionLostError, UnreachableError, UsageError
 from hastore.record.codec import Host, build_record
-from hastore.server.api_server import ApiServer
+from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.spark import server_reader
 from hastore.spark.arrow_batch import BatchBuilder

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.server.once import Once
+from hastore.server.roles.once import Once
 from hastore.store.derived.queues.unit_files import FileCache
 from hastore.store.log.mapped_file_queue import MappedFileQueue
 from hastore.store.message_store import MessageStore

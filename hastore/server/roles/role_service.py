@@ -28,8 +28,8 @@ from hastore.ha.rules.promotion import may_resume
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
 from hastore.protocol.hello import Purpose
-from hastore.server.modes import Mode, greatest_epoch, superseded_text
-from hastore.server.once import Once
+from hastore.server.roles.modes import Mode, greatest_epoch, superseded_text
+from hastore.server.roles.once import Once
 from hastore.service import Service
 
 log = logging.getLogger(__name__)

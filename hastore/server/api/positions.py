@@ -14,9 +14,14 @@ from __future__ import annotations
 from hastore.clock import Clock
 from hastore.protocol.api import POSITIONS_TOPIC, Commit, Position
 from hastore.protocol.positions import CommitBody, PositionMap, below, newest
-from hastore.server.api_backend import ApiBackend
-from hastore.server.api_history import History, Standing, check_position, epoch_at
-from hastore.server.position_records import QUEUE, CommitReader, commit_record, read_commits
+from hastore.server.api.backend import ApiBackend
+from hastore.server.api.history import History, Standing, check_position, epoch_at
+from hastore.server.retention.position_records import (
+    QUEUE,
+    CommitReader,
+    commit_record,
+    read_commits,
+)
 
 _CHUNK_BYTES = 1024 * 1024
 

@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from hastore.clock import Clock
 from hastore.protocol.api import POSITION_BEHIND, Commit, Position, Put, PutDone, Status
-from hastore.server.api_backend import ApiBackend
-from hastore.server.api_connections import Connection
-from hastore.server.api_history import Standing, check_position
-from hastore.server.api_positions import PositionTable
-from hastore.server.api_puts import PutDesk
+from hastore.server.api.backend import ApiBackend
+from hastore.server.api.connections import Connection
+from hastore.server.api.history import Standing, check_position
+from hastore.server.api.positions import PositionTable
+from hastore.server.api.puts import PutDesk
 
 
 class _Stored(NamedTuple):

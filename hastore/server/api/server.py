@@ -6,7 +6,7 @@ eventfd.
       |                                                          v
       +-- send what was gathered <-- parked pulls <-- append all puts that came, in one go
 
-A failure is its request's (api_failures.py): the client is answered with the reason, or, where what
+A failure is its request's (server/api/failures.py): the client is answered with the reason, or, where what
 was done is not known, its connection is ended. Only a failure of the epoll itself, or of memory,
 ends this thread, and with it the node.
 
@@ -36,20 +36,20 @@ from hastore.errors import ConfigError, ProtocolError
 from hastore.ha.hello.peer import split_address
 from hastore.protocol import api
 from hastore.protocol.zmtp import Message
-from hastore.server.api_backend import ApiBackend
-from hastore.server.api_commits import CommitDesk
-from hastore.server.api_connections import (
+from hastore.server.api.backend import ApiBackend
+from hastore.server.api.commits import CommitDesk
+from hastore.server.api.connections import (
     BACKLOG,
     RECEIVE_BYTES_MIN,
     Connection,
     Connections,
 )
-from hastore.server.api_failures import Failures, master_of
-from hastore.server.api_positions import PositionTable
-from hastore.server.api_pulls import UNREAD, PullDesk
-from hastore.server.api_puts import PutDesk
-from hastore.server.api_queries import answer_query
-from hastore.server.api_replies import Replies
+from hastore.server.api.failures import Failures, master_of
+from hastore.server.api.positions import PositionTable
+from hastore.server.api.pulls import UNREAD, PullDesk
+from hastore.server.api.puts import PutDesk
+from hastore.server.api.queries import answer_query
+from hastore.server.api.replies import Replies
 from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)

@@ -8,8 +8,8 @@ from hastore.errors import NotStoredError, StoreError
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
 from hastore.ha.rules.epochs import CLASSIC_EPOCH
-from hastore.server.holds import CONFIRMED, Holds
-from hastore.server.kept_positions import KeptPositions
+from hastore.server.retention.holds import CONFIRMED, Holds
+from hastore.server.retention.kept_positions import KeptPositions
 from hastore.service import OnFailure, Service
 from hastore.store.message_store import MessageStore, PutResult
 

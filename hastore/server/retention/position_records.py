@@ -10,7 +10,7 @@ from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.positions import CommitBody, decode_commit, encode_commit
 from hastore.record.codec import build_record, decode_record
 from hastore.record.host import NO_HOST
-from hastore.server.api_backend import ApiStore
+from hastore.server.api.backend import ApiStore
 
 log = logging.getLogger(__name__)
 

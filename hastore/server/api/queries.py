@@ -18,7 +18,7 @@ from hastore.protocol.api import (
     Topics,
 )
 from hastore.record.codec import encode_record
-from hastore.server.api_backend import ApiBackend
+from hastore.server.api.backend import ApiBackend
 
 Answer = tuple[Reply, bytes | None]
 MAX_FOUND_BYTES = 8 * 1024 * 1024

@@ -12,11 +12,11 @@ from hastore.ha.node.member import Member
 from hastore.ha.rules.epochs import epoch_node, last_epoch
 from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place
-from hastore.server.kept_positions import KeptPositions
-from hastore.server.modes import Mode
-from hastore.server.pending import pending_changes
-from hastore.server.retention_service import RetentionService
-from hastore.server.roles import RoleService
+from hastore.server.retention.kept_positions import KeptPositions
+from hastore.server.retention.retention_service import RetentionService
+from hastore.server.roles.modes import Mode
+from hastore.server.roles.pending_changes import pending_changes
+from hastore.server.roles.role_service import RoleService
 from hastore.store.message_store import MessageStore, PutResult
 
 NOT_WRITABLE = Status.SERVICE_NOT_AVAILABLE

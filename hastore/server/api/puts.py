@@ -19,9 +19,9 @@ from hastore.config import ApiConfig
 from hastore.errors import NotStoredError, StoreError
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import Put, PutDone, Status
-from hastore.server.api_backend import ApiBackend
-from hastore.server.api_connections import Connection
-from hastore.server.api_failures import Failures, master_of
+from hastore.server.api.backend import ApiBackend
+from hastore.server.api.connections import Connection
+from hastore.server.api.failures import Failures, master_of
 from hastore.store.append.uniform_batch import StoredRun
 
 if TYPE_CHECKING:

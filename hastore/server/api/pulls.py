@@ -10,10 +10,10 @@ from hastore.heap import keep_freed
 from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
 from hastore.record.codec import decode_record
 from hastore.record.properties import MAX_CREATED_TOPIC
-from hastore.server.api_backend import ApiBackend
-from hastore.server.api_connections import Connection
-from hastore.server.api_failures import Failures, master_of
-from hastore.server.api_history import (
+from hastore.server.api.backend import ApiBackend
+from hastore.server.api.connections import Connection
+from hastore.server.api.failures import Failures, master_of
+from hastore.server.api.history import (
     History,
     Standing,
     check_position,

@@ -12,7 +12,7 @@ from itertools import islice
 
 from hastore.protocol import api
 from hastore.protocol.zmtp import encode_front
-from hastore.server.api_connections import Connection, Connections
+from hastore.server.api.connections import Connection, Connections
 
 log = logging.getLogger(__name__)
 

@@ -13,7 +13,7 @@ import logging
 
 from hastore.clock import Clock
 from hastore.errors import HastoreError, UsageError
-from hastore.server.api_backend import ApiBackend
+from hastore.server.api.backend import ApiBackend
 
 log = logging.getLogger(__name__)
 

@@ -1,0 +1,1 @@
+"""The client API: connections, requests and replies."""

@@ -1,0 +1,1 @@
+"""Retention of the log, and what it must not remove."""
