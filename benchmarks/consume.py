@@ -40,7 +40,7 @@ from benchmarks.side_by_side import (
     with_client,
     zmq_hosts,
 )
-from hastore.client.consumer import Consumer
+from hastore.client.consumer.consumer import Consumer
 
 DEFAULT, TUNED = "RocketMQ as it comes", "RocketMQ tuned"
 MESSAGES = 1_000_000

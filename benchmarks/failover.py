@@ -33,7 +33,7 @@ from benchmarks.loads import pipelined
 from benchmarks.maven import peer_version
 from benchmarks.rocketmq import RocketPair
 from benchmarks.side_by_side import start_peer
-from hastore.client.producer import Producer
+from hastore.client.producer.producer import Producer
 
 PUTS = 20_000
 NODES = 3

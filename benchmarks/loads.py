@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.bare import BODY, timed
 from benchmarks.common import ended
 from benchmarks.maven import NoPeer
-from hastore.client.addresses import parse_bootstrap
-from hastore.client.producer import Producer
+from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.producer.producer import Producer
 from hastore.errors import UsageError
 
 TOPIC_QUEUES = 1_000  # a topic has 1,024 at most

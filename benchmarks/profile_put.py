@@ -45,7 +45,7 @@ from benchmarks.common import (
     scratch,
 )
 from benchmarks.side_by_side import OURS, ZMQ, ZMQ_TOLD, zmq_hosts
-from hastore.client.producer import Producer
+from hastore.client.producer.producer import Producer
 
 AS_CLIENT = "--as-client"
 PUTS, TRACED_PUTS, WARM_PUTS = 3_000, 300, 1_000

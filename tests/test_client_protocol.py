@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from hastore.client.connections.links import MAX_REPLY_BYTES
-from hastore.client.consumer import Consumer
+from hastore.client.consumer.consumer import Consumer
 from hastore.config import ApiConfig
 from hastore.protocol import api, zmtp
 from hastore.record.codec import build_record

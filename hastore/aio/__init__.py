@@ -10,6 +10,6 @@ cancelled has moved nothing; a cancelled `send` was either not sent, or is store
 from hastore.aio.admin import Admin
 from hastore.aio.consumer import Consumer
 from hastore.aio.producer import Producer
-from hastore.client.producer import OutgoingMessage
+from hastore.client.producer.producer import OutgoingMessage
 
 __all__ = ["Admin", "Consumer", "OutgoingMessage", "Producer"]

@@ -6,8 +6,8 @@ import datetime
 from collections.abc import Sequence
 
 from hastore.aio.client import AsyncClient
-from hastore.client.addresses import parse_bootstrap
 from hastore.client.admin import AdminCore, QueueRanges
+from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.core import named
 from hastore.client.results import Message, NodeInfo
 from hastore.clock import SYSTEM_CLOCK, Clock

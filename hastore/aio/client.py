@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 
+from hastore.client.connections.requester import ClosedMeanwhile, Requester, Result, Steps
 from hastore.client.core import Core
 from hastore.client.life import AsyncClosable, Life
-from hastore.client.requester import ClosedMeanwhile, Requester, Result, Steps
 from hastore.errors import HastoreError
 
 

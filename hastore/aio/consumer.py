@@ -6,8 +6,9 @@ import datetime
 from collections.abc import AsyncIterator, Sequence
 
 from hastore.aio.client import AsyncClient
-from hastore.client.addresses import parse_bootstrap
-from hastore.client.consumer_core import (
+from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.requester import Requester, Result, Steps
+from hastore.client.consumer.consumer_core import (
     POLL_S,
     ConsumerCore,
     OnLost,
@@ -16,7 +17,6 @@ from hastore.client.consumer_core import (
     make_reading,
 )
 from hastore.client.core import named
-from hastore.client.requester import Requester, Result, Steps
 from hastore.client.results import Message, Position
 from hastore.clock import SYSTEM_CLOCK, Clock
 

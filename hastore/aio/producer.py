@@ -10,11 +10,11 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from hastore.aio.sending import LINGER_S, LoopSender
-from hastore.client.addresses import parse_bootstrap
 from hastore.client.arguments import a_clock, waiting_time
+from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.core import named
 from hastore.client.life import AsyncClosable, Life
-from hastore.client.preparing import (
+from hastore.client.producer.preparing import (
     BATCH_BYTES,
     NO_PROPERTIES,
     Acks,

@@ -18,11 +18,11 @@ from typing import Any
 import msgspec
 
 from hastore.client.connections.links import make_links
-from hastore.client.futures import results_of
-from hastore.client.outbox import Entry, SendOptions, Window
-from hastore.client.preparing import Draft, Preparer
+from hastore.client.producer.futures import results_of
+from hastore.client.producer.outbox import Entry, SendOptions, Window
+from hastore.client.producer.preparing import Draft, Preparer
+from hastore.client.producer.send_core import SendCore
 from hastore.client.results import Status
-from hastore.client.send_core import SendCore
 from hastore.clock import Clock
 from hastore.errors import HastoreError, NotStoredError, UnreachableError
 from hastore.protocol.api import PutDone

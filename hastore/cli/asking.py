@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from hastore.client.requester import Requester
+from hastore.client.connections.requester import Requester
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ClientError
 from hastore.protocol import api

@@ -10,8 +10,8 @@ from hastore.cli.asking import wait_replayed
 from hastore.cli.common import bootstrap_addresses, put_json, say, with_bootstrap, with_json
 from hastore.cli.query import describe_message
 from hastore.client.admin import Admin
-from hastore.client.consumer import Consumer
-from hastore.client.consumer_core import Start
+from hastore.client.consumer.consumer import Consumer
+from hastore.client.consumer.consumer_core import Start
 from hastore.client.results import Message
 from hastore.errors import ClientError, UsageError
 

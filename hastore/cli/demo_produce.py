@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from hastore.cli.demo_data import Flight
 from hastore.cli.demo_proof import Acknowledged
-from hastore.client.producer import Producer
+from hastore.client.producer.producer import Producer
 from hastore.client.results import SendResult
 from hastore.errors import HastoreError
 

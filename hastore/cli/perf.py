@@ -23,7 +23,7 @@ from hastore.cli.common import (
 )
 from hastore.cli.consume import read_topic
 from hastore.cli.produce import parse_acks, with_acks, with_sync_flush
-from hastore.client.producer import OutgoingMessage, Producer
+from hastore.client.producer.producer import OutgoingMessage, Producer
 from hastore.errors import DurabilityError, HastoreError, OutcomeUnknown, UnreachableError
 from hastore.protocol.api import WINDOW
 

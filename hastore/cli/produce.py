@@ -22,7 +22,7 @@ from hastore.cli.common import (
     with_bootstrap,
     with_json,
 )
-from hastore.client.producer import Acks, Producer
+from hastore.client.producer.producer import Acks, Producer
 from hastore.client.results import SendResult
 from hastore.errors import DurabilityError, HastoreError, NotStoredError, OutcomeUnknown, UsageError
 from hastore.record.codec import check_topic

@@ -1,8 +1,8 @@
 """Clients of a group of nodes: Producer, Consumer, Admin."""
 
 from hastore.client.admin import Admin
-from hastore.client.consumer import Consumer
-from hastore.client.producer import OutgoingMessage, Producer
+from hastore.client.consumer.consumer import Consumer
+from hastore.client.producer.producer import OutgoingMessage, Producer
 from hastore.client.results import Message, NodeInfo, Position, SendResult, Status
 
 __all__ = [

@@ -5,11 +5,11 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 
-from hastore.client.addresses import parse_bootstrap
 from hastore.client.arguments import a_clock, integer, key_text, moment_ms, refusal, seconds, text
+from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.requester import Answer, Requester, Steps, expect
 from hastore.client.core import Blocking, Core, named
 from hastore.client.messages import decode_messages
-from hastore.client.requester import Answer, Requester, Steps, expect
 from hastore.client.results import Message, NodeInfo
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import threading
 
+from hastore.client.connections.requester import Requester, Result, Steps
 from hastore.client.life import Closable, Life
-from hastore.client.requester import Requester, Result, Steps
 from hastore.errors import ClientError, HastoreError
 
 

@@ -14,10 +14,10 @@ import numpy as np
 import pyarrow as pa
 
 from hastore.client import Admin, Consumer, Position
-from hastore.client.addresses import parse_bootstrap
-from hastore.client.fetcher import Fetcher
-from hastore.client.queue_reader import QueueReader
-from hastore.client.requester import Requester
+from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.requester import Requester
+from hastore.client.consumer.fetcher import Fetcher
+from hastore.client.consumer.queue_reader import QueueReader
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import PositionLostError, UnreachableError, UsageError
 from hastore.spark.arrow_batch import BatchBuilder, QueueRows, cut_batches

@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from hastore.client.consumer import Consumer
-from hastore.client.producer import Producer
+from hastore.client.consumer.consumer import Consumer
+from hastore.client.producer.producer import Producer
 from tests.process.harness import Group, hastore
 
 

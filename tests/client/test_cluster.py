@@ -2,8 +2,8 @@
 
 import pytest
 
-from hastore.client.addresses import is_connectable, parse_bootstrap
-from hastore.client.cluster import MAX_ADDRESSES, ClusterView
+from hastore.client.connections.addresses import is_connectable, parse_bootstrap
+from hastore.client.connections.cluster import MAX_ADDRESSES, ClusterView
 from hastore.errors import UsageError
 from hastore.protocol.api import MapInfo
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from hastore.client.cluster import ClusterView
+from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.links import Arrival
-from hastore.client.fetcher import PULL_BYTES_MIN, RETRY_MS, Fetcher
-from hastore.client.queue_reader import QueueReader
+from hastore.client.consumer.fetcher import PULL_BYTES_MIN, RETRY_MS, Fetcher
+from hastore.client.consumer.queue_reader import QueueReader
 from hastore.errors import CorruptRecordError, PositionLostError
 from hastore.protocol import api
 from hastore.protocol.api import Position, PullStatus

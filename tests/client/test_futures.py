@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-from hastore.client.futures import SendFuture
+from hastore.client.producer.futures import SendFuture
 from hastore.client.results import SendResult
 from hastore.errors import NotStoredError, UsageError
 from hastore.protocol.api import PutDone, Status
@@ -124,7 +124,7 @@ def test_no_waiter_is_missed() -> None:
 COLLECTED = """
 import gc
 
-from hastore.client.futures import SendFuture
+from hastore.client.producer.futures import SendFuture
 from hastore.protocol.api import PutDone, Status
 
 REPLY = PutDone(1, Status.PUT_OK, 1, "", [0], [0], [0])

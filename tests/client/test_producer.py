@@ -13,7 +13,7 @@ import hastore
 from hastore import OutgoingMessage, Producer
 from hastore.client import send_core
 from hastore.client.connections import names
-from hastore.client.send_core import SendCore
+from hastore.client.producer.send_core import SendCore
 from hastore.config import ApiConfig
 from hastore.errors import (
     ClientError,

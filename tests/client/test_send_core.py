@@ -10,11 +10,11 @@ import pytest
 
 from hastore.client.connections.links import Arrival
 from hastore.client.connections.socket_links import SocketLinks
-from hastore.client.encoding import RecordEncoder
-from hastore.client.futures import SendFuture
-from hastore.client.outbox import Entry, SendOptions, Window
+from hastore.client.producer.encoding import RecordEncoder
+from hastore.client.producer.futures import SendFuture
+from hastore.client.producer.outbox import Entry, SendOptions, Window
+from hastore.client.producer.send_core import SendCore
 from hastore.client.results import SendResult
-from hastore.client.send_core import SendCore
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, NotStoredError, OutcomeUnknown
 from hastore.protocol import api

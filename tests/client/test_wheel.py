@@ -13,8 +13,8 @@ import pytest
 
 from hastore import Producer
 from hastore.client.connections.socket_links import SocketLinks
+from hastore.client.producer.sender import Sender
 from hastore.client.results import SendResult
-from hastore.client.sender import Sender
 from hastore.errors import ClientError, OutcomeUnknown
 from hastore.record.codec import decode_record
 from tests.client.conftest import Node

@@ -3,7 +3,7 @@
 A hastore slave ends its log before such a record, says so, and keeps the rest aside.
 """
 
-from hastore.client.consumer import Consumer
+from hastore.client.consumer.consumer import Consumer
 from tests.interop.compare import assert_same_log, rocketmq_sizes, sizes
 from tests.interop.test_hastore_slave import follow, wait_at
 from tests.process.harness import wait_until

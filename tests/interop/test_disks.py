@@ -2,8 +2,8 @@
 
 import pytest
 
-from hastore.client.consumer import Consumer
-from hastore.client.producer import Producer
+from hastore.client.consumer.consumer import Consumer
+from hastore.client.producer.producer import Producer
 from tests.interop.compare import lines_of, read_lines, rocketmq_sizes, sizes
 from tests.interop.test_rocketmq_slave import produce
 from tests.process.stores import read_log

@@ -5,7 +5,7 @@ RocketMQ makes them of a batch whose topic has consume queues of type BatchCQ.
 
 import pytest
 
-from hastore.client.consumer import Consumer
+from hastore.client.consumer.consumer import Consumer
 from tests.interop.compare import QUEUE_UNITS, assert_same_derived, assert_same_log, sizes
 from tests.interop.test_hastore_slave import Broker, follow, wait_at
 from tests.process.stores import read_log

@@ -12,7 +12,7 @@ import time
 
 import pytest
 
-from hastore.client.producer import Producer
+from hastore.client.producer.producer import Producer
 from hastore.protocol import api
 from hastore.record.codec import build_record, decode_record
 from hastore.record.host import NO_HOST

@@ -8,8 +8,8 @@ import shutil
 
 import pytest
 
-from hastore.client.consumer import Consumer
-from hastore.client.producer import Producer
+from hastore.client.consumer.consumer import Consumer
+from hastore.client.producer.producer import Producer
 from hastore.client.results import Status
 from tests.interop.compare import (
     FILE_BYTES,

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from hastore.client.producer import Producer
+from hastore.client.producer.producer import Producer
 from tests.interop.compare import (
     assert_same_derived,
     assert_same_log,

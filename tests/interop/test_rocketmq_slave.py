@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hastore.client.producer import Producer
+from hastore.client.producer.producer import Producer
 from hastore.client.results import Status
 from hastore.errors import NotStoredError
 from hastore.ha.hello.peer import split_address

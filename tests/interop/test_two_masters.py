@@ -5,7 +5,7 @@ Epoch 0 names no writer, so only the bytes can tell.
 
 import json
 
-from hastore.client.producer import Producer
+from hastore.client.producer.producer import Producer
 from tests.interop.compare import assert_same_log, rocketmq_sizes, sizes
 from tests.interop.test_hastore_slave import follow, wait_at
 from tests.process.harness import hastore

@@ -11,8 +11,8 @@ import struct
 
 import pytest
 
-from hastore.client.consumer import Consumer
-from hastore.client.producer import Producer
+from hastore.client.consumer.consumer import Consumer
+from hastore.client.producer.producer import Producer
 from hastore.errors import FlushSlaveTimeout, MessageIllegalError, NotStoredError
 from hastore.ha.hello.peer import split_address
 from tests.interop.compare import FILE_BYTES, rocketmq_sizes, sizes

@@ -19,8 +19,8 @@ import time
 
 import pytest
 
-from hastore.client.consumer import Consumer
-from hastore.client.producer import Producer
+from hastore.client.consumer.consumer import Consumer
+from hastore.client.producer.producer import Producer
 from tests.process.api_attacks import SHAKEN, schedule
 from tests.process.harness import ROOT, wait_until
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from hastore.client.producer import Producer
+from hastore.client.producer.producer import Producer
 from tests.process.harness import ROOT, Group, hastore
 from tests.process.stores import assert_equal_stores, read_log
 

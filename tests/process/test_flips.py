@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from hastore.client.producer import Producer
+from hastore.client.producer.producer import Producer
 from hastore.errors import NotStoredError, OutcomeUnknown
 from tests.process.harness import hastore, wait_until
 from tests.process.stores import assert_equal_stores, read_log, rescued_records

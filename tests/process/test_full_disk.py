@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from hastore.client.producer import Producer
+from hastore.client.producer.producer import Producer
 from hastore.errors import DurabilityError, NotStoredError, OutcomeUnknown
 from tests.process.harness import wait_until
 from tests.process.history import ACKED, REFUSED, UNKNOWN, Recorder, check

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from hastore.client.producer import OutgoingMessage, Producer
+from hastore.client.producer.producer import OutgoingMessage, Producer
 from tests.process.harness import hastore
 from tests.process.stores import assert_equal_stores, assert_queues_fit, read_log
 

@@ -13,8 +13,8 @@ import time
 import pytest
 import zmq
 
-from hastore.client.consumer import Consumer
-from hastore.client.producer import Producer
+from hastore.client.consumer.consumer import Consumer
+from hastore.client.producer.producer import Producer
 from hastore.clock import SYSTEM_CLOCK
 from hastore.ha.hello.peer import call
 from hastore.protocol import api

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 
-from hastore.client.producer import Producer
+from hastore.client.producer.producer import Producer
 from tests.process.harness import wait_until
 from tests.process.history import Recorder, check
 from tests.process.stores import assert_equal_stores, read_log, rescued_records

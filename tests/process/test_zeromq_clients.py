@@ -6,7 +6,7 @@ import pytest
 import zmq
 from zmq.utils.monitor import recv_monitor_message
 
-from hastore.client.producer import Producer
+from hastore.client.producer.producer import Producer
 from hastore.protocol import api
 from hastore.record.codec import build_record, decode_record
 from hastore.record.host import NO_HOST

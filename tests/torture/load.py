@@ -6,8 +6,8 @@ import threading
 import time
 from dataclasses import dataclass
 
-from hastore.client.consumer import Consumer
-from hastore.client.producer import Producer
+from hastore.client.consumer.consumer import Consumer
+from hastore.client.producer.producer import Producer
 from hastore.errors import ClientError, NotStoredError, UnreachableError
 from tests.process.history import ACKED, UNKNOWN, Recorder, check
 from tests.process.stores import assert_equal_stores, assert_queues_fit, rescued_records

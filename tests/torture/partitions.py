@@ -35,7 +35,7 @@ import sys
 import time
 from collections import Counter
 
-from hastore.client.producer import Producer
+from hastore.client.producer.producer import Producer
 from tests.process.harness import ROOT, wait_until
 from tests.torture.load import Load
 

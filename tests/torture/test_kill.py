@@ -31,7 +31,7 @@ from collections import Counter
 
 import pytest
 
-from hastore.client.producer import Producer
+from hastore.client.producer.producer import Producer
 from tests.process.harness import wait_until
 from tests.process.history import UNKNOWN
 from tests.torture.load import Load, judge

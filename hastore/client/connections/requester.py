@@ -14,7 +14,7 @@ import itertools
 from collections.abc import Callable, Collection, Generator, Iterable
 from typing import TypeVar
 
-from hastore.client.cluster import ClusterView
+from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.links import Arrival, make_links
 from hastore.client.results import SendResult, Status, failure_of
 from hastore.clock import Clock

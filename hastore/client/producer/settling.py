@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from hastore.client.futures import Outcome, result_of
-from hastore.client.outbox import Entry, Frame
+from hastore.client.producer.futures import Outcome, result_of
+from hastore.client.producer.outbox import Entry, Frame
 from hastore.client.results import SendResult, Status, failure_of
 from hastore.errors import HastoreError
 from hastore.protocol.api import PutDone

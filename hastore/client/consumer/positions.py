@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from hastore.client.addresses import parse_bootstrap
 from hastore.client.arguments import (
     MAX_INT32,
     MAX_INT64,
@@ -23,9 +22,10 @@ from hastore.client.arguments import (
     seconds,
     text,
 )
-from hastore.client.consumer_core import MAX_GROUP, ConsumerCore, Reading
+from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.requester import Requester, Steps, commit_positions, expect
+from hastore.client.consumer.consumer_core import MAX_GROUP, ConsumerCore, Reading
 from hastore.client.core import Blocking, Core, named
-from hastore.client.requester import Requester, Steps, commit_positions, expect
 from hastore.client.results import Position
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError, CorruptRecordError, UsageError

@@ -19,11 +19,7 @@ from hastore.client.arguments import (
     text,
     waiting_time,
 )
-from hastore.client.core import Core
-from hastore.client.fetcher import POLICIES, Fetcher
-from hastore.client.messages import Message
-from hastore.client.queue_reader import QueueReader
-from hastore.client.requester import (
+from hastore.client.connections.requester import (
     Answer,
     ClosedMeanwhile,
     Requester,
@@ -32,6 +28,10 @@ from hastore.client.requester import (
     commit_positions,
     expect,
 )
+from hastore.client.consumer.fetcher import POLICIES, Fetcher
+from hastore.client.consumer.queue_reader import QueueReader
+from hastore.client.core import Core
+from hastore.client.messages import Message
 from hastore.client.results import Position
 from hastore.clock import Clock
 from hastore.errors import UnreachableError, UsageError

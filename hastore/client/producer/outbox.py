@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from hastore.client.futures import Outcome
+from hastore.client.producer.futures import Outcome
 from hastore.client.results import SendResult, Status
 from hastore.errors import ClientError
 

@@ -22,11 +22,17 @@ import itertools
 import logging
 from collections import deque
 
-from hastore.client.cluster import ClusterView
+from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.links import Arrival, Links
-from hastore.client.outbox import Entry, Frame, SendOptions, Window, in_order
+from hastore.client.producer.outbox import Entry, Frame, SendOptions, Window, in_order
+from hastore.client.producer.settling import (
+    Ended,
+    give_up,
+    settle_failure,
+    settle_reply,
+    settle_unasked,
+)
 from hastore.client.results import Status
-from hastore.client.settling import Ended, give_up, settle_failure, settle_reply, settle_unasked
 from hastore.protocol import api
 
 log = logging.getLogger(__name__)

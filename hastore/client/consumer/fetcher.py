@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from hastore.client.connections.links import Arrival
+from hastore.client.connections.requester import Requester, Steps
+from hastore.client.consumer.queue_reader import Chunk, QueueReader
 from hastore.client.messages import Message
-from hastore.client.queue_reader import Chunk, QueueReader
-from hastore.client.requester import Requester, Steps
 from hastore.client.results import Position
 from hastore.clock import Clock
 from hastore.errors import PositionLostError

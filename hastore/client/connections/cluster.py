@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from hastore.client.addresses import is_connectable
+from hastore.client.connections.addresses import is_connectable
 from hastore.protocol.api import MapInfo
 
 MAX_ADDRESSES = 64

@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from hastore.client.bell import Bell
 from hastore.client.connections.links import make_links
-from hastore.client.futures import SendFuture
-from hastore.client.outbox import SendOptions, Window
-from hastore.client.send_core import SendCore
-from hastore.client.wheel import Wheel
+from hastore.client.producer.bell import Bell
+from hastore.client.producer.futures import SendFuture
+from hastore.client.producer.outbox import SendOptions, Window
+from hastore.client.producer.send_core import SendCore
+from hastore.client.producer.wheel import Wheel
 from hastore.clock import Clock
 from hastore.errors import ClientError
 

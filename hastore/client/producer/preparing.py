@@ -20,9 +20,9 @@ from hastore.client.arguments import (
     value_text,
 )
 from hastore.client.connections.names import Targets, look_up, numeric_targets
-from hastore.client.encoding import RecordEncoder
-from hastore.client.outbox import SendOptions
-from hastore.client.send_core import MAX_FRAME_RECORDS
+from hastore.client.producer.encoding import RecordEncoder
+from hastore.client.producer.outbox import SendOptions
+from hastore.client.producer.send_core import MAX_FRAME_RECORDS
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE, WINDOW
 from hastore.record.host import NO_HOST, Host

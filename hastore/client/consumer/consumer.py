@@ -15,8 +15,9 @@ from __future__ import annotations
 import datetime
 from collections.abc import Iterator, Sequence
 
-from hastore.client.addresses import parse_bootstrap
-from hastore.client.consumer_core import (
+from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.requester import Requester, Result, Steps
+from hastore.client.consumer.consumer_core import (
     POLL_S,
     ConsumerCore,
     OnLost,
@@ -25,7 +26,6 @@ from hastore.client.consumer_core import (
     make_reading,
 )
 from hastore.client.core import Blocking, named
-from hastore.client.requester import Requester, Result, Steps
 from hastore.client.results import Message, Position
 from hastore.clock import SYSTEM_CLOCK, Clock
 

@@ -22,10 +22,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from hastore.client.bell import Bell
 from hastore.client.connections.links import Links
-from hastore.client.futures import SendFuture
-from hastore.client.send_core import SendCore
+from hastore.client.producer.bell import Bell
+from hastore.client.producer.futures import SendFuture
+from hastore.client.producer.send_core import SendCore
 from hastore.clock import Clock
 
 REST_S = 0.05

@@ -11,13 +11,13 @@ import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
-from hastore.client.addresses import parse_bootstrap
 from hastore.client.arguments import MAX_INT32, a_clock, waiting_time
+from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.core import named
-from hastore.client.futures import SendFuture
 from hastore.client.life import Closable, Life
-from hastore.client.outbox import Entry, Window
-from hastore.client.preparing import (
+from hastore.client.producer.futures import SendFuture
+from hastore.client.producer.outbox import Entry, Window
+from hastore.client.producer.preparing import (
     BATCH_BYTES,
     NO_PROPERTIES,
     Acks,
@@ -29,8 +29,8 @@ from hastore.client.preparing import (
     pairs_of,
     queue_of,
 )
+from hastore.client.producer.sender import Sender
 from hastore.client.results import SendResult
-from hastore.client.sender import Sender
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UnreachableError
 from hastore.protocol.api import WINDOW

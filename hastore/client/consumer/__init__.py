@@ -1,0 +1,1 @@
+"""The consumer: fetch from replicas, keep positions."""
