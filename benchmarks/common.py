@@ -459,7 +459,7 @@ def fill_store(root: pathlib.Path, size: int, file_size: int) -> int:
 
     By the store's own append, in this process: the log is what a node would have written.
     """
-    from hastore.config import StoreConfig
+    from hastore.config.model import StoreConfig
     from hastore.record.codec import build_record
     from hastore.record.host import Host
     from hastore.store.message_store import MessageStore

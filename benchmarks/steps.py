@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks.common import BODY_BYTES, MIB, scratch, touch_memory
 from hastore.client.producer.encoding import RecordEncoder
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config import ApiConfig, Config, HAConfig, NodeAddress, Role, StoreConfig
+from hastore.config.model import ApiConfig, Config, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.ha.master.group_transfer import GroupTransferService
 from hastore.ha.master.ha_connection import HAConnection
 from hastore.ha.master.ha_service import HAService

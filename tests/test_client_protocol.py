@@ -16,7 +16,7 @@ import pytest
 
 from hastore.client.connections.links import MAX_REPLY_BYTES
 from hastore.client.consumer.consumer import Consumer
-from hastore.config import ApiConfig
+from hastore.config.model import ApiConfig
 from hastore.protocol import api, zmtp
 from hastore.record.codec import build_record
 from hastore.record.host import NO_HOST

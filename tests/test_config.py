@@ -11,7 +11,8 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from hastore.config import (
+from hastore.config.file import edit_role, load_config, parse_config, parse_overrides
+from hastore.config.model import (
     AckPoint,
     ApiConfig,
     Flush,
@@ -21,7 +22,6 @@ from hastore.config import (
     StoreConfig,
     SyncFrom,
 )
-from hastore.config_file import edit_role, load_config, parse_config, parse_overrides
 from hastore.errors import ConfigError
 
 CONF = pathlib.Path(__file__).resolve().parent.parent / "conf"

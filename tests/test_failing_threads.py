@@ -18,7 +18,7 @@ import pytest
 from hastore import Producer, aio
 from hastore.client.connections import names
 from hastore.client.producer.send_core import SendCore
-from hastore.config import AckPoint
+from hastore.config.model import AckPoint
 from hastore.errors import ClientError, NodeFailedError, OutcomeUnknown
 from hastore.ha.hello.peer import split_address
 from hastore.ha.master.group_transfer import GroupTransferService

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import click
 
-from hastore.config_check import parse_address
-from hastore.config_file import load_config, parse_overrides
+from hastore.config.checks import parse_address
+from hastore.config.file import load_config, parse_overrides
 from hastore.errors import ConfigError, HastoreError, StoreError, UsageError
 
 if TYPE_CHECKING:

@@ -31,21 +31,21 @@ from hastore.cli.common import (
     stdout,
     with_json,
 )
-from hastore.cli.demo_checks import LOG_FILE_BYTES, what_is_missing
-from hastore.cli.demo_data import count_rows, read_delays, read_flights
-from hastore.cli.demo_nodes import Node, make_pair
-from hastore.cli.demo_produce import FlightProducer
-from hastore.cli.demo_proof import (
+from hastore.cli.flip import promote
+from hastore.config.file import edit_role
+from hastore.config.model import Role
+from hastore.demo.checks import LOG_FILE_BYTES, what_is_missing
+from hastore.demo.data import count_rows, read_delays, read_flights
+from hastore.demo.nodes import Node, make_pair
+from hastore.demo.produce import FlightProducer
+from hastore.demo.proof import (
     ProofError,
     count_archived,
     prove_exactly_once,
     prove_identical_logs,
     prove_identical_queues,
 )
-from hastore.cli.demo_spark import compare_with_spark
-from hastore.cli.flip import promote
-from hastore.config import Role
-from hastore.config_file import edit_role
+from hastore.demo.spark_check import compare_with_spark
 from hastore.errors import HastoreError
 
 TOPIC = "flights"

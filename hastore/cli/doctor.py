@@ -24,9 +24,9 @@ from hastore.cli.common import (
 )
 from hastore.cli.peers import ask_peer
 from hastore.cli.which_file import other_file, pending_texts
-from hastore.config import Config
-from hastore.config_check import parse_address
-from hastore.config_file import load_config
+from hastore.config.checks import parse_address
+from hastore.config.file import load_config
+from hastore.config.model import Config
 from hastore.errors import AuthenticationError, ClassicPeerError, HastoreError, StoreError
 from hastore.protocol.hello import Refused
 from hastore.store.fs.filesystem import REAL

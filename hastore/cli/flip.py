@@ -20,8 +20,8 @@ from hastore.cli.asking import ask_status
 from hastore.cli.common import Seconds, put_json, say, tell, with_config, with_json
 from hastore.cli.which_file import check_file
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config import Config, Role
-from hastore.config_file import edit_role, load_config
+from hastore.config.file import edit_role, load_config
+from hastore.config.model import Config, Role
 from hastore.errors import HastoreError, PromotionRefused
 from hastore.store.fs.filesystem import REAL
 

@@ -10,8 +10,8 @@ import string
 import click
 
 from hastore.cli.common import DONE, program, put_json, say, with_json
-from hastore.config import Role
-from hastore.config_file import load_config
+from hastore.config.file import load_config
+from hastore.config.model import Role
 from hastore.errors import UsageError
 
 BASE_PORT = 10_911

@@ -5,8 +5,8 @@ from typing import NoReturn
 import click
 
 from hastore.cli.common import DONE, run, say, with_config, with_overrides
-from hastore.config import Config, Role
-from hastore.config_file import config_error, load_config
+from hastore.config.file import config_error, load_config
+from hastore.config.model import Config, Role
 
 MASTER = "master"
 SLAVE = "slave"

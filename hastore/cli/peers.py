@@ -5,7 +5,7 @@ import pathlib
 import secrets
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config import Config
+from hastore.config.model import Config
 from hastore.errors import StoreError
 from hastore.ha.hello.peer import call
 from hastore.protocol.ha_link import BODY_BYTES_MAX

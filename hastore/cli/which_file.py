@@ -4,7 +4,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from hastore.config import Config
+from hastore.config.model import Config
 from hastore.errors import UsageError
 
 

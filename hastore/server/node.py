@@ -12,8 +12,8 @@ import threading
 from collections.abc import Callable, Mapping
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config import Config
-from hastore.config_file import config_error, parse_config
+from hastore.config.file import config_error, parse_config
+from hastore.config.model import Config
 from hastore.errors import (
     ConfigError,
     NodeFailedError,

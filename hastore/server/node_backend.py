@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from hastore.config import Flush, Role
+from hastore.config.model import Flush, Role
 from hastore.errors import NotStoredError, Status, StoreFullError
 from hastore.ha.master.group_transfer import GroupTransferService, Need
 from hastore.ha.master.ha_service import HAService

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config import Flush, StoreConfig
+from hastore.config.model import Flush, StoreConfig
 from hastore.errors import StoreError
 from hastore.record.codec import Record
 from hastore.record.host import Host

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from hastore.clock import Clock
-from hastore.config import StoreConfig
+from hastore.config.model import StoreConfig
 from hastore.store.append.dedup_window import IdempotenceWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.derived.index.key_index import KeyIndex

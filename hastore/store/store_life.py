@@ -8,7 +8,7 @@ reverse, `abort` last: while it exists the next open reads as after a crash.
 import logging
 
 from hastore.clock import Clock
-from hastore.config import StoreConfig
+from hastore.config.model import StoreConfig
 from hastore.errors import HastoreError, StoreBrokenError, StoreError
 from hastore.service import OnFailure, raise_failure
 from hastore.store.append.dedup_window import IdempotenceWindow

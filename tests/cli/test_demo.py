@@ -8,8 +8,8 @@ import sys
 import psutil
 import pytest
 
-from hastore.cli.demo_data import ROWS, count_rows, read_delays, read_flights, row_of
-from hastore.cli.demo_proof import (
+from hastore.demo.data import ROWS, count_rows, read_delays, read_flights, row_of
+from hastore.demo.proof import (
     Acknowledged,
     ProofError,
     count_archived,

@@ -10,8 +10,8 @@ import subprocess
 import sys
 
 from hastore.cli.init import render
-from hastore.config import Role
-from hastore.config_file import load_config
+from hastore.config.file import load_config
+from hastore.config.model import Role
 from tests.process.harness import ROOT, Ports, hastore
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from hastore.client.connections import links
-from hastore.config import ApiConfig
+from hastore.config.model import ApiConfig
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend

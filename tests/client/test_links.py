@@ -20,7 +20,7 @@ from hastore.client.connections import names, socket_links
 from hastore.client.connections.links import PING_MS, PONG_MS, Arrival, Links, make_links
 from hastore.client.connections.socket_links import SocketLinks
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config import ApiConfig
+from hastore.config.model import ApiConfig
 from hastore.protocol import api
 from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front
 from hastore.server.api.server import ApiServer

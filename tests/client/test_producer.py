@@ -14,7 +14,7 @@ from hastore import OutgoingMessage, Producer
 from hastore.client import send_core
 from hastore.client.connections import names
 from hastore.client.producer.send_core import SendCore
-from hastore.config import ApiConfig
+from hastore.config.model import ApiConfig
 from hastore.errors import (
     ClientError,
     FlushSlaveTimeout,

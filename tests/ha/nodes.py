@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config import AckPoint, Config, Flush, HAConfig, NodeAddress, Role, StoreConfig
+from hastore.config.model import AckPoint, Config, Flush, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.errors import NotStoredError
 from hastore.ha.hello.peer import Deadline, receive_exactly
 from hastore.ha.master.group_transfer import GroupTransferService, Need

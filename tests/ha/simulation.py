@@ -19,7 +19,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from hastore.config import AckPoint, Config, HAConfig, NodeAddress, Role, StoreConfig
+from hastore.config.model import AckPoint, Config, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.errors import (
     GroupDisagrees,
     HastoreError,

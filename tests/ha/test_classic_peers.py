@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from hastore.config import Role, SyncFrom
+from hastore.config.model import Role, SyncFrom
 from hastore.protocol.ha_link import CLASSIC_BODY_BYTES
 from tests.ha.nodes import FILE_SIZE, peer, wait_for
 

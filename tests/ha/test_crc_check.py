@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hastore.config import AckPoint
+from hastore.config.model import AckPoint
 from hastore.errors import StoreFullError
 from hastore.ha import crc_check
 from hastore.ha.slave.crc_check import CHECKED_BYTES_MAX, CrcCheck, DamagedRecordError

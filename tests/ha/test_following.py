@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config import AckPoint, Flush, Role
+from hastore.config.model import AckPoint, Flush, Role
 from hastore.errors import StoreFullError
 from hastore.ha import ha_service, slave_stream
 from hastore.ha.hello.peer import call

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from hastore.config import Role
+from hastore.config.model import Role
 from hastore.errors import StoreBrokenError
 from hastore.ha.node.node_state import CutIntent, NodeState
 from hastore.ha.rules.epochs import EpochEntry

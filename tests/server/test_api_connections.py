@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from hastore.config import ApiConfig
+from hastore.config.model import ApiConfig
 from hastore.protocol import api
 from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front
 from hastore.record.codec import build_record

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hastore.config import ApiConfig, RetentionConfig
+from hastore.config.model import ApiConfig, RetentionConfig
 from hastore.protocol import api
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config import ApiConfig
+from hastore.config.model import ApiConfig
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.protocol import api
 from hastore.server import api_pulls

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import zmq
 
-from hastore.config import ApiConfig
+from hastore.config.model import ApiConfig
 from hastore.errors import ConfigError, StoreBrokenError
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol import api

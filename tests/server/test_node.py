@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hastore.config import Config, NodeAddress, RetentionConfig, Role, StoreConfig
+from hastore.config.model import Config, NodeAddress, RetentionConfig, Role, StoreConfig
 from hastore.errors import StoreError, StoreInUseError
 from hastore.ha.node.node_state import NodeState
 from hastore.server.node import Node

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from hastore.config import Config, NodeAddress, Role, StoreConfig
+from hastore.config.model import Config, NodeAddress, Role, StoreConfig
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry
 from hastore.server.roles.pending_changes import pending_changes
 

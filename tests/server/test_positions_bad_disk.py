@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from hastore.clock import SystemClock
-from hastore.config import ApiConfig
+from hastore.config.model import ApiConfig
 from hastore.protocol import api
 from hastore.server.api.server import ApiServer
 from hastore.server.retention.kept_positions import KeptPositions

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from hastore.client.consumer.positions import Positions
-from hastore.config import Config, HAConfig, NodeAddress, RetentionConfig, Role, StoreConfig
+from hastore.config.model import Config, HAConfig, NodeAddress, RetentionConfig, Role, StoreConfig
 from hastore.protocol.positions import CommitBody
 from hastore.record.codec import build_record
 from hastore.record.host import NO_HOST

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config import ApiConfig
+from hastore.config.model import ApiConfig
 from hastore.protocol import api
 from hastore.record.codec import decode_record
 from hastore.server.api.positions import PositionTable

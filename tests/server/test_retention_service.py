@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from hastore.config import RetentionConfig, Role
+from hastore.config.model import RetentionConfig, Role
 from hastore.errors import StoreFullError
 from hastore.protocol.positions import CommitBody
 from hastore.server.retention.kept_positions import KeptPositions

@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from hastore.config import Config, NodeAddress, Role, StoreConfig
+from hastore.config.model import Config, NodeAddress, Role, StoreConfig
 from hastore.errors import StoreBrokenError
 from hastore.server.node import Node
 

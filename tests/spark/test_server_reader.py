@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from hastore.config import ApiConfig
+from hastore.config.model import ApiConfig
 from hastore.errors import PositionLostError, UnreachableError, UsageError
 from hastore.record.codec import Host, build_record
 from hastore.server.api.server import ApiServer

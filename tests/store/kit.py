@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from hastore.config import Flush, StoreConfig
+from hastore.config.model import Flush, StoreConfig
 from hastore.record.codec import Host, build_record
 from hastore.store.message_store import MessageStore, PutResult, PutStatus
 

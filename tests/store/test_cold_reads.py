@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.config import RetentionConfig
+from hastore.config.model import RetentionConfig
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.ha.master.write_socket_service import SENDFILE_BYTES_MIN, WriteSocketService
 from hastore.record.codec import decode_record

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hastore.config import RetentionConfig
+from hastore.config.model import RetentionConfig
 from hastore.errors import StoreFullError, UsageError
 from hastore.record.codec import check_record, decode_record
 from hastore.store.fs.filesystem import REAL, RealFile

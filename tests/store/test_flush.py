@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hastore.config import Flush
+from hastore.config.model import Flush
 from hastore.errors import StoreBrokenError, StoreError, StoreFullError
 from hastore.store.fs.filesystem import File, RealFile, RealFileSystem
 from hastore.store.message_store import MessageStore

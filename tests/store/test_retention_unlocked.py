@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from hastore.config import RetentionConfig
+from hastore.config.model import RetentionConfig
 from hastore.errors import StoreError
 from hastore.store.message_store import MessageStore
 from tests.store.faulty import FaultyFileSystem

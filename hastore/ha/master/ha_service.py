@@ -10,7 +10,7 @@ import logging
 import socket
 import threading
 
-from hastore.config import SyncFrom
+from hastore.config.model import SyncFrom
 from hastore.errors import ProtocolError, ReplicationError
 from hastore.ha.master.accept_socket_service import AcceptSocketService
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Progress

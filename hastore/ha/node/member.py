@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hastore.clock import Clock
-from hastore.config import AckPoint, Config, Flush, NodeAddress
+from hastore.config.model import AckPoint, Config, Flush, NodeAddress
 from hastore.ha.node.gate import WriteGate
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.node.replica_log import ReplicaLog

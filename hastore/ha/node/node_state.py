@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-from hastore.config import Role
+from hastore.config.model import Role
 from hastore.errors import StoreBrokenError
 from hastore.ha.rules.epochs import EpochEntry, History, keep_until, last_epoch, prune
 from hastore.store.fs.filesystem import FileSystem

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from hastore.config import Config
+from hastore.config.model import Config
 from hastore.errors import GroupDisagrees, HastoreError, PromotionRefused
 from hastore.ha.hello.survey import Heard, ask_all
 from hastore.ha.node.member import Member

@@ -13,7 +13,7 @@ import struct
 import threading
 from collections.abc import Container
 
-from hastore.config import AckPoint
+from hastore.config.model import AckPoint
 from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.node.member import Member
 from hastore.ha.rules.epochs import History

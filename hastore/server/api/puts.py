@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from hastore.clock import Clock
-from hastore.config import ApiConfig
+from hastore.config.model import ApiConfig
 from hastore.errors import NotStoredError, StoreError
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import Put, PutDone, Status

@@ -31,7 +31,7 @@ import threading
 import weakref
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config import ApiConfig
+from hastore.config.model import ApiConfig
 from hastore.errors import ConfigError, ProtocolError
 from hastore.ha.hello.peer import split_address
 from hastore.protocol import api

@@ -20,7 +20,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.config_check import parse_address
+from hastore.config.checks import parse_address
 from hastore.errors import ConfigError
 from hastore.service import OnFailure, Service
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import msgspec
 
-from hastore.config import Config
+from hastore.config.model import Config
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, History
 
 PROMOTION = "promotion"

@@ -17,7 +17,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from hastore.config import Config, Role
+from hastore.config.model import Config, Role
 from hastore.errors import HastoreError, PromotionRefused
 from hastore.ha.hello.survey import ask_all
 from hastore.ha.master.ha_service import HAService

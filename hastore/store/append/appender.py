@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from hastore.clock import Clock
-from hastore.config import StoreConfig
+from hastore.config.model import StoreConfig
 from hastore.errors import StoreError, StoreUncertainError
 from hastore.record.codec import (
     BLANK_SIZE,

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from zlib_ng.zlib_ng import crc32
 
-from hastore.config import StoreConfig
+from hastore.config.model import StoreConfig
 from hastore.errors import MessageIllegalError
 from hastore.record.codec import (
     BLANK_SIZE,

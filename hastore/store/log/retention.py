@@ -4,7 +4,7 @@ import errno
 from collections.abc import Sequence
 
 from hastore.clock import Clock
-from hastore.config import RetentionConfig
+from hastore.config.model import RetentionConfig
 from hastore.record.codec import (
     FLAG_BORN_IPV6,
     IPV6_EXTRA,

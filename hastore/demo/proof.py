@@ -8,7 +8,7 @@ import pathlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from hastore.cli.demo_data import digest, row_of
+from hastore.demo.data import digest, row_of
 from hastore.errors import HastoreError
 from hastore.record.codec import check_record, decode_record
 from hastore.store.offline.reader import StoreReader

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from importlib.metadata import version
 
 from hastore.cli.common import human_size
-from hastore.cli.demo_data import find_flights
-from hastore.cli.demo_nodes import free_ports
-from hastore.config import MIB
+from hastore.config.model import MIB
+from hastore.demo.data import find_flights
+from hastore.demo.nodes import free_ports
 from hastore.errors import HastoreError, UsageError
 from hastore.spark.java_runtime import find_java
 

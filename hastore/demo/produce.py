@@ -9,10 +9,10 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from hastore.cli.demo_data import Flight
-from hastore.cli.demo_proof import Acknowledged
 from hastore.client.producer.producer import Producer
 from hastore.client.results import SendResult
+from hastore.demo.data import Flight
+from hastore.demo.proof import Acknowledged
 from hastore.errors import HastoreError
 
 DELIVERY_TIMEOUT_S = 120.0  # longer than any flip: the producer goes on by itself

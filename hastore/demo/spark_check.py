@@ -5,8 +5,8 @@ from collections.abc import Callable
 
 from rich.table import Table
 
-from hastore.cli.demo_data import Delays
-from hastore.cli.demo_proof import ProofError
+from hastore.demo.data import Delays
+from hastore.demo.proof import ProofError
 from hastore.errors import UsageError
 
 
@@ -23,7 +23,7 @@ def compare_with_spark(
     ProofError when a number differs.
     """
     try:
-        from hastore.spark.demo_report import delays_per_carrier, save_plot
+        from hastore.demo.spark_report import delays_per_carrier, save_plot
         from hastore.spark.session import end_session, local_session
     except ImportError as missing:
         remedy = "pip install 'hastore[spark,demo]', or leave the step out by --no-spark"

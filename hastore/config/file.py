@@ -17,7 +17,8 @@ from io import StringIO
 import msgspec
 import yaml
 
-from hastore.config import (
+from hastore.config.checks import Places, check_config
+from hastore.config.model import (
     MIB,
     ApiConfig,
     Config,
@@ -27,8 +28,7 @@ from hastore.config import (
     Role,
     StoreConfig,
 )
-from hastore.config_check import Places, check_config
-from hastore.config_values import read_value
+from hastore.config.values import read_value
 from hastore.errors import ConfigError
 
 MAX_FILE_BYTES = 1 * MIB

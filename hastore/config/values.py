@@ -10,8 +10,8 @@ from enum import Enum
 
 import yaml
 
-from hastore.config import GIB, KIB, MIB
-from hastore.config_check import Places, check_range
+from hastore.config.checks import Places, check_range
+from hastore.config.model import GIB, KIB, MIB
 
 _SIZE_FIELDS = frozenset(
     {

@@ -7,7 +7,7 @@ import ipaddress
 import re
 from typing import Protocol
 
-from hastore.config import GIB, KIB, MIB, Config, Role
+from hastore.config.model import GIB, KIB, MIB, Config, Role
 from hastore.errors import ConfigError
 
 MAX_NODE = 65_535

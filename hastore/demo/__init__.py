@@ -1,0 +1,1 @@
+"""The demo: a pair on real data, a kill, a flip and the proof (`make run`)."""
