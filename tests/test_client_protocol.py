@@ -20,8 +20,11 @@ from hastore.config.model import ApiConfig
 from hastore.protocol import api, zmtp
 from hastore.record.codec import build_record
 from hastore.record.host import NO_HOST
-from hastore.server import api_connections, api_pulls, api_replies, api_server
-from hastore.store import idempotence
+from hastore.server.api import connections as api_connections
+from hastore.server.api import pulls as api_pulls
+from hastore.server.api import replies as api_replies
+from hastore.server.api import server as api_server
+from hastore.store.append import dedup_window as idempotence
 from tests.process.harness import Group, Node, wait_until
 from tests.process.wire import COMMAND, LONG, MORE, Frame, Wire, command, frame, greeting, ready
 

@@ -18,7 +18,7 @@ from hastore.cli.common import (
     tell,
     with_json,
 )
-from hastore.store import inspect
+from hastore.store.offline import inspect
 from hastore.store.offline.pending import find_pending
 
 with_store = click.option(

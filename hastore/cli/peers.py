@@ -16,7 +16,7 @@ def ask_peer(config: Config, address: str, timeout_ms: float) -> tuple[Hello, An
     """Return what the node at `address` says of itself, and its answer to a survey.
 
     The survey names no epoch and no history, so that nobody acts on it. OSError: nobody answers.
-    AuthenticationError, ClassicPeerError, ProtocolError: as `hastore.ha.hello.peer.call` has it; a peer
+    AuthenticationError, ClassicPeerError, ProtocolError: as `peer.call` has it; a peer
     with another secret ends the connection (ProtocolError).
     """
     path = config.ha.secret_file

@@ -12,7 +12,7 @@ from collections import namedtuple
 
 import pytest
 
-from hastore.cli import demo_checks
+from hastore.demo import checks as demo_checks
 from hastore.demo.checks import needed_bytes, what_is_missing
 from hastore.errors import HastoreError, UsageError
 from tests.process.harness import ROOT

@@ -10,7 +10,7 @@ from collections.abc import Callable
 import pytest
 
 from hastore import Admin, Consumer, Message, Position, Producer, aio
-from hastore.client import fetcher
+from hastore.client.consumer import fetcher
 from hastore.errors import (
     NotStoredError,
     PositionLostError,

@@ -11,8 +11,8 @@ import pytest
 
 import hastore
 from hastore import OutgoingMessage, Producer
-from hastore.client import send_core
 from hastore.client.connections import names
+from hastore.client.producer import send_core
 from hastore.client.producer.send_core import SendCore
 from hastore.config.model import ApiConfig
 from hastore.errors import (

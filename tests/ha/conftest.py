@@ -2,7 +2,7 @@
 
 import pytest
 
-from hastore.ha import survey
+from hastore.ha.hello import survey
 from tests.ha.nodes import Group
 
 

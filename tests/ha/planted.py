@@ -7,24 +7,20 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
-from hastore.ha import (
-    acks,
-    answering,
-    catch_up,
-    epochs,
-    ha_service,
-    node_state,
-    promoter,
-    receiving,
-    rules,
-)
+from hastore.ha.hello import answering
+from hastore.ha.master import ha_service
 from hastore.ha.master.group_transfer import GroupTransferService
+from hastore.ha.node import node_state
 from hastore.ha.node.gate import WriteGate
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
+from hastore.ha.promotion import catch_up, promoter
+from hastore.ha.rules import acks, epochs
+from hastore.ha.rules import promotion as rules
 from hastore.ha.rules.acks import AckTable, Reporter
 from hastore.ha.rules.epochs import last_epoch
 from hastore.ha.rules.promotion import Verdict
+from hastore.ha.slave import receiving
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.ha_link import data_header
 from tests.ha import simulation
@@ -180,14 +176,14 @@ def equal_epoch() -> list[Patch]:
         del candidate
         return None if epoch >= promised else "lower"
 
-    from hastore.ha import member
+    from hastore.ha.node import member
 
     return [(promoter, "next_epoch", above), (member, "may_promise", may)]
 
 
 def lower_promised() -> list[Patch]:
     """A lower epoch than the promised one is promised too."""
-    from hastore.ha import member
+    from hastore.ha.node import member
 
     return [(member, "may_promise", lambda promised, candidate, epoch: None)]
 
@@ -220,7 +216,7 @@ def history_kept() -> list[Patch]:
 
 def cut_without_intent() -> list[Patch]:
     """The log is cut before the intent is written."""
-    from hastore.ha import rewind
+    from hastore.ha.node import rewind
 
     finish = rewind.finish_cut
 
@@ -231,14 +227,15 @@ def cut_without_intent() -> list[Patch]:
         finish(store, state)
         return 0
 
-    from hastore.ha import ha_client
+    from hastore.ha.slave import ha_client
 
     return [(ha_client, "cut_back", cut_back), (catch_up, "cut_back", cut_back)]
 
 
 def history_not_cut() -> list[Patch]:
     """A rewind cuts bytes and leaves the history."""
-    from hastore.ha import ha_client, rewind
+    from hastore.ha.node import rewind
+    from hastore.ha.slave import ha_client
 
     real = rewind.cut_back
 
@@ -323,7 +320,7 @@ def source_moved() -> list[Patch]:
 
 def flip_acks() -> list[Patch]:
     """Waiting puts are told success when their epoch ends."""
-    from hastore.ha import group_transfer
+    from hastore.ha.master import group_transfer
 
     return [
         (group_transfer, "_timeout", lambda need: group_transfer.Outcome.CONFIRMED),
@@ -386,7 +383,8 @@ def survey_counts() -> list[Patch]:
 
 def dropped_at_once() -> list[Patch]:
     """A rewind drops the entries that its master does not know before what follows is here."""
-    from hastore.ha import ha_client, rewind
+    from hastore.ha.node import rewind
+    from hastore.ha.slave import ha_client
 
     def _rewind(self: Any, master: Any, answer: Any) -> None:
         member = self._member

@@ -27,16 +27,19 @@ from hastore.errors import (
     ProtocolError,
     UsageError,
 )
-from hastore.ha import answering, catch_up, epochs, ha_client, promoter, rewind
+from hastore.ha.hello import answering
 from hastore.ha.hello.peer import Call
 from hastore.ha.hello.survey import Heard, check_peer
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome
 from hastore.ha.master.ha_connection import ReadSocketService
 from hastore.ha.master.ha_service import HAService
+from hastore.ha.node import rewind
 from hastore.ha.node.digests import say_digest
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
+from hastore.ha.promotion import catch_up, promoter
 from hastore.ha.promotion.promoter import Flags, Promoter
+from hastore.ha.rules import epochs
 from hastore.ha.rules.epochs import (
     CLASSIC_EPOCH,
     FLOOR_EPOCH,
@@ -46,6 +49,7 @@ from hastore.ha.rules.epochs import (
     last_epoch,
 )
 from hastore.ha.rules.promotion import may_resume
+from hastore.ha.slave import ha_client
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.ha_link import Data as DataEvent
 from hastore.protocol.ha_link import ReportDecoder, StreamDecoder, confirmed_frame, data_header

@@ -14,7 +14,7 @@ import pytest
 
 from hastore.config.model import AckPoint
 from hastore.errors import StoreFullError
-from hastore.ha import crc_check
+from hastore.ha.slave import crc_check
 from hastore.ha.slave.crc_check import CHECKED_BYTES_MAX, CrcCheck, DamagedRecordError
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.record.codec import BLANK_SIZE, check_blank, check_record, pack_blank

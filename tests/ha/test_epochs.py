@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hastore.ha import epochs
+from hastore.ha.rules import epochs
 from hastore.ha.rules.epochs import (
     FLOOR_EPOCH,
     HISTORY_BYTES_MAX,

@@ -11,7 +11,7 @@ import random
 import pytest
 
 from hastore.errors import PromotionRefused
-from hastore.ha import epochs
+from hastore.ha.rules import epochs
 from hastore.ha.rules.epochs import FLOOR_EPOCH
 from hastore.protocol.hello import HELLO_BYTES_MAX, Purpose, encode_hello
 from hastore.server.api.history import Standing, check_position

@@ -12,10 +12,11 @@ import pytest
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import AckPoint, Flush, Role
 from hastore.errors import StoreFullError
-from hastore.ha import ha_service, slave_stream
 from hastore.ha.hello.peer import call
+from hastore.ha.master import ha_service
 from hastore.ha.master.group_transfer import Need
 from hastore.ha.rules.epochs import EpochEntry
+from hastore.ha.slave import slave_stream
 from hastore.protocol.hello import Purpose, StreamFrom
 from hastore.store import store_cuts
 from tests.ha.nodes import FILE_SIZE, wait_for

@@ -6,8 +6,9 @@ import msgspec
 import pytest
 
 from hastore.errors import NotStoredError, PromotionRefused
-from hastore.ha import promoter, survey
+from hastore.ha.hello import survey
 from hastore.ha.master.accept_socket_service import AcceptSocketService
+from hastore.ha.promotion import promoter
 from hastore.protocol.hello import Promised, Purpose
 from hastore.service import raise_failure
 from tests.ha.nodes import FILE_SIZE, wait_for
@@ -200,7 +201,7 @@ def test_a_source_that_moves_on_in_the_middle_is_asked_anew(running, monkeypatch
     answering = two.state.promise
     copies = []
 
-    from hastore.ha import catch_up
+    from hastore.ha.promotion import catch_up
 
     copy = catch_up._copy
 

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 import pytest
 
 from hastore.errors import StoreBrokenError
-from hastore.ha import classic_client
 from hastore.ha.node.node_state import NodeState
+from hastore.ha.slave import classic_client
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.protocol.ha_link import HEADER
 from hastore.record.codec import V1_MAGIC, build_record, check_record, check_unreadable

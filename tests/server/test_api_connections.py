@@ -21,7 +21,9 @@ from hastore.protocol import api
 from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front
 from hastore.record.codec import build_record
 from hastore.record.host import NO_HOST
-from hastore.server import api_connections, api_replies, api_server
+from hastore.server.api import connections as api_connections
+from hastore.server.api import replies as api_replies
+from hastore.server.api import server as api_server
 from hastore.server.api.connections import Connections
 from hastore.server.api.replies import Replies
 from hastore.server.api.server import ApiServer

@@ -13,7 +13,8 @@ from hastore.config.model import ApiConfig, RetentionConfig
 from hastore.protocol import api
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
-from hastore.store import commit_log, store_reads
+from hastore.store import store_reads
+from hastore.store.log import commit_log
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
 from tests.server.test_api_server import Client

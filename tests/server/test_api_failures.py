@@ -14,7 +14,7 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.protocol import api
-from hastore.server import api_pulls
+from hastore.server.api import pulls as api_pulls
 from hastore.server.api.failures import Failures
 from hastore.server.api.pulls import PullDesk
 from hastore.server.api.server import ApiServer

@@ -14,8 +14,8 @@ from hastore.server.api.server import ApiServer
 from hastore.server.retention.kept_positions import KeptPositions
 from hastore.server.retention.position_records import PATIENCE_MS
 from hastore.service import raise_failure
-from hastore.store import commit_log
 from hastore.store.fs.filesystem import REAL
+from hastore.store.log import commit_log
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
 from tests.server.test_api_server import Client

@@ -20,8 +20,9 @@ from hastore.errors import CorruptRecordError, StoreError
 from hastore.ha.master.write_socket_service import SENDFILE_BYTES_MIN, WriteSocketService
 from hastore.record.codec import decode_record
 from hastore.service import raise_failure
-from hastore.store import commit_log, store_reads
+from hastore.store import store_reads
 from hastore.store.fs.filesystem import REAL
+from hastore.store.log import commit_log
 from hastore.store.message_store import MessageStore, PullStatus
 from tests.store import kit
 

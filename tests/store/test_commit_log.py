@@ -9,8 +9,8 @@ import pytest
 
 from hastore.errors import StoreBrokenError, StoreFullError, UsageError
 from hastore.service import raise_failure
-from hastore.store import allocate, mapped_file_queue
 from hastore.store.fs.filesystem import REAL, File, RealFile, RealFileSystem
+from hastore.store.log import allocate, mapped_file_queue
 from hastore.store.log.allocate import AllocateService
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.health import StoreHealth

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from hastore.store import index_build, replay_pace
 from hastore.store.fs.filesystem import REAL, RealFileSystem
 from hastore.store.fs.protocols import File
+from hastore.store.replay import pace as replay_pace
+from hastore.store.replay import service as index_build
 from hastore.store.replay.pace import ReplayPace
 from tests.store.derived import BOOT, Derived, rebuilt
 from tests.store.logs import MemoryLog, fill

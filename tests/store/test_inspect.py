@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hastore.store import inspect
+from hastore.store.offline import inspect
 from tests.store.logs import GOLDEN, MemoryLog, fill
 from tests.store.test_reader import store_of, write_log
 

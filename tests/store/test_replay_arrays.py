@@ -8,11 +8,12 @@ import pytest
 from hastore.record.codec import V1_MAGIC, V2_MAGIC
 from hastore.record.host import Host
 from hastore.service import raise_failure
-from hastore.store import index_build, replay_arrays
 from hastore.store.append.dedup_window import IdempotenceWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.derived.columns import RecordColumns
 from hastore.store.fs.filesystem import REAL
+from hastore.store.replay import service as index_build
+from hastore.store.replay import vector_walk as replay_arrays
 from hastore.store.replay.scalar_walk import SCHEDULE_TOPIC, RecordWalker, Stop
 from hastore.store.replay.service import IndexBuildService
 from hastore.store.replay.vector_walk import ArrayWalker

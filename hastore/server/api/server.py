@@ -6,7 +6,7 @@ eventfd.
       |                                                          v
       +-- send what was gathered <-- parked pulls <-- append all puts that came, in one go
 
-A failure is its request's (server/api/failures.py): the client is answered with the reason, or, where what
+A failure is its request's (failures.py): the client is answered with the reason, or, where what
 was done is not known, its connection is ended. Only a failure of the epoll itself, or of memory,
 ends this thread, and with it the node.
 

@@ -1,4 +1,4 @@
-"""What one append will hold when all of it is runs (store/append/uniform_batch.py): the quick way of a put.
+"""What one append will hold when all of it is runs (uniform_batch.py): the quick way of a put.
 
 Used under the log's lock. Nothing counts as given out before `settle`, once the log holds it.
 """

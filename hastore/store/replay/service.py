@@ -6,7 +6,7 @@ dispatcher (consume queues, key index, idempotence window, queue offsets). Theor
 - A batch counts only when every dispatcher took it. A failure (a full disk, an I/O error) leaves
   `dispatched_offset` where it was, keeps a reason, and the same batch comes again; so a dispatcher
   ignores what it has already.
-- `<root>/hastore/replay` (store/state/replay_progress.py) says up to where all dispatchers had all records:
+- `<root>/hastore/replay` (replay_progress.py) says up to where all dispatchers had all records:
   `dispatched`, true while the kernel lives (kill -9 keeps the page cache), and `synced`, true after
   a power loss too. `load` picks the one that holds, lets every dispatcher cut itself to it, and
   goes on from there: complete, never twice.
