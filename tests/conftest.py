@@ -11,12 +11,12 @@ from hypothesis import settings
 
 # Whole processes, JVMs and kills take the longest: two workers begin with them and end with the
 # many short ones, so that neither waits for the other's last test.
-LONG = ("torture", "process", "interop", "spark", "cli")
+LONG = ("torture", "process", "interop", "spark", "cli", "demo")
 # What shares an expensive fixture, a JVM or a group of nodes, stays in one worker.
 TOGETHER = (
     "tests/spark/",
     "tests/cli/test_commands.py",
-    "tests/cli/test_demo.py",
+    "tests/demo/",
     "tests/cli/test_positions.py",
     "tests/cli/test_screens.py",
 )

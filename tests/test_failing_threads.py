@@ -43,11 +43,11 @@ WAIT_S = 60.0
 # Threads that are no Service, and what their end means.
 BARE_THREADS = {
     "service",  # the base class
-    "client.sender",  # settles all with its failure, and refuses later sends
-    "ha.survey",  # a pool, whose callers get what its threads raise
+    "client.producer.sender",  # settles all with its failure, and refuses later sends
+    "ha.hello.survey",  # a pool, whose callers get what its threads raise
     "client.connections.names",  # answers whatever happens
     "cli.produce",  # a command's: printed by the interpreter, the command ends
-    "cli.demo_produce",  # the demonstration's own: its failure is raised where it is waited for
+    "demo.produce",  # the demonstration's own: its failure is raised where it is waited for
 }
 
 

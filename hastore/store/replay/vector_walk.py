@@ -2,8 +2,8 @@
 
 Only the sizes are read one after the other (where records are alike, not even those). Headers are
 gathered by one indexing of 88-byte items, tails likewise, those of one width and layout at a time
-(store/replay/tail_layout.py). What has no layout in common with others is read one by one.
- A view that holds anything invalid is left to the plain walk (store/replay/scalar_walk.py), so both stop at the
+(tail_layout.py). What has no layout in common with others is read one by one.
+A view that holds anything invalid is left to the plain walk (scalar_walk.py), so both stop at the
 same byte for the same reason: that one is the reference.
 """
 

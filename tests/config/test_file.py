@@ -24,7 +24,7 @@ from hastore.config.model import (
 )
 from hastore.errors import ConfigError
 
-CONF = pathlib.Path(__file__).resolve().parent.parent / "conf"
+CONF = pathlib.Path(__file__).resolve().parent.parent.parent / "conf"
 
 PAIR = """\
 cluster: demo   # line 1
