@@ -32,9 +32,9 @@ def count_short() -> list[Patch]:
     """R is one less than N - acks."""
     judge = rules.judge
 
-    def short(terms: Any, voices: Any) -> Verdict:
-        return judge(replace(terms, acks_min=terms.acks_min + 1, acks=terms.acks + 1,
-                             acks_max=terms.acks_max + 1, fresh=False), voices)  # fmt: skip
+    def short(required: Any, answers: Any) -> Verdict:
+        return judge(replace(required, acks_min=required.acks_min + 1, acks=required.acks + 1,
+                             acks_max=required.acks_max + 1, fresh=False), answers)  # fmt: skip
 
     return [(promoter, "judge", short)]
 
@@ -42,15 +42,23 @@ def count_short() -> list[Patch]:
 def unclean_counted() -> list[Patch]:
     """A node that may have lost what it acknowledged counts in a promotion."""
     judge = rules.judge
-    return [(promoter, "judge", lambda t, vs: judge(t, [replace(v, unclean=False) for v in vs]))]
+    return [
+        (
+            promoter,
+            "judge",
+            lambda required, answers: judge(required, [replace(a, unclean=False) for a in answers]),
+        )
+    ]
 
 
 def acks_at_once() -> list[Patch]:
     """A change of `acks` opens with the usual number of answers."""
     judge = rules.judge
 
-    def careless(terms: Any, voices: Any) -> Verdict:
-        return judge(replace(terms, acks_min=terms.acks, acks_max=terms.acks, fresh=False), voices)
+    def careless(required: Any, answers: Any) -> Verdict:
+        return judge(
+            replace(required, acks_min=required.acks, acks_max=required.acks, fresh=False), answers
+        )
 
     return [(promoter, "judge", careless)]
 
@@ -75,7 +83,7 @@ def hello_counts() -> list[Patch]:
 
     def eager(self: Any, connection: Any, hello: Any, offset: int) -> None:
         register(self, connection, hello, offset)
-        self._table.report(hello.node, connection.link, offset)
+        self._table.report(hello.node, connection.connection_id, offset)
         self.advance()
 
     return [(ha_service.HAService, "_register", eager)]
@@ -84,18 +92,18 @@ def hello_counts() -> list[Patch]:
 def counted_twice() -> list[Patch]:
     """One slave on two connections counts twice."""
 
-    def join(self: AckTable, node: int, link: int, flushed: bool) -> None:
-        self.reporters[link] = Reporter(link, flushed)
+    def join(self: AckTable, node: int, connection_id: int, flushed: bool) -> None:
+        self.reporters[connection_id] = Reporter(connection_id, flushed)
 
-    def report(self: AckTable, node: int, link: int, offset: int) -> bool:
+    def report(self: AckTable, node: int, connection_id: int, offset: int) -> bool:
         del node
-        reporter = self.reporters.get(link)
+        reporter = self.reporters.get(connection_id)
         if reporter is not None:
             reporter.offset = offset
         return reporter is not None
 
-    def leave(self: AckTable, node: int, link: int) -> None:
-        del self, node, link
+    def leave(self: AckTable, node: int, connection_id: int) -> None:
+        del self, node, connection_id
 
     return [(AckTable, "join", join), (AckTable, "report", report), (AckTable, "leave", leave)]
 
@@ -103,16 +111,18 @@ def counted_twice() -> list[Patch]:
 def offset_only() -> list[Patch]:
     """Logs are compared by their ends alone."""
 
-    def longest(voices: Any, own: int) -> Any:
-        mine = next(v for v in voices if v.node == own)
-        return max([mine, *voices], key=lambda v: v.log_end)
+    def longest(answers: Any, own: int) -> Any:
+        mine = next(a for a in answers if a.node == own)
+        return max([mine, *answers], key=lambda a: a.log_end)
 
-    return [(promoter, "greatest", longest)]
+    return [(promoter, "most_advanced", longest)]
 
 
 def own_is_best() -> list[Patch]:
     """A promotion never catches up."""
-    return [(promoter, "greatest", lambda voices, own: next(v for v in voices if v.node == own))]
+    return [
+        (promoter, "most_advanced", lambda answers, own: next(a for a in answers if a.node == own))
+    ]
 
 
 def length_only() -> list[Patch]:
@@ -361,21 +371,25 @@ def survey_counts() -> list[Patch]:
     def ask_all(self: Any, member: Any, purpose: Any, **more: Any) -> Any:
         from hastore.protocol.hello import Promised, Purpose
 
-        heard = ask(self, member, purpose, **more)
+        replies = ask(self, member, purpose, **more)
         source = member.sim_node
         if purpose is Purpose.SURVEY:
-            source.heard = {h.node: h.hello for h in heard if h.hello is not None}
+            source.surveyed = {
+                reply.node: reply.hello for reply in replies if reply.hello is not None
+            }
         if purpose is not Purpose.PROMISE:
-            return heard
-        old = source.heard
+            return replies
+        old = source.surveyed
         return [
             replace(
-                h,
-                answer=Promised(old[h.node].history, old[h.node].max_offset, old[h.node].unclean),
+                reply,
+                answer=Promised(
+                    old[reply.node].history, old[reply.node].max_offset, old[reply.node].unclean
+                ),
             )
-            if isinstance(h.answer, Promised) and h.node in old
-            else h
-            for h in heard
+            if isinstance(reply.answer, Promised) and reply.node in old
+            else reply
+            for reply in replies
         ]
 
     return [(simulation.World, "ask_all", ask_all)]

@@ -79,7 +79,7 @@ def _decide(connection: "HAConnection", hello: Hello) -> Answer:
     if hello.purpose is Purpose.PROMISE:
         return _promise(connection, hello)
     # A master that meets a higher epoch, anywhere, turns read-only at once and durably.
-    member.meet(max(hello.promised_epoch, last_epoch(hello.history)), f"node {hello.node}")
+    member.observe_epoch(max(hello.promised_epoch, last_epoch(hello.history)), f"node {hello.node}")
     if hello.purpose is Purpose.SURVEY:
         return Surveyed()
     if hello.purpose is Purpose.COPY:

@@ -5,7 +5,6 @@ being master.
 import functools
 import logging
 import secrets
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,7 +47,6 @@ class Member:
         self.role = "SLAVE"  # what it is now, for HELLO and status
         self.on_superseded: Callable[[int, str], None] = _ignore
         self.on_promise: Callable[[], None] = _nothing
-        self._told = threading.Lock()
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -142,7 +140,7 @@ class Member:
         self._tell(was, epoch, f"node {candidate}")
         return answer
 
-    def meet(self, epoch: int, who: str) -> None:
+    def observe_epoch(self, epoch: int, who: str) -> None:
         """Turn read-only, durably, when an epoch above the own open one was met."""
         with self.gate.lock:
             was = self.open_epoch

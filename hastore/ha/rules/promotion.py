@@ -186,7 +186,7 @@ def may_promise(promised_epoch: int, candidate: int, epoch: int) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class PeerAnswer:
     """What a promotion heard of one node: in the survey, or in answer to the promise."""
 
     node: int
@@ -195,13 +195,13 @@ class Voice:
     unclean: bool
 
     @property
-    def reach(self) -> tuple[int, int]:
+    def log_order(self) -> tuple[int, int]:
         """Order logs as a promotion does: the last epoch first, then the log's end."""
         return self.last_epoch, self.log_end
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Requirements:
     """What a promotion starts from: the group, and every `acks` and node list that may still be
     in force.
     """
@@ -238,43 +238,47 @@ class Verdict:
         return text
 
 
-def judge(terms: Terms, voices: list[Voice]) -> Verdict:
-    """Decide whether the nodes heard meet every possible set of acknowledgers.
+def judge(required: Requirements, answers: list[PeerAnswer]) -> Verdict:
+    """Decide whether the nodes that answered meet every possible set of acknowledgers.
 
     R = N - (smallest acks) clean nodes; every node's answer when acks or node list differ from
     those of the last entry or of a promise since (of a changed list: all of the new and R of the
     old). A fresh node does not know the smallest `acks`, which may be 1.
     """
-    heard = {voice.node: voice for voice in voices}
-    clean = {node for node, voice in heard.items() if not voice.unclean}
-    lists = [terms.nodes, *(old for old in terms.old_nodes if old != terms.nodes)]
-    changed = terms.acks_min != terms.acks_max or len(lists) > 1 or terms.acks != terms.acks_min
+    by_node = {answer.node: answer for answer in answers}
+    clean = {node for node, answer in by_node.items() if not answer.unclean}
+    lists = [required.nodes, *(old for old in required.old_nodes if old != required.nodes)]
+    changed = (
+        required.acks_min != required.acks_max
+        or len(lists) > 1
+        or required.acks != required.acks_min
+    )
     enough, needed, have = True, 0, 0
     for members in lists:
-        smallest = min(terms.acks_min, 1) if terms.fresh else terms.acks_min
+        smallest = min(required.acks_min, 1) if required.fresh else required.acks_min
         quorum = max(1, len(members) - smallest)
         inside = len(clean.intersection(members))
         enough = enough and inside >= quorum
         if quorum - inside >= needed - have:
             needed, have = quorum, inside
     if changed:
-        enough = enough and all(node in heard for node in terms.nodes)
-        needed = max(needed, len(terms.nodes))
-        have = len(clean.intersection(terms.nodes))
+        enough = enough and all(node in by_node for node in required.nodes)
+        needed = max(needed, len(required.nodes))
+        have = len(clean.intersection(required.nodes))
     everyone = dict.fromkeys(node for members in lists for node in members)
-    missing = tuple(node for node in everyone if node not in heard)
-    unclean = tuple(node for node, voice in heard.items() if voice.unclean)
+    missing = tuple(node for node in everyone if node not in by_node)
+    unclean = tuple(node for node, answer in by_node.items() if answer.unclean)
     return Verdict(enough, needed, have, missing, unclean)
 
 
-def greatest(voices: list[Voice], own: int) -> Voice:
+def most_advanced(answers: list[PeerAnswer], own: int) -> PeerAnswer:
     """Return the most advanced log, an unclean node's too; this node's own when none is beyond
     it.
     """
-    best = next(voice for voice in voices if voice.node == own)
-    for voice in voices:
-        if voice.reach > best.reach:
-            best = voice
+    best = next(answer for answer in answers if answer.node == own)
+    for answer in answers:
+        if answer.log_order > best.log_order:
+            best = answer
     return best
 
 
