@@ -15,12 +15,12 @@ from hastore.ha.node.gate import WriteGate
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.promotion import catch_up, promoter
+from hastore.ha.replica import receiver
 from hastore.ha.rules import acks, epochs
 from hastore.ha.rules import promotion as rules
 from hastore.ha.rules.acks import AckTable, Reporter
 from hastore.ha.rules.epochs import last_epoch
 from hastore.ha.rules.promotion import Verdict
-from hastore.ha.slave import receiving
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.ha_link import data_header
 from tests.ha import simulation
@@ -205,7 +205,7 @@ def entry_after_bytes() -> list[Patch]:
         known = {entry.epoch for entry in mine}
         return tuple(e for e in theirs if e.epoch not in known and e.start < my_end)
 
-    return [(receiving, "due_entries", late), (receiving, "next_start", lambda mine, theirs: None)]
+    return [(receiver, "due_entries", late), (receiver, "next_start", lambda mine, theirs: None)]
 
 
 def entries_at_once() -> list[Patch]:
@@ -216,7 +216,7 @@ def entries_at_once() -> list[Patch]:
         known = {entry.epoch for entry in mine}
         return tuple(entry for entry in theirs if entry.epoch not in known)
 
-    return [(receiving, "due_entries", all_of_it)]
+    return [(receiver, "due_entries", all_of_it)]
 
 
 def history_kept() -> list[Patch]:
@@ -226,7 +226,7 @@ def history_kept() -> list[Patch]:
 
 def cut_without_intent() -> list[Patch]:
     """The log is cut before the intent is written."""
-    from hastore.ha.node import rewind
+    from hastore.ha.replica import rewind
 
     finish = rewind.finish_cut
 
@@ -244,7 +244,7 @@ def cut_without_intent() -> list[Patch]:
 
 def history_not_cut() -> list[Patch]:
     """A rewind cuts bytes and leaves the history."""
-    from hastore.ha.node import rewind
+    from hastore.ha.replica import rewind
     from hastore.ha.slave import ha_client
 
     real = rewind.cut_back
@@ -397,7 +397,7 @@ def survey_counts() -> list[Patch]:
 
 def dropped_at_once() -> list[Patch]:
     """A rewind drops the entries that its master does not know before what follows is here."""
-    from hastore.ha.node import rewind
+    from hastore.ha.replica import rewind
     from hastore.ha.slave import ha_client
 
     def _rewind(self: Any, master: Any, answer: Any) -> None:

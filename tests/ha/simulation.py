@@ -33,12 +33,12 @@ from hastore.ha.hello.survey import SurveyReply, check_peer
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome
 from hastore.ha.master.ha_connection import ReadSocketService
 from hastore.ha.master.ha_service import HAService
-from hastore.ha.node import rewind
-from hastore.ha.node.digests import digest_fields
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
 from hastore.ha.promotion import catch_up, promoter
 from hastore.ha.promotion.promoter import Flags, Promoter
+from hastore.ha.replica import rewind
+from hastore.ha.replica.digests import digest_fields
 from hastore.ha.rules import epochs
 from hastore.ha.rules.epochs import (
     CLASSIC_EPOCH,

@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from hastore.errors import GroupDisagrees
-from hastore.ha.node.rewind import cut_back
+from hastore.ha.replica.rewind import cut_back
 from hastore.ha.rules.epochs import EpochEntry
 from hastore.protocol.ha_link import data_header
 from tests.ha.nodes import FILE_SIZE

@@ -9,9 +9,10 @@ from collections.abc import Callable
 from hastore.errors import HastoreError, PromotionRefused, ProtocolError
 from hastore.ha.hello.peer import Call, call
 from hastore.ha.hello.survey import check_peer
-from hastore.ha.node.digests import digest_fields
 from hastore.ha.node.member import Member
-from hastore.ha.node.rewind import cut_back, entries_at
+from hastore.ha.replica.digests import digest_fields
+from hastore.ha.replica.receiver import Receiver
+from hastore.ha.replica.rewind import cut_back, entries_at
 from hastore.ha.rules.epochs import (
     History,
     common_point,
@@ -19,7 +20,6 @@ from hastore.ha.rules.epochs import (
     last_epoch,
     nothing_to_compare,
 )
-from hastore.ha.slave.receiving import Receiver
 from hastore.protocol.ha_link import Data, FrameStart, StreamDecoder
 from hastore.protocol.hello import CopyFrom, Hello, Purpose, Refused
 

@@ -10,8 +10,8 @@ from hastore.config.model import Config
 from hastore.errors import GroupDisagrees, HastoreError, PromotionRefused
 from hastore.ha.hello.survey import SurveyReply, ask_all
 from hastore.ha.node.member import Member
-from hastore.ha.node.rewind import cut_back
 from hastore.ha.promotion.catch_up import catch_up
+from hastore.ha.replica.rewind import cut_back
 from hastore.ha.rules.epochs import EpochEntry, History, last_epoch, next_epoch
 from hastore.ha.rules.promotion import PeerAnswer, Requirements, judge, most_advanced, new_entry
 from hastore.protocol.hello import Promised, Purpose, Refused

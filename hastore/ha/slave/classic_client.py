@@ -16,7 +16,7 @@ import socket
 from hastore.errors import CorruptRecordError, HastoreError, ProtocolError
 from hastore.ha.hello.peer import Deadline, receive_exactly, split_address
 from hastore.ha.node.member import Member
-from hastore.ha.node.rewind import cut_back
+from hastore.ha.replica.rewind import cut_back
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry
 from hastore.ha.slave.crc_check import CrcCheck, DamagedRecordError
 from hastore.ha.slave.follower import Follower

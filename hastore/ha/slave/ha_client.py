@@ -15,9 +15,9 @@ import msgspec
 from hastore.errors import HastoreError, ProtocolError, StoreFullError
 from hastore.ha.hello.peer import Call, call
 from hastore.ha.hello.survey import ask_all, check_peer
-from hastore.ha.node.digests import digest_fields
 from hastore.ha.node.member import Member
-from hastore.ha.node.rewind import confirmed_for, cut_back, entries_at
+from hastore.ha.replica.digests import digest_fields
+from hastore.ha.replica.rewind import confirmed_for, cut_back, entries_at
 from hastore.ha.rules.epochs import History
 from hastore.ha.slave.crc_check import DamagedRecordError
 from hastore.ha.slave.follower import Follower
