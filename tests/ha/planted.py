@@ -16,7 +16,7 @@ from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.promotion import catch_up, promoter
 from hastore.ha.replica import receiver
-from hastore.ha.rules import acks, epochs
+from hastore.ha.rules import acks, epochs, following
 from hastore.ha.rules import promotion as rules
 from hastore.ha.rules.acks import AckTable, Reporter
 from hastore.ha.rules.epochs import last_epoch
@@ -132,7 +132,7 @@ def length_only() -> list[Patch]:
         del theirs
         return min(my_end, their_end), len(mine)
 
-    return [(rules, "common_point", shorter), (catch_up, "common_point", shorter)]
+    return [(following, "common_point", shorter), (catch_up, "common_point", shorter)]
 
 
 def promise_in_memory() -> list[Patch]:
@@ -430,7 +430,7 @@ def floor_shared() -> list[Patch]:
         ends = epochs._end_of(mine, index, my_end), epochs._end_of(theirs, other, their_end)
         return min(ends), index + 1
 
-    places: tuple[Any, ...] = (rules, catch_up, epochs)
+    places: tuple[Any, ...] = (following, catch_up, epochs)
     return [(place, "common_point", common_point) for place in places]
 
 

@@ -7,13 +7,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hastore.ha.rules.epochs import FLOOR_EPOCH, EpochEntry, next_epoch
-from hastore.ha.rules.promotion import (
+from hastore.ha.rules.following import (
     MasterView,
-    PeerAnswer,
-    Requirements,
     answer_follow,
     check_identity,
     cut_loses_confirmed,
+)
+from hastore.ha.rules.promotion import (
+    PeerAnswer,
+    Requirements,
     judge,
     may_promise,
     may_resume,

@@ -10,7 +10,7 @@ from hastore.errors import ProtocolError
 from hastore.ha.hello.peer import Deadline, receive_frame
 from hastore.ha.replica.digests import own_digest
 from hastore.ha.rules.epochs import last_epoch
-from hastore.ha.rules.promotion import digest_due, digest_problem
+from hastore.ha.rules.following import digest_due, digest_problem
 from hastore.protocol.ha_link import data_header
 from hastore.protocol.hello import (
     ANSWER_MAGIC,

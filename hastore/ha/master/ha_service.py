@@ -20,7 +20,7 @@ from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import own_digest
 from hastore.ha.rules.acks import AckTable, ClassicReporter
 from hastore.ha.rules.epochs import EpochEntry
-from hastore.ha.rules.promotion import FollowAnswer, MasterView, answer_follow
+from hastore.ha.rules.following import FollowAnswer, MasterView, answer_follow
 from hastore.protocol.hello import Hello, Refused, StreamFrom
 
 log = logging.getLogger(__name__)

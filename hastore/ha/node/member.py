@@ -13,7 +13,8 @@ from hastore.config.model import AckPoint, Config, Flush, NodeAddress
 from hastore.ha.node.gate import WriteGate
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.node.replica_log import ReplicaLog
-from hastore.ha.rules.promotion import check_identity, may_promise
+from hastore.ha.rules.following import check_identity
+from hastore.ha.rules.promotion import may_promise
 from hastore.protocol.ha_link import BODY_BYTES_MAX
 from hastore.protocol.hello import NONCE_BYTES, Hello, Promised, Purpose, Refused
 from hastore.service import OnFailure
