@@ -54,7 +54,7 @@ MAY_IMPORT = {
     "ha.node": (*COMMON, "protocol", "ha.rules", "ha.node", "store.fs"),
     "ha.node.replica_log": ("errors", "store.message_store"),
     "ha.replica": (*_HA_BASE, "ha.replica"),
-    "ha.hello": (*_HA_BASE, "ha.replica.digests", "ha.hello", "ha.master.ha_connection"),
+    "ha.hello": (*_HA_BASE, "ha.replica.digests", "ha.hello"),
     "ha.master": (*_HA_BASE, "ha.replica.digests", "ha.hello", "ha.master"),
     "ha.slave": (*_HA_BASE, "ha.replica", "ha.hello", "ha.slave"),
     "ha.slave.crc_check": ("errors", "ha.node.replica_log", "record"),  # what a record looks like
