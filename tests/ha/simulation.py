@@ -777,7 +777,7 @@ class World:
         piece = bytes(store.data[offset : offset + size])
         frame = data_header(offset, size) + piece
         if self.rng.random() < 0.5:
-            frame = confirmed_frame(*node.ha.limits()) + frame
+            frame = confirmed_frame(store.confirmed_offset, store.readable_offset) + frame
         writer.reach_offset = writer.sent_offset = offset + size
         link.to_slave.append(frame)
 

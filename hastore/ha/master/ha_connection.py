@@ -54,10 +54,6 @@ class ConnectionOwner(Protocol):
         """Count a report, which has been checked; called by the connection's reader."""
         ...
 
-    def limits(self) -> tuple[int, int]:
-        """Return the confirmed and the readable offset as slaves are told them."""
-        ...
-
     def note_failure(self, what: str) -> None:
         """Note for the status that a defect of this node's ended the connection."""
         ...
@@ -172,7 +168,7 @@ class HAConnection:
             frame_bytes_max=frame_bytes_max,
             heartbeat_ms=config.heartbeat_interval_ms,
             history=() if classic else member.state.history,
-            limits=None if classic else self.owner.limits,
+            tell_limits=not classic,
             on_broken=self.close,
             on_failure=self.thread_failed,
         )

@@ -293,11 +293,6 @@ class HAService:
         store = self.member.store
         return store.flushed_offset if self.member.counts_flushed else store.max_offset
 
-    def limits(self) -> tuple[int, int]:
-        """Return the confirmed and the readable offset as slaves are told them."""
-        store = self.member.store
-        return store.confirmed_offset, store.readable_offset
-
     def _note_limits(self) -> None:
         for connection in self._streams:
             if not connection.classic and connection.writer is not None:
