@@ -100,7 +100,7 @@ def own_properties(properties: bytes) -> tuple[bytes, bytes] | None:
     return None
 
 
-class IdempotenceWindow:
+class DedupWindow:
     """The windows of all producers: a Dispatcher. Thread-safe."""
 
     def __init__(self, fs: FileSystem, root: str) -> None:

@@ -7,7 +7,6 @@ from hastore.errors import Status
 # One enum all the way to the user. Of a record: PUT_OK, MESSAGE_ILLEGAL,
 # PROPERTIES_SIZE_EXCEEDED, SERVICE_NOT_AVAILABLE when the disk filled up or failed within a put,
 # or TIMEOUT when it may be stored: the write failed, and so did its clearing.
-PutStatus = Status
 
 
 @dataclass(slots=True)
@@ -18,7 +17,7 @@ class PutResult:
     `queue_offset` and `store_timestamp_ms` are None when retention has taken the original.
     """
 
-    status: PutStatus
+    status: Status
     offset: int | None = None
     end_offset: int | None = None
     queue_id: int | None = None

@@ -4,19 +4,19 @@ Used under the log's lock. Nothing counts as given out before `settle`, once the
 """
 
 from hastore.record.codec import OFFSETS, OFFSETS_AT, STORE_AT
-from hastore.store.append.dedup_window import IdempotenceWindow
+from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
-from hastore.store.append.uniform_batch import PutRun, StoredRun
+from hastore.store.append.uniform_batch import UniformBatch, UniformResults
 
 
-class RunBatch:
+class UniformAppend:
     """Give runs their places behind `start`, the log's end, and join their bytes."""
 
     def __init__(
-        self, start: int, window: IdempotenceWindow, table: QueueOffsetTable, now_ms: int
+        self, start: int, window: DedupWindow, table: QueueOffsetTable, now_ms: int
     ) -> None:
         self.end = start
-        self.results: list[StoredRun] = []
+        self.results: list[UniformResults] = []
         self._start = start
         self._now_ms = now_ms
         self._window = window
@@ -26,14 +26,14 @@ class RunBatch:
         self._following: dict[bytes, dict[int, int]] = {}  # topic and queue to next queue offset
         self._tops: dict[bytes, int] = {}  # the last sequence number of each run's producer
 
-    def take(self, run: PutRun) -> bool:
+    def take(self, batch: UniformBatch) -> bool:
         """Take a run; False, and the batch is of no use, when it may have been put before."""
-        producer, topic, queue_ids = run.producer, run.topic, run.queue_ids
+        producer, topic, queue_ids = batch.producer, batch.topic, batch.queue_ids
         if producer is not None:
             top = self._tops.get(producer)
-            if run.sequences[0] <= (self._window.top(producer) if top is None else top):
+            if batch.sequences[0] <= (self._window.top(producer) if top is None else top):
                 return False
-            self._tops[producer] = run.sequences[-1]
+            self._tops[producer] = batch.sequences[-1]
         following = self._following.get(topic)
         if following is None:
             following = self._following[topic] = {}
@@ -47,12 +47,14 @@ class RunBatch:
             following[queue_id] = queue_offset + 1
             queue_offsets.append(queue_offset)
         first = self.end
-        self.end = first + len(run.payload)
-        offsets = [first + start for start in run.starts]
-        self._payloads.append(run.payload)
+        self.end = first + len(batch.payload)
+        offsets = [first + start for start in batch.starts]
+        self._payloads.append(batch.payload)
         if producer is not None:
-            self._numbered.append((producer, run.sequences, offsets))
-        self.results.append(StoredRun(offsets, self.end, queue_ids, queue_offsets, self._now_ms))
+            self._numbered.append((producer, batch.sequences, offsets))
+        self.results.append(
+            UniformResults(offsets, self.end, queue_ids, queue_offsets, self._now_ms)
+        )
         return True
 
     def patched(self, store_host: bytes) -> bytearray:

@@ -1,8 +1,8 @@
 """The quick way of a put: a payload whose records are alike, as a producer's frame mostly is.
 
 Alike: V1, IPv4, one topic, one producer with rising sequence numbers (or none), nothing that asks
-for more than a place in a queue. The checks are those of `Intake.examine`, which takes what is not
-alike, and what fails here: it says why.
+for more than a place in a queue. The checks are those of
+`PutValidator.validate`, which takes what is not alike, and what fails here: it says why.
 """
 
 import struct
@@ -12,6 +12,7 @@ from typing import overload
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
+from hastore.errors import Status
 from hastore.record.codec import (
     CRC_MASK,
     FLAG_INNER_BATCH,
@@ -22,7 +23,7 @@ from hastore.record.codec import (
     V1_MAGIC,
 )
 from hastore.store.append.dedup_window import MAX_SEQ_DIGITS, SEQ, own_properties, producer_of
-from hastore.store.append.results import PutResult, PutStatus
+from hastore.store.append.results import PutResult
 
 # totalSize, magic, bodyCRC, queueId, sysFlag, bodyLength of a V1 record between IPv4 hosts
 _FRONT = struct.Struct(">IIIi20xi44xi")
@@ -32,7 +33,7 @@ _SPECIAL = FLAG_IPV6 | FLAG_PREPARED | FLAGS_REFUSED
 _SEQUENCE = b"\x02" + SEQ + b"\x01"
 
 
-class PutRun(msgspec.Struct, frozen=True, gc=False):
+class UniformBatch(msgspec.Struct, frozen=True, gc=False):
     """Records that passed, as columns: where each begins in the payload, and what it asks for."""
 
     payload: bytes
@@ -43,7 +44,7 @@ class PutRun(msgspec.Struct, frozen=True, gc=False):
     sequences: list[int]  # empty without a producer
 
 
-class StoredRun(Sequence[PutResult]):
+class UniformResults(Sequence[PutResult]):
     """The results of a run, all of it stored, none a duplicate; as columns, or one by one."""
 
     __slots__ = ("end_offset", "offsets", "queue_ids", "queue_offsets", "store_timestamp_ms")
@@ -77,7 +78,7 @@ class StoredRun(Sequence[PutResult]):
         place = range(len(self.offsets))[place]
         last = place + 1 == len(self.offsets)
         return PutResult(
-            PutStatus.PUT_OK,
+            Status.PUT_OK,
             self.offsets[place],
             self.end_offset if last else self.offsets[place + 1],
             self.queue_ids[place],
@@ -89,9 +90,9 @@ class StoredRun(Sequence[PutResult]):
         return (self[place] for place in range(len(self.offsets)))
 
 
-def take_run(
+def read_uniform_batch(
     topics: dict[bytes, str | None], max_body: int, max_record: int, payload: bytes
-) -> PutRun | None:
+) -> UniformBatch | None:
     """Check a payload; None when it is no run of alike records, or one of them is not right.
 
     `topics` holds what may be put without a further check.
@@ -148,7 +149,7 @@ def take_run(
         starts.append(at)
         queue_ids.append(queue_id)
         at = stop
-    return PutRun(payload, topic, starts, queue_ids, producer, sequences)
+    return UniformBatch(payload, topic, starts, queue_ids, producer, sequences)
 
 
 def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | None:
