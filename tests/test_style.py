@@ -40,10 +40,7 @@ MAY_IMPORT = {
     "store.log": (*_STORE_BASE, "store.state", "store.log"),
     "store.derived": (*_STORE_BASE, "store.derived", "store.replay.scalar_walk"),
     "store.append": (*_STORE_BASE, "store.log", "store.derived", "store.replay", "store.append"),
-    "store.replay": (
-        *(*_STORE_BASE, "store.state", "store.derived", "store.replay"),
-        "store.append.dedup_window",
-    ),
+    "store.replay": (*(*_STORE_BASE, "store.state", "store.derived", "store.replay"),),
     # Another process may have the store: nothing of what writes.
     "store.offline": (
         *(*_STORE_BASE, "store.state", "store.derived", "store.offline"),

@@ -12,7 +12,6 @@ Snapshot, `<root>/hastore/idempotence`, so that a start needs not read the whole
 """
 
 import enum
-import re
 import struct
 import sys
 import threading
@@ -23,19 +22,12 @@ from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from hastore.record.properties import find_property
+from hastore.record.producer import PID_MARK, producer_of
 from hastore.store.append.producer_window import ProducerWindow
 from hastore.store.derived.columns import RecordColumns
 from hastore.store.fs.filesystem import FileSystem
 from hastore.store.replay.scalar_walk import Dispatched
 
-PID = b"HS_PID"
-SEQ = b"HS_SEQ"
-MAX_PID_BYTES = 64
-MAX_SEQ_DIGITS = 18
-_PID_MARK = PID + b"\x01"
-_THEN_SEQ = b"\x02" + SEQ + b"\x01"
-_USUAL = re.compile(rb"(?:^|\x02)HS_PID\x01([^\x02]{1,64})\x02HS_SEQ\x01([0-9]{1,18})(?:\x02|$)")
 _MAX_PRODUCERS = 4096  # the one that wrote least recently goes; at most 64 MiB in all
 _SNAPSHOT_STEP_BYTES = 16 << 20  # of log: how much a start after a crash has to read again
 _HEAD = struct.Struct(">4sIqI")
@@ -55,49 +47,6 @@ class Verdict(enum.Enum):
 
     NEW = "not seen"
     FORGOTTEN = "older than the window"
-
-
-def producer_of(properties: bytes) -> tuple[bytes, int] | None:
-    """Return (HS_PID, HS_SEQ) of a record's raw properties; None without them.
-
-    ValueError when they are there but are no id of 1 to 64 bytes and no decimal number below 2^63.
-    """
-    own = own_properties(properties)
-    if own is not None:
-        return own[0], int(own[1])
-    if _PID_MARK not in properties:
-        return None
-    usual = _USUAL.search(properties)
-    if usual is not None and properties.find(_PID_MARK) == usual.start(1) - len(_PID_MARK):
-        return usual[1], int(usual[2])
-    producer, number = find_property(properties, PID), find_property(properties, SEQ)
-    if producer is None:
-        return None
-    if number is None or not number.isdigit() or len(number) > MAX_SEQ_DIGITS:
-        raise ValueError("HS_SEQ is no decimal number below 10^18")
-    if not 0 < len(producer) <= MAX_PID_BYTES:
-        raise ValueError(f"HS_PID has {len(producer)} bytes; 1 to {MAX_PID_BYTES} are allowed")
-    return producer, int(number)
-
-
-def own_properties(properties: bytes) -> tuple[bytes, bytes] | None:
-    """Return HS_PID and the digits of HS_SEQ where they are all there is, well formed, as mostly.
-
-    None: only a closer look tells.
-    """
-    if not properties.startswith(_PID_MARK) or properties[-1] != 2:
-        return None
-    at = properties.find(_THEN_SEQ)
-    producer, digits = properties[len(_PID_MARK) : at], properties[at + len(_THEN_SEQ) : -1]
-    if (
-        at > 0
-        and producer.isalnum()
-        and len(producer) <= MAX_PID_BYTES
-        and digits.isdigit()
-        and len(digits) <= MAX_SEQ_DIGITS
-    ):
-        return producer, digits
-    return None
 
 
 class DedupWindow:
@@ -216,7 +165,7 @@ class DedupWindow:
         offsets: list[int] = []
         for record in batch:
             properties = record[8]
-            if record[0] < end or _PID_MARK not in properties:
+            if record[0] < end or PID_MARK not in properties:
                 continue
             try:
                 found = producer_of(properties)

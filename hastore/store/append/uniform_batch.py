@@ -22,7 +22,7 @@ from hastore.record.codec import (
     MIN_RECORD_SIZE,
     V1_MAGIC,
 )
-from hastore.store.append.dedup_window import MAX_SEQ_DIGITS, SEQ, own_properties, producer_of
+from hastore.record.producer import MAX_SEQ_DIGITS, SEQ, producer_of, sole_producer
 from hastore.store.append.results import PutResult
 
 # totalSize, magic, bodyCRC, queueId, sysFlag, bodyLength of a V1 record between IPv4 hosts
@@ -169,9 +169,9 @@ def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | No
         return None
     if not properties:
         return None, 0, b""
-    own = own_properties(properties)
-    if own is not None:
-        return own[0], int(own[1]), tail[: -1 - len(own[1])]
+    sole = sole_producer(properties)
+    if sole is not None:
+        return sole[0], int(sole[1]), tail[: -1 - len(sole[1])]
     if properties[-1] != 2 or properties.count(b"\x01") != properties.count(b"\x02"):
         return None
     try:

@@ -24,8 +24,8 @@ from hastore.record.codec import (
     layout_of,
 )
 from hastore.record.host import Host
+from hastore.record.producer import producer_of
 from hastore.record.properties import MAX_PROPERTIES_BYTES, check_topic
-from hastore.store.append.dedup_window import producer_of
 from hastore.store.append.results import PutResult
 from hastore.store.append.uniform_batch import FLAGS_REFUSED, UniformBatch, read_uniform_batch
 

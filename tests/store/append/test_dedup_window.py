@@ -8,7 +8,7 @@ import pytest
 
 from hastore.errors import Status
 from hastore.record.properties import encode_properties
-from hastore.store.append.dedup_window import DedupWindow, Verdict, producer_of
+from hastore.store.append.dedup_window import DedupWindow, Verdict
 from hastore.store.append.producer_window import WINDOW
 from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import PutResult
@@ -79,20 +79,10 @@ def test_what_left_the_window_is_refused_not_stored_twice(tmp_path: Path) -> Non
     ],
 )
 def test_broken_ids_are_illegal(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
-    with pytest.raises(ValueError, match="HS_"):
-        producer_of(encode_properties(pairs))
     with opened(tmp_path) as store:
         ((result,),) = store.put_encoded([message(0, properties=pairs)])
         assert result.status is Status.MESSAGE_ILLEGAL
         assert "HS_" in (result.reason or "")
-
-
-def test_ids_are_found_wherever_they_stand() -> None:
-    pairs = [("XHS_PID", "no"), ("HS_SEQ", "5"), ("KEYS", "k"), ("HS_PID", "p")]
-    assert producer_of(encode_properties(pairs)) == (b"p", 5)
-    assert producer_of(encode_properties([("HS_PID", "p"), ("HS_SEQ", "6")])[:-1]) == (b"p", 6)
-    assert producer_of(encode_properties([("XHS_PID", "p"), ("HS_SEQ", "6")])) is None
-    assert producer_of(b"") is None
 
 
 def test_replay_and_put_feed_the_same_window_once(tmp_path: Path) -> None:
