@@ -40,7 +40,7 @@ MAY_IMPORT = {
     "store.log": (*_STORE_BASE, "store.state", "store.log"),
     "store.derived": (*_STORE_BASE, "store.derived", "store.replay.scalar_walk"),
     "store.append": (*_STORE_BASE, "store.log", "store.derived", "store.replay", "store.append"),
-    "store.replay": (*(*_STORE_BASE, "store.state", "store.derived", "store.replay"),),
+    "store.replay": (*_STORE_BASE, "store.state", "store.derived", "store.replay"),
     # Another process may have the store: nothing of what writes.
     "store.offline": (
         *(*_STORE_BASE, "store.state", "store.derived", "store.offline"),
@@ -65,7 +65,7 @@ MAY_IMPORT = {
     "server.api": (
         *(*COMMON, "protocol", "record", "server.api", "server.retention.position_records"),
         *("ha.hello.peer", "ha.master.group_transfer", "ha.rules"),
-        *("store.append.uniform_batch", "store.message_store"),
+        *("store.append.results", "store.message_store"),
     ),
     "server.roles": (*COMMON, "protocol", "ha", "store.fs", "server.roles"),
     "server.retention": (

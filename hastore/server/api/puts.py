@@ -22,7 +22,7 @@ from hastore.protocol.api import Put, PutDone, Status
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.server.api.failures import Failures, master_of
-from hastore.store.append.uniform_batch import UniformResults
+from hastore.store.append.results import UniformResults
 
 if TYPE_CHECKING:
     from hastore.record.codec import Record

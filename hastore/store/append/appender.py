@@ -27,9 +27,8 @@ from hastore.record.codec import (
 from hastore.record.host import Host
 from hastore.store.append.dedup_window import DedupWindow, Verdict
 from hastore.store.append.queue_offsets import QueueOffsetTable
-from hastore.store.append.results import PutResult
-from hastore.store.append.uniform_append import UniformAppend
-from hastore.store.append.uniform_batch import UniformBatch, UniformResults
+from hastore.store.append.results import PutResult, UniformResults
+from hastore.store.append.uniform_batch import UniformAppend, UniformBatch
 from hastore.store.append.validation import Entry, PutValidator
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.replay.service import IndexBuildService

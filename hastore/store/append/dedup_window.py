@@ -20,14 +20,14 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from hastore.record.producer import PID_MARK, producer_of
-from hastore.store.append.producer_window import ProducerWindow
+from hastore.store.append.results import PutResult
 from hastore.store.derived.columns import RecordColumns
 from hastore.store.fs.filesystem import FileSystem
 from hastore.store.replay.scalar_walk import Dispatched
 
+WINDOW = 1024  # sequence numbers of each producer
 _MAX_PRODUCERS = 4096  # the one that wrote least recently goes; at most 64 MiB in all
 _SNAPSHOT_STEP_BYTES = 16 << 20  # of log: how much a start after a crash has to read again
 _HEAD = struct.Struct(">4sIqI")
@@ -38,15 +38,72 @@ _MAGIC = b"HSIW"
 _VERSION = 1
 
 
-if TYPE_CHECKING:
-    from hastore.store.append.results import PutResult
-
-
 class Verdict(enum.Enum):
     """What the window knows of a sequence number that it does not hold."""
 
     NEW = "not seen"
     FORGOTTEN = "older than the window"
+
+
+class ProducerWindow:
+    """One producer: `sequences[i]` lies at `offsets[i]`, in the log's order."""
+
+    __slots__ = ("floor", "offsets", "sequences", "top")
+
+    def __init__(self) -> None:
+        self.sequences = array("q")
+        self.offsets = array("q")
+        self.floor = -1  # the greatest sequence number that has left the window
+        self.top = -1  # the greatest one there is
+
+    def add(self, sequence: int, offset: int) -> None:
+        """Take the next record."""
+        self.sequences.append(sequence)
+        self.offsets.append(offset)
+        self.top = max(self.top, sequence)
+        if len(self.sequences) >= 2 * WINDOW:
+            self.trim()
+
+    def extend(self, sequences: Sequence[int], offsets: Sequence[int]) -> None:
+        """Add many, as `add` would."""
+        top = max(sequences)
+        if top > self.top:
+            self.top = top
+        at = 0
+        while len(self.sequences) + len(sequences) - at >= 2 * WINDOW:
+            stop = at + 2 * WINDOW - len(self.sequences)
+            self.sequences.extend(sequences[at:stop])
+            self.offsets.extend(offsets[at:stop])
+            self.trim()
+            at = stop
+        self.sequences.extend(sequences[at:] if at else sequences)
+        self.offsets.extend(offsets[at:] if at else offsets)
+
+    def trim(self) -> None:
+        """Let go of all but the last `WINDOW`."""
+        gone = len(self.sequences) - WINDOW
+        if gone > 0:
+            self.floor = max(self.floor, max(self.sequences[:gone]))
+            del self.sequences[:gone]
+            del self.offsets[:gone]
+
+    def cut(self, log_end: int) -> None:
+        """Forget records at or beyond `log_end`."""
+        keep = len(self.offsets)
+        while keep and self.offsets[keep - 1] >= log_end:
+            keep -= 1
+        del self.sequences[keep:]
+        del self.offsets[keep:]
+        self.top = max(self.floor, max(self.sequences, default=-1))
+
+    def find(self, sequence: int) -> int | None:
+        """Return the offset of a sequence number in the window."""
+        if sequence > self.top:
+            return None
+        try:
+            return self.offsets[self.sequences.index(sequence)]
+        except ValueError:
+            return None
 
 
 class DedupWindow:
@@ -86,7 +143,7 @@ class DedupWindow:
                 return offset
             return Verdict.FORGOTTEN if sequence <= known.floor else Verdict.NEW
 
-    def add_all(self, fresh: Mapping[tuple[bytes, int], "PutResult"], end_offset: int) -> None:
+    def add_all(self, fresh: Mapping[tuple[bytes, int], PutResult], end_offset: int) -> None:
         """Take the records of one put, which the log now holds up to `end_offset`."""
         with self._guard:
             for (producer, sequence), result in fresh.items():

@@ -8,8 +8,7 @@ import pytest
 
 from hastore.errors import Status
 from hastore.record.properties import encode_properties
-from hastore.store.append.dedup_window import DedupWindow, Verdict
-from hastore.store.append.producer_window import WINDOW
+from hastore.store.append.dedup_window import WINDOW, DedupWindow, Verdict
 from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import PutResult
 from hastore.store.replay.scalar_walk import Dispatched

@@ -9,7 +9,7 @@ import pytest
 
 from hastore.errors import Status
 from hastore.store.append.appender import Appender
-from hastore.store.append.uniform_batch import UniformResults
+from hastore.store.append.results import UniformResults
 from hastore.store.append.validation import Entry, PutValidator
 from tests.store.kit import HOST, config, message, opened, read_log
 
