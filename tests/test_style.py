@@ -39,7 +39,10 @@ MAY_IMPORT = {
     "store.state": ("errors", "store.fs", "store.state"),
     "store.log": (*_STORE_BASE, "store.state", "store.log"),
     "store.derived": (*_STORE_BASE, "store.derived", "store.replay.scalar_walk"),
-    "store.append": (*_STORE_BASE, "store.log", "store.derived", "store.replay", "store.append"),
+    "store.append": (
+        *(*_STORE_BASE, "store.log", "store.derived", "store.append"),
+        "store.replay.scalar_walk",
+    ),
     "store.replay": (*_STORE_BASE, "store.state", "store.derived", "store.replay"),
     # Another process may have the store: nothing of what writes.
     "store.offline": (

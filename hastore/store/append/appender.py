@@ -8,6 +8,7 @@ as given out before the log holds it.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from hastore.clock import Clock
 from hastore.config.model import StoreConfig
@@ -31,7 +32,6 @@ from hastore.store.append.results import PutResult, UniformResults
 from hastore.store.append.uniform_batch import UniformAppend, UniformBatch
 from hastore.store.append.validation import Entry, PutValidator
 from hastore.store.log.commit_log import CommitLog
-from hastore.store.replay.service import IndexBuildService
 
 log = logging.getLogger(__name__)
 
@@ -39,6 +39,24 @@ _REPLAY_TIMEOUT_S = 5.0
 _OK = Status.PUT_OK
 Validated = tuple[bytes, list[Entry | PutResult]]
 Results = list[PutResult] | UniformResults
+
+
+class Replay(Protocol):
+    """What a put needs of replay (IndexBuildService)."""
+
+    @property
+    def dispatched_offset(self) -> int:
+        """Return the offset below which queue offsets and deduplication window are complete."""
+        ...
+
+    @property
+    def blocked_reason(self) -> str | None:
+        """Return why replay stands still; None while it works."""
+        ...
+
+    def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
+        """Wait until replay has reached `offset`; whether it has within the time."""
+        ...
 
 
 class _Batch:
@@ -161,7 +179,7 @@ class Appender:
         commit_log: CommitLog,
         window: DedupWindow,
         table: QueueOffsetTable,
-        build: IndexBuildService,
+        replay: Replay,
         *,
         config: StoreConfig,
         store_host: Host,
@@ -170,7 +188,7 @@ class Appender:
         self._log = commit_log
         self._window = window
         self._table = table
-        self._build = build
+        self._replay = replay
         self._host = store_host
         self._host_bytes = store_host.packed
         self._clock = clock
@@ -218,13 +236,13 @@ class Appender:
 
     def _wait_for_replay(self, end: int) -> None:
         """Wait until queue offsets and window know the log up to `end`."""
-        if not self._build.wait_dispatched(end, _REPLAY_TIMEOUT_S):
-            reason = self._build.blocked_reason or "replay has not reached the log's end yet"
+        if not self._replay.wait_dispatched(end, _REPLAY_TIMEOUT_S):
+            reason = self._replay.blocked_reason or "replay has not reached the log's end yet"
             raise StoreError(f"queue offsets are not known: {reason}")
 
     def _adopt(self, end: int) -> None:
         """Go on from replay: it has reached the end (a blank at the end is in no batch)."""
-        if self._build.dispatched_offset < end:
+        if self._replay.dispatched_offset < end:
             raise StoreError("queue offsets are not known: the log grew from elsewhere")
         self._table.advance(end)
         self._window.advance(end)

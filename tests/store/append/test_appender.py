@@ -234,6 +234,6 @@ def test_put_waits_until_replay_knows_the_queue_offsets(tmp_path: Path) -> None:
         assert (new.duplicate, new.queue_offset) == (False, 2)
         store.append_replica(store.max_offset, data[:50])  # the beginning of a record
         assert store.whole_offset == store.max_offset - 50
-        store._appender._build.stop()
+        store._parts.build.stop()
         with pytest.raises(StoreError, match="queue offsets"):
             store.put_encoded([message(3)])
