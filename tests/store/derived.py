@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hastore.service import raise_failure
-from hastore.store.derived.dispatcher import LogView
+from hastore.store.derived.contract import LogView
 from hastore.store.derived.index.key_index import KeyIndex
 from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
 from hastore.store.fs.filesystem import REAL, FileSystem

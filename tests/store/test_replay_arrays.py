@@ -11,12 +11,12 @@ from hastore.service import raise_failure
 from hastore.store.append.dedup_window import IdempotenceWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.derived.columns import RecordColumns
+from hastore.store.derived.walk import vector_walk as replay_arrays
+from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC, RecordWalker, Stop
+from hastore.store.derived.walk.vector_walk import ArrayWalker
 from hastore.store.fs.filesystem import REAL
 from hastore.store.replay import service as index_build
-from hastore.store.replay import vector_walk as replay_arrays
-from hastore.store.replay.scalar_walk import SCHEDULE_TOPIC, RecordWalker, Stop
 from hastore.store.replay.service import IndexBuildService
-from hastore.store.replay.vector_walk import ArrayWalker
 from tests.store.derived import Derived
 from tests.store.logs import START_MS, MemoryLog
 
@@ -34,8 +34,14 @@ def usual_properties(chance: random.Random, sequences: dict[str, int]) -> bytes:
     """Make properties as the producer does, now and then with a repeated sequence number."""
     pairs = []
     if chance.random() < 0.5:
-        pairs.append(("KEYS", chance.choice(("k", "", "ä", "a b", " a", "x y z "))
-                      + "k" * chance.choice((0, 0, 300)) + str(chance.randrange(2000))))
+        pairs.append(
+            (
+                "KEYS",
+                chance.choice(("k", "", "ä", "a b", " a", "x y z "))
+                + "k" * chance.choice((0, 0, 300))
+                + str(chance.randrange(2000)),
+            )
+        )
     if chance.random() < 0.3:
         pairs.append(("TAGS", chance.choice(("A", "BB", "t1", "t2", "größe", ""))))
     if chance.random() < 0.2:

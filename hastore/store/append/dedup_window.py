@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 from hastore.record.properties import find_property
 from hastore.store.append.producer_window import ProducerWindow
 from hastore.store.derived.columns import RecordColumns
+from hastore.store.derived.walk.scalar_walk import Dispatched
 from hastore.store.fs.filesystem import FileSystem
-from hastore.store.replay.scalar_walk import Dispatched
 
 PID = b"HS_PID"
 SEQ = b"HS_SEQ"

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from hastore.store.derived.columns import RecordColumns
-from hastore.store.replay.scalar_walk import (
+from hastore.store.derived.walk.scalar_walk import (
     FLAG_INNER_BATCH,
     FLAG_PREPARED,
     Dispatched,

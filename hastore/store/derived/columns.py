@@ -8,7 +8,7 @@ from array import array
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from hastore.store.replay.scalar_walk import Dispatched
+from hastore.store.derived.walk.scalar_walk import Dispatched
 
 
 class QueueRun(NamedTuple):

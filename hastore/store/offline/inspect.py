@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hastore.record.codec import Record, check_blank, check_record, decode_record
-from hastore.store.derived.dispatcher import LogView
+from hastore.store.derived.contract import LogView
+from hastore.store.derived.walk.scalar_walk import RecordWalker
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.offline.queue_check import QueueCheck
-from hastore.store.replay.scalar_walk import RecordWalker
 from hastore.store.state.limits import read_limits
 
 __all__ = ["Damage", "LogView", "Stat", "Verification", "dump", "stat", "verify"]

@@ -23,15 +23,15 @@ from typing import TYPE_CHECKING
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import HastoreError, StoreError, SyncFailedError
 from hastore.service import OnFailure, Service
-from hastore.store.derived.dispatcher import Dispatcher, LogView
+from hastore.store.derived.contract import Dispatcher, LogView
+from hastore.store.derived.walk.scalar_walk import Dispatched, RecordWalker, Stop, Walk
 from hastore.store.replay.pace import BULK_BYTES, TRICKLE_S, VIEW_BYTES, ReplayPace
-from hastore.store.replay.scalar_walk import Dispatched, RecordWalker, Stop, Walk
 from hastore.store.state.replay_progress import ReplayState
 
 __all__ = ["Dispatched", "Dispatcher", "IndexBuildService", "LogView"]
 
 if TYPE_CHECKING:
-    from hastore.store.replay.vector_walk import ArrayWalker
+    from hastore.store.derived.walk.vector_walk import ArrayWalker
 
 log = logging.getLogger(__name__)
 
@@ -186,7 +186,7 @@ class IndexBuildService(Service):
 
     def _load_arrays(self) -> "ArrayWalker":
         if self._arrays is None:
-            from hastore.store.replay.vector_walk import ArrayWalker
+            from hastore.store.derived.walk.vector_walk import ArrayWalker
 
             self._arrays = ArrayWalker(self._plain)
         return self._arrays

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
-from hastore.store.replay.scalar_walk import Dispatched, RecordWalker
+from hastore.store.derived.walk.scalar_walk import Dispatched, RecordWalker
 
 
 class LogView(Protocol):

@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hastore.record.codec import BLANK_MAGIC, V1_MAGIC, V2_MAGIC
-from hastore.store.replay.column_batch import ColumnBatch
-from hastore.store.replay.scalar_walk import RecordWalker, Walk
-from hastore.store.replay.tail_layout import Bytes, Layout, Rows, changes, padded
+from hastore.store.derived.walk.column_batch import ColumnBatch
+from hastore.store.derived.walk.scalar_walk import RecordWalker, Walk
+from hastore.store.derived.walk.tail_layout import Bytes, Layout, Rows, changes, padded
 
 _MIN_RECORD = 91
 _FRONT = struct.Struct(">iI")

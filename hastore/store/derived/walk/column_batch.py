@@ -10,7 +10,7 @@ import numpy as np
 from hastore.record.java_hash import KeyHasher, keys_of
 from hastore.store.append.dedup_window import MAX_PID_BYTES, producer_of
 from hastore.store.derived.columns import KeyedRecords, ProducerRun, QueueRun, RecordColumns
-from hastore.store.replay.scalar_walk import (
+from hastore.store.derived.walk.scalar_walk import (
     FLAG_INNER_BATCH,
     FLAG_PREPARED,
     FLAG_ROLLBACK,
@@ -19,7 +19,7 @@ from hastore.store.replay.scalar_walk import (
     RecordWalker,
     properties_at,
 )
-from hastore.store.replay.tail_layout import (
+from hastore.store.derived.walk.tail_layout import (
     Bytes,
     Layout,
     Rows,
