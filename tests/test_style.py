@@ -39,11 +39,12 @@ MAY_IMPORT = {
     "store.state": ("errors", "store.fs", "store.state"),
     "store.log": (*_STORE_BASE, "store.state", "store.log"),
     "store.derived": (*_STORE_BASE, "store.derived"),
+    "store.derived.contract": ("errors", "record"),
     "store.derived.walk": (
-        *("errors", "record", "store.derived.columns", "store.derived.walk"),
+        *("errors", "record", "store.derived.contract", "store.derived.walk"),
         "store.append.dedup_window",
     ),
-    "store.append": (*_STORE_BASE, "store.log", "store.derived", "store.replay", "store.append"),
+    "store.append": (*_STORE_BASE, "store.log", "store.derived", "store.append"),
     "store.replay": (*_STORE_BASE, "store.state", "store.derived", "store.replay"),
     # Another process may have the store: nothing of what writes.
     "store.offline": (*_STORE_BASE, "store.state", "store.derived", "store.offline"),
@@ -91,7 +92,7 @@ MAY_IMPORT = {
 PURE = (
     *("protocol", "record", "config.checks", "config.values"),
     *("ha.rules", "ha.node.rewind"),
-    "store.derived.walk",
+    *("store.derived.contract", "store.derived.walk"),
 )
 IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subprocess", "mmap"}
 FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}

@@ -9,7 +9,7 @@ import pytest
 from hastore.record.properties import encode_properties
 from hastore.store.append.dedup_window import IdempotenceWindow, Verdict, producer_of
 from hastore.store.append.producer_window import WINDOW
-from hastore.store.derived.walk.scalar_walk import Dispatched
+from hastore.store.derived.contract import Dispatched
 from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import PutResult, PutStatus
 from tests.store.faulty import FaultyFileSystem, NoticedLock

@@ -10,7 +10,7 @@ from hastore.record.host import Host
 from hastore.service import raise_failure
 from hastore.store.append.dedup_window import IdempotenceWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
-from hastore.store.derived.columns import RecordColumns
+from hastore.store.derived.contract import RecordColumns
 from hastore.store.derived.walk import vector_walk as replay_arrays
 from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC, RecordWalker, Stop
 from hastore.store.derived.walk.vector_walk import ArrayWalker

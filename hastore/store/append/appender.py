@@ -31,8 +31,8 @@ from hastore.store.append.results import PutResult, PutStatus
 from hastore.store.append.uniform_append import RunBatch
 from hastore.store.append.uniform_batch import PutRun, StoredRun
 from hastore.store.append.validation import Entry, Intake
+from hastore.store.derived.contract import ReplayProgress
 from hastore.store.log.commit_log import CommitLog
-from hastore.store.replay.service import IndexBuildService
 
 log = logging.getLogger(__name__)
 
@@ -162,7 +162,7 @@ class Appender:
         commit_log: CommitLog,
         window: IdempotenceWindow,
         table: QueueOffsetTable,
-        build: IndexBuildService,
+        build: ReplayProgress,
         *,
         config: StoreConfig,
         store_host: Host,

@@ -25,8 +25,7 @@ from typing import TYPE_CHECKING
 
 from hastore.record.properties import find_property
 from hastore.store.append.producer_window import ProducerWindow
-from hastore.store.derived.columns import RecordColumns
-from hastore.store.derived.walk.scalar_walk import Dispatched
+from hastore.store.derived.contract import Dispatched, RecordColumns
 from hastore.store.fs.filesystem import FileSystem
 
 PID = b"HS_PID"

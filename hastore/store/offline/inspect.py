@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hastore.record.codec import Record, check_blank, check_record, decode_record
-from hastore.store.derived.contract import LogView
 from hastore.store.derived.walk.scalar_walk import RecordWalker
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.offline.queue_check import QueueCheck
 from hastore.store.state.limits import read_limits
 
-__all__ = ["Damage", "LogView", "Stat", "Verification", "dump", "stat", "verify"]
+__all__ = ["Damage", "Stat", "Verification", "dump", "stat", "verify"]
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _DAMAGES_MAX = 100  # named one by one

@@ -23,12 +23,10 @@ from typing import TYPE_CHECKING
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import HastoreError, StoreError, SyncFailedError
 from hastore.service import OnFailure, Service
-from hastore.store.derived.contract import Dispatcher, LogView
-from hastore.store.derived.walk.scalar_walk import Dispatched, RecordWalker, Stop, Walk
+from hastore.store.derived.contract import Dispatcher, ReplayableLog
+from hastore.store.derived.walk.scalar_walk import RecordWalker, Stop, Walk
 from hastore.store.replay.pace import BULK_BYTES, TRICKLE_S, VIEW_BYTES, ReplayPace
 from hastore.store.state.replay_progress import ReplayState
-
-__all__ = ["Dispatched", "Dispatcher", "IndexBuildService", "LogView"]
 
 if TYPE_CHECKING:
     from hastore.store.derived.walk.vector_walk import ArrayWalker
@@ -50,7 +48,7 @@ class IndexBuildService(Service):
 
     def __init__(
         self,
-        commit_log: LogView,
+        commit_log: ReplayableLog,
         dispatchers: Sequence[Dispatcher],
         *,
         state: ReplayState,

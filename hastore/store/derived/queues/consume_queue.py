@@ -10,15 +10,10 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from hastore.store.derived.columns import RecordColumns
+from hastore.record.codec import FLAG_INNER_BATCH, FLAG_PREPARED
+from hastore.store.derived.contract import Dispatched, RecordColumns, inner_batch_of
 from hastore.store.derived.queues.batch_consume_queue import BatchConsumeQueue
 from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, FileCache, UnitFiles
-from hastore.store.derived.walk.scalar_walk import (
-    FLAG_INNER_BATCH,
-    FLAG_PREPARED,
-    Dispatched,
-    inner_batch_of,
-)
 from hastore.store.fs.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
