@@ -15,7 +15,7 @@ from hastore.record.codec import FLAG_ROLLBACK, MIN_RECORD_SIZE
 from hastore.record.java_hash import KeyHasher, keys_of
 from hastore.store.derived.contract import Dispatched, RecordColumns, ReplayableLog
 from hastore.store.derived.index.index_file import IndexFile, IndexHeader, Plan
-from hastore.store.derived.walk.scalar_walk import RecordWalker
+from hastore.store.derived.walk.scalar_walk import ScalarWalker
 from hastore.store.fs.filesystem import FileSystem
 from hastore.store.fs.sync_files import sync_files
 
@@ -316,7 +316,7 @@ class KeyIndex:
         while True:
             with log.view(offset, wanted) as view:
                 size = max(int.from_bytes(view[:4]), MIN_RECORD_SIZE)  # as the record states it
-                walk = RecordWalker().walk(view[:size], offset, left)
+                walk = ScalarWalker().walk(view[:size], offset, left)
                 seen = len(view)
             if walk.batch:
                 return walk.batch[0]

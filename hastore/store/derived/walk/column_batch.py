@@ -17,7 +17,7 @@ from hastore.store.derived.contract import (
     QueueRun,
     RecordColumns,
 )
-from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC, RecordWalker, properties_at
+from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC, ScalarWalker, properties_at
 from hastore.store.derived.walk.tail_layout import (
     Bytes,
     Layout,
@@ -59,7 +59,7 @@ class ColumnBatch(RecordColumns):
 
     def __init__(
         self,
-        plain: RecordWalker,
+        plain: ScalarWalker,
         offsets: Rows,
         sizes: Rows,
         queue_ids: Rows,

@@ -55,7 +55,7 @@ class Walk(NamedTuple):
     wanted: int  # bytes that the record at the stop needs, as far as that is known (END)
 
 
-class RecordWalker:
+class ScalarWalker:
     """Walk whole records; keeps caches of topics and tags, so use one for each thread."""
 
     def __init__(self) -> None:
