@@ -17,7 +17,7 @@ from hastore.store.derived.walk.vector_walk import VectorWalker
 from hastore.store.fs.filesystem import REAL
 from hastore.store.replay import service as index_build
 from hastore.store.replay.service import IndexBuildService
-from tests.store.derived import Derived
+from tests.store.derived_files import Derived
 from tests.store.logs import START_MS, MemoryLog
 
 V4, V6 = Host(bytes((127, 0, 0, 1)), 10911), Host(bytes(range(16)), 7)
