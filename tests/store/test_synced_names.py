@@ -8,7 +8,7 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.server.roles.once import Once
-from hastore.store.derived.queues.unit_files import FileCache
+from hastore.store.derived.queues.file_cache import FileCache
 from hastore.store.log.mapped_file_queue import MappedFileQueue
 from hastore.store.message_store import MessageStore
 from tests.store.derived_files import Derived

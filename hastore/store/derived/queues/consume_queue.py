@@ -13,7 +13,8 @@ from typing import NamedTuple
 from hastore.record.codec import FLAG_INNER_BATCH, FLAG_PREPARED
 from hastore.store.derived.contract import Dispatched, RecordColumns, inner_batch_of
 from hastore.store.derived.queues.batch_consume_queue import BatchConsumeQueue
-from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, FileCache, UnitFiles
+from hastore.store.derived.queues.file_cache import FileCache
+from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, UnitFiles
 from hastore.store.fs.filesystem import FileSystem
 
 log = logging.getLogger(__name__)
