@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hastore.record.codec import Record, check_blank, check_record, decode_record
-from hastore.store.derived.dispatcher import LogView
+from hastore.store.derived.walk.scalar_walk import ScalarWalker
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.offline.queue_check import QueueCheck
-from hastore.store.replay.scalar_walk import RecordWalker
 from hastore.store.state.limits import read_limits
 
-__all__ = ["Damage", "LogView", "Stat", "Verification", "dump", "stat", "verify"]
+__all__ = ["Damage", "Stat", "Verification", "dump", "stat", "verify"]
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _DAMAGES_MAX = 100  # named one by one
@@ -207,7 +206,7 @@ class _Examination:
         self._files = files
         self._progress = progress
         self._checked = checked
-        self._walker = RecordWalker()
+        self._walker = ScalarWalker()
         self._queues = QueueCheck(store, fs) if checked and not files.is_bare else None
         limits = read_limits(fs, store)
         self._known_end = None if limits is None else limits.flushed_offset

@@ -12,7 +12,7 @@ import pytest
 from hastore.errors import StoreError, SyncFailedError
 from hastore.store import store_life
 from hastore.store.message_store import MessageStore
-from tests.store.derived import Derived
+from tests.store.derived_files import Derived
 from tests.store.faulty import BAD_DISK, NO_SPACE, FaultyFileSystem
 from tests.store.kit import HOST, bodies, config, crash_copy, message, opened, put
 from tests.store.logs import MemoryLog, fill
