@@ -32,10 +32,10 @@ class FlushService(Service):
         health: StoreHealth,
         *,
         interval_ms: int,
-        boundary: Callable[[], int],
+        record_end: Callable[[], int],
         on_failure: OnFailure,
     ) -> None:
-        """Prepare; `boundary()` returns the end of a whole record, as far on as is known."""
+        """Prepare; `record_end()` returns the end of a whole record, as far on as is known."""
         super().__init__("FlushCommitLogService", on_failure=on_failure)
         self.flushed_offset = 0
         self.on_flushed: Callable[[int], None] | None = None
@@ -43,7 +43,7 @@ class FlushService(Service):
         self._page = page
         self._health = health
         self._interval_s = interval_ms / 1000
-        self._boundary = boundary
+        self._record_end = record_end
         self.sync_lock = threading.RLock()  # held while the log is cut (taken after the log's)
         self._changed = threading.Condition()
         self._requested = False
@@ -70,14 +70,14 @@ class FlushService(Service):
         self._health.check()
         with self.sync_lock:
             self._health.check()
-            boundary = self._boundary()
+            record_end = self._record_end()
             target = self._log.max_offset
             start = self.flushed_offset
             if target == start:
                 return start
             try:
                 self._log.queue.sync(start, target)
-                self._page.update(flushed=boundary, boundary=boundary)
+                self._page.update(flushed=record_end, record_end=record_end)
             except OSError as failure:
                 if failure.errno in _NO_DESCRIPTOR:
                     raise StoreError(
