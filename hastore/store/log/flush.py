@@ -5,20 +5,19 @@ closes the store for ever (StoreHealth): it is never tried again. One that was n
 process has no descriptor left for it, has lost nothing and is tried again.
 """
 
-import errno
 import logging
 import threading
 from collections.abc import Callable
 
 from hastore.errors import StoreBrokenError, StoreError
 from hastore.service import OnFailure, Service
+from hastore.store.fs.filesystem import NO_DESCRIPTOR
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.health import StoreHealth
 from hastore.store.state.limits import LimitsPage
 
 log = logging.getLogger(__name__)
 
-_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})  # of an open; no fsync fails so
 _RETRY_S = 0.1
 
 
@@ -79,7 +78,7 @@ class FlushService(Service):
                 self._log.queue.sync(start, target)
                 self._page.update(flushed=record_end, record_end=record_end)
             except OSError as failure:
-                if failure.errno in _NO_DESCRIPTOR:
+                if failure.errno in NO_DESCRIPTOR:
                     raise StoreError(
                         f"bytes [{start}, {target}) are not synced yet: {failure}; raise the limit"
                         " of open files"
