@@ -19,14 +19,14 @@ from hastore.store.append.appender import Appender
 from hastore.store.append.results import PutResult, PutStatus
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.log.mapped_file import FileRange
-from hastore.store.store_cuts import StoreCuts
-from hastore.store.store_life import StoreLife
-from hastore.store.store_reads import (
+from hastore.store.message_reader import (
     PullResult,
     PullStatus,
     StoreReads,
     walk_whole,
 )
+from hastore.store.store_cuts import StoreCuts
+from hastore.store.store_life import StoreLife
 
 __all__ = ["FileRange", "MessageStore", "PullResult", "PullStatus", "PutResult", "PutStatus"]
 

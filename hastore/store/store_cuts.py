@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from hastore.errors import StoreError, StoreFullError, UsageError
 from hastore.record.codec import check_blank, check_record
-from hastore.store.log.retention import expired_files
+from hastore.store.message_reader import walk_whole
 from hastore.store.parts import StoreParts
-from hastore.store.store_reads import walk_whole
+from hastore.store.retention import expired_files
 
 log = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from tests.store.kit import (
     scribble,
 )
 
-GOLDEN = os.path.join(os.path.dirname(__file__), "..", "golden")
+GOLDEN = os.path.join(os.path.dirname(__file__), "..", "..", "golden")
 
 
 def fill(store: MessageStore, count: int, first: int = 0, size: int = 1000) -> list[bytes]:
@@ -333,7 +333,7 @@ sys.stdin.read()
 
 
 def _start(*arguments: str) -> "subprocess.Popen[bytes]":
-    root = os.path.join(os.path.dirname(__file__), "..", "..")
+    root = os.path.join(os.path.dirname(__file__), "..", "..", "..")
     process = subprocess.Popen(
         [sys.executable, "-c", OPENER, *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root,

@@ -97,7 +97,7 @@ def test_both_slots_are_of_this_life_after_open(tmp_path: Path) -> None:
 
 
 def test_the_checkpoint_is_rocketmqs(tmp_path: Path) -> None:
-    golden = Path(__file__).parent.parent / "golden" / "three-files" / "checkpoint"
+    golden = Path(__file__).parent.parent.parent / "golden" / "three-files" / "checkpoint"
     raw = golden.read_bytes()
     (tmp_path / "checkpoint").write_bytes(raw)
     file = CheckpointFile(REAL, str(tmp_path))
