@@ -45,15 +45,19 @@ MAY_IMPORT = {
     "store.replay": (*_STORE_BASE, "store.state", "store.derived", "store.replay"),
     # Another process may have the store: nothing of what writes.
     "store.offline": (*_STORE_BASE, "store.state", "store.derived", "store.offline"),
-    "ha.rules": ("protocol", "ha.rules"),
+    "ha.rules": ("protocol.hello", "ha.rules"),
     # The store is behind replica_log; the node's own state file goes through the shim.
-    "ha.node": (*_HA_BASE, "store.fs"),
-    "ha.node.replica_log": (*_HA_BASE, "store"),
-    "ha.hello": (*_HA_BASE, "ha.hello", "ha.master.ha_connection"),
-    "ha.master": (*_HA_BASE, "ha.hello", "ha.master"),
-    "ha.slave": (*_HA_BASE, "ha.hello", "ha.slave"),
+    "ha.node": (*COMMON, "protocol", "ha.rules", "ha.node", "store.fs"),
+    "ha.node.replica_log": ("errors", "store.message_store"),
+    "ha.replica": (*_HA_BASE, "ha.replica"),
+    "ha.hello": (*_HA_BASE, "ha.replica.digests", "ha.hello", "ha.master.ha_connection"),
+    "ha.master": (*_HA_BASE, "ha.replica.digests", "ha.hello", "ha.master"),
+    "ha.slave": (*_HA_BASE, "ha.replica", "ha.hello", "ha.slave"),
     "ha.slave.crc_check": ("errors", "ha.node.replica_log", "record"),  # what a record looks like
-    "ha.promotion": (*_HA_BASE, "ha.hello", "ha.slave.receiving", "ha.promotion"),
+    "ha.promotion": (
+        *(*_HA_BASE, "ha.replica", "ha.promotion"),
+        *("ha.hello.peer", "ha.hello.survey"),
+    ),
     "client": (*COMMON, "protocol", "client", "record"),
     "client.connections": (
         *(*COMMON, "protocol", "client.connections"),
@@ -88,7 +92,7 @@ MAY_IMPORT = {
 # files.)
 PURE = (
     *("protocol", "record", "config.checks", "config.values"),
-    *("ha.rules", "ha.node.rewind"),
+    *("ha.rules", "ha.replica.rewind"),
     *("store.derived.contract", "store.derived.walk"),
 )
 IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subprocess", "mmap"}

@@ -2,7 +2,7 @@
 
 from enum import Enum
 
-from hastore.ha.hello.survey import Heard
+from hastore.ha.hello.survey import SurveyReply
 from hastore.ha.rules.epochs import epoch_node, last_epoch
 
 
@@ -15,13 +15,16 @@ class Mode(Enum):
     MASTER = "master"
 
 
-def greatest_epoch(heard: list[Heard]) -> int:
+def greatest_epoch(replies: list[SurveyReply]) -> int:
     """Return the greatest epoch that anybody has promised, opened or in its history."""
     seen = 0
-    for h in heard:
-        if h.hello is not None:
+    for reply in replies:
+        if reply.hello is not None:
             seen = max(
-                seen, h.hello.promised_epoch, h.hello.open_epoch, last_epoch(h.hello.history)
+                seen,
+                reply.hello.promised_epoch,
+                reply.hello.open_epoch,
+                last_epoch(reply.hello.history),
             )
     return seen
 

@@ -293,12 +293,12 @@ class RoleService(Service):
         epoch.
         """
         own = self._member.state.last_epoch
-        heard = ask_all(self._member, Purpose.SURVEY)
-        seen = max(greatest_epoch(heard), self._member.state.data.promised_epoch)
+        replies = ask_all(self._member, Purpose.SURVEY)
+        seen = max(greatest_epoch(replies), self._member.state.data.promised_epoch)
         if seen > own and epoch_node(seen) != self._member.config.node:  # not an attempt of its own
             self._yield_to(seen)
             return False
-        silent = [str(h.node) for h in heard if h.hello is None]
+        silent = [str(reply.node) for reply in replies if reply.hello is None]
         if silent:
             self._wait_or_give_up(
                 f"its epoch {own} ended with a power loss; waiting for every node, still for node "
@@ -359,6 +359,6 @@ class RoleService(Service):
     def _watch_group(self) -> None:
         """Ask those that do not follow: an old master must meet a higher epoch."""
         linked = frozenset(self._ha.linked_nodes())
-        for heard in ask_all(self._member, Purpose.SURVEY, skip=linked):
-            if heard.hello is not None:
-                self._member.meet(greatest_epoch([heard]), f"node {heard.node}")
+        for reply in ask_all(self._member, Purpose.SURVEY, skip=linked):
+            if reply.hello is not None:
+                self._member.observe_epoch(greatest_epoch([reply]), f"node {reply.node}")

@@ -14,7 +14,7 @@ from hastore.errors import GroupDisagrees, ReplicationError
 from hastore.ha.node.node_state import CutIntent, NodeState
 from hastore.ha.node.replica_log import ReplicaLog
 from hastore.ha.rules.epochs import History, common_point
-from hastore.ha.rules.promotion import cut_loses_confirmed
+from hastore.ha.rules.following import cut_loses_confirmed
 from hastore.protocol.hello import Hello
 
 log = logging.getLogger(__name__)

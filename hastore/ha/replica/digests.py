@@ -49,7 +49,7 @@ def digest_of(store: ReplicaLog, start: int, end: int) -> bytes:
     return digest.digest()
 
 
-def say_digest(
+def digest_fields(
     member: Member, history: History, min_offset: int, max_offset: int
 ) -> dict[str, Any]:
     """Return the fields of a HELLO to a node with this history and log; none when none are due."""
