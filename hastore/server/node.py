@@ -36,7 +36,7 @@ from hastore.server.http.metrics import render_metrics
 from hastore.server.node_backend import NodeBackend
 from hastore.server.retention.kept_positions import KeptPositions
 from hastore.server.retention.retention_service import RetentionService
-from hastore.server.roles.once import Once
+from hastore.server.roles.one_shot_flags import OneShotFlags
 from hastore.server.roles.role_service import RoleService
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.message_store import MessageStore
@@ -88,8 +88,8 @@ class Node:
             always_flush=self.member.counts_flushed,
         )
         self.ha = HAService(self.member, self.transfer)
-        once = Once(fs, root, clock)
-        self.roles = RoleService(self.member, self.ha, once, read_config)
+        one_shot = OneShotFlags(fs, root, clock)
+        self.roles = RoleService(self.member, self.ha, one_shot, read_config)
         self.backend = NodeBackend(self.member, self.store, self.ha, self.transfer, self.roles)
         self.api = ApiServer(
             own.api, self.backend, config.api, clock=clock, on_failure=self._on_failure

@@ -75,7 +75,7 @@ def hello_counts() -> list[Patch]:
 
     def eager(self: Any, connection: Any, hello: Any, offset: int) -> None:
         register(self, connection, hello, offset)
-        self._table.report(hello.node, connection.link, offset)
+        self._table.report(hello.node, connection.connection_id, offset)
         self.advance()
 
     return [(ha_service.HAService, "_register", eager)]
@@ -84,18 +84,18 @@ def hello_counts() -> list[Patch]:
 def counted_twice() -> list[Patch]:
     """One slave on two connections counts twice."""
 
-    def join(self: AckTable, node: int, link: int, flushed: bool) -> None:
-        self.reporters[link] = Reporter(link, flushed)
+    def join(self: AckTable, node: int, connection_id: int, flushed: bool) -> None:
+        self.reporters[connection_id] = Reporter(connection_id, flushed)
 
-    def report(self: AckTable, node: int, link: int, offset: int) -> bool:
+    def report(self: AckTable, node: int, connection_id: int, offset: int) -> bool:
         del node
-        reporter = self.reporters.get(link)
+        reporter = self.reporters.get(connection_id)
         if reporter is not None:
             reporter.offset = offset
         return reporter is not None
 
-    def leave(self: AckTable, node: int, link: int) -> None:
-        del self, node, link
+    def leave(self: AckTable, node: int, connection_id: int) -> None:
+        del self, node, connection_id
 
     return [(AckTable, "join", join), (AckTable, "report", report), (AckTable, "leave", leave)]
 

@@ -266,14 +266,14 @@ class SimWriter:
 class SimConnection:
     """The master's end of a connection, and what is in flight on it both ways."""
 
-    def __init__(self, owner: SimNode, hello: Hello, link: int) -> None:
+    def __init__(self, owner: SimNode, hello: Hello, connection_id: int) -> None:
         assert owner.ha is not None
         self.owner = owner
         self.service = owner.ha
         self.life = owner.life
         self.hello = hello
         self.node = hello.node
-        self.link = link
+        self.connection_id = connection_id
         self.address = "127.0.0.1:1"
         self.classic = False
         self.ack_offset: int | None = None

@@ -60,7 +60,7 @@ class Refusal(NamedTuple):
     final: bool = False
 
 
-class PutDesk:
+class PutHandler:
     """Take puts, keep the bounds on what waits, and answer each exactly once.
 
     Where a failure leaves open whether a put is stored, its connection is ended: that says neither,

@@ -37,7 +37,7 @@ from hastore.ha.hello.peer import split_address
 from hastore.protocol import api
 from hastore.protocol.zmtp import Message
 from hastore.server.api.backend import ApiBackend
-from hastore.server.api.commits import CommitDesk
+from hastore.server.api.commits import CommitHandler
 from hastore.server.api.connections import (
     BACKLOG,
     RECEIVE_BYTES_MIN,
@@ -46,8 +46,8 @@ from hastore.server.api.connections import (
 )
 from hastore.server.api.failures import Failures, master_of
 from hastore.server.api.positions import PositionTable
-from hastore.server.api.pulls import UNREAD, PullDesk
-from hastore.server.api.puts import PutDesk
+from hastore.server.api.pulls import UNREAD, PullHandler
+from hastore.server.api.puts import PutHandler
 from hastore.server.api.queries import answer_query
 from hastore.server.api.replies import Replies
 from hastore.service import OnFailure, Service
@@ -92,12 +92,12 @@ class ApiServer(Service):
         self._replies = Replies()
         self._replies.on_unsayable = self._unsayable
         self._answer = self._replies.send
-        self._puts = PutDesk(backend, config, clock, self._answer, self._end, failures)
+        self._puts = PutHandler(backend, config, clock, self._answer, self._end, failures)
         self._turning = threading.Lock()  # whoever uses the connections has it
         self._failed: Exception | None = None  # when another thread answered
-        self._pulls = PullDesk(backend, clock, self._answer, self._replies.has_room, failures)
+        self._pulls = PullHandler(backend, clock, self._answer, self._replies.has_room, failures)
         self._positions = PositionTable(backend, clock)
-        self._commits = CommitDesk(
+        self._commits = CommitHandler(
             backend, self._positions, self._puts, self._answer, self._fail, self._wake, clock
         )
         self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # when it came

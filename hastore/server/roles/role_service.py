@@ -29,7 +29,7 @@ from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
 from hastore.protocol.hello import Purpose
 from hastore.server.roles.modes import Mode, greatest_epoch, superseded_text
-from hastore.server.roles.once import Once
+from hastore.server.roles.one_shot_flags import OneShotFlags
 from hastore.service import Service
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class RoleService(Service):
         self,
         member: Member,
         ha: HAService,
-        once: Once,
+        one_shot: OneShotFlags,
         read_config: Callable[[], Config | None],
     ) -> None:
         super().__init__("RoleService", on_failure=member.on_failure)
@@ -57,7 +57,7 @@ class RoleService(Service):
         self.settled = threading.Event()  # set once the node serves, or has said what it waits for
         self._member = member
         self._ha = ha
-        self._once = once
+        self._one_shot = one_shot
         self._read_config = read_config
         self._config = member.config  # the latest valid file; `member.config` is that of the start
         self._promoter = Promoter(member, self._open_ha, self._say, self.stopping.is_set)
@@ -156,13 +156,13 @@ class RoleService(Service):
         if changed is not None:
             self._flip(changed)
         if self._config.role.is_master:
-            flags = self._once.take("promote", self._member.state.last_epoch)
+            flags = self._one_shot.take("promote", self._member.state.last_epoch)
             if flags is not None:
                 self._promote(flags)
         else:
             if self._member.state.data.role_followed.is_master:  # a save that failed before
                 self._member.state.save(role_followed=self._config.role)
-            flags = self._once.take("demote", self._member.state.last_epoch)
+            flags = self._one_shot.take("demote", self._member.state.last_epoch)
             if flags is not None and self.client is not None:
                 self.client.accept_loss = flags.accept_loss
                 self.client.drop_link()
@@ -191,7 +191,7 @@ class RoleService(Service):
                     log.warning("ASYNC_MASTER: puts without acks are on this node alone")
             self._member.state.save(role_followed=role)
         elif role.is_master:
-            flags = self._once.take("promote", self._member.state.last_epoch)
+            flags = self._one_shot.take("promote", self._member.state.last_epoch)
             self._promote(flags or Flags())
         else:
             self._demote()
