@@ -16,10 +16,11 @@ promise.
 import logging
 import threading
 from collections.abc import Callable
+from enum import Enum
 
 from hastore.config.model import Config, Role
 from hastore.errors import HastoreError, PromotionRefused
-from hastore.ha.hello.survey import ask_all
+from hastore.ha.hello.survey import Heard, ask_all
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
 from hastore.ha.promotion.promoter import Flags, Promoter
@@ -28,7 +29,6 @@ from hastore.ha.rules.promotion import may_resume
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
 from hastore.protocol.hello import Purpose
-from hastore.server.roles.modes import Mode, greatest_epoch, superseded_text
 from hastore.server.roles.one_shot_flags import OneShotFlags
 from hastore.service import Service
 
@@ -36,6 +36,15 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 RETRY_MS = 1_000.0
+
+
+class Mode(Enum):
+    """What the node is busy with."""
+
+    FOLLOWING = "following"
+    RESUMING = "resuming"
+    PROMOTING = "promoting"
+    MASTER = "master"
 
 
 class RoleService(Service):
@@ -362,3 +371,22 @@ class RoleService(Service):
         for heard in ask_all(self._member, Purpose.SURVEY, skip=linked):
             if heard.hello is not None:
                 self._member.meet(greatest_epoch([heard]), f"node {heard.node}")
+
+
+def greatest_epoch(heard: list[Heard]) -> int:
+    """Return the greatest epoch that anybody has promised, opened or in its history."""
+    seen = 0
+    for h in heard:
+        if h.hello is not None:
+            seen = max(
+                seen, h.hello.promised_epoch, h.hello.open_epoch, last_epoch(h.hello.history)
+            )
+    return seen
+
+
+def superseded_text(epoch: int) -> str:
+    """Say who superseded a master, and the ways on."""
+    return (
+        f"superseded by node {epoch_node(epoch)} (epoch {epoch}); this node follows. To make it "
+        "master again run `hastore promote`, to settle it as a slave `hastore demote`"
+    )
