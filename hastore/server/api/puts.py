@@ -26,15 +26,14 @@ from hastore.store.append.uniform_batch import StoredRun
 
 if TYPE_CHECKING:
     from hastore.record.codec import Record
-    from hastore.store.message_store import PutResult
+    from hastore.store.append.results import PutResult
 
 log = logging.getLogger(__name__)
 
 MASTER_MEM = "MASTER_MEM"
 ALL = -1
 _OK, _CONFIRMED = Status.PUT_OK, Outcome.CONFIRMED  # looked up once
-_UNKNOWN = Status.TIMEOUT.name
-_DISK_FAILED = frozenset({_UNKNOWN, Status.SERVICE_NOT_AVAILABLE.name})
+_DISK_FAILED = frozenset({Status.TIMEOUT, Status.SERVICE_NOT_AVAILABLE})
 
 
 class PendingPut(msgspec.Struct):
@@ -243,7 +242,7 @@ class PutHandler:
             failed = _failed(missing) if missing else None
             if failed is not None:
                 if not end_offset:
-                    self._refuse_all([put], Status[failed.status.name], failed.reason or "")
+                    self._refuse_all([put], failed.status, failed.reason or "")
                     return
                 if put.request.run:  # nothing of it may overtake what is missing
                     put.connection.next_at = None
@@ -323,7 +322,7 @@ class PutHandler:
         own = self._backend.store.store_host
         for place, result in enumerate(results):
             if result.offset is None:
-                statuses.append(Status[result.status.name])
+                statuses.append(result.status)
                 reason = reason or result.reason or ""
                 continue
             statuses.append(status)
@@ -372,8 +371,8 @@ class PutHandler:
 
 def _failed(results: Sequence[PutResult]) -> PutResult | None:
     """Return a result that the disk is to blame for, one that may be stored before all others."""
-    failed = [result for result in results if result.status.name in _DISK_FAILED]
-    return min(failed, key=lambda result: result.status.name != _UNKNOWN, default=None)
+    failed = [result for result in results if result.status in _DISK_FAILED]
+    return min(failed, key=lambda result: result.status is not Status.TIMEOUT, default=None)
 
 
 def _end_of(results: Sequence[PutResult]) -> int:

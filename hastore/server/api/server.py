@@ -31,9 +31,9 @@ import threading
 import weakref
 
 from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.config.checks import parse_address
 from hastore.config.model import ApiConfig
 from hastore.errors import ConfigError, ProtocolError
-from hastore.ha.hello.peer import split_address
 from hastore.protocol import api
 from hastore.protocol.zmtp import Message
 from hastore.server.api.backend import ApiBackend
@@ -89,8 +89,7 @@ class ApiServer(Service):
         self._serving = False
         self._readable_moved = False
         self._failures = failures = Failures(clock)
-        self._replies = Replies()
-        self._replies.on_unsayable = self._unsayable
+        self._replies = Replies(self._cannot_encode)
         self._answer = self._replies.send
         self._puts = PutHandler(backend, config, clock, self._answer, self._end, failures)
         self._turning = threading.Lock()  # whoever uses the connections has it
@@ -368,7 +367,7 @@ class ApiServer(Service):
         what = f"a request ({type(request).__name__})"
         self._fail(connection, request.rid, *self._failures.note(what, failure))
 
-    def _unsayable(self, connection: Connection, reply: api.Reply, failure: Exception) -> None:
+    def _cannot_encode(self, connection: Connection, reply: api.Reply, failure: Exception) -> None:
         """Say instead of a reply that cannot be encoded that the request failed.
 
         Of a put that would say that nothing is stored, so its connection is ended.
@@ -387,7 +386,10 @@ class ApiServer(Service):
 
 def _listen(address: str) -> socket.socket:
     """Return a socket that listens on "tcp://HOST:PORT"; of a name's addresses the first to do."""
-    host, port = split_address(address.removeprefix(_SCHEME))
+    endpoint = parse_address(address.removeprefix(_SCHEME))
+    if endpoint is None:
+        raise ConfigError(f"api: {address!r} is no address; write tcp://HOST:PORT")
+    host, port = endpoint
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     refused: OSError | None = None
     for family, kind, _, _, target in infos:
