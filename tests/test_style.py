@@ -39,11 +39,11 @@ MAY_IMPORT = {
     "store.state": ("errors", "store.fs", "store.state"),
     "store.log": (*_STORE_BASE, "store.state", "store.log"),
     "store.derived": (*_STORE_BASE, "store.derived", "store.replay.scalar_walk"),
-    "store.append": (*_STORE_BASE, "store.log", "store.derived", "store.replay", "store.append"),
-    "store.replay": (
-        *(*_STORE_BASE, "store.state", "store.derived", "store.replay"),
-        "store.append.dedup_window",
+    "store.append": (
+        *(*_STORE_BASE, "store.log", "store.derived", "store.append"),
+        "store.replay.scalar_walk",
     ),
+    "store.replay": (*_STORE_BASE, "store.state", "store.derived", "store.replay"),
     # Another process may have the store: nothing of what writes.
     "store.offline": (
         *(*_STORE_BASE, "store.state", "store.derived", "store.offline"),
@@ -72,7 +72,7 @@ MAY_IMPORT = {
     "server.api": (
         *(*COMMON, "protocol", "record", "server.api", "server.positions"),
         *("ha.master.group_transfer", "ha.rules"),
-        *("store.append.results", "store.append.uniform_batch"),
+        "store.append.results",
     ),
     "server.positions": (
         *(*COMMON, "protocol", "record", "server.positions", "store.message_store"),

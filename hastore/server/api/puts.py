@@ -22,11 +22,10 @@ from hastore.protocol.api import Put, PutDone, Status
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.server.api.failures import Failures, master_of
-from hastore.store.append.uniform_batch import StoredRun
+from hastore.store.append.results import PutResult, UniformResults
 
 if TYPE_CHECKING:
     from hastore.record.codec import Record
-    from hastore.store.append.results import PutResult
 
 log = logging.getLogger(__name__)
 
@@ -234,7 +233,7 @@ class PutHandler:
         """Wait for what an appended put needs; answer one that needs nothing, or stored nothing."""
         need = self._need(put)
         results = put.results
-        if isinstance(results, StoredRun):
+        if isinstance(results, UniformResults):
             end_offset, put.count = results.end_offset, len(results.offsets)
         else:
             end_offset, put.count = _end_of(results), len(results)
@@ -282,7 +281,7 @@ class PutHandler:
 
     def _reply(self, put: PendingPut, status: Status, level: str) -> PutDone:
         results = put.results
-        if isinstance(results, StoredRun):
+        if isinstance(results, UniformResults):
             return PutDone(
                 put.request.rid,
                 status,

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, overload
 import numpy as np
 
 from hastore.record.java_hash import KeyHasher, keys_of
-from hastore.store.append.dedup_window import MAX_PID_BYTES, producer_of
+from hastore.record.producer import MAX_PID_BYTES, producer_of
 from hastore.store.derived.columns import KeyedRecords, ProducerRun, QueueRun, RecordColumns
 from hastore.store.replay.scalar_walk import (
     FLAG_INNER_BATCH,
