@@ -3,6 +3,7 @@
 import errno
 import logging
 from collections.abc import Iterator
+from typing import Protocol
 
 from hastore.clock import Clock
 from hastore.errors import CorruptRecordError
@@ -10,7 +11,7 @@ from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.positions import CommitBody, decode_commit, encode_commit
 from hastore.record.codec import build_record, decode_record
 from hastore.record.host import NO_HOST
-from hastore.server.api.backend import ApiStore
+from hastore.store.message_store import PullResult, PullStatus
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,23 @@ def commit_record(body: CommitBody, now_ms: int) -> bytes:
     )
 
 
+class PullSource(Protocol):
+    """What commits are read from: MessageStore."""
+
+    def pull(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        max_messages: int,
+        max_bytes: int,
+        limit_offset: int,
+    ) -> PullResult:
+        """Read records of a queue that end at or below `limit_offset`."""
+        ...
+
+
 class CommitReader:
     """Reads commits one behind the other, past those that cannot be read.
 
@@ -50,7 +68,7 @@ class CommitReader:
         self._failing: tuple[int, float] | None = None  # at which queue offset, since when
 
     def next(
-        self, store: ApiStore, at: int, *, max_messages: int, max_bytes: int, limit_offset: int
+        self, store: PullSource, at: int, *, max_messages: int, max_bytes: int, limit_offset: int
     ) -> tuple[bytes, int] | None:
         """Return the next commits and the queue offset to go on at; None behind the last.
 
@@ -75,7 +93,7 @@ class CommitReader:
             return b"", at + 1
         if self._failing is not None and found.next_queue_offset > self._failing[0]:
             self._failing = None
-        if found.status.name == "OFFSET_TOO_SMALL":  # retention was faster
+        if found.status is PullStatus.OFFSET_TOO_SMALL:  # retention was faster
             return b"", found.next_queue_offset
         return (found.records, found.next_queue_offset) if found.count else None
 

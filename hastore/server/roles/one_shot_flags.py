@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 GOOD_FOR_MS = 60_000
 
 
-class OnceFile(msgspec.Struct, frozen=True, kw_only=True):
+class OneShotFile(msgspec.Struct, frozen=True, kw_only=True):
     """The file's content."""
 
     command: str  # "promote" | "demote"
@@ -29,7 +29,7 @@ class OnceFile(msgspec.Struct, frozen=True, kw_only=True):
     accept_loss: bool = False
 
 
-class Once:
+class OneShotFlags:
     """The door to the file in one store."""
 
     def __init__(self, fs: FileSystem, root: str, clock: Clock) -> None:
@@ -44,30 +44,30 @@ class Once:
         if not self._fs.exists(self._path):
             return None
         try:
-            once = msgspec.json.decode(self._fs.read_bytes(self._path), type=OnceFile)
+            found = msgspec.json.decode(self._fs.read_bytes(self._path), type=OneShotFile)
         except msgspec.DecodeError as error:
             log.error(
                 "%s is removed, it is not what `hastore promote` writes: %s", self._path, error
             )
             self._remove()
             return None
-        if once.epoch != epoch or abs(self._clock.wall_ms() - once.wall_ms) > GOOD_FOR_MS:
+        if found.epoch != epoch or abs(self._clock.wall_ms() - found.wall_ms) > GOOD_FOR_MS:
             log.error(
                 "%s is removed: written under epoch %d (now %d), good for 60 s; give the "
                 "command again",
                 self._path,
-                once.epoch,
+                found.epoch,
                 epoch,
             )
             self._remove()
             return None
-        if once.command != command:
+        if found.command != command:
             return None
         self._remove()
         return Flags(
-            no_catch_up=once.no_catch_up,
-            force_unclean=once.force_unclean,
-            accept_loss=once.accept_loss,
+            no_catch_up=found.no_catch_up,
+            force_unclean=found.force_unclean,
+            accept_loss=found.accept_loss,
         )
 
     def _remove(self) -> None:
