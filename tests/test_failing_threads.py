@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hastore import Producer, aio
-from hastore.client.connections import names
+from hastore.client.connections import resolver
 from hastore.client.producer.send_core import SendCore
 from hastore.config.model import AckPoint
 from hastore.errors import ClientError, NodeFailedError, OutcomeUnknown
@@ -45,7 +45,7 @@ BARE_THREADS = {
     "service",  # the base class
     "client.producer.sender",  # settles all with its failure, and refuses later sends
     "ha.hello.survey",  # a pool, whose callers get what its threads raise
-    "client.connections.names",  # answers whatever happens
+    "client.connections.resolver",  # answers whatever happens
     "cli.produce",  # a command's: printed by the interpreter, the command ends
     "demo.produce",  # the demonstration's own: its failure is raised where it is waited for
 }
@@ -301,7 +301,7 @@ def test_a_name_is_answered_for_whatever_fails(monkeypatch: pytest.MonkeyPatch) 
         found.append(targets)
         answered.set()
 
-    names.look_up("somewhere", 1, take)
+    resolver.look_up("somewhere", 1, take)
     assert answered.wait(WAIT_S) and found == [[]]
 
 

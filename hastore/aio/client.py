@@ -10,7 +10,7 @@ import asyncio
 
 from hastore.client.connections.requester import ClosedMeanwhile, Requester, Result, Steps
 from hastore.client.core import Core
-from hastore.client.life import AsyncClosable, Life
+from hastore.client.lifecycle import AsyncClosable, Life
 from hastore.errors import HastoreError
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from hastore.aio.sending import LINGER_S, LoopSender
+from hastore.aio.loop_driver import LINGER_S, LoopSender
 from hastore.client.arguments import a_clock, waiting_time
 from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.core import named
-from hastore.client.life import AsyncClosable, Life
-from hastore.client.producer.preparing import (
+from hastore.client.lifecycle import AsyncClosable, Life
+from hastore.client.producer.preparer import (
     BATCH_BYTES,
     NO_PROPERTIES,
     Acks,

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 
 from hastore.client.connections.requester import Requester, Result, Steps
-from hastore.client.life import Closable, Life
+from hastore.client.lifecycle import Closable, Life
 from hastore.errors import ClientError, HastoreError
 
 

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from hastore.aio import OutgoingMessage, Producer
-from hastore.aio.sending import LoopSender
+from hastore.aio.loop_driver import LoopSender
 from hastore.errors import (
     ClientError,
     MessageIllegalError,

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Generator, Iterable
 from typing import TypeVar
 
 from hastore.client.connections.cluster import ClusterView
-from hastore.client.connections.links import Arrival, make_links
+from hastore.client.connections.transport import Arrival, make_links
 from hastore.client.results import SendResult, Status, failure_of
 from hastore.clock import Clock
 from hastore.errors import (

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hastore.client.connections.links import Arrival
 from hastore.client.connections.requester import Requester, Steps
+from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.queue_reader import Chunk, QueueReader
 from hastore.client.messages import Message
 from hastore.client.results import Position

@@ -26,7 +26,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from hastore.client.producer.bell import Bell
+from hastore.client.producer.lockless_condition import Bell
 from hastore.client.results import SendResult
 from hastore.errors import UsageError
 from hastore.protocol.api import PutDone, Status

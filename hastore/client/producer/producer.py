@@ -14,10 +14,9 @@ from concurrent.futures import Future
 from hastore.client.arguments import MAX_INT32, a_clock, waiting_time
 from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.core import named
-from hastore.client.life import Closable, Life
+from hastore.client.lifecycle import Closable, Life
 from hastore.client.producer.futures import SendFuture
-from hastore.client.producer.outbox import Entry, Window
-from hastore.client.producer.preparing import (
+from hastore.client.producer.preparer import (
     BATCH_BYTES,
     NO_PROPERTIES,
     Acks,
@@ -30,6 +29,7 @@ from hastore.client.producer.preparing import (
     queue_of,
 )
 from hastore.client.producer.sender import Sender
+from hastore.client.producer.window import Entry, Window
 from hastore.client.results import SendResult
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UnreachableError

@@ -23,8 +23,7 @@ import logging
 from collections import deque
 
 from hastore.client.connections.cluster import ClusterView
-from hastore.client.connections.links import Arrival, Links
-from hastore.client.producer.outbox import Entry, Frame, SendOptions, Window, in_order
+from hastore.client.connections.transport import Arrival, Links
 from hastore.client.producer.settling import (
     Ended,
     give_up,
@@ -32,6 +31,7 @@ from hastore.client.producer.settling import (
     settle_reply,
     settle_unasked,
 )
+from hastore.client.producer.window import Entry, Frame, SendOptions, Window, in_order
 from hastore.client.results import Status
 from hastore.protocol import api
 

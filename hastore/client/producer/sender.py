@@ -11,12 +11,12 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-from hastore.client.connections.links import make_links
-from hastore.client.producer.bell import Bell
+from hastore.client.connections.transport import make_links
 from hastore.client.producer.futures import SendFuture
-from hastore.client.producer.outbox import SendOptions, Window
+from hastore.client.producer.io_driver import Wheel
+from hastore.client.producer.lockless_condition import Bell
 from hastore.client.producer.send_core import SendCore
-from hastore.client.producer.wheel import Wheel
+from hastore.client.producer.window import SendOptions, Window
 from hastore.clock import Clock
 from hastore.errors import ClientError
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from hastore.client.connections import names, socket_links
-from hastore.client.connections.links import PING_MS, PONG_MS, Arrival, Links, make_links
-from hastore.client.connections.socket_links import SocketLinks
+from hastore.client.connections import resolver, socket_transport
+from hastore.client.connections.socket_transport import SocketLinks
+from hastore.client.connections.transport import PING_MS, PONG_MS, Arrival, Links, make_links
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig
 from hastore.protocol import api
@@ -262,7 +262,7 @@ def test_names_and_both_families(
 def test_a_sleep_ends_with_a_wake_from_another_thread(
     node: Node, make: MakeLinks, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket_links, "PING_MS", 1e7)  # no chore ends the sleep
+    monkeypatch.setattr(socket_transport, "PING_MS", 1e7)  # no chore ends the sleep
     _, links = make(node.address, scheme)
     up(links)
     links.collect()
@@ -338,7 +338,7 @@ def test_a_link_takes_no_more_than_its_bound(make: MakeLinks) -> None:
         while links.send(address, api.Put(taken), bytes(4 * MIB)):
             taken += 1
             assert taken < 20
-        assert taken * 4 * MIB > socket_links.UNSENT_BYTES_MAX
+        assert taken * 4 * MIB > socket_transport.UNSENT_BYTES_MAX
         got = 0
         while got < taken:
             links.wait(0.0)
@@ -397,7 +397,7 @@ def test_an_attempt_without_an_answer_ends_and_another_follows(
     for _ in range(3):
         peer.accept(most=64)  # the greeting, no READY
         links.wait(0.05)
-        clock.now += socket_links.CONNECT_MS
+        clock.now += socket_transport.CONNECT_MS
         assert links.collect() == []
         clock.now += 1_000.0
         assert links.collect() == []
@@ -441,16 +441,16 @@ def test_names_that_nobody_knows_are_asked_for_again(
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70, "nul\0", "no address"])
 def test_what_is_no_numeric_address_is_left_to_the_look_up(host: str) -> None:
-    assert names.numeric_targets(host, 1) == []
+    assert resolver.numeric_targets(host, 1) == []
 
 
 def test_a_look_up_without_a_thread_finds_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: threading.Thread) -> None:
         raise RuntimeError("can't start new thread")
 
-    found: list[names.Targets] = []
+    found: list[resolver.Targets] = []
     monkeypatch.setattr(threading.Thread, "start", refuse)
-    names.look_up("localhost", 1, found.append)
+    resolver.look_up("localhost", 1, found.append)
     assert found == [[]]
 
 
@@ -476,12 +476,12 @@ def test_a_family_that_the_system_has_not_is_passed_over(
         return made(family, *arguments, **named)
 
     port = int(node.address.rpartition(":")[2])
-    both: names.Targets = [
+    both: resolver.Targets = [
         (int(socket.AF_INET6), ("::1", port, 0, 0)), (int(socket.AF_INET), ("127.0.0.1", port)),
     ]  # fmt: skip
-    monkeypatch.setattr(socket_links, "numeric_targets", lambda *_: both)
+    monkeypatch.setattr(socket_transport, "numeric_targets", lambda *_: both)
     with monkeypatch.context() as patched:
-        patched.setattr(socket_links.socket, "socket", without)
+        patched.setattr(socket_transport.socket, "socket", without)
         address, links = make(node.address)
         up(links)
     ask(links, address, 1)
@@ -505,7 +505,7 @@ class Cut:
         sys.settrace(None)
 
     def _call(self, frame: FrameType, event: str, _: object) -> Any:
-        return self._line if frame.f_code.co_filename == socket_links.__file__ else None
+        return self._line if frame.f_code.co_filename == socket_transport.__file__ else None
 
     def _line(self, frame: FrameType, event: str, _: object) -> Any:
         if event == "line":
@@ -535,8 +535,8 @@ DEEDS: dict[str, Callable[[SocketLinks, str], Any]] = {
 def test_links_recover_from_a_signal_at_any_line(
     node: Node, make: MakeLinks, monkeypatch: pytest.MonkeyPatch, deed: str
 ) -> None:
-    monkeypatch.setattr(socket_links, "RECONNECT_MS", 1.0)
-    monkeypatch.setattr(socket_links, "PING_MS", 1e7)  # no chore ends the last sleep
+    monkeypatch.setattr(socket_transport, "RECONNECT_MS", 1.0)
+    monkeypatch.setattr(socket_transport, "PING_MS", 1e7)  # no chore ends the last sleep
     address, links = make(node.address)
     assert isinstance(links, SocketLinks)
     up(links)

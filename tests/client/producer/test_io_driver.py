@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hastore import Producer
-from hastore.client.connections.socket_links import SocketLinks
+from hastore.client.connections.socket_transport import SocketLinks
 from hastore.client.producer.sender import Sender
 from hastore.client.results import SendResult
 from hastore.errors import ClientError, OutcomeUnknown

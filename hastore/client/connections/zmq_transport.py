@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import zmq
 
-from hastore.client.connections.links import (
+from hastore.client.connections.monitor_event import monitor_event
+from hastore.client.connections.transport import (
     MAX_REPLY_BYTES,
     RECONNECT_MS,
     RECONNECT_MS_MAX,
     Arrival,
 )
-from hastore.client.connections.monitor_event import monitor_event
 from hastore.errors import ProtocolError
 from hastore.protocol import api
 

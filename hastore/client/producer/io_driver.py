@@ -22,9 +22,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from hastore.client.connections.links import Links
-from hastore.client.producer.bell import Bell
+from hastore.client.connections.transport import Links
 from hastore.client.producer.futures import SendFuture
+from hastore.client.producer.lockless_condition import Bell
 from hastore.client.producer.send_core import SendCore
 from hastore.clock import Clock
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hastore.client.connections.cluster import ClusterView
-from hastore.client.connections.links import Arrival
+from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.fetcher import PULL_BYTES_MIN, RETRY_MS, Fetcher
 from hastore.client.consumer.queue_reader import QueueReader
 from hastore.errors import CorruptRecordError, PositionLostError

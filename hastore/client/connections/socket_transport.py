@@ -22,7 +22,8 @@ from collections import deque
 from collections.abc import Iterable
 from enum import Enum
 
-from hastore.client.connections.links import (
+from hastore.client.connections.resolver import Targets, look_up, numeric_targets
+from hastore.client.connections.transport import (
     MAX_REPLY_BYTES,
     PING_MS,
     PONG_MS,
@@ -31,7 +32,6 @@ from hastore.client.connections.links import (
     UNSENT_BYTES_MAX,
     Arrival,
 )
-from hastore.client.connections.names import Targets, look_up, numeric_targets
 from hastore.clock import Clock
 from hastore.errors import ProtocolError
 from hastore.protocol import api

@@ -113,14 +113,14 @@ def make_links(
     """
     by_zmq = [address.startswith(ZMQ_SCHEME) for address in addresses]
     if not any(by_zmq):
-        from hastore.client.connections.socket_links import SocketLinks
+        from hastore.client.connections.socket_transport import SocketLinks
 
         return addresses, SocketLinks(clock)
     if not all(by_zmq):
         raise UsageError(f"{', '.join(addresses)}: either all addresses begin with {ZMQ_SCHEME}, "
                          "or none")  # fmt: skip
     try:
-        from hastore.client.connections.zmq_links import ZmqLinks
+        from hastore.client.connections.zmq_transport import ZmqLinks
     except ImportError as missing:
         raise UsageError(f"{ZMQ_SCHEME} needs pyzmq: pip install 'hastore[zmq]'") from missing
     return tuple(SCHEME + address.removeprefix(ZMQ_SCHEME) for address in addresses), ZmqLinks()

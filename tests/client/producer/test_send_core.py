@@ -8,12 +8,12 @@ from collections.abc import Iterable
 
 import pytest
 
-from hastore.client.connections.links import Arrival
-from hastore.client.connections.socket_links import SocketLinks
-from hastore.client.producer.encoding import RecordEncoder
+from hastore.client.connections.socket_transport import SocketLinks
+from hastore.client.connections.transport import Arrival
 from hastore.client.producer.futures import SendFuture
-from hastore.client.producer.outbox import Entry, SendOptions, Window
+from hastore.client.producer.record_encoder import RecordEncoder
 from hastore.client.producer.send_core import SendCore
+from hastore.client.producer.window import Entry, SendOptions, Window
 from hastore.client.results import SendResult
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, NotStoredError, OutcomeUnknown
