@@ -243,7 +243,7 @@ def test_a_failing_sender_settles_all_and_refuses_at_once(
         late = threading.Thread(target=wait_room)
         late.start()
         break_with(monkeypatch, SendCore, "sleep_s")
-        producer._sender.attend()
+        producer._sender.wake()
         for future in futures:
             failure = future.exception(WAIT_S)
             assert isinstance(failure, OutcomeUnknown) and "planted defect" in str(failure)
@@ -260,7 +260,7 @@ def test_a_failing_sender_settles_all_and_refuses_at_once(
 def test_a_sender_that_fails_before_it_found_a_master_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    break_with(monkeypatch, SendCore, "turn")
+    break_with(monkeypatch, SendCore, "run_once")
     with (
         Producer(["tcp://127.0.0.1:9"], delivery_timeout_s=600) as producer,
         pytest.raises(ClientError, match="planted defect"),
@@ -278,8 +278,8 @@ def test_a_failing_turn_of_the_loop_settles_all_and_refuses_at_once(
             sent = asyncio.ensure_future(producer.send("t", b"x", queue=0))
             while not node.backend.transfer.waiting:
                 await asyncio.sleep(0.005)
-            break_with(monkeypatch, SendCore, "turn")
-            producer._sender._links.wake()
+            break_with(monkeypatch, SendCore, "run_once")
+            producer._driver._transport.wake()
             done, _ = await asyncio.wait([sent], timeout=WAIT_S)
             assert done and "planted defect" in str(sent.exception())
             with pytest.raises(ClientError, match="planted defect.*make a new one"):

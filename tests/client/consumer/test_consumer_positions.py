@@ -402,7 +402,7 @@ def test_a_first_call_that_is_cut_off_leaves_no_link_unmade(
         with Consumer("t", [master.address]) as consumer:
             found = cut(lambda consumer=consumer: consumer.poll(40, 60.0))
             limit = time.monotonic() + 60.0  # less than an attempt to connect may take here
-            while len(found) < 40 or not consumer._core.requester.links.is_up(slave.address):
+            while len(found) < 40 or not consumer._core.requester.transport.is_up(slave.address):
                 assert time.monotonic() < limit, f"{len(found)} of 40 came"
                 found += consumer.poll(40, 0.05)
             assert sorted(int(message.body) for message in found) == list(range(40))

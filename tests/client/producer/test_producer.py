@@ -448,9 +448,9 @@ def test_an_answer_that_does_not_fit_is_no_success(
 
 def test_an_idle_producer_sleeps(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
-    real = SendCore.turn
+    real = SendCore.run_once
     monkeypatch.setattr(
-        SendCore, "turn", lambda self, now: (turns.append(1), real(self, now))[1]
+        SendCore, "run_once", lambda self, now: (turns.append(1), real(self, now))[1]
     )
     with Producer([node.address]) as producer:
         producer.send_sync("t", b"1", queue=0)
