@@ -38,17 +38,13 @@ MAY_IMPORT = {
     "store.fs": ("errors", "store.fs"),
     "store.state": ("errors", "store.fs", "store.state"),
     "store.log": (*_STORE_BASE, "store.state", "store.log"),
-    "store.derived": (*_STORE_BASE, "store.derived", "store.replay.scalar_walk"),
-    "store.append": (*_STORE_BASE, "store.log", "store.derived", "store.replay", "store.append"),
-    "store.replay": (
-        *(*_STORE_BASE, "store.state", "store.derived", "store.replay"),
-        "store.append.dedup_window",
-    ),
+    "store.derived": (*_STORE_BASE, "store.derived"),
+    "store.derived.contract": ("errors", "record"),
+    "store.derived.walk": ("errors", "record", "store.derived.contract", "store.derived.walk"),
+    "store.append": (*_STORE_BASE, "store.log", "store.derived", "store.append"),
+    "store.replay": (*_STORE_BASE, "store.state", "store.derived", "store.replay"),
     # Another process may have the store: nothing of what writes.
-    "store.offline": (
-        *(*_STORE_BASE, "store.state", "store.derived", "store.offline"),
-        "store.replay.scalar_walk",
-    ),
+    "store.offline": (*_STORE_BASE, "store.state", "store.derived", "store.offline"),
     "ha.rules": ("protocol", "ha.rules"),
     # The store is behind replica_log; the node's own state file goes through the shim.
     "ha.node": (*_HA_BASE, "store.fs"),
@@ -68,7 +64,7 @@ MAY_IMPORT = {
     "server.api": (
         *(*COMMON, "protocol", "record", "server.api", "server.retention.position_records"),
         *("ha.hello.peer", "ha.master.group_transfer", "ha.rules"),
-        *("store.append.uniform_batch", "store.message_store"),
+        *("store.append.results", "store.message_store"),
     ),
     "server.roles": (*COMMON, "protocol", "ha", "store.fs", "server.roles"),
     "server.retention": (
@@ -93,6 +89,7 @@ MAY_IMPORT = {
 PURE = (
     *("protocol", "record", "config.checks", "config.values"),
     *("ha.rules", "ha.node.rewind"),
+    *("store.derived.contract", "store.derived.walk"),
 )
 IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subprocess", "mmap"}
 FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}

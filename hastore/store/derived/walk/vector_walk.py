@@ -13,9 +13,9 @@ import numpy as np
 import numpy.typing as npt
 
 from hastore.record.codec import BLANK_MAGIC, V1_MAGIC, V2_MAGIC
-from hastore.store.replay.column_batch import ColumnBatch
-from hastore.store.replay.scalar_walk import RecordWalker, Walk
-from hastore.store.replay.tail_layout import Bytes, Layout, Rows, changes, padded
+from hastore.store.derived.walk.column_batch import ColumnBatch
+from hastore.store.derived.walk.scalar_walk import ScalarWalker, Walk
+from hastore.store.derived.walk.tail_layout import Bytes, Layout, Rows, changes, padded
 
 _MIN_RECORD = 91
 _FRONT = struct.Struct(">iI")
@@ -36,17 +36,17 @@ _LAYOUTS_KEPT = 4  # for each width
 _WIDTHS_KEPT = 1024
 
 
-class ArrayWalker:
+class VectorWalker:
     """Walk whole records; keeps what it knows of layouts, so use one for each thread."""
 
-    def __init__(self, plain: RecordWalker, *, batch_min: int | None = None) -> None:
+    def __init__(self, plain: ScalarWalker, *, batch_min: int | None = None) -> None:
         """Prepare; views of fewer than `batch_min` records are left to `plain`."""
         self._plain = plain
         self._batch_min = _BATCH_MIN if batch_min is None else batch_min
         self._layouts: dict[tuple[int, bool], list[Layout]] = {}
 
     def walk(self, view: memoryview, base: int, left: int) -> Walk:
-        """Walk the records of `view` as RecordWalker.walk does, with the same result."""
+        """Walk the records of `view` as ScalarWalker.walk does, with the same result."""
         starts = _record_starts(view)
         if len(starts) >= self._batch_min:
             batch = self._read(view, base, np.array(starts, dtype=np.int64))

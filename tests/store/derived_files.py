@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hastore.service import raise_failure
-from hastore.store.derived.dispatcher import LogView
+from hastore.store.derived.contract import ReplayableLog
 from hastore.store.derived.index.key_index import KeyIndex
 from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
 from hastore.store.fs.filesystem import REAL, FileSystem
@@ -28,7 +28,7 @@ class Derived:
     def over(
         cls,
         root: Path,
-        log: LogView,
+        log: ReplayableLog,
         *,
         fs: FileSystem = REAL,
         boot_id: bytes = BOOT,
@@ -69,7 +69,7 @@ class Derived:
         return found
 
 
-def rebuilt(root: Path, log: LogView, **sizes: int) -> dict[str, bytes]:
+def rebuilt(root: Path, log: ReplayableLog, **sizes: int) -> dict[str, bytes]:
     """Return the files that a replay from the log's beginning makes."""
     derived = Derived.over(root, log, **sizes)  # type: ignore[arg-type]
     derived.build.replay()

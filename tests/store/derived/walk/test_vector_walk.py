@@ -8,16 +8,16 @@ import pytest
 from hastore.record.codec import V1_MAGIC, V2_MAGIC
 from hastore.record.host import Host
 from hastore.service import raise_failure
-from hastore.store.append.dedup_window import IdempotenceWindow
+from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
-from hastore.store.derived.columns import RecordColumns
+from hastore.store.derived.contract import RecordColumns
+from hastore.store.derived.walk import vector_walk as replay_arrays
+from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC, ScalarWalker, Stop
+from hastore.store.derived.walk.vector_walk import VectorWalker
 from hastore.store.fs.filesystem import REAL
 from hastore.store.replay import service as index_build
-from hastore.store.replay import vector_walk as replay_arrays
-from hastore.store.replay.scalar_walk import SCHEDULE_TOPIC, RecordWalker, Stop
 from hastore.store.replay.service import IndexBuildService
-from hastore.store.replay.vector_walk import ArrayWalker
-from tests.store.derived import Derived
+from tests.store.derived_files import Derived
 from tests.store.logs import START_MS, MemoryLog
 
 V4, V6 = Host(bytes((127, 0, 0, 1)), 10911), Host(bytes(range(16)), 7)
@@ -34,8 +34,14 @@ def usual_properties(chance: random.Random, sequences: dict[str, int]) -> bytes:
     """Make properties as the producer does, now and then with a repeated sequence number."""
     pairs = []
     if chance.random() < 0.5:
-        pairs.append(("KEYS", chance.choice(("k", "", "ä", "a b", " a", "x y z "))
-                      + "k" * chance.choice((0, 0, 300)) + str(chance.randrange(2000))))
+        pairs.append(
+            (
+                "KEYS",
+                chance.choice(("k", "", "ä", "a b", " a", "x y z "))
+                + "k" * chance.choice((0, 0, 300))
+                + str(chance.randrange(2000)),
+            )
+        )
     if chance.random() < 0.3:
         pairs.append(("TAGS", chance.choice(("A", "BB", "t1", "t2", "größe", ""))))
     if chance.random() < 0.2:
@@ -114,14 +120,14 @@ def record_starts(log: MemoryLog) -> list[int]:
     found = []
     for start in range(0, len(log.data), log.file_size):
         data = bytes(log.data[start : start + log.file_size])
-        found += [each.offset for each in RecordWalker().walk(data, start, log.file_size).batch]
+        found += [each.offset for each in ScalarWalker().walk(data, start, log.file_size).batch]
     return found
 
 
 def test_same_records_and_same_end(chance: random.Random) -> None:
     """Whole, cut anywhere, and damaged anywhere."""
     log = random_log(chance, 400)
-    plain, arrays = RecordWalker(), ArrayWalker(RecordWalker(), batch_min=1)
+    plain, arrays = ScalarWalker(), VectorWalker(ScalarWalker(), batch_min=1)
     by_columns = 0
     for number in range(60):
         data = bytearray(log.data)
@@ -152,14 +158,14 @@ def test_properties_longer_than_their_length_can_say() -> None:
     log.append(body=bytes(80_000))
     data = bytearray(log.data)
     data[84:88] = (1000).to_bytes(4)
-    for walker in (RecordWalker(), ArrayWalker(RecordWalker(), batch_min=1)):
+    for walker in (ScalarWalker(), VectorWalker(ScalarWalker(), batch_min=1)):
         assert walker.walk(memoryview(data), 0, 1 << 20).stop is Stop.BAD
 
 
-def whole(root: Path, log: MemoryLog) -> tuple[Derived, IdempotenceWindow, QueueOffsetTable]:
+def whole(root: Path, log: MemoryLog) -> tuple[Derived, DedupWindow, QueueOffsetTable]:
     """Make all four dispatchers over a root."""
     derived = Derived.over(root, log)
-    window = IdempotenceWindow(REAL, str(root))
+    window = DedupWindow(REAL, str(root))
     table = QueueOffsetTable(derived.queues.topics, 4)
     parts = [derived.queues, derived.index, window, table]
     derived.build = IndexBuildService(

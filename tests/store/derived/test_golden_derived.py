@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.store.derived import Derived, rebuilt
+from tests.store.derived_files import Derived, rebuilt
 from tests.store.logs import GOLDEN, MemoryLog
 
 ENDS = {"three-files": 167944, "variants": 18770}

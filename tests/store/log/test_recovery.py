@@ -31,7 +31,7 @@ from tests.store.kit import (
     scribble,
 )
 
-GOLDEN = os.path.join(os.path.dirname(__file__), "..", "golden")
+GOLDEN = os.path.join(os.path.dirname(__file__), "..", "..", "golden")
 
 
 def fill(store: MessageStore, count: int, first: int = 0, size: int = 1000) -> list[bytes]:
@@ -333,7 +333,7 @@ sys.stdin.read()
 
 
 def _start(*arguments: str) -> "subprocess.Popen[bytes]":
-    root = os.path.join(os.path.dirname(__file__), "..", "..")
+    root = os.path.join(os.path.dirname(__file__), "..", "..", "..")
     process = subprocess.Popen(
         [sys.executable, "-c", OPENER, *arguments],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root,
@@ -396,19 +396,20 @@ def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
 def test_recovery_reads_only_the_tail_of_a_long_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits_module, "ANCHOR_STEP", 40_000)
-    monkeypatch.setattr("hastore.store.log.recovery.ANCHOR_STEP", 40_000)
+    monkeypatch.setattr(limits_module, "RECOVERY_STEP_BYTES", 40_000)
+    monkeypatch.setattr("hastore.store.log.recovery.RECOVERY_STEP_BYTES", 40_000)
     with opened(tmp_path / "a") as store:
         for number in range(10):
             fill(store, 40, first=40 * number)
             store.flush()
         page = read_limits(REAL, str(tmp_path / "a"))
         assert page is not None
-        assert 40_000 <= store.max_offset - page.anchor < 200_000
+        assert 40_000 <= store.max_offset - page.recovery_start < 200_000
         copy = crash_copy(store, tmp_path / "b")
         end = store.max_offset
     data = read_log(copy)
-    assert check_record(data, page.anchor, FILE_SIZE * (page.anchor // FILE_SIZE + 1), page.anchor)
+    start = page.recovery_start
+    assert check_record(data, start, FILE_SIZE * (start // FILE_SIZE + 1), start)
     scribble(log_file(copy), 100, b"rot that a quick start does not look for")
     with opened(copy) as store:
         assert store.max_offset == end

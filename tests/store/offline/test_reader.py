@@ -11,7 +11,7 @@ from hastore.record.codec import encode_record
 from hastore.store.fs.filesystem import REAL
 from hastore.store.offline.reader import StoreReader
 from hastore.store.state.limits import Limits, LimitsPage
-from tests.store.derived import Derived
+from tests.store.derived_files import Derived
 from tests.store.logs import GOLDEN, START_MS, MemoryLog, fill
 
 

@@ -7,19 +7,18 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
+from hastore.record.codec import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
 from hastore.record.java_hash import KeyHasher, keys_of
-from hastore.store.append.dedup_window import MAX_PID_BYTES, producer_of
-from hastore.store.derived.columns import KeyedRecords, ProducerRun, QueueRun, RecordColumns
-from hastore.store.replay.scalar_walk import (
-    FLAG_INNER_BATCH,
-    FLAG_PREPARED,
-    FLAG_ROLLBACK,
-    SCHEDULE_TOPIC,
+from hastore.record.producer import MAX_PID_BYTES, producer_of
+from hastore.store.derived.contract import (
     Dispatched,
-    RecordWalker,
-    properties_at,
+    KeyedRecords,
+    ProducerRun,
+    QueueRun,
+    RecordColumns,
 )
-from hastore.store.replay.tail_layout import (
+from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC, ScalarWalker, properties_at
+from hastore.store.derived.walk.tail_layout import (
     Bytes,
     Layout,
     Rows,
@@ -60,7 +59,7 @@ class ColumnBatch(RecordColumns):
 
     def __init__(
         self,
-        plain: RecordWalker,
+        plain: ScalarWalker,
         offsets: Rows,
         sizes: Rows,
         queue_ids: Rows,

@@ -8,10 +8,10 @@ import pytest
 
 from hastore.clock import SYSTEM_CLOCK
 from hastore.server.roles.once import Once
-from hastore.store.derived.queues.unit_files import FileCache
+from hastore.store.derived.queues.file_cache import FileCache
 from hastore.store.log.mapped_file_queue import MappedFileQueue
 from hastore.store.message_store import MessageStore
-from tests.store.derived import Derived
+from tests.store.derived_files import Derived
 from tests.store.faulty import BAD_DISK, FaultyFileSystem
 from tests.store.kit import FILE_SIZE, HOST, config, message, put
 from tests.store.logs import MemoryLog

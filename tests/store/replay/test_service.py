@@ -14,7 +14,7 @@ from hastore.store.fs.protocols import File
 from hastore.store.replay import pace as replay_pace
 from hastore.store.replay import service as index_build
 from hastore.store.replay.pace import ReplayPace
-from tests.store.derived import BOOT, Derived, rebuilt
+from tests.store.derived_files import BOOT, Derived, rebuilt
 from tests.store.logs import MemoryLog, fill
 
 OTHER_BOOT = bytes(16)

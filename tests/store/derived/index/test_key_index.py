@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from hastore.record.codec import java_hash_code
 from hastore.record.java_hash import KeyHasher, keys_of
-from tests.store.derived import Derived, rebuilt
+from tests.store.derived_files import Derived, rebuilt
 from tests.store.logs import START_MS, MemoryLog, fill
 
 

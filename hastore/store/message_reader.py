@@ -23,8 +23,8 @@ from hastore.record.properties import inner_count
 from hastore.store.derived.queues.consume_queue import UNIT_BYTES
 from hastore.store.derived.queues.pull_places import PullPlaces
 from hastore.store.fs.filesystem import File
-from hastore.store.log.retention import first_store_timestamp_ms
 from hastore.store.parts import StoreParts
+from hastore.store.retention import first_store_timestamp_ms
 
 _HEAD = struct.Struct(">iI20xq")  # totalSize, magic, physicalOffset
 _UNITS_AT_ONCE = 1024

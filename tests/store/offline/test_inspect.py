@@ -8,7 +8,7 @@ import pytest
 
 from hastore.store.offline import inspect
 from tests.store.logs import GOLDEN, MemoryLog, fill
-from tests.store.test_reader import store_of, write_log
+from tests.store.offline.test_reader import store_of, write_log
 
 FIELDS = (
     "offset size magic topic queue_id queue_offset body_crc body_size sys_flag flag born_ms"

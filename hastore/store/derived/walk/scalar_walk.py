@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from hastore.record.codec import BLANK_MAGIC, V1_MAGIC, V2_MAGIC, find_property, java_hash_code
+from hastore.store.derived.contract import Dispatched
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 DELAYS_MS = tuple(
@@ -26,10 +27,6 @@ DELAYS_MS = tuple(
         1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
     )
 )  # fmt: skip
-FLAG_TRANSACTION = 0xC  # 0x4 prepared, 0x8 commit, 0xC rollback
-FLAG_PREPARED = 0x4
-FLAG_ROLLBACK = 0xC
-FLAG_INNER_BATCH = 0x80
 
 _MIN_RECORD = 91
 _IPV4 = struct.Struct(">iI4xi4xqqi16xq20xi")
@@ -39,33 +36,6 @@ _BOTH_IPV6 = struct.Struct(">iI4xi4xqqi28xq32xi")
 _BY_FLAGS = {0x10: _ONE_IPV6_BORN, 0x20: _ONE_IPV6_STORE, 0x30: _BOTH_IPV6}
 _BLANK = struct.Struct(">iI")
 _CACHE_LIMIT = 8192
-
-
-class Dispatched(NamedTuple):
-    """One record as replay hands it on; `properties` are the raw bytes.
-
-    The order of the fields is part of the door: a dispatcher may unpack the tuple in one step.
-    """
-
-    offset: int  # physical, of the record's first byte
-    size: int
-    topic: str  # bytes that are no UTF-8 as surrogates
-    queue_id: int
-    queue_offset: int
-    sys_flag: int
-    store_timestamp_ms: int
-    tags_code: int  # as the consume queue stores it
-    properties: bytes
-
-    @property
-    def end_offset(self) -> int:
-        """Return the offset just behind the record."""
-        return self.offset + self.size
-
-    @property
-    def takes_unit(self) -> bool:
-        """Whether the record gets a place in its queue: prepared and rollback records get none."""
-        return not self.sys_flag & FLAG_PREPARED
 
 
 class Stop(enum.Enum):
@@ -85,7 +55,7 @@ class Walk(NamedTuple):
     wanted: int  # bytes that the record at the stop needs, as far as that is known (END)
 
 
-class RecordWalker:
+class ScalarWalker:
     """Walk whole records; keeps caches of topics and tags, so use one for each thread."""
 
     def __init__(self) -> None:
@@ -204,16 +174,3 @@ def properties_at(tail: bytes, *, wide: bool) -> int | None:
     if start > len(tail) or int.from_bytes(tail[start - 2 : start]) != len(tail) - start:
         return None
     return start
-
-
-def inner_batch_of(record: Dispatched) -> tuple[int, int] | None:
-    """Return (INNER_BASE, INNER_NUM) of an inner batch; None for any other record."""
-    if not record.sys_flag & FLAG_INNER_BATCH:
-        return None
-    base = find_property(record.properties, b"INNER_BASE")
-    count = find_property(record.properties, b"INNER_NUM")
-    if base is None or count is None or not base.isdigit() or not count.isdigit():
-        return None
-    if len(base) > 18 or len(count) > 5 or not 0 < int(count) < 1 << 15:
-        return None
-    return int(base), int(count)

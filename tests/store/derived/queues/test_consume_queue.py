@@ -7,9 +7,9 @@ import pytest
 
 from hastore.record.codec import java_hash_code
 from hastore.store.derived.queues.consume_queue import Unit, is_directory_name
+from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC
 from hastore.store.fs.filesystem import RealFileSystem
-from hastore.store.replay.scalar_walk import SCHEDULE_TOPIC
-from tests.store.derived import UNITS, Derived
+from tests.store.derived_files import UNITS, Derived
 from tests.store.logs import START_MS, MemoryLog, fill
 
 BLANK = struct.pack(">qiq", 0, 0x7FFFFFFF, 0)

@@ -8,7 +8,13 @@ import pytest
 from hastore.errors import StoreBrokenError
 from hastore.store.fs.filesystem import REAL
 from hastore.store.state.checkpoint import AbortFile, Checkpoint, CheckpointFile
-from hastore.store.state.limits import ANCHOR_STEP, Limits, LimitsPage, limits_path, read_limits
+from hastore.store.state.limits import (
+    RECOVERY_STEP_BYTES,
+    Limits,
+    LimitsPage,
+    limits_path,
+    read_limits,
+)
 
 
 def page(root: Path, limits: Limits | None = None) -> LimitsPage:
@@ -22,17 +28,19 @@ def test_what_is_written_is_read_by_others(tmp_path: Path) -> None:
     assert read_limits(REAL, str(tmp_path)) is None
     mine = page(tmp_path)
     for number in range(10):
-        mine.update(flushed=number, boundary=number + 1, confirmed=number + 2, readable=number + 3)
+        mine.update(
+            flushed=number, record_end=number + 1, confirmed=number + 2, readable=number + 3
+        )
         found = read_limits(REAL, str(tmp_path))
         assert found == mine.now
         assert found.flushed_offset == number and found.readable_offset == number + 3
     mine.update(confirmed=77)
     assert mine.now.readable_offset == 12
-    mine.cut(9, anchor=4, first_offset=2)
+    mine.cut(9, recovery_start=4, first_offset=2)
     found = read_limits(REAL, str(tmp_path))
     assert found is not None
-    assert (found.confirmed_offset, found.readable_offset, found.boundary) == (9, 9, 9)
-    assert (found.flushed_offset, found.first_offset, found.anchor) == (9, 2, 0)
+    assert (found.confirmed_offset, found.readable_offset, found.record_end) == (9, 9, 9)
+    assert (found.flushed_offset, found.first_offset, found.recovery_start) == (9, 2, 0)
     mine.restart(500)
     found = read_limits(REAL, str(tmp_path))
     assert found == Limits(found.sequence if found else 0, b"b" * 16, 1024, 500, 500, 500, 500, 500)
@@ -61,14 +69,15 @@ def test_any_torn_byte_leaves_the_slot_before(tmp_path: Path) -> None:
     assert read_limits(REAL, str(tmp_path)) is None
 
 
-def test_anchors_follow_at_a_distance(tmp_path: Path) -> None:
+def test_recovery_starts_follow_at_a_distance(tmp_path: Path) -> None:
     mine = page(tmp_path)
     for step in range(1, 6):
-        mine.update(boundary=step * ANCHOR_STEP // 2)
-    assert mine.now.anchor == ANCHOR_STEP
-    assert mine.now.next_anchor == 2 * ANCHOR_STEP
-    mine.cut(ANCHOR_STEP + 5, anchor=ANCHOR_STEP + 2)
-    assert (mine.now.anchor, mine.now.next_anchor) == (ANCHOR_STEP, ANCHOR_STEP + 2)
+        mine.update(record_end=step * RECOVERY_STEP_BYTES // 2)
+    assert mine.now.recovery_start == RECOVERY_STEP_BYTES
+    assert mine.now.next_recovery_start == 2 * RECOVERY_STEP_BYTES
+    mine.cut(RECOVERY_STEP_BYTES + 5, recovery_start=RECOVERY_STEP_BYTES + 2)
+    assert mine.now.recovery_start == RECOVERY_STEP_BYTES
+    assert mine.now.next_recovery_start == RECOVERY_STEP_BYTES + 2
 
 
 def test_both_slots_are_of_this_life_after_open(tmp_path: Path) -> None:
@@ -88,7 +97,7 @@ def test_both_slots_are_of_this_life_after_open(tmp_path: Path) -> None:
 
 
 def test_the_checkpoint_is_rocketmqs(tmp_path: Path) -> None:
-    golden = Path(__file__).parent.parent / "golden" / "three-files" / "checkpoint"
+    golden = Path(__file__).parent.parent.parent / "golden" / "three-files" / "checkpoint"
     raw = golden.read_bytes()
     (tmp_path / "checkpoint").write_bytes(raw)
     file = CheckpointFile(REAL, str(tmp_path))
