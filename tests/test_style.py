@@ -114,7 +114,7 @@ IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subp
 FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 # Only these import the big libraries, so that the core works without the extras.
 ONLY_SPARK = {"pyspark", "pyarrow"}
-ONLY_ZMQ = ("client.connections.zmq_links", "client.connections.monitor_event")
+ONLY_ZMQ = ("client.connections.zmq_transport", "client.connections.monitor_event")
 # Where a file may be opened besides the shim: the configuration is the operator's file, not the
 # store's; the command line and the Spark side read and write what the operator names.
 FILE_ACCESS = ("store.fs.filesystem", "config.file", "cli", "demo", "spark")

@@ -29,7 +29,7 @@ def take(consumer: Consumer, count: int) -> None:
         taken += len(consumer.poll(count - taken, timeout_s=60.0))
 
 
-def stand(node: Node, group: str = "g") -> dict[int, int]:
+def kept(node: Node, group: str = "g") -> dict[int, int]:
     """Return where a group stands, queues at their beginning left out."""
     with Positions([node.address]) as positions:
         found = positions.committed(group, "t")
@@ -49,10 +49,10 @@ def test_the_later_commit_of_a_second_consumer_does_not_take_the_group_back(node
             second.commit()
         assert "group 'g' in topic 't' is at 40 in queue 0, the commit at 10" in str(told.value)
         assert "do not share" in str(told.value)
-        assert stand(node) == {0: 40}
+        assert kept(node) == {0: 40}
         take(second, 35)
         second.commit()
-        assert stand(node) == {0: 45}
+        assert kept(node) == {0: 45}
 
 
 def test_a_seek_takes_the_group_back_and_counts_for_one_commit(node: Node) -> None:
@@ -66,7 +66,7 @@ def test_a_seek_takes_the_group_back_and_counts_for_one_commit(node: Node) -> No
         consumer.commit()
         consumer.seek(0, 7)
         consumer.commit()
-        assert stand(node) == {0: 7, 1: 50}
+        assert kept(node) == {0: 7, 1: 50}
         other.seek(0, 20)
         other.seek(1, 50)
         other.commit()
@@ -76,7 +76,7 @@ def test_a_seek_takes_the_group_back_and_counts_for_one_commit(node: Node) -> No
         other.seek_to_earliest()  # of both queues
         consumer.commit()
         other.commit()
-        assert stand(node) == {}
+        assert kept(node) == {}
         with pytest.raises(errors.PositionBehindError, match="queue 0.*queue 1"):
             consumer.seek_to_latest()
             consumer.commit()
@@ -89,20 +89,20 @@ def test_a_seek_that_was_cut_off_tells_nothing(node: Node, monkeypatch: pytest.M
         assert len(consumer.poll(10, timeout_s=60.0)) > 0
         with Positions([node.address]) as positions:
             positions.commit("g", "t", {0: 40})
-        leave = consumer._core.leave
+        leave = consumer._core.end_call
 
         def interrupt() -> None:
-            monkeypatch.setattr(consumer._core, "leave", leave)
+            monkeypatch.setattr(consumer._core, "end_call", leave)
             raise Interrupted
 
-        monkeypatch.setattr(consumer._core, "leave", interrupt)
+        monkeypatch.setattr(consumer._core, "end_call", interrupt)
         with pytest.raises(Interrupted):
             consumer.seek(0, 5)
         with pytest.raises(errors.PositionBehindError):
             consumer.commit()
         consumer.seek(0, 5)
         consumer.commit()
-    assert stand(node) == {0: 5}
+    assert kept(node) == {0: 5}
 
 
 def test_what_a_policy_moved_back_may_be_committed(node: Node) -> None:
@@ -114,7 +114,7 @@ def test_what_a_policy_moved_back_may_be_committed(node: Node) -> None:
         take(consumer, 5)
         fill(node, 10)  # now the group's position is one that the log has
         consumer.commit()
-    assert stand(node) == {0: 5}
+    assert kept(node) == {0: 5}
 
 
 def test_positions_go_back_where_that_is_said(node: Node) -> None:
@@ -146,4 +146,4 @@ def test_the_same_for_asyncio(node: Node) -> None:
             await second.commit()
 
     asyncio.run(main())
-    assert stand(node) == {0: 3}
+    assert kept(node) == {0: 3}

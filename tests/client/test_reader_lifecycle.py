@@ -23,7 +23,7 @@ from hastore import Admin, Consumer, aio
 from hastore.client.consumer.positions import Positions
 from hastore.errors import ClientError, UsageError
 from tests.client.conftest import Node
-from tests.client.test_consumer_positions import fill
+from tests.client.consumer.test_consumer_positions import fill
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 Use = Callable[[list[str]], Any]
@@ -164,7 +164,7 @@ def run_script(node: Node, body: str) -> subprocess.CompletedProcess[str]:
         """
         import asyncio, os, sys, warnings
         sys.path.insert(0, {root!r})
-        from tests.client.test_readers_life import *
+        from tests.client.test_reader_lifecycle import *
         """
     ).format(root=str(ROOT))
     return subprocess.run(

@@ -19,10 +19,10 @@ from hastore.client.arguments import (
     seconds,
     value_text,
 )
-from hastore.client.connections.names import Targets, look_up, numeric_targets
-from hastore.client.producer.encoding import RecordEncoder
-from hastore.client.producer.outbox import SendOptions
+from hastore.client.connections.resolver import Targets, look_up, numeric_targets
+from hastore.client.producer.record_encoder import RecordEncoder
 from hastore.client.producer.send_core import MAX_FRAME_RECORDS
+from hastore.client.producer.window import SendOptions
 from hastore.errors import MessageIllegalError, UsageError
 from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE, WINDOW
 from hastore.record.host import NO_HOST, Host

@@ -13,7 +13,7 @@ from queue import Empty, SimpleQueue
 from hastore.clock import SYSTEM_CLOCK
 
 
-class Bell:
+class LocklessCondition:
     """Ring after each change that somebody may wait for; `sleepers` is empty when nobody does."""
 
     __slots__ = ("sleepers",)
@@ -21,7 +21,7 @@ class Bell:
     def __init__(self) -> None:
         self.sleepers: list[SimpleQueue[None]] = []
 
-    def ring(self) -> None:
+    def notify_all(self) -> None:
         """Make all who wait look again; any thread, also in a finalizer or a signal's handler."""
         for sleeper in tuple(self.sleepers):
             if sleeper.empty():  # else it is about to look again anyway

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from hastore.client.producer.encoding import RecordEncoder
+from hastore.client.producer.record_encoder import RecordEncoder
 from hastore.errors import MessageIllegalError
 from hastore.record.codec import build_record, decode_record
 from hastore.record.host import Host

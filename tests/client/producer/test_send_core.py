@@ -5,15 +5,16 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterable
+from typing import Any
 
 import pytest
 
-from hastore.client.connections.links import Arrival
-from hastore.client.connections.socket_links import SocketLinks
-from hastore.client.producer.encoding import RecordEncoder
+from hastore.client.connections.socket_transport import SocketTransport
+from hastore.client.connections.transport import Arrival
 from hastore.client.producer.futures import SendFuture
-from hastore.client.producer.outbox import Entry, SendOptions, Window
+from hastore.client.producer.record_encoder import RecordEncoder
 from hastore.client.producer.send_core import SendCore
+from hastore.client.producer.window import Entry, SendOptions, Window
 from hastore.client.results import SendResult
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, NotStoredError, OutcomeUnknown
@@ -26,7 +27,7 @@ from tests.client.cuts import cut_everywhere
 ADDRESS = "tcp://127.0.0.1:1"
 
 
-class FakeLinks:
+class FakeTransport:
     """One link to a node in memory, which keeps the rule of runs."""
 
     def __init__(self) -> None:
@@ -89,19 +90,20 @@ class Bench:
 
     def __init__(
         self, acks: int | None = None, *, idempotent: bool = True, limit: int = 8,
-        links: FakeLinks | None = None,
+        transport: FakeTransport | None = None,
     ) -> None:  # fmt: skip
         options = SendOptions(acks, False, 0.0, 1_000, limit, 5_000.0, idempotent)
         self.now = 1_000.0
-        self.links = links or FakeLinks()
+        self.transport = transport or FakeTransport()
         self.window = Window(limit)
-        self.core = SendCore((ADDRESS,), options, self.window, self.links)  # type: ignore[arg-type]
+        fake: Any = self.transport
+        self.core = SendCore((ADDRESS,), options, self.window, fake)
         self.encoder = RecordEncoder("pid" if idempotent else None, NO_HOST)
         self.futures: list[SendFuture[SendResult]] = []
         self.called: list[object] = []
 
-    def turn(self) -> None:
-        self.core.turn(self.now)
+    def run_once(self) -> None:
+        self.core.run_once(self.now)
         while self.core.ended:
             self.core.ended.popleft().notify()
 
@@ -119,7 +121,7 @@ class Bench:
 
     def settle_all(self) -> None:
         for _ in range(200):
-            self.turn()
+            self.run_once()
             self.now += 20.0
             if self.window.has_settled(self.window.next_seq):
                 return
@@ -134,15 +136,15 @@ def test_a_turn_cut_off_anywhere_loses_and_doubles_nothing(
     def make() -> Bench:
         bench = Bench(acks, idempotent=idempotent)
         for _ in range(3):
-            bench.turn()
-        assert bench.core.found
+            bench.run_once()
+        assert bench.core.master_found
         for number in range(3):
             bench.send(b"%d" % number)
         return bench
 
     def run(bench: Bench) -> None:
         bench.core.send_now(bench.now)
-        bench.core.turn(bench.now)
+        bench.core.run_once(bench.now)
 
     cuts = 0
     for bench in cut_everywhere(make, run):
@@ -157,7 +159,7 @@ def test_a_turn_cut_off_anywhere_loses_and_doubles_nothing(
             waiter.join(60)
             assert not waiter.is_alive()
         assert sorted(map(id, bench.called)) == sorted(map(id, bench.futures))
-        stored = bench.links.bodies()
+        stored = bench.transport.bodies()
         failures = [future.exception(0) for future in bench.futures]
         if idempotent:
             assert failures == [None] * 3
@@ -179,16 +181,16 @@ def test_a_turn_cut_off_anywhere_loses_and_doubles_nothing(
 def test_a_put_that_the_disk_failed_half_way_is_unknown_and_goes_again(idempotent: bool) -> None:
     bench = Bench(idempotent=idempotent)
     for _ in range(3):
-        bench.turn()
-    take, failing = bench.links.take, [api.Status.TIMEOUT]
+        bench.run_once()
+    take, failing = bench.transport.take, [api.Status.TIMEOUT]
 
     def fail_once(put: api.Put, payload: bytes) -> api.PutDone:
         if failing:
-            bench.links.place = -1  # the rest of the run is refused
+            bench.transport.place = -1  # the rest of the run is refused
             return api.PutDone(put.rid, failing.pop(), 0, reason="disk")
         return take(put, payload)
 
-    bench.links.take = fail_once  # type: ignore[method-assign]
+    bench.transport.take = fail_once  # type: ignore[method-assign]
     bench.send(b"0")
     bench.core.send_now(bench.now)
     bench.send(b"1")
@@ -196,18 +198,18 @@ def test_a_put_that_the_disk_failed_half_way_is_unknown_and_goes_again(idempoten
     failures = [future.exception(0) for future in bench.futures]
     if idempotent:
         assert failures == [None, None]
-        assert bench.links.bodies() == [b"0", b"1"]
+        assert bench.transport.bodies() == [b"0", b"1"]
     else:
         assert isinstance(failures[0], OutcomeUnknown) and "TIMEOUT: disk" in str(failures[0])
         assert failures[1] is None
-        assert bench.links.bodies() == [b"1"]
+        assert bench.transport.bodies() == [b"1"]
 
 
 def test_a_send_cut_off_anywhere_is_sent_or_not_and_no_number_is_used_twice() -> None:
     def make() -> Bench:
         bench = Bench(limit=2)
         for _ in range(3):
-            bench.turn()
+            bench.run_once()
         return bench
 
     for bench in cut_everywhere(make, lambda bench: bench.send(b"cut")):
@@ -218,7 +220,7 @@ def test_a_send_cut_off_anywhere_is_sent_or_not_and_no_number_is_used_twice() ->
         bench.send(b"one more")
         bench.settle_all()
         assert all(future.done() for future in bench.futures)
-        stored = bench.links.bodies()
+        stored = bench.transport.bodies()
         assert stored == [b"cut"] * before + [b"next", b"last", b"one more"]
 
 
@@ -228,17 +230,17 @@ def test_a_send_without_an_answer_is_never_known_not_to_be_stored() -> None:
     def make() -> Bench:
         bench = Bench()
         for _ in range(3):
-            bench.turn()
-        bench.links.withheld = True
+            bench.run_once()
+        bench.transport.withheld = True
         bench.send(b"0")
         return bench
 
     for bench in cut_everywhere(make, lambda bench: bench.core.send_now(bench.now)):
-        sent = bool(bench.links.bodies())
-        bench.links.send = lambda *_: False  # type: ignore[method-assign]
-        bench.turn()
+        sent = bool(bench.transport.bodies())
+        bench.transport.send = lambda *_: False  # type: ignore[method-assign]
+        bench.run_once()
         bench.now += 6_000.0
-        bench.turn()
+        bench.run_once()
         failure = bench.futures[0].exception(0)
         assert isinstance(failure, HastoreError)
         assert isinstance(failure, OutcomeUnknown) or not sent
@@ -248,11 +250,11 @@ def test_ending_cut_off_anywhere_can_be_made_up_for() -> None:
     def make() -> Bench:
         bench = Bench()
         for _ in range(3):
-            bench.turn()
-        bench.links.withheld = True
+            bench.run_once()
+        bench.transport.withheld = True
         for number in range(3):
             bench.send(b"%d" % number)
-        bench.turn()
+        bench.run_once()
         return bench
 
     for bench in cut_everywhere(make, lambda bench: bench.core.end("closed")):
@@ -265,10 +267,10 @@ def test_ending_cut_off_anywhere_can_be_made_up_for() -> None:
 def test_a_frame_without_an_answer_is_looked_after_when_all_of_it_has_expired() -> None:
     bench = Bench()
     for _ in range(3):
-        bench.turn()
-    bench.links.withheld = True
+        bench.run_once()
+    bench.transport.withheld = True
     bench.send(b"0")
-    bench.turn()
+    bench.run_once()
     sent_ms = bench.now
     bench.now += 2_000.0
     entry = bench.window.oldest()
@@ -276,7 +278,7 @@ def test_a_frame_without_an_answer_is_looked_after_when_all_of_it_has_expired() 
     entry.expires_ms = bench.now
     turns = 0
     while bench.core.under_way():
-        bench.turn()
+        bench.run_once()
         turns += 1
         sleep_s = bench.core.sleep_s(bench.now)
         assert bench.futures[0].done() and bench.core.is_idle()
@@ -295,7 +297,7 @@ def test_what_is_not_acknowledged_is_counted_by_topic() -> None:
     assert bench.core.unacknowledged() == ""
 
 
-class LateRefusals(FakeLinks):
+class LateRefusals(FakeTransport):
     """The node refuses every put, and says so a while later."""
 
     def __init__(self, delay_ms: float) -> None:
@@ -324,38 +326,40 @@ class LateRefusals(FakeLinks):
 @pytest.mark.parametrize("delay_ms", range(1, 50))
 def test_what_was_only_ever_refused_ends_as_refused(delay_ms: int) -> None:
     """However slow the answers are, no last try is in the air when the time is up."""
-    bench = Bench(links=LateRefusals(delay_ms))
-    assert isinstance(bench.links, LateRefusals)
-    bench.turn()
+    bench = Bench(transport=LateRefusals(delay_ms))
+    assert isinstance(bench.transport, LateRefusals)
+    bench.run_once()
     bench.send(b"1")
     expires = bench.now + 5_000.0
     while not bench.futures[0].done():
-        bench.links.now = bench.now
-        bench.turn()
+        bench.transport.now = bench.now
+        bench.run_once()
         bench.now += 1.0
     assert expires <= bench.now <= expires + 2.0
-    assert len(bench.links.tries_ms) > 10
-    assert max(bench.links.tries_ms) <= expires - 50.0
+    assert len(bench.transport.tries_ms) > 10
+    assert max(bench.transport.tries_ms) <= expires - 50.0
     failure = bench.futures[0].exception(0)
     assert type(failure) is NotStoredError and "nobody in sync" in str(failure)
 
 
 def test_a_waking_that_is_cut_off_anywhere_keeps_no_later_one_from_waking() -> None:
-    for links in cut_everywhere(lambda: SocketLinks(SYSTEM_CLOCK), lambda links: links.wake()):
-        links.wake()
+    for transport in cut_everywhere(
+        lambda: SocketTransport(SYSTEM_CLOCK), lambda transport: transport.wake()
+    ):
+        transport.wake()
         began = time.monotonic()
-        links.sleep(120.0)
+        transport.sleep(120.0)
         assert time.monotonic() - began < 60.0
-        links.close()
+        transport.close()
 
-    def make() -> SocketLinks:
-        links = SocketLinks(SYSTEM_CLOCK)
-        links.wake()
-        return links
+    def make() -> SocketTransport:
+        transport = SocketTransport(SYSTEM_CLOCK)
+        transport.wake()
+        return transport
 
-    for links in cut_everywhere(make, lambda links: links.sleep(120.0)):
-        links.wake()
+    for transport in cut_everywhere(make, lambda transport: transport.sleep(120.0)):
+        transport.wake()
         began = time.monotonic()
-        links.sleep(120.0)
+        transport.sleep(120.0)
         assert time.monotonic() - began < 60.0
-        links.close()
+        transport.close()

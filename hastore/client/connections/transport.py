@@ -34,7 +34,7 @@ class Arrival(NamedTuple):
     up: bool = True
 
 
-class Links(Protocol):
+class Transport(Protocol):
     """The links of one client; used by one thread at a time, but for `wake` and `sleep`."""
 
     @property
@@ -104,23 +104,23 @@ class Links(Protocol):
         ...
 
 
-def make_links(
+def make_transport(
     addresses: tuple[str, ...], clock: Clock = SYSTEM_CLOCK
-) -> tuple[tuple[str, ...], Links]:
+) -> tuple[tuple[str, ...], Transport]:
     """Return the addresses as `tcp://HOST:PORT`, and links of the kind that they ask for.
 
     `zmq+tcp://` asks for libzmq (the extra `zmq`). UsageError for a mixture, and without pyzmq.
     """
     by_zmq = [address.startswith(ZMQ_SCHEME) for address in addresses]
     if not any(by_zmq):
-        from hastore.client.connections.socket_links import SocketLinks
+        from hastore.client.connections.socket_transport import SocketTransport
 
-        return addresses, SocketLinks(clock)
+        return addresses, SocketTransport(clock)
     if not all(by_zmq):
         raise UsageError(f"{', '.join(addresses)}: either all addresses begin with {ZMQ_SCHEME}, "
                          "or none")  # fmt: skip
     try:
-        from hastore.client.connections.zmq_links import ZmqLinks
+        from hastore.client.connections.zmq_transport import ZmqTransport
     except ImportError as missing:
         raise UsageError(f"{ZMQ_SCHEME} needs pyzmq: pip install 'hastore[zmq]'") from missing
-    return tuple(SCHEME + address.removeprefix(ZMQ_SCHEME) for address in addresses), ZmqLinks()
+    return tuple(SCHEME + address.removeprefix(ZMQ_SCHEME) for address in addresses), ZmqTransport()

@@ -22,7 +22,8 @@ from collections import deque
 from collections.abc import Iterable
 from enum import Enum
 
-from hastore.client.connections.links import (
+from hastore.client.connections.resolver import Targets, look_up, numeric_targets
+from hastore.client.connections.transport import (
     MAX_REPLY_BYTES,
     PING_MS,
     PONG_MS,
@@ -31,7 +32,6 @@ from hastore.client.connections.links import (
     UNSENT_BYTES_MAX,
     Arrival,
 )
-from hastore.client.connections.names import Targets, look_up, numeric_targets
 from hastore.clock import Clock
 from hastore.errors import ProtocolError
 from hastore.protocol import api
@@ -58,7 +58,7 @@ class _State(Enum):
     UP = "up"
 
 
-class _Link:
+class _Connection:
     """One address and its present connection, if any."""
 
     __slots__ = (
@@ -92,49 +92,53 @@ class _Wakeup:
         weakref.finalize(self, os.close, self.descriptor)
 
 
-class SocketLinks:
-    """A client's links; see `Links` for what each method promises."""
+class SocketTransport:
+    """A client's links; see `Transport` for what each method promises."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
-        self._links: dict[str, _Link] = {}
-        self._by_descriptor: dict[int, _Link] = {}
+        self._connections: dict[str, _Connection] = {}
+        self._by_descriptor: dict[int, _Connection] = {}
         self._epoll = select.epoll()
         self._wakeup = _Wakeup()
         self._epoll.register(self._wakeup.descriptor, _IN)
         self._woken = False
         self._closed = False
-        self._inside = False  # a call is under way, or was cut off
+        self._in_call = False  # a call is under way, or was cut off
         self._ready: list[tuple[int, int]] = []  # what `sleep` found
-        self._resolved: deque[tuple[_Link, Targets]] = deque()
-        self._next_chore_ms = _NEVER
+        self._resolved: deque[tuple[_Connection, Targets]] = deque()
+        self._next_timer_ms = _NEVER
 
     @property
     def addresses(self) -> list[str]:
         """The addresses that have a link."""
-        return list(self._links)
+        return list(self._connections)
 
     def is_up(self, address: str) -> bool:
         """Whether the address is connected now."""
-        link = self._links.get(address)
-        return link is not None and link.state is _State.UP
+        connection = self._connections.get(address)
+        return connection is not None and connection.state is _State.UP
 
     def open(self, addresses: Iterable[str]) -> None:
         """Open a link to each address that has none."""
         for address in addresses:
-            if address not in self._links:
-                self._begin(address)
+            if address not in self._connections:
+                self._open_new(address)
 
     def reopen(self, address: str) -> None:
         """Replace a link; nothing is told of it, but for its next way up."""
-        self._begin(address)
+        self._open_new(address)
 
     def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
         """Send a request now; False when the address is not connected or takes no more."""
-        link = self._links.get(address)
-        if link is None or link.state is not _State.UP or link.unsent_bytes > UNSENT_BYTES_MAX:
+        connection = self._connections.get(address)
+        if (
+            connection is None
+            or connection.state is not _State.UP
+            or connection.unsent_bytes > UNSENT_BYTES_MAX
+        ):
             return False
-        if self._inside:
+        if self._in_call:
             return False  # a call was cut off: `collect` sees to it
         if payload is None:
             buffers: tuple[bytes, ...] = (encode_front(api.encode(message)),)
@@ -142,9 +146,9 @@ class SocketLinks:
             front = encode_front(api.encode(message), len(payload))
             joined = len(payload) <= JOIN_BYTES_MAX
             buffers = (front + payload,) if joined else (front, payload)
-        self._inside = True  # a message that cannot be encoded has touched nothing
-        sent = self._hand_over(link, buffers)
-        self._inside = False
+        self._in_call = True  # a message that cannot be encoded has touched nothing
+        sent = self._send_buffers(connection, buffers)
+        self._in_call = False
         return sent
 
     def wake(self) -> None:
@@ -167,7 +171,7 @@ class SocketLinks:
 
     def sleep(self, timeout_s: float) -> None:
         """Sleep until something may have arrived or is to be done."""
-        if self._next_chore_ms != _NEVER:
+        if self._next_timer_ms != _NEVER:
             due_s = self.due_s()
             timeout_s = due_s if timeout_s < 0.0 else min(timeout_s, due_s)
         events = self._epoll.poll(timeout_s)
@@ -189,9 +193,9 @@ class SocketLinks:
 
     def due_s(self) -> float:
         """Return in how many seconds a link is to be made anew or looked after, -1 for never."""
-        if self._next_chore_ms == _NEVER:
+        if self._next_timer_ms == _NEVER:
             return -1.0
-        return max(0.0, self._next_chore_ms - self._clock.monotonic_ms()) / 1000.0
+        return max(0.0, self._next_timer_ms - self._clock.monotonic_ms()) / 1000.0
 
     def collect(self) -> list[Arrival]:
         """Return what has arrived, and look after the links."""
@@ -199,23 +203,23 @@ class SocketLinks:
         if self._closed:
             return arrivals
         self._woken = False  # a turn begins; a `sleep` that was cut off may have left it set
-        if self._inside:
-            self._begin_anew(arrivals)
-        self._inside = True
+        if self._in_call:
+            self._restart(arrivals)
+        self._in_call = True
         now = self._clock.monotonic_ms()
         events, self._ready = self._ready or self._epoll.poll(0), []
         for descriptor, mask in events:
-            link = self._by_descriptor.get(descriptor)
-            if link is not None:
-                self._attend(link, mask, now, arrivals)
+            connection = self._by_descriptor.get(descriptor)
+            if connection is not None:
+                self._handle_event(connection, mask, now, arrivals)
             elif descriptor != self._wakeup.descriptor:
                 with contextlib.suppress(OSError):  # of a call that was cut off, still open
                     self._epoll.unregister(descriptor)
         while self._resolved:
-            self._take_targets(*self._resolved.popleft(), now)
-        if now >= self._next_chore_ms:
-            self._do_chores(now, arrivals)
-        self._inside = False
+            self._apply_targets(*self._resolved.popleft(), now)
+        if now >= self._next_timer_ms:
+            self._run_timers(now, arrivals)
+        self._in_call = False
         return arrivals
 
     def close(self, linger_s: float = 1.0) -> None:
@@ -223,54 +227,61 @@ class SocketLinks:
         if self._closed:
             return
         deadline = self._clock.monotonic_ms() + linger_s * 1000.0
-        for link in self._links.values():
-            sock = link.sock
-            while sock is not None and link.unsent and link.state is _State.UP:
+        for connection in self._connections.values():
+            sock = connection.sock
+            while sock is not None and connection.unsent and connection.state is _State.UP:
                 left_ms = deadline - self._clock.monotonic_ms()
-                if left_ms <= 0.0 or not _wait_writable(sock, left_ms) or not self._flush(link):
+                if (
+                    left_ms <= 0.0
+                    or not _wait_writable(sock, left_ms)
+                    or not self._flush(connection)
+                ):
                     break
         self._closed = True
-        for link in self._links.values():
-            self._disconnect(link, in_order=True)
-        self._links.clear()
+        for connection in self._connections.values():
+            self._disconnect(connection, in_order=True)
+        self._connections.clear()
         self._epoll.close()
 
     @property
     def unsent_bytes(self) -> int:
         """What the kernel has not taken yet, over all links."""
-        return sum([link.unsent_bytes for link in self._links.values()])
+        return sum([connection.unsent_bytes for connection in self._connections.values()])
 
     def abandon(self) -> None:
         """Close the descriptors in a forked child; the connections stay the parent's."""
         self._closed = True
-        for link in self._links.values():
-            if link.sock is not None:
-                link.sock.close()  # no more: the epoll behind its descriptor is the parent's too
-                link.sock = None
-        self._links.clear()
+        for connection in self._connections.values():
+            if connection.sock is not None:
+                # Nothing else: parent and child share the epoll instance behind its descriptor.
+                connection.sock.close()
+                connection.sock = None
+        self._connections.clear()
         self._epoll.close()
 
     # -- what happens on a link
 
-    def _attend(self, link: _Link, mask: int, now: float, arrivals: list[Arrival]) -> None:
-        sock = link.sock
+    def _handle_event(
+        self, connection: _Connection, mask: int, now: float, arrivals: list[Arrival]
+    ) -> None:
+        sock = connection.sock
         if sock is None:
             return
-        if link.state is _State.CONNECTING:
+        if connection.state is _State.CONNECTING:
             failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
             if failure:
-                self._down(link, os.strerror(failure), now, arrivals)
+                self._fail(connection, os.strerror(failure), now, arrivals)
                 return
-            link.state = _State.SHAKING
-            self._hand_over(link, (link.zmtp.take_output(),))
+            connection.state = _State.SHAKING
+            self._send_buffers(connection, (connection.zmtp.take_output(),))
             return
         if mask & ~select.EPOLLOUT:  # the end of a stream and errors are read too
-            self._receive(link, now, arrivals)
-        if mask & select.EPOLLOUT and link.sock is sock and not self._flush(link):
-            self._receive(link, now, arrivals)  # says what is wrong with it
+            self._receive(connection, now, arrivals)
+        if mask & select.EPOLLOUT and connection.sock is sock and not self._flush(connection):
+            self._receive(connection, now, arrivals)  # says what is wrong with it
 
-    def _receive(self, link: _Link, now: float, arrivals: list[Arrival]) -> None:
-        sock, zmtp = link.sock, link.zmtp
+    def _receive(self, connection: _Connection, now: float, arrivals: list[Arrival]) -> None:
+        sock, zmtp = connection.sock, connection.zmtp
         assert sock is not None
         size = max(RECEIVE_BYTES, min(zmtp.missing_bytes, RECEIVE_BYTES_MAX))
         try:
@@ -278,109 +289,111 @@ class SocketLinks:
         except BlockingIOError:
             return
         except OSError as failure:
-            self._down(link, str(failure), now, arrivals)
+            self._fail(connection, str(failure), now, arrivals)
             return
         if not data:
-            self._down(link, "closed by the node", now, arrivals)
+            self._fail(connection, "closed by the node", now, arrivals)
             return
-        link.heard_ms = now
-        if link.pinged_ms is not None:  # the next PING is due before this one's PONG was
-            link.pinged_ms = None
-            self._next_chore_ms = min(self._next_chore_ms, now + PING_MS)
+        connection.heard_ms = now
+        if connection.pinged_ms is not None:  # the next PING is due before this one's PONG was
+            connection.pinged_ms = None
+            self._next_timer_ms = min(self._next_timer_ms, now + PING_MS)
         messages = zmtp.receive(data)
-        if link.state is _State.SHAKING and zmtp.is_open:
-            link.state = _State.UP
-            link.pause_ms = RECONNECT_MS
-            link.due_ms = _NEVER
-            self._next_chore_ms = min(self._next_chore_ms, now + PING_MS)
-            arrivals.append(Arrival(link.address, None, up=True))
+        if connection.state is _State.SHAKING and zmtp.is_open:
+            connection.state = _State.UP
+            connection.pause_ms = RECONNECT_MS
+            connection.due_ms = _NEVER
+            self._next_timer_ms = min(self._next_timer_ms, now + PING_MS)
+            arrivals.append(Arrival(connection.address, None, up=True))
         if zmtp.has_output:
-            self._hand_over(link, (zmtp.take_output(),))
+            self._send_buffers(connection, (zmtp.take_output(),))
         for message in messages:
             try:
                 reply = api.decode_reply(message[0])
             except ProtocolError as failure:
-                log.warning("client: %s sent no reply of the API: %s", link.address, failure)
+                log.warning("client: %s sent no reply of the API: %s", connection.address, failure)
                 continue
-            arrivals.append(Arrival(link.address, reply, message[1] if len(message) > 1 else b""))
+            arrivals.append(
+                Arrival(connection.address, reply, message[1] if len(message) > 1 else b"")
+            )
         if zmtp.failure is not None:  # last: the replies before it are good
-            log.warning("client: %s: %s", link.address, zmtp.failure)
-            self._down(link, zmtp.failure, now, arrivals)
+            log.warning("client: %s: %s", connection.address, zmtp.failure)
+            self._fail(connection, zmtp.failure, now, arrivals)
 
-    def _hand_over(self, link: _Link, buffers: tuple[bytes, ...]) -> bool:
+    def _send_buffers(self, connection: _Connection, buffers: tuple[bytes, ...]) -> bool:
         """Give buffers to the kernel, the rest to `unsent`; False: the connection is broken.
 
         Then nothing of them was sent, and the epoll tells of it.
         """
-        sock = link.sock
+        sock = connection.sock
         assert sock is not None
         sent = 0
-        if not link.unsent:
+        if not connection.unsent:
             try:
                 sent = sock.send(buffers[0]) if len(buffers) == 1 else sock.sendmsg(buffers)
             except BlockingIOError:
                 sent = 0
             except OSError as failure:
-                log.debug("client: %s: %s", link.address, failure)
+                log.debug("client: %s: %s", connection.address, failure)
                 return False
         for buffer in buffers:
             if sent >= len(buffer):
                 sent -= len(buffer)
                 continue
             rest = memoryview(buffer)[sent:]
-            link.unsent.append(rest)
-            link.unsent_bytes += len(rest)
+            connection.unsent.append(rest)
+            connection.unsent_bytes += len(rest)
             sent = 0
-        self._watch_for_room(link)
+        self._watch_for_room(connection)
         return True
 
-    def _flush(self, link: _Link) -> bool:
+    def _flush(self, connection: _Connection) -> bool:
         """Send what is unsent, as far as the kernel takes it; False: the connection is broken."""
-        sock = link.sock
+        sock = connection.sock
         assert sock is not None
-        while link.unsent:
-            buffer = link.unsent[0]
+        while connection.unsent:
+            buffer = connection.unsent[0]
             try:
                 sent = sock.send(buffer)
             except BlockingIOError:
                 return True
             except OSError as failure:
-                log.debug("client: %s: %s", link.address, failure)
+                log.debug("client: %s: %s", connection.address, failure)
                 return False
-            link.unsent_bytes -= sent
+            connection.unsent_bytes -= sent
             if sent == len(buffer):
-                link.unsent.popleft()
+                connection.unsent.popleft()
             else:
-                link.unsent[0] = memoryview(buffer)[sent:]
-        self._watch_for_room(link)
+                connection.unsent[0] = memoryview(buffer)[sent:]
+        self._watch_for_room(connection)
         return True
 
-    def _watch_for_room(self, link: _Link) -> None:
+    def _watch_for_room(self, connection: _Connection) -> None:
         """Let the epoll tell when the kernel takes more, while something is unsent."""
-        wanted = bool(link.unsent)
-        if wanted is not link.watched:
-            link.watched = wanted
-            assert link.sock is not None
-            self._epoll.modify(link.sock.fileno(), _IN_OUT if wanted else _IN)
+        wanted = bool(connection.unsent)
+        if wanted is not connection.watched:
+            connection.watched = wanted
+            assert connection.sock is not None
+            self._epoll.modify(connection.sock.fileno(), _IN_OUT if wanted else _IN)
 
-    def _down(self, link: _Link, why: str, now: float, arrivals: list[Arrival]) -> None:
+    def _fail(self, connection: _Connection, why: str, now: float, arrivals: list[Arrival]) -> None:
         """End a connection, or an attempt; the next attempt follows after a pause."""
-        log.debug("client: %s: %s", link.address, why)
-        was_up = link.state is _State.UP
-        self._disconnect(link)
-        link.due_ms = now + link.pause_ms
-        link.pause_ms = min(2.0 * link.pause_ms, RECONNECT_MS_MAX)
-        self._next_chore_ms = min(self._next_chore_ms, link.due_ms)
+        log.debug("client: %s: %s", connection.address, why)
+        was_up = connection.state is _State.UP
+        self._disconnect(connection)
+        connection.due_ms = now + connection.pause_ms
+        connection.pause_ms = min(2.0 * connection.pause_ms, RECONNECT_MS_MAX)
+        self._next_timer_ms = min(self._next_timer_ms, connection.due_ms)
         if was_up:
-            arrivals.append(Arrival(link.address, None, up=False))
+            arrivals.append(Arrival(connection.address, None, up=False))
 
-    def _disconnect(self, link: _Link, *, in_order: bool = False) -> None:
+    def _disconnect(self, connection: _Connection, *, in_order: bool = False) -> None:
         """Close a link's socket, if any; `in_order`: after what was sent, so that it arrives."""
-        link.state = _State.WAITING
-        link.unsent.clear()
-        link.unsent_bytes = 0
-        link.pinged_ms = None
-        sock, link.sock = link.sock, None
+        connection.state = _State.WAITING
+        connection.unsent.clear()
+        connection.unsent_bytes = 0
+        connection.pinged_ms = None
+        sock, connection.sock = connection.sock, None
         if sock is None:
             return
         self._by_descriptor.pop(sock.fileno(), None)
@@ -395,25 +408,27 @@ class SocketLinks:
 
     # -- connecting
 
-    def _begin(self, address: str) -> None:
+    def _open_new(self, address: str) -> None:
         """Make a new link, in the place of one that there may be."""
-        inside, self._inside = self._inside, True
-        before = self._links.get(address)
-        link = self._links[address] = _Link(address)
+        inside, self._in_call = self._in_call, True
+        before = self._connections.get(address)
+        connection = self._connections[address] = _Connection(address)
         if before is not None:
             self._disconnect(before)
-        self._attempt(link, self._clock.monotonic_ms())
-        self._inside = inside
+        self._start_connecting(connection, self._clock.monotonic_ms())
+        self._in_call = inside
 
-    def _attempt(self, link: _Link, now: float) -> None:
-        if not link.targets:
-            link.targets = numeric_targets(link.host, link.port)
-        if not link.targets:
-            link.state, link.due_ms = _State.RESOLVING, _NEVER
-            look_up(link.host, link.port, lambda found: self._found(link, found))
+    def _start_connecting(self, connection: _Connection, now: float) -> None:
+        if not connection.targets:
+            connection.targets = numeric_targets(connection.host, connection.port)
+        if not connection.targets:
+            connection.state, connection.due_ms = _State.RESOLVING, _NEVER
+            look_up(
+                connection.host, connection.port, lambda found: self._on_resolved(connection, found)
+            )
             return
-        family, target = link.targets[link.attempts % len(link.targets)]
-        link.attempts += 1
+        family, target = connection.targets[connection.attempts % len(connection.targets)]
+        connection.attempts += 1
         sock = None
         try:
             sock = socket.socket(family, socket.SOCK_STREAM)
@@ -425,79 +440,85 @@ class SocketLinks:
         except OSError as error:  # no such family here, no descriptors, no route
             if sock is not None:
                 sock.close()
-            self._down(link, str(error), now, [])
+            self._fail(connection, str(error), now, [])
             return
-        link.sock, link.zmtp, link.watched = sock, _new_zmtp(), True
-        link.state, link.due_ms = _State.CONNECTING, now + CONNECT_MS
-        link.heard_ms = now
-        self._by_descriptor[sock.fileno()] = link
+        connection.sock, connection.zmtp, connection.watched = sock, _new_zmtp(), True
+        connection.state, connection.due_ms = _State.CONNECTING, now + CONNECT_MS
+        connection.heard_ms = now
+        self._by_descriptor[sock.fileno()] = connection
         self._epoll.register(sock.fileno(), _IN_OUT)
-        self._next_chore_ms = min(self._next_chore_ms, link.due_ms)
+        self._next_timer_ms = min(self._next_timer_ms, connection.due_ms)
 
-    def _found(self, link: _Link, targets: Targets) -> None:
+    def _on_resolved(self, connection: _Connection, targets: Targets) -> None:
         """Take what a look-up found; called by its thread."""
-        self._resolved.append((link, targets))
+        self._resolved.append((connection, targets))
         self.wake()
 
-    def _take_targets(self, link: _Link, targets: Targets, now: float) -> None:
-        if self._links.get(link.address) is not link or link.state is not _State.RESOLVING:
+    def _apply_targets(self, connection: _Connection, targets: Targets, now: float) -> None:
+        if (
+            self._connections.get(connection.address) is not connection
+            or connection.state is not _State.RESOLVING
+        ):
             return
-        link.targets = targets
+        connection.targets = targets
         if targets:
-            self._attempt(link, now)
+            self._start_connecting(connection, now)
         else:
-            self._down(link, f"no address is known for {link.host}", now, [])
+            self._fail(connection, f"no address is known for {connection.host}", now, [])
 
     # -- time
 
-    def _do_chores(self, now: float, arrivals: list[Arrival]) -> None:
-        self._next_chore_ms = _NEVER
-        for link in self._links.values():
-            due_ms = self._look_after(link, now, arrivals)
-            self._next_chore_ms = min(self._next_chore_ms, due_ms)
+    def _run_timers(self, now: float, arrivals: list[Arrival]) -> None:
+        self._next_timer_ms = _NEVER
+        for connection in self._connections.values():
+            due_ms = self._check_timers(connection, now, arrivals)
+            self._next_timer_ms = min(self._next_timer_ms, due_ms)
 
-    def _look_after(self, link: _Link, now: float, arrivals: list[Arrival]) -> float:
+    def _check_timers(self, connection: _Connection, now: float, arrivals: list[Arrival]) -> float:
         """Do what is due on a link; returns when the next thing is."""
-        if link.state is _State.UP:
-            return self._check_life(link, now, arrivals)
-        if now < link.due_ms:
-            return link.due_ms
-        if link.state is _State.WAITING:
-            if link.host and link.attempts >= len(link.targets):
-                link.targets = []  # a name may mean another address by now
-                link.attempts = 0
-            self._attempt(link, now)
+        if connection.state is _State.UP:
+            return self._check_heartbeat(connection, now, arrivals)
+        if now < connection.due_ms:
+            return connection.due_ms
+        if connection.state is _State.WAITING:
+            if connection.host and connection.attempts >= len(connection.targets):
+                connection.targets = []  # a name may mean another address by now
+                connection.attempts = 0
+            self._start_connecting(connection, now)
         else:
-            self._down(link, f"no connection within {CONNECT_MS / 1000.0:g} s", now, arrivals)
-        return link.due_ms
+            self._fail(connection, f"no connection within {CONNECT_MS / 1000.0:g} s", now, arrivals)
+        return connection.due_ms
 
-    def _check_life(self, link: _Link, now: float, arrivals: list[Arrival]) -> float:
-        if link.pinged_ms is None:
-            if now < link.heard_ms + PING_MS:
-                return link.heard_ms + PING_MS
-            link.pinged_ms = now
-            self._hand_over(link, (encode_ping(int(PING_MS + PONG_MS)),))
-        elif now >= link.pinged_ms + PONG_MS:
-            self._receive(link, now, arrivals)  # nobody may have looked for long
-            if link.state is _State.UP and link.pinged_ms is not None:
-                self._down(link, "no sign of life", now, arrivals)
-            return link.due_ms if link.state is not _State.UP else now + PING_MS
-        return (link.pinged_ms or now) + PONG_MS
+    def _check_heartbeat(
+        self, connection: _Connection, now: float, arrivals: list[Arrival]
+    ) -> float:
+        if connection.pinged_ms is None:
+            if now < connection.heard_ms + PING_MS:
+                return connection.heard_ms + PING_MS
+            connection.pinged_ms = now
+            self._send_buffers(connection, (encode_ping(int(PING_MS + PONG_MS)),))
+        elif now >= connection.pinged_ms + PONG_MS:
+            self._receive(connection, now, arrivals)  # nobody may have looked for long
+            if connection.state is _State.UP and connection.pinged_ms is not None:
+                self._fail(connection, "no sign of life", now, arrivals)
+            return connection.due_ms if connection.state is not _State.UP else now + PING_MS
+        return (connection.pinged_ms or now) + PONG_MS
 
-    def _begin_anew(self, arrivals: list[Arrival]) -> None:
+    def _restart(self, arrivals: list[Arrival]) -> None:
         """Make all links anew: a call was cut off, where in their streams is not known."""
         log.debug("client: a call was interrupted, all links are made anew")
         self._ready = []
         now = self._clock.monotonic_ms()
-        for link in self._links.values():
-            self._disconnect(link)
+        for connection in self._connections.values():
+            self._disconnect(connection)
             # Whether its last news was handed over is not known either: down can be told twice.
-            arrivals.append(Arrival(link.address, None, up=False))
-            link.pause_ms, link.due_ms = RECONNECT_MS, now
-        for descriptor, link in list(self._by_descriptor.items()):  # cut off between two steps
-            log.debug("client: %s: a descriptor was left open", link.address)
+            arrivals.append(Arrival(connection.address, None, up=False))
+            connection.pause_ms, connection.due_ms = RECONNECT_MS, now
+        for descriptor, connection in list(self._by_descriptor.items()):
+            # The interrupted call stopped between two steps.
+            log.debug("client: %s: a descriptor was left open", connection.address)
             del self._by_descriptor[descriptor]
-        self._next_chore_ms = now
+        self._next_timer_ms = now
 
 
 def _new_zmtp() -> ZmtpConnection:

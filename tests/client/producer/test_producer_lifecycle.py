@@ -22,7 +22,7 @@ from hastore.errors import ClientError, OutcomeUnknown, UsageError
 from tests.client.conftest import Node
 from tests.client.cuts import cut_everywhere
 
-ROOT = pathlib.Path(__file__).resolve().parents[2]
+ROOT = pathlib.Path(__file__).resolve().parents[3]
 NOBODY = "tcp://127.0.0.1:9"
 
 

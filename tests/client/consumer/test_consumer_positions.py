@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from hastore import Consumer, Message, Producer, aio
-from hastore.client.connections import socket_links
+from hastore.client.connections import socket_transport
 from hastore.errors import ClientError, PositionLostError
 from tests.client.conftest import Node
 
@@ -393,7 +393,7 @@ def test_seeks_that_are_cut_off_have_moved_nothing(node: Node) -> None:
 def test_a_first_call_that_is_cut_off_leaves_no_link_unmade(
     pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket_links, "CONNECT_MS", 120_000.0)
+    monkeypatch.setattr(socket_transport, "CONNECT_MS", 120_000.0)
     master, slave = pair
     fill(master, 40)
     rng = random.Random(new_seed())
@@ -402,7 +402,7 @@ def test_a_first_call_that_is_cut_off_leaves_no_link_unmade(
         with Consumer("t", [master.address]) as consumer:
             found = cut(lambda consumer=consumer: consumer.poll(40, 60.0))
             limit = time.monotonic() + 60.0  # less than an attempt to connect may take here
-            while len(found) < 40 or not consumer._core.requester.links.is_up(slave.address):
+            while len(found) < 40 or not consumer._core.requester.transport.is_up(slave.address):
                 assert time.monotonic() < limit, f"{len(found)} of 40 came"
                 found += consumer.poll(40, 0.05)
             assert sorted(int(message.body) for message in found) == list(range(40))

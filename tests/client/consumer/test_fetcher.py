@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from hastore.client.connections.cluster import ClusterView
-from hastore.client.connections.links import Arrival
+from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.fetcher import PULL_BYTES_MIN, RETRY_MS, Fetcher
 from hastore.client.consumer.queue_reader import QueueReader
 from hastore.errors import CorruptRecordError, PositionLostError
@@ -50,7 +50,7 @@ class Clock:
         return 0
 
 
-class Links:
+class FakeTransport:
     def __init__(self) -> None:
         self.sent: list[tuple[str, api.Pull]] = []
 
@@ -68,7 +68,7 @@ class Requester:
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.links = Links()
+        self.transport = FakeTransport()
         self.cluster = ClusterView(NODES)
         self.on_arrival: Any = None
         self.rids = itertools.count(1)
@@ -107,7 +107,7 @@ class Bench:
 
     @property
     def pulls(self) -> list[tuple[str, api.Pull]]:
-        sent: list[tuple[str, api.Pull]] = self.requester.links.sent
+        sent: list[tuple[str, api.Pull]] = self.requester.transport.sent
         return sent
 
     def reply(self, status: PullStatus, payload: bytes = b"", **fields: Any) -> None:

@@ -33,7 +33,7 @@ def test_a_settled_one_has_its_result_without_ever_making_a_condition() -> None:
     assert future.done()
     assert future.result().offset == 20
     assert future.result() is future.result()
-    assert future._watch is None
+    assert future._observers is None
     assert future.exception() is None
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from hastore import Producer
-from hastore.client.connections.socket_links import SocketLinks
+from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.producer.sender import Sender
 from hastore.client.results import SendResult
 from hastore.errors import ClientError, OutcomeUnknown
@@ -33,14 +33,14 @@ def test_a_lone_caller_turns_the_wheel_itself(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     senders: set[str] = set()
-    real = SocketLinks.send
+    real = SocketTransport.send
 
-    def send(self: SocketLinks, *arguments: Any) -> bool:
+    def send(self: SocketTransport, *arguments: Any) -> bool:
         if len(arguments) > 2:
             senders.add(threading.current_thread().name)
         return real(self, *arguments)
 
-    monkeypatch.setattr(SocketLinks, "send", send)
+    monkeypatch.setattr(SocketTransport, "send", send)
     with Producer([node.address]) as producer:
         for number in range(50):
             producer.send_sync("t", b"%d" % number)
@@ -261,9 +261,9 @@ def test_a_caller_never_opens_links_beside_the_thread(
     overlaps: list[tuple[str, ...]] = []
 
     def guarded(name: str) -> None:
-        real = getattr(SocketLinks, name)
+        real = getattr(SocketTransport, name)
 
-        def call(self: SocketLinks, *arguments: Any) -> Any:
+        def call(self: SocketTransport, *arguments: Any) -> Any:
             inside.append(name)
             if len(inside) > 1 and {threading.get_ident()} != owners | {threading.get_ident()}:
                 overlaps.append(tuple(inside))
@@ -275,7 +275,7 @@ def test_a_caller_never_opens_links_beside_the_thread(
                 inside.remove(name)
                 owners.discard(threading.get_ident())
 
-        monkeypatch.setattr(SocketLinks, name, call)
+        monkeypatch.setattr(SocketTransport, name, call)
 
     owners: set[int] = set()
     for name in ("open", "collect", "send"):

@@ -16,13 +16,13 @@ from dataclasses import dataclass
 
 import zmq
 
-from hastore.client.connections.links import (
+from hastore.client.connections.monitor_event import monitor_event
+from hastore.client.connections.transport import (
     MAX_REPLY_BYTES,
     RECONNECT_MS,
     RECONNECT_MS_MAX,
     Arrival,
 )
-from hastore.client.connections.monitor_event import monitor_event
 from hastore.errors import ProtocolError
 from hastore.protocol import api
 
@@ -35,7 +35,7 @@ _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 @dataclass(slots=True)
-class Link:
+class _Connection:
     """One DEALER; `up` is whether its present connection stands."""
 
     address: str
@@ -44,12 +44,12 @@ class Link:
     up: bool = False
 
 
-class ZmqLinks:
-    """A client's links through libzmq, with its I/O thread; see `Links`."""
+class ZmqTransport:
+    """A client's links through libzmq, with its I/O thread; see `Transport`."""
 
     def __init__(self) -> None:
         self._context = zmq.Context(1)
-        self._links: dict[str, Link] = {}
+        self._connections: dict[str, _Connection] = {}
         self._epoll = select.epoll()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         weakref.finalize(self, os.close, self._wakeup)
@@ -62,40 +62,40 @@ class ZmqLinks:
     @property
     def addresses(self) -> list[str]:
         """The addresses that have a link."""
-        return list(self._links)
+        return list(self._connections)
 
     def is_up(self, address: str) -> bool:
         """Whether the address is connected now."""
-        link = self._links.get(address)
-        return link is not None and link.up
+        connection = self._connections.get(address)
+        return connection is not None and connection.up
 
     def open(self, addresses: Iterable[str]) -> None:
         """Open a link to each address that has none."""
         for address in addresses:
-            if address not in self._links:
-                self._links[address] = self._connect(address)
+            if address not in self._connections:
+                self._connections[address] = self._connect(address)
                 self._note_sockets()
 
     def reopen(self, address: str) -> None:
         """Replace a link, whose connection is dead or whose replies are no longer wanted."""
-        link = self._links.pop(address, None)
-        if link is not None:
-            self._disconnect(link)
-        self._links[address] = self._connect(address)
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            self._disconnect(connection)
+        self._connections[address] = self._connect(address)
         self._note_sockets()
 
     def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
         """Send a request; False when the address is not connected or takes no more now."""
-        link = self._links.get(address)
-        if link is None:
+        connection = self._connections.get(address)
+        if connection is None:
             return False
         self._signalled = True
         try:
             if payload is None:
-                link.dealer.send(api.encode(message), _NOBLOCK)
+                connection.dealer.send(api.encode(message), _NOBLOCK)
             else:
-                link.dealer.send(api.encode(message), _MORE)
-                link.dealer.send(payload, _NOBLOCK)
+                connection.dealer.send(api.encode(message), _MORE)
+                connection.dealer.send(payload, _NOBLOCK)
         except zmq.Again:
             return False
         return True
@@ -150,9 +150,9 @@ class ZmqLinks:
         if self._closed:
             return
         self._closed = True
-        for link in self._links.values():
-            self._disconnect(link, linger_ms=int(linger_s * 1000.0))
-        self._links.clear()
+        for connection in self._connections.values():
+            self._disconnect(connection, linger_ms=int(linger_s * 1000.0))
+        self._connections.clear()
         self._polled.clear()
         self._epoll.close()
         self._context.term()
@@ -174,43 +174,43 @@ class ZmqLinks:
         self._signalled = False
         while ready := zmq.zmq_poll(self._polled, 0):
             readable = {waiting for waiting, _ in ready}
-            for link in self._links.values():
-                if link.monitor in readable:
-                    self._follow(link, arrivals)
-                if link.dealer in readable:
-                    self._receive(link, arrivals)
+            for connection in self._connections.values():
+                if connection.monitor in readable:
+                    self._follow(connection, arrivals)
+                if connection.dealer in readable:
+                    self._receive(connection, arrivals)
         return arrivals
 
-    def _follow(self, link: Link, arrivals: list[Arrival]) -> None:
-        event, _ = monitor_event(link.monitor.recv_multipart(_NOBLOCK)[0])
-        link.up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
-        arrivals.append(Arrival(link.address, None, up=link.up))
+    def _follow(self, connection: _Connection, arrivals: list[Arrival]) -> None:
+        event, _ = monitor_event(connection.monitor.recv_multipart(_NOBLOCK)[0])
+        connection.up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        arrivals.append(Arrival(connection.address, None, up=connection.up))
 
-    def _receive(self, link: Link, arrivals: list[Arrival]) -> None:
-        frame = link.dealer.recv(_NOBLOCK, copy=False)  # a Frame knows whether more follow
+    def _receive(self, connection: _Connection, arrivals: list[Arrival]) -> None:
+        frame = connection.dealer.recv(_NOBLOCK, copy=False)  # a Frame knows whether more follow
         header, payload = frame.bytes, b""
         if frame.more:
-            frame = link.dealer.recv(_NOBLOCK, copy=False)
+            frame = connection.dealer.recv(_NOBLOCK, copy=False)
             payload = frame.bytes
         while frame.more:
-            frame = link.dealer.recv(_NOBLOCK, copy=False)
+            frame = connection.dealer.recv(_NOBLOCK, copy=False)
         try:
             reply = api.decode_reply(header)
         except ProtocolError as failure:
-            log.warning("client: %s sent no reply of the API: %s", link.address, failure)
+            log.warning("client: %s sent no reply of the API: %s", connection.address, failure)
             return
-        arrivals.append(Arrival(link.address, reply, payload))
+        arrivals.append(Arrival(connection.address, reply, payload))
 
     def _note_sockets(self) -> None:
         """Say which sockets `collect` asks; each is asked once for news and once for replies."""
         self._polled = [
             (waiting, _POLLIN)
-            for link in self._links.values()
-            for waiting in (link.monitor, link.dealer)
+            for connection in self._connections.values()
+            for waiting in (connection.monitor, connection.dealer)
         ]
         self._signalled = True
 
-    def _connect(self, address: str) -> Link:
+    def _connect(self, address: str) -> _Connection:
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.IMMEDIATE, 1)
@@ -227,11 +227,11 @@ class ZmqLinks:
         dealer.connect(address)
         self._epoll.register(dealer.fileno(), select.EPOLLIN)
         self._epoll.register(monitor.fileno(), select.EPOLLIN)
-        return Link(address, dealer, monitor)
+        return _Connection(address, dealer, monitor)
 
-    def _disconnect(self, link: Link, linger_ms: int = 0) -> None:
-        self._epoll.unregister(link.dealer.fileno())
-        self._epoll.unregister(link.monitor.fileno())
-        link.dealer.disable_monitor()
-        link.dealer.close(linger_ms)
-        link.monitor.close(0)
+    def _disconnect(self, connection: _Connection, linger_ms: int = 0) -> None:
+        self._epoll.unregister(connection.dealer.fileno())
+        self._epoll.unregister(connection.monitor.fileno())
+        connection.dealer.disable_monitor()
+        connection.dealer.close(linger_ms)
+        connection.monitor.close(0)

@@ -11,7 +11,7 @@ import pytest
 
 import hastore
 from hastore import OutgoingMessage, Producer
-from hastore.client.connections import names
+from hastore.client.connections import resolver
 from hastore.client.producer import send_core
 from hastore.client.producer.send_core import SendCore
 from hastore.config.model import ApiConfig
@@ -448,9 +448,9 @@ def test_an_answer_that_does_not_fit_is_no_success(
 
 def test_an_idle_producer_sleeps(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     turns = []
-    real = SendCore.turn
+    real = SendCore.run_once
     monkeypatch.setattr(
-        SendCore, "turn", lambda self, now: (turns.append(1), real(self, now))[1]
+        SendCore, "run_once", lambda self, now: (turns.append(1), real(self, now))[1]
     )
     with Producer([node.address]) as producer:
         producer.send_sync("t", b"1", queue=0)
@@ -471,15 +471,15 @@ def test_a_node_given_by_name_holds_no_constructor_up(
 ) -> None:
     """The name is looked up beside it, and then this machine's address is known as well."""
     goes_on = threading.Event()
-    real = names._targets
+    real = resolver._targets
 
-    def slow(host: str, port: int, flags: int) -> names.Targets:
+    def slow(host: str, port: int, flags: int) -> resolver.Targets:
         if not flags:
             assert goes_on.wait(60)
             return real("127.0.0.1", port, flags)
         return real(host, port, flags)
 
-    monkeypatch.setattr(names, "_targets", slow)
+    monkeypatch.setattr(resolver, "_targets", slow)
     port = node.address.rpartition(":")[2]
     with Producer([f"tcp://localhost:{port}"]) as producer:  # does not wait
         assert not goes_on.is_set()

@@ -17,11 +17,11 @@ from typing import Any
 
 import msgspec
 
-from hastore.client.connections.links import make_links
+from hastore.client.connections.transport import make_transport
 from hastore.client.producer.futures import results_of
-from hastore.client.producer.outbox import Entry, SendOptions, Window
-from hastore.client.producer.preparing import Draft, Preparer
+from hastore.client.producer.preparer import Draft, Preparer
 from hastore.client.producer.send_core import SendCore
+from hastore.client.producer.window import Entry, SendOptions, Window
 from hastore.client.results import Status
 from hastore.clock import Clock
 from hastore.errors import HastoreError, NotStoredError, UnreachableError
@@ -78,7 +78,7 @@ class Delivery:
             self.waiter.set_result(self._value)
 
 
-class _Waiting(msgspec.Struct, eq=False):
+class _Queued(msgspec.Struct, eq=False):
     """What was sent and is not admitted yet; without drafts: a flush."""
 
     topic: str
@@ -88,7 +88,7 @@ class _Waiting(msgspec.Struct, eq=False):
     expires_ms: float  # when no master was found until then
 
 
-class LoopSender:
+class LoopDriver:
     """Send on a running event loop; every method but `leave` is called on it."""
 
     def __init__(
@@ -104,18 +104,18 @@ class LoopSender:
         self._loop = loop
         self._clock = clock
         self._window = Window(options.max_in_flight)
-        addresses, self._links = make_links(addresses, clock)
-        self._links.open(addresses)
-        self.core = SendCore(addresses, options, self._window, self._links)
+        addresses, self._transport = make_transport(addresses, clock)
+        self._transport.open(addresses)
+        self.core = SendCore(addresses, options, self._window, self._transport)
         self.ended = False
-        self._left = False
-        self._waiting: deque[_Waiting] = deque()
+        self._detached = False
+        self._waiting: deque[_Queued] = deque()
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
-        self._soon: asyncio.Handle | None = None
+        self._send_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
-        self._descriptor = self._links.fileno()
-        loop.add_reader(self._descriptor, self._look)
-        loop.call_soon(self._look)
+        self._descriptor = self._transport.fileno()
+        loop.add_reader(self._descriptor, self._on_ready)
+        loop.call_soon(self._on_ready)
 
     def send(self, topic: str, drafts: list[Draft], *, is_batch: bool) -> asyncio.Future[Any]:
         """Send messages as one frame; the Future is cancelled to send nothing, if still possible.
@@ -125,18 +125,18 @@ class LoopSender:
         self._window.check()
         expires_ms = self._clock.monotonic_ms() + self._options.delivery_timeout_ms
         waiter: asyncio.Future[Any] = self._loop.create_future()
-        self._waiting.append(_Waiting(topic, drafts, is_batch, waiter, expires_ms))
-        if self._soon is None:
-            self._soon = self._loop.call_soon(self._send)
+        self._waiting.append(_Queued(topic, drafts, is_batch, waiter, expires_ms))
+        if self._send_handle is None:
+            self._send_handle = self._loop.call_soon(self._send)
         return waiter
 
     def flush(self) -> asyncio.Future[None]:
         """Return a Future that ends when all that was sent before is settled."""
         self._window.check()
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(_Waiting("", [], False, waiter, float("inf")))
-        if self._soon is None:
-            self._soon = self._loop.call_soon(self._send)
+        self._waiting.append(_Queued("", [], False, waiter, float("inf")))
+        if self._send_handle is None:
+            self._send_handle = self._loop.call_soon(self._send)
         return waiter
 
     def end(self, linger_s: float = LINGER_S, failure: Exception | None = None) -> None:
@@ -145,7 +145,7 @@ class LoopSender:
             return
         self.ended = True
         self._loop.remove_reader(self._descriptor)
-        for handle in (self._soon, self._timer):
+        for handle in (self._send_handle, self._timer):
             if handle is not None:
                 handle.cancel()
         if failure is None:
@@ -160,45 +160,45 @@ class LoopSender:
                 _resolve(waiting.waiter)
             else:
                 _refuse(waiting.waiter, why)
-        self._tell()
-        self._links.close(linger_s)
+        self._notify()
+        self._transport.close(linger_s)
 
     @property
     def unsent_bytes(self) -> int:
         """What was handed over, and the kernel has not taken yet (`acks` 0 waits for no answer)."""
-        return self._links.unsent_bytes
+        return self._transport.unsent_bytes
 
-    def leave(self) -> str:
+    def detach(self) -> str:
         """Let it end once all is settled; says what is not. A finalizer may call this anywhere."""
         lost = self.core.unacknowledged()
         if not self.ended:
-            self._left = True
+            self._detached = True
             self.core.flush_to = float("inf")
-            self._links.wake()
+            self._transport.wake()
             if self._loop.is_closed():  # nobody will go on with it
                 self.ended = True
-                self._links.close(0.0)
+                self._transport.close(0.0)
         return lost
 
     def abandon(self) -> None:
         """Close the descriptors in a forked child; the loop is the parent's."""
         self.ended = True
         self.core.abandon()
-        self._links.abandon()
+        self._transport.abandon()
 
-    def _look(self) -> None:
+    def _on_ready(self) -> None:
         """Take what has arrived, and what follows from it; called by the loop."""
-        self._contained(self._turn)
+        self._guarded(self._run_once)
 
-    def _turn(self) -> None:
-        self._links.sleep(0.0)
+    def _run_once(self) -> None:
+        self._transport.sleep(0.0)
         now = self._clock.monotonic_ms()
-        self.core.turn(now)
+        self.core.run_once(now)
         if self._admit(now):
             self.core.send_now(now)
-        self._conclude(now)
+        self._finish_run(now)
 
-    def _contained(self, step: Callable[[], None]) -> None:
+    def _guarded(self, step: Callable[[], None]) -> None:
         """Do a step of the loop's; where it fails all who wait are told, since nobody goes on."""
         if self.ended:
             return
@@ -210,25 +210,25 @@ class LoopSender:
 
     def _send(self) -> None:
         """Send what was handed over in this turn of the loop; called by the loop."""
-        self._soon = None
-        self._contained(self._send_waiting)
+        self._send_handle = None
+        self._guarded(self._send_waiting)
 
     def _send_waiting(self) -> None:
         now = self._clock.monotonic_ms()
         if self._admit(now):
             self.core.send_now(now)
-        self._conclude(now)
+        self._finish_run(now)
 
-    def _conclude(self, now: float) -> None:
-        self._tell()
-        if self._left and not self._waiting and self.core.is_idle():
+    def _finish_run(self, now: float) -> None:
+        self._notify()
+        if self._detached and not self._waiting and self.core.is_idle():
             self.end(0.0)
             return
         sleep_s = self.core.sleep_s(now)
-        if self._waiting and not self.core.found:
+        if self._waiting and not self.core.master_found:
             expires_s = max(0.0, self._waiting[0].expires_ms - now) / 1000.0
             sleep_s = expires_s if sleep_s < 0.0 else min(sleep_s, expires_s)
-        due_s = self._links.due_s()
+        due_s = self._transport.due_s()
         if due_s >= 0.0:
             sleep_s = due_s if sleep_s < 0.0 else min(sleep_s, due_s)
         if sleep_s < 0.0:
@@ -238,13 +238,13 @@ class LoopSender:
             if self._timer.when() <= at:
                 return  # it looks once more than it must, which costs less than a new timer
             self._timer.cancel()
-        self._timer = self._loop.call_at(at, self._look_in_time)
+        self._timer = self._loop.call_at(at, self._on_timer)
 
-    def _look_in_time(self) -> None:
+    def _on_timer(self) -> None:
         self._timer = None
-        self._look()
+        self._on_ready()
 
-    def _tell(self) -> None:
+    def _notify(self) -> None:
         ended = self.core.ended
         while ended:
             ended.popleft().notify()
@@ -266,9 +266,9 @@ class LoopSender:
             waiting = self._waiting[0]
             if not waiting.waiter.done():  # else it was cancelled in time
                 if waiting.drafts:
-                    if not self.core.found and now < waiting.expires_ms:
+                    if not self.core.master_found and now < waiting.expires_ms:
                         break
-                    if self.core.found and not self._window.has_room(len(waiting.drafts)):
+                    if self.core.master_found and not self._window.has_room(len(waiting.drafts)):
                         break
                     self._admit_one(waiting, now)
                     admitted = True
@@ -280,9 +280,9 @@ class LoopSender:
             self._waiting.popleft()
         return admitted
 
-    def _admit_one(self, waiting: _Waiting, now: float) -> None:
+    def _admit_one(self, waiting: _Queued, now: float) -> None:
         cluster = self.core.cluster
-        if not self.core.found:
+        if not self.core.master_found:
             reason = cluster.reason()
             if any(draft.queue is None for draft in waiting.drafts):
                 waiting.waiter.set_exception(UnreachableError(f"no master was found: {reason}"))

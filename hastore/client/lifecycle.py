@@ -24,7 +24,7 @@ from hastore.errors import ClientError, UsageError
 log = logging.getLogger(__name__)
 
 
-class Life:
+class Lifecycle:
     """Follow one client from its making to its end. `what` names it in errors."""
 
     def __init__(self, what: str, abandon: Callable[[], None]) -> None:
@@ -116,10 +116,10 @@ class AsyncClosable:
         raise NotImplementedError
 
 
-_alive: weakref.WeakSet[Life] = weakref.WeakSet()
+_alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
 
-def _unclosed(life: Life, end: Callable[[], str]) -> None:
+def _unclosed(life: Lifecycle, end: Callable[[], str]) -> None:
     if life.closed or life.forked:
         return
     life.closed = True
