@@ -69,7 +69,8 @@ MAY_IMPORT = {
     "aio": (*COMMON, "aio", "client", "protocol.api"),
     "server": (
         *(*COMMON, "config.file", "protocol", "record", "server"),
-        *("ha.master", "ha.node", "ha.rules", "store.fs", "store.message_store"),
+        *("ha.master", "ha.node", "ha.replica.rewind", "ha.rules"),
+        *("store.fs", "store.message_store"),
     ),
     # The node is behind ApiBackend; of the store only what a put returns is known.
     "server.api": (
