@@ -27,7 +27,7 @@ from tests.ha.slave.test_unreadable_records import (
     record,
 )
 
-GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
 FOREVER = 10**9
 
 
@@ -70,6 +70,7 @@ def golden_logs() -> list[tuple[int, int, bytes]]:
                 break
             at += step
         logs.append((start, size, data[:at]))
+    assert logs, f"no logs below {GOLDEN}"
     return logs
 
 
