@@ -40,10 +40,7 @@ MAY_IMPORT = {
     "store.log": (*_STORE_BASE, "store.state", "store.log"),
     "store.derived": (*_STORE_BASE, "store.derived"),
     "store.derived.contract": ("errors", "record"),
-    "store.derived.walk": (
-        *("errors", "record", "store.derived.contract", "store.derived.walk"),
-        "store.append.dedup_window",
-    ),
+    "store.derived.walk": ("errors", "record", "store.derived.contract", "store.derived.walk"),
     "store.append": (*_STORE_BASE, "store.log", "store.derived", "store.append"),
     "store.replay": (*_STORE_BASE, "store.state", "store.derived", "store.replay"),
     # Another process may have the store: nothing of what writes.
@@ -67,7 +64,7 @@ MAY_IMPORT = {
     "server.api": (
         *(*COMMON, "protocol", "record", "server.api", "server.retention.position_records"),
         *("ha.hello.peer", "ha.master.group_transfer", "ha.rules"),
-        *("store.append.uniform_batch", "store.message_store"),
+        *("store.append.results", "store.message_store"),
     ),
     "server.roles": (*COMMON, "protocol", "ha", "store.fs", "server.roles"),
     "server.retention": (

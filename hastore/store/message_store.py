@@ -16,7 +16,7 @@ from hastore.errors import StoreError
 from hastore.record.codec import Record
 from hastore.record.host import Host
 from hastore.store.append.appender import Appender
-from hastore.store.append.results import PutResult, PutStatus
+from hastore.store.append.results import PutResult
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.log.mapped_file import FileRange
 from hastore.store.store_cuts import StoreCuts
@@ -28,7 +28,7 @@ from hastore.store.store_reads import (
     walk_whole,
 )
 
-__all__ = ["FileRange", "MessageStore", "PullResult", "PullStatus", "PutResult", "PutStatus"]
+__all__ = ["FileRange", "MessageStore", "PullResult", "PullStatus", "PutResult"]
 
 log = logging.getLogger(__name__)
 

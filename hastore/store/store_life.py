@@ -11,7 +11,7 @@ from hastore.clock import Clock
 from hastore.config.model import StoreConfig
 from hastore.errors import HastoreError, StoreBrokenError, StoreError
 from hastore.service import OnFailure, raise_failure
-from hastore.store.append.dedup_window import IdempotenceWindow
+from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.derived.index.key_index import KeyIndex
 from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
@@ -75,7 +75,7 @@ class StoreLife:
             entries=config.index_entries,
             clock=clock,
         )
-        window = IdempotenceWindow(fs, root)
+        window = DedupWindow(fs, root)
         table = QueueOffsetTable(queues.topics, config.default_queues)
         state = ReplayState(
             fs,

@@ -22,7 +22,7 @@ from hastore.protocol.api import Put, PutDone, Status
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.server.api.failures import Failures, master_of
-from hastore.store.append.uniform_batch import StoredRun
+from hastore.store.append.results import UniformResults
 
 if TYPE_CHECKING:
     from hastore.record.codec import Record
@@ -235,7 +235,7 @@ class PutDesk:
         """Wait for what an appended put needs; answer one that needs nothing, or stored nothing."""
         need = self._need(put)
         results = put.results
-        if isinstance(results, StoredRun):
+        if isinstance(results, UniformResults):
             end_offset, put.count = results.end_offset, len(results.offsets)
         else:
             end_offset, put.count = _end_of(results), len(results)
@@ -283,7 +283,7 @@ class PutDesk:
 
     def _reply(self, put: PendingPut, status: Status, level: str) -> PutDone:
         results = put.results
-        if isinstance(results, StoredRun):
+        if isinstance(results, UniformResults):
             return PutDone(
                 put.request.rid,
                 status,

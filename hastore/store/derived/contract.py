@@ -182,18 +182,3 @@ class Dispatcher(Protocol):
     def close(self) -> None:
         """Close all files."""
         ...
-
-
-class ReplayProgress(Protocol):
-    """How far replay has come; may be asked from any thread."""
-
-    blocked_reason: str | None  # why replay stands still; None while it does not
-
-    @property
-    def dispatched_offset(self) -> int:
-        """Return the offset up to which every dispatcher has every record."""
-        ...
-
-    def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
-        """Wait until replay has reached `offset`; False after `timeout_s` seconds."""
-        ...

@@ -9,7 +9,7 @@ import numpy as np
 
 from hastore.record.codec import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
 from hastore.record.java_hash import KeyHasher, keys_of
-from hastore.store.append.dedup_window import MAX_PID_BYTES, producer_of
+from hastore.record.producer import MAX_PID_BYTES, producer_of
 from hastore.store.derived.contract import (
     Dispatched,
     KeyedRecords,

@@ -11,6 +11,8 @@ Tails are gathered from their end, padded in front to whole 8-byte words.
 import numpy as np
 import numpy.typing as npt
 
+from hastore.record.producer import PID, SEQ
+
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
 Span = tuple[int, int]  # columns of a value
@@ -90,7 +92,7 @@ class Layout:
             fixed[value_end : value_end + 1] = 0xFF
             at = value_end + 1
         self.tags = _filled(values.get(b"TAGS"))
-        self.producer, self.sequence = values.get(b"HS_PID"), values.get(b"HS_SEQ")
+        self.producer, self.sequence = values.get(PID), values.get(SEQ)
         unique = _filled(values.get(b"UNIQ_KEY"))
         self.keys = [unique] if unique is not None else []
         self.spaces = _filled(values.get(b"KEYS"))

@@ -8,7 +8,7 @@ import pytest
 from hastore.record.codec import V1_MAGIC, V2_MAGIC
 from hastore.record.host import Host
 from hastore.service import raise_failure
-from hastore.store.append.dedup_window import IdempotenceWindow
+from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.derived.contract import RecordColumns
 from hastore.store.derived.walk import vector_walk as replay_arrays
@@ -162,10 +162,10 @@ def test_properties_longer_than_their_length_can_say() -> None:
         assert walker.walk(memoryview(data), 0, 1 << 20).stop is Stop.BAD
 
 
-def whole(root: Path, log: MemoryLog) -> tuple[Derived, IdempotenceWindow, QueueOffsetTable]:
+def whole(root: Path, log: MemoryLog) -> tuple[Derived, DedupWindow, QueueOffsetTable]:
     """Make all four dispatchers over a root."""
     derived = Derived.over(root, log)
-    window = IdempotenceWindow(REAL, str(root))
+    window = DedupWindow(REAL, str(root))
     table = QueueOffsetTable(derived.queues.topics, 4)
     parts = [derived.queues, derived.index, window, table]
     derived.build = IndexBuildService(

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from hastore.errors import Status
 from hastore.store.append.appender import Appender
-from hastore.store.append.uniform_batch import StoredRun
-from hastore.store.append.validation import Entry, Intake
-from hastore.store.message_store import PutStatus
+from hastore.store.append.results import UniformResults
+from hastore.store.append.validation import Entry, PutValidator
 from tests.store.kit import HOST, config, message, opened, read_log
 
 
@@ -54,12 +54,12 @@ def test_what_it_takes_passes_every_check(tmp_path: Path) -> None:
     seed = time.time_ns() % 2**32
     print("seed", seed)
     chance = random.Random(seed)
-    intake = Intake(config(tmp_path, max_message_size=1000), HOST)
+    validator = PutValidator(config(tmp_path, max_message_size=1000), HOST)
     taken = 0
     for turn in range(6_000):
         raw = payload(chance, turn * 8)
-        run = intake.examine_run(raw)
-        same, entries = intake.examine(raw)
+        run = validator.validate_uniform(raw)
+        same, entries = validator.validate(raw)
         if run is None:
             continue
         taken += 1
@@ -90,20 +90,20 @@ def test_the_log_and_the_results_are_the_same(
     runs = 0
     for quick in (True, False):
         if not quick:
-            monkeypatch.setattr(Appender, "_append_runs", lambda *_: None)
+            monkeypatch.setattr(Appender, "_append_uniform", lambda *_: None)
         root = tmp_path / str(quick)
         with opened(root, max_message_size=1000) as store:
             results = []
             for frame in frames:
                 got = store.put_encoded(frame)
-                runs += sum(isinstance(each, StoredRun) for each in got)
+                runs += sum(isinstance(each, UniformResults) for each in got)
                 results.append([list(each) for each in got])
             assert store.wait_dispatched(store.max_offset, 60)
             outcomes.append((results, read_log(root), store.topics()))
     assert outcomes[0] == outcomes[1]
     assert runs > 50
     told = [r.status for frame in outcomes[0][0] for each in frame for r in each]
-    assert PutStatus.MESSAGE_ILLEGAL in told and PutStatus.PUT_OK in told
+    assert Status.MESSAGE_ILLEGAL in told and Status.PUT_OK in told
     assert any(r.duplicate for frame in outcomes[0][0] for each in frame for r in each)
 
 
@@ -112,7 +112,7 @@ def test_a_retry_of_a_run_is_known(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         (before,) = store.put_encoded([frame])
         (first,) = store.put_encoded([message(50, producer="p")])
-        assert isinstance(first, StoredRun)
+        assert isinstance(first, UniformResults)
         (again,) = store.put_encoded([frame])
         assert [each.offset for each in again] == [each.offset for each in before]
         assert all(each.duplicate for each in again)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hastore.errors import StoreError
+from hastore.errors import Status, StoreError
 from hastore.record.codec import (
     BLANK_MAGIC,
     Host,
@@ -13,7 +13,7 @@ from hastore.record.codec import (
     decode_record,
     encode_record,
 )
-from hastore.store.message_store import MessageStore, PutStatus
+from hastore.store.message_store import MessageStore
 from tests.store.kit import (
     BORN,
     FILE_SIZE,
@@ -65,7 +65,7 @@ def test_each_bad_record_is_refused_alone(tmp_path: Path) -> None:
             + [message(5, topic="a.b"), message(6, queue_id=4), message(7, queue_id=-1), message(8)]
         )
         (results,) = store.put_encoded([payload])
-        taken = [result.status is PutStatus.PUT_OK for result in results]
+        taken = [result.status is Status.PUT_OK for result in results]
         assert taken == [True] + [False] * 7 + [True]
         reasons = [result.reason or "" for result in results]
         assert "CRC" in reasons[1]
@@ -82,7 +82,7 @@ def test_a_payload_that_is_no_row_of_records_is_refused_whole(tmp_path: Path, cu
     with opened(tmp_path) as store:
         for payload in (message(0) + message(1)[:cut], message(0)[cut:], b"\xff" * 200):
             ((result,),) = store.put_encoded([payload])
-            assert result.status is PutStatus.MESSAGE_ILLEGAL
+            assert result.status is Status.MESSAGE_ILLEGAL
         assert store.put_encoded([b""]) == [[]]
         assert store.put_encoded([]) == []
         assert store.max_offset == 0
@@ -96,14 +96,14 @@ def test_too_many_properties_have_a_status_of_their_own(tmp_path: Path) -> None:
     raw[:4] = len(raw).to_bytes(4)
     with opened(tmp_path) as store:
         ((result,),) = store.put_encoded([bytes(raw)])
-        assert result.status is PutStatus.PROPERTIES_SIZE_EXCEEDED
+        assert result.status is Status.PROPERTIES_SIZE_EXCEEDED
 
 
 def test_a_full_file_is_filled_with_a_blank_and_the_next_begins(tmp_path: Path) -> None:
     with opened(tmp_path, max_message_size=1 << 20) as store:
         results = [put(store, message(n, size=9000, properties=()))[0] for n in range(20)]
         refused = store.put_encoded([message(0, size=FILE_SIZE)])[0][0]
-        assert refused.status is PutStatus.MESSAGE_ILLEGAL
+        assert refused.status is Status.MESSAGE_ILLEGAL
         size = results[0].end_offset
         assert size is not None
         starts = [result.offset for result in results]
@@ -234,6 +234,6 @@ def test_put_waits_until_replay_knows_the_queue_offsets(tmp_path: Path) -> None:
         assert (new.duplicate, new.queue_offset) == (False, 2)
         store.append_replica(store.max_offset, data[:50])  # the beginning of a record
         assert store.whole_offset == store.max_offset - 50
-        store._appender._build.stop()
+        store._parts.build.stop()
         with pytest.raises(StoreError, match="queue offsets"):
             store.put_encoded([message(3)])
