@@ -25,7 +25,7 @@ from hastore.record.codec import (
 )
 from hastore.store.derived.queues.consume_queue import UNIT, UnitSelection
 from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE
-from hastore.store.store_reads import PullStatus
+from hastore.store.message_reader import PullStatus
 from tests.random_records import random_record
 from tests.store.kit import message, opened, put, read_log, scribble
 

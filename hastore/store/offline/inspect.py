@@ -121,12 +121,12 @@ def _dump(
         return
     offset = found[0].start if start is None else max(start, found[0].start)
     if offset == found[0].start:
-        offset = files.first_boundary(found)
+        offset = files.first_record_start(found)
     for file in found:
         if not file.start <= offset < file.end:
             continue
         if start is not None and file.start < start:
-            offset = files.boundary_at(file, offset)
+            offset = files.record_start_at(file, offset)
         data = files.view(file)
         while offset < file.end and (end is None or offset < end):
             at = offset - file.start
@@ -221,7 +221,7 @@ class _Examination:
         if not found:
             return result
         seen.file_size = found[0].size
-        offset = seen.min_offset = seen.max_offset = self._files.first_boundary(found)
+        offset = seen.min_offset = seen.max_offset = self._files.first_record_start(found)
         total = found[-1].end - offset
         for number, file in enumerate(found):
             if number and file.start != found[number - 1].end:
@@ -246,7 +246,7 @@ class _Examination:
         return result
 
     def _through(self, file: LogFile, files: list[LogFile], offset: int) -> int | None:
-        """Walk a file from a boundary, over damage; return where to go on, None at the end."""
+        """Walk a file from a record's start, over damage; return where to go on, or None."""
         while True:
             offset = self._walk_file(file, offset)
             if offset >= file.end:
@@ -275,7 +275,7 @@ class _Examination:
         return None
 
     def _walk_file(self, file: LogFile, offset: int) -> int:
-        """Walk a file's records and blank from a boundary; return where they end."""
+        """Walk a file's records and blank from a record's start; return where they end."""
         data, end, seen = self._files.view(file), file.size, self.stat
         at, last_shown = offset - file.start, offset
         while at < end:

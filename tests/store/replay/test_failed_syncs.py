@@ -153,6 +153,34 @@ def test_a_file_that_could_not_be_opened_is_synced_at_the_next_try(
     derived.build.close()
 
 
+@pytest.mark.parametrize("call", ["sync_dir", "sync_all"])
+@pytest.mark.parametrize("code", [errno.EMFILE, errno.ENFILE])
+def test_a_sync_that_found_no_free_descriptor_is_tried_again(
+    tmp_path: Path, call: str, code: int
+) -> None:
+    """Nothing is lost: the directory could not be opened, so no sync was begun."""
+    log, fs = MemoryLog(), FaultyFileSystem()
+    fill(log, 30)
+    derived = Derived.over(tmp_path, log, fs=fs)
+    derived.build.replay()
+    if call == "sync_all":  # the first flush of a process whose files may hold unsynced pages
+        derived.build.close()
+        derived = Derived.over(tmp_path, log, fs=fs)
+        fill(log, 30)
+        derived.build.replay()
+    fs.fail(call, "", OSError(code, os.strerror(code)))
+    for _ in range(2):
+        with pytest.raises(OSError, match=os.strerror(code)):
+            derived.build.flush()
+    assert derived.build._state.synced == 0
+    fs.heal()
+    fs.calls.clear()
+    derived.build.flush()
+    assert call in [made for made, _ in fs.calls]
+    assert derived.build._state.synced == log.max_offset
+    derived.build.close()
+
+
 @pytest.mark.parametrize("call", ["sync", "sync_dir"])
 def test_after_a_failed_sync_each_flush_says_so(tmp_path: Path, call: str) -> None:
     log, fs = MemoryLog(), FaultyFileSystem()
