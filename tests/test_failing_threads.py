@@ -36,7 +36,7 @@ from hastore.server.roles.role_service import RoleService
 from hastore.service import Service
 from tests.client.conftest import Node as FakeNode
 from tests.ha.nodes import Group, peer, wait_for
-from tests.server.test_node import config_of
+from tests.server.kit import config_of
 from tests.test_style import MODULES, ROOT, module_name
 
 WAIT_S = 60.0
