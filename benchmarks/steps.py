@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.common import BODY_BYTES, MIB, scratch, touch_memory
-from hastore.client.producer.encoding import RecordEncoder
+from hastore.client.producer.record_encoder import RecordEncoder
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig, Config, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.ha.master.group_transfer import GroupTransferService
@@ -34,7 +34,7 @@ from hastore.protocol.ha_link import ReportDecoder
 from hastore.protocol.hello import Purpose
 from hastore.record.host import Host
 from hastore.server.api.failures import Failures
-from hastore.server.api.puts import PutDesk
+from hastore.server.api.puts import PutHandler
 from hastore.server.node_backend import NodeBackend
 from hastore.service import raise_failure
 from hastore.store.fs.filesystem import REAL
@@ -137,7 +137,7 @@ class Rig:
         roles: Any = _Roles()
         backend = NodeBackend(master.member, master.store, self.ha, self.transfer, roles)
         self.answers: list[api.PutDone] = []
-        self.desk = PutDesk(
+        self.handler = PutHandler(
             backend, ApiConfig(), SYSTEM_CLOCK, lambda _, reply: self.answers.append(reply),
             lambda _, reason: None, Failures(SYSTEM_CLOCK),
         )  # fmt: skip
@@ -152,19 +152,19 @@ class Rig:
             header = api.encode(api.Put(number + 1, run=1, at=at or 0))
             connection: Any = client
             puts.append((connection, header, client.payload(records)))
-        watch, desk = _Watch(), self.desk
+        watch, handler = _Watch(), self.handler
         requests = [(client, api.decode_request(head), body) for client, head, body in puts]
         watch.lap()
         now = SYSTEM_CLOCK.monotonic_ms()
         for client, request, payload in requests:
             assert isinstance(request, api.Put)
-            desk.take(client, request, payload, now)
+            handler.take(client, request, payload, now)
         watch.lap()
-        desk.append(now)
+        handler.append(now)
         watch.lap()
         watch.laps += self._replicate()
         watch.restart()
-        desk.finish()
+        handler.finish()
         watch.lap()
         for reply in self.answers:
             api.encode(reply)

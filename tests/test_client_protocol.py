@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hastore.client.connections.links import MAX_REPLY_BYTES
+from hastore.client.connections.transport import MAX_REPLY_BYTES
 from hastore.client.consumer.consumer import Consumer
 from hastore.config.model import ApiConfig
 from hastore.protocol import api, zmtp
@@ -24,7 +24,7 @@ from hastore.server.api import connections as api_connections
 from hastore.server.api import pulls as api_pulls
 from hastore.server.api import replies as api_replies
 from hastore.server.api import server as api_server
-from hastore.store.append import dedup_window as idempotence
+from hastore.store.append import dedup_window
 from tests.process.harness import Group, Node, wait_until
 from tests.process.wire import COMMAND, LONG, MORE, Frame, Wire, command, frame, greeting, ready
 
@@ -180,7 +180,7 @@ def test_the_limits_are_the_code_s() -> None:
         ],
         [
             "sequence numbers remembered",
-            f"{api.WINDOW:,} of each producer, of the {idempotence._MAX_PRODUCERS:,}"
+            f"{api.WINDOW:,} of each producer, of the {dedup_window._MAX_PRODUCERS:,}"
             " that wrote last",
         ],
         ["reply frame, for the client to check", mib(MAX_REPLY_BYTES)],

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from hastore.clock import Clock
 from hastore.config.model import StoreConfig
-from hastore.store.append.dedup_window import IdempotenceWindow
+from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.derived.index.key_index import KeyIndex
 from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
@@ -29,6 +29,6 @@ class StoreParts:
     flush: FlushService
     queues: ConsumeQueueTable
     index: KeyIndex
-    window: IdempotenceWindow
+    window: DedupWindow
     table: QueueOffsetTable
     build: IndexBuildService

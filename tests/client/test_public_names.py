@@ -15,7 +15,6 @@ import hastore
 from hastore import Consumer, Producer, SendResult, Status, aio, errors
 from hastore.errors import NotStoredError, PositionBehindError
 from hastore.protocol import api
-from hastore.store.append.results import PutStatus
 from tests.client.conftest import Node
 
 PAGE = (pathlib.Path(__file__).parent.parent.parent / "docs" / "python-api.md").read_text()
@@ -41,7 +40,7 @@ def parameters(owner: type) -> Iterator[tuple[str, inspect.Parameter]]:
 
 
 def test_there_is_one_status(node: Node) -> None:
-    assert Status is api.Status is hastore.client.Status is errors.Status is PutStatus
+    assert Status is api.Status is hastore.client.Status is errors.Status
     assert Status.PUT_OK == "PUT_OK" and f"{Status.BUSY}" == "BUSY"
     with Producer([node.address]) as producer:
         assert producer.send_sync("t", b"").status is Status.PUT_OK

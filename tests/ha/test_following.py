@@ -171,9 +171,10 @@ def test_heartbeats_keep_an_idle_link(pair):
 
     def link_stays():
         wait_for(lambda: slave.linked and master.ha._streams)
-        link = master.ha._streams[0].link
+        connection_id = master.ha._streams[0].connection_id
         time.sleep(2.0)  # longer than the housekeeping interval
-        return slave.linked and [each.link for each in master.ha._streams] == [link]
+        streams = [each.connection_id for each in master.ha._streams]
+        return slave.linked and streams == [connection_id]
 
     # Without heartbeats it never does; a machine that stands still for a while ends it as well.
     assert any(link_stays() for _ in range(10))
@@ -361,7 +362,7 @@ def test_a_slave_of_the_same_number_with_another_store_is_refused(pair):
 def test_a_full_disk_pauses_the_slave_and_keeps_the_link(pair, monkeypatch):
     _, master, slave = pair()
     master.put_confirmed(b"one")
-    link = master.ha._streams[0].link
+    connection_id = master.ha._streams[0].connection_id
     append, full = slave.store.append_replica, [True]
 
     def refuse(offset, data):
@@ -372,7 +373,7 @@ def test_a_full_disk_pauses_the_slave_and_keeps_the_link(pair, monkeypatch):
     monkeypatch.setattr(slave.store, "append_replica", refuse)
     end = master.put(b"two")
     time.sleep(2.0)
-    assert slave.linked and master.ha._streams[0].link == link
+    assert slave.linked and master.ha._streams[0].connection_id == connection_id
     assert slave.store.max_offset < end
     full[0] = False
     in_step(master, slave)

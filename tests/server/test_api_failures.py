@@ -16,7 +16,7 @@ from hastore.errors import CorruptRecordError, StoreError
 from hastore.protocol import api
 from hastore.server.api import pulls as api_pulls
 from hastore.server.api.failures import Failures
-from hastore.server.api.pulls import PullDesk
+from hastore.server.api.pulls import PullHandler
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
@@ -161,13 +161,13 @@ class Waiting:
         self.ended = False
 
 
-class Desk:
-    """A PullDesk whose answers are kept."""
+class Pulls:
+    """A PullHandler whose answers are kept."""
 
     def __init__(self, backend: FakeBackend) -> None:
         self.answers: dict[int, Any] = {}
         self.connection: Any = Waiting()
-        self.desk = PullDesk(
+        self.handler = PullHandler(
             backend, SYSTEM_CLOCK, self._answer, lambda _: True, Failures(SYSTEM_CLOCK)
         )
 
@@ -176,7 +176,8 @@ class Desk:
         self.answers[reply.rid] = reply
 
     def wait(self, rid: int, topic: str, at: int, wait_ms: int = 60_000) -> None:
-        self.desk.take(self.connection, api.Pull(rid, topic, 0, api.Position(at), wait_ms=wait_ms))
+        request = api.Pull(rid, topic, 0, api.Position(at), wait_ms=wait_ms)
+        self.handler.take(self.connection, request)
         assert rid not in self.answers
 
 
@@ -197,22 +198,22 @@ def test_a_parked_pull_that_meets_damage_is_answered_and_the_others_are_kept(
     backend: FakeBackend, method: str, make: Callable[[], Exception], status: str, reason: str
 ) -> None:
     backend.store.put_encoded([record(topic="bad"), record(topic="good"), record(topic="still")])
-    desk = Desk(backend)
+    pulls = Pulls(backend)
     for rid, topic in enumerate(("bad", "bad", "good", "still")):
-        desk.wait(rid, topic, 1)
+        pulls.wait(rid, topic, 1)
     backend.store.put_encoded([record(topic="bad"), record(topic="good")])
     failing_for(backend, method, "bad", make())
-    desk.desk.advance()
-    assert {rid: reply.status for rid, reply in desk.answers.items()} == {
+    pulls.handler.advance()
+    assert {rid: reply.status for rid, reply in pulls.answers.items()} == {
         0: status, 1: status, 2: api.PullStatus.FOUND
     }  # fmt: skip
-    assert reason in desk.answers[0].reason
-    assert desk.desk.parked == desk.connection.parked == 1
-    desk.desk.advance()
-    assert len(desk.answers) == 3
-    desk.connection.ended = True
-    desk.desk.forget_ended()
-    assert desk.desk.parked == 0
+    assert reason in pulls.answers[0].reason
+    assert pulls.handler.parked == pulls.connection.parked == 1
+    pulls.handler.advance()
+    assert len(pulls.answers) == 3
+    pulls.connection.ended = True
+    pulls.handler.forget_ended()
+    assert pulls.handler.parked == 0
 
 
 @pytest.mark.parametrize(("make", "status", "reason"), FAILURES, ids=NAMES)
@@ -220,17 +221,17 @@ def test_a_parked_pull_that_meets_damage_when_its_time_is_up(
     backend: FakeBackend, make: Callable[[], Exception], status: str, reason: str
 ) -> None:
     backend.store.put_encoded([record(topic="bad"), record(topic="good")])
-    desk = Desk(backend)
-    desk.wait(0, "bad", 1, wait_ms=1_000)
-    desk.wait(1, "good", 1, wait_ms=1_000)
-    desk.wait(2, "good", 1, wait_ms=60_000)
+    pulls = Pulls(backend)
+    pulls.wait(0, "bad", 1, wait_ms=1_000)
+    pulls.wait(1, "good", 1, wait_ms=1_000)
+    pulls.wait(2, "good", 1, wait_ms=60_000)
     failing_for(backend, "pull", "bad", make())
-    desk.desk.expire(SYSTEM_CLOCK.monotonic_ms() + 2_000.0)
-    assert {rid: reply.status for rid, reply in desk.answers.items()} == {
+    pulls.handler.expire(SYSTEM_CLOCK.monotonic_ms() + 2_000.0)
+    assert {rid: reply.status for rid, reply in pulls.answers.items()} == {
         0: status, 1: api.PullStatus.NO_NEW
     }  # fmt: skip
-    assert reason in desk.answers[0].reason
-    assert desk.desk.parked == desk.connection.parked == 1
+    assert reason in pulls.answers[0].reason
+    assert pulls.handler.parked == pulls.connection.parked == 1
 
 
 # -- puts, commits, positions

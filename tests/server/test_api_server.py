@@ -24,7 +24,6 @@ from hastore.server.api.replies import Replies
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend, FakePut
-from tests.api_fakes import Status as Kind
 
 
 def record(topic: str = "t", body: bytes = b"x", queue: int = 0, seq: int | None = None) -> bytes:
@@ -298,8 +297,10 @@ def test_a_gate_that_closed_meanwhile_appends_nothing(client: Client, backend: F
 def told(*statuses: str) -> list[FakePut]:
     """Results of a put that a disk failed: PUT_OK is at offset 0, the others are nowhere."""
     return [
-        FakePut(Kind(name), 0, 90, 0, 0) if name == "PUT_OK" else FakePut(Kind(name), reason="disk")
-        for name in statuses
+        FakePut(status, 0, 90, 0, 0)
+        if status is api.Status.PUT_OK
+        else FakePut(status, reason="disk")
+        for status in map(api.Status, statuses)
     ]
 
 

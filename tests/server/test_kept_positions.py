@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from hastore.errors import NotStoredError, StoreError
+from hastore.errors import NotStoredError, Status, StoreError
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.positions import CommitBody, PositionMap
+from hastore.server.positions.commit_records import QUEUE, commit_record, read_commits
 from hastore.server.retention.kept_positions import KeptPositions
-from hastore.server.retention.position_records import QUEUE, commit_record, read_commits
 from hastore.store.fs.filesystem import REAL
-from hastore.store.message_store import MessageStore, PullStatus, PutResult, PutStatus
+from hastore.store.message_store import MessageStore, PullStatus, PutResult
 from tests.store.kit import opened, put
 
 
@@ -167,7 +167,7 @@ def test_a_put_that_is_refused_is_tried_again(tmp_path: pathlib.Path) -> None:
         raise NotStoredError("superseded", "SERVICE_NOT_AVAILABLE")
 
     def full(payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
-        return [[PutResult(PutStatus.SERVICE_NOT_AVAILABLE, reason="no room")] for _ in payloads]
+        return [[PutResult(Status.SERVICE_NOT_AVAILABLE, reason="no room")] for _ in payloads]
 
     with opened(tmp_path) as store:
         commit(store, "g", {0: 1})

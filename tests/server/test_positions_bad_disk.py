@@ -11,8 +11,8 @@ from hastore.clock import SystemClock
 from hastore.config.model import ApiConfig
 from hastore.protocol import api
 from hastore.server.api.server import ApiServer
+from hastore.server.positions.commit_records import PATIENCE_MS
 from hastore.server.retention.kept_positions import KeptPositions
-from hastore.server.retention.position_records import PATIENCE_MS
 from hastore.service import raise_failure
 from hastore.store.fs.filesystem import REAL
 from hastore.store.log import commit_log

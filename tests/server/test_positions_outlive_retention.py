@@ -15,7 +15,7 @@ from hastore.protocol.positions import CommitBody
 from hastore.record.codec import build_record
 from hastore.record.host import NO_HOST
 from hastore.server.node import Node
-from hastore.server.retention.position_records import commit_record
+from hastore.server.positions.commit_records import commit_record
 from tests.ha.nodes import free_port, wait_for
 
 FILE_SIZE = 64 * 1024

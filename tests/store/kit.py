@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from hastore.config.model import Flush, StoreConfig
+from hastore.errors import Status
 from hastore.record.codec import Host, build_record
-from hastore.store.message_store import MessageStore, PutResult, PutStatus
+from hastore.store.message_store import MessageStore, PutResult
 
 HOST = Host.parse("127.0.0.1:10911")
 BORN = Host.parse("10.0.0.7:4242")
@@ -56,7 +57,7 @@ def message(
 def put(store: MessageStore, *records: bytes) -> list[PutResult]:
     """Put each record as its own payload; all must be taken."""
     results = [result for payload in store.put_encoded(records) for result in payload]
-    assert all(result.status is PutStatus.PUT_OK for result in results), results
+    assert all(result.status is Status.PUT_OK for result in results), results
     return results
 
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from hastore.errors import StoreBrokenError, StoreError, StoreFullError
-from hastore.store.message_store import MessageStore, PutStatus
+from hastore.errors import Status, StoreBrokenError, StoreError, StoreFullError
+from hastore.store.message_store import MessageStore
 from tests.store.faulty import BAD_DISK, NO_SPACE, FaultyFileSystem
 from tests.store.kit import (
     FILE_SIZE,
@@ -93,7 +93,7 @@ def test_what_cannot_be_cleared_is_not_refused_and_closes_the_store(
         fs.torn["commitlog"] = 2 * len(records[0]) + 50, NO_SPACE
         fs.fail(call, "/commitlog/")
         results = store.put_encoded([b"".join(records)])[0]
-        assert [result.status for result in results] == [PutStatus.TIMEOUT] * 3
+        assert [result.status for result in results] == [Status.TIMEOUT] * 3
         assert all(result.offset is None and result.reason for result in results)
         assert store.max_offset == end
         fs.heal()
@@ -140,11 +140,11 @@ def test_a_put_that_rolls_over_keeps_what_it_stored(
 
         fs.hook = rule
         one, two, three = store.put_encoded([first, second, third])
-        assert [each.status for each in one] == [PutStatus.PUT_OK]
-        unknown = PutStatus.SERVICE_NOT_AVAILABLE if cleared else PutStatus.TIMEOUT
+        assert [each.status for each in one] == [Status.PUT_OK]
+        unknown = Status.SERVICE_NOT_AVAILABLE if cleared else Status.TIMEOUT
         assert [each.status for each in two] == [unknown] * 2
         # What comes behind it in a run must not overtake it, and nobody tried it.
-        assert [each.status for each in three] == [PutStatus.SERVICE_NOT_AVAILABLE]
+        assert [each.status for each in three] == [Status.SERVICE_NOT_AVAILABLE]
         assert told == [(0, store.max_offset)]  # a slave hears of what is stored
         fs.heal()
         assert (store.broken_reason is None) is (error is NO_SPACE and cleared)
@@ -163,7 +163,7 @@ def test_a_hook_that_fails_refuses_nothing(tmp_path: Path) -> None:
         store.on_append = publish
         fs.torn["hastore"] = 0, BAD_DISK
         (result,) = store.put_encoded([message(1)])[0]
-        assert result.status is PutStatus.PUT_OK and result.offset is not None
+        assert result.status is Status.PUT_OK and result.offset is not None
         assert "limits page" in str(store.broken_reason)
 
 
@@ -244,7 +244,7 @@ def refusals(store: MessageStore, record: bytes) -> list[str]:
         results = store.put_encoded([record])[0]
     except StoreError as failure:
         return [str(failure)]
-    assert {result.status for result in results} == {PutStatus.SERVICE_NOT_AVAILABLE}
+    assert {result.status for result in results} == {Status.SERVICE_NOT_AVAILABLE}
     return [str(result.reason) for result in results]
 
 

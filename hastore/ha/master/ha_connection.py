@@ -36,13 +36,14 @@ _ONE_SECOND = struct.pack("@ll", 1, 0)
 class HAConnection:
     """A peer's connection to this node's HA port."""
 
-    def __init__(self, service: "HAService", sock: socket.socket, address: str, link: int) -> None:
+    def __init__(
+        self, service: "HAService", sock: socket.socket, address: str, connection_id: int
+    ) -> None:
         self.service = service
         self.sock = sock
         self.address = address
-        self.link = (
-            link  # unique in this process: tells a node's latest connection from its earlier ones
-        )
+        # Unique in this process: tells a node's latest connection from its earlier ones.
+        self.connection_id = connection_id
         self.hello: Hello | None = None
         self.classic = False
         self.spoken = False  # it has passed HELLO, or reported as a classic slave
@@ -78,7 +79,7 @@ class HAConnection:
             self.sock,
             member.store,
             member.clock,
-            name=f"WriteSocketService-{self.link}",
+            name=f"WriteSocketService-{self.connection_id}",
             start_offset=offset,
             frame_bytes_max=frame_bytes_max,
             heartbeat_ms=config.heartbeat_interval_ms,
@@ -124,7 +125,7 @@ class ReadSocketService(Service):
 
     def __init__(self, connection: HAConnection) -> None:
         super().__init__(
-            f"ReadSocketService-{connection.link}", on_failure=connection.thread_failed
+            f"ReadSocketService-{connection.connection_id}", on_failure=connection.thread_failed
         )
         self._connection = connection
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import msgspec
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import CorruptRecordError, StoreError
+from hastore.errors import CorruptRecordError, Status, StoreError
 from hastore.protocol.api import POSITIONS_TOPIC
 from hastore.protocol.positions import (
     CommitBody,
@@ -32,7 +32,7 @@ from hastore.protocol.positions import (
     encode_commit,
     origin_of,
 )
-from hastore.server.retention.position_records import (
+from hastore.server.positions.commit_records import (
     QUEUE,
     CommitReader,
     commit_key,
@@ -41,7 +41,7 @@ from hastore.server.retention.position_records import (
     read_commits,
 )
 from hastore.store.fs.filesystem import FileSystem
-from hastore.store.message_store import MessageStore, PutResult, PutStatus
+from hastore.store.message_store import MessageStore, PutResult
 
 log = logging.getLogger(__name__)
 
@@ -292,6 +292,6 @@ def _is_in_log(
 def _check(results: Sequence[PutResult]) -> int:
     """Return where the first of them lies; StoreError when one was not appended."""
     for result in results:
-        if result.status is not PutStatus.PUT_OK:
+        if result.status is not Status.PUT_OK:
             raise StoreError(f"positions could not be written anew: {result.reason}")
     return min(result.offset or 0 for result in results)

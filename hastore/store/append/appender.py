@@ -8,10 +8,11 @@ as given out before the log holds it.
 import logging
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Protocol
 
 from hastore.clock import Clock
 from hastore.config.model import StoreConfig
-from hastore.errors import StoreError, StoreUncertainError
+from hastore.errors import Status, StoreError, StoreUncertainError
 from hastore.record.codec import (
     BLANK_SIZE,
     FLAG_BORN_IPV6,
@@ -25,28 +26,44 @@ from hastore.record.codec import (
     STORE_IPV6,
 )
 from hastore.record.host import Host
-from hastore.store.append.dedup_window import IdempotenceWindow, Verdict
+from hastore.store.append.dedup_window import DedupWindow, Verdict
 from hastore.store.append.queue_offsets import QueueOffsetTable
-from hastore.store.append.results import PutResult, PutStatus
-from hastore.store.append.uniform_append import RunBatch
-from hastore.store.append.uniform_batch import PutRun, StoredRun
-from hastore.store.append.validation import Entry, Intake
+from hastore.store.append.results import PutResult, UniformResults
+from hastore.store.append.uniform_batch import UniformAppend, UniformBatch
+from hastore.store.append.validation import Entry, PutValidator
 from hastore.store.log.commit_log import CommitLog
-from hastore.store.replay.service import IndexBuildService
 
 log = logging.getLogger(__name__)
 
 _REPLAY_TIMEOUT_S = 5.0
-_OK = PutStatus.PUT_OK
-Examined = tuple[bytes, list[Entry | PutResult]]
-Results = list[PutResult] | StoredRun
+_OK = Status.PUT_OK
+Validated = tuple[bytes, list[Entry | PutResult]]
+Results = list[PutResult] | UniformResults
+
+
+class Replay(Protocol):
+    """What a put needs of replay (IndexBuildService)."""
+
+    @property
+    def dispatched_offset(self) -> int:
+        """Return the offset below which queue offsets and deduplication window are complete."""
+        ...
+
+    @property
+    def blocked_reason(self) -> str | None:
+        """Return why replay stands still; None while it works."""
+        ...
+
+    def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
+        """Wait until replay has reached `offset`; whether it has within the time."""
+        ...
 
 
 class _Batch:
     """What one append will hold, gathered record by record."""
 
     def __init__(
-        self, log: CommitLog, window: IdempotenceWindow, table: QueueOffsetTable, now_ms: int
+        self, log: CommitLog, window: DedupWindow, table: QueueOffsetTable, now_ms: int
     ) -> None:
         self.start = log.max_offset
         self.size = 0
@@ -128,7 +145,7 @@ class _Batch:
             return None
         if isinstance(seen, Verdict):
             return PutResult(
-                PutStatus.MESSAGE_ILLEGAL,
+                Status.MESSAGE_ILLEGAL,
                 reason=f"HS_SEQ {producer[1]} is older than the last 1024 of its producer: it may"
                 " be stored already",
             )
@@ -148,7 +165,7 @@ class _Batch:
     def _no_queue(self, topic: bytes, queue_id: int) -> PutResult:
         count = self._table.count(topic)
         return PutResult(
-            PutStatus.MESSAGE_ILLEGAL,
+            Status.MESSAGE_ILLEGAL,
             reason=f"queue {queue_id} of topic {topic.decode()}: it has {count} queues"
             " (store.default_queues)",
         )
@@ -160,9 +177,9 @@ class Appender:
     def __init__(
         self,
         commit_log: CommitLog,
-        window: IdempotenceWindow,
+        window: DedupWindow,
         table: QueueOffsetTable,
-        build: IndexBuildService,
+        replay: Replay,
         *,
         config: StoreConfig,
         store_host: Host,
@@ -171,11 +188,11 @@ class Appender:
         self._log = commit_log
         self._window = window
         self._table = table
-        self._build = build
+        self._replay = replay
         self._host = store_host
         self._host_bytes = store_host.packed
         self._clock = clock
-        self._intake = Intake(config, store_host)
+        self._validator = PutValidator(config, store_host)
         self.last_store_timestamp_ms = 0
 
     def put(
@@ -187,8 +204,8 @@ class Appender:
         StoreFullError, StoreBrokenError, or StoreError while replay lags: nothing was appended.
         What fails later than that is in the results: nobody may be refused what may be stored.
         """
-        examine_run = self._intake.examine_run
-        runs = [examine_run(payload) for payload in payloads]
+        validate_uniform = self._validator.validate_uniform
+        batches = [validate_uniform(payload) for payload in payloads]
         log, table, window = self._log, self._table, self._window
         end = log.max_offset
         if table.end_offset < end or window.end_offset < end:
@@ -203,78 +220,78 @@ class Appender:
                 table.last_store_timestamp_ms,
             )
             try:
-                batch = self._append_runs(runs, now_ms)
-                if batch is not None:
-                    results, data = batch
+                appended = self._append_uniform(batches, now_ms)
+                if appended is not None:
+                    results, data = appended
                     return results, start, log.max_offset, data
-                examined = self._append_examined(payloads, now_ms)
+                validated = self._append_validated(payloads, now_ms)
             except StoreUncertainError as failure:  # of one write for all of them
-                examined = [
-                    _not_stored(entries, PutStatus.TIMEOUT, failure)
-                    for _, entries in map(self._intake.examine, payloads)
+                validated = [
+                    _not_stored(entries, Status.TIMEOUT, failure)
+                    for _, entries in map(self._validator.validate, payloads)
                 ]
             except OSError as failure:  # an older record, say, that a retry is compared with
                 raise StoreError(f"nothing was appended: {failure}") from failure
-            return examined, start, log.max_offset, None
+            return validated, start, log.max_offset, None
 
     def _wait_for_replay(self, end: int) -> None:
         """Wait until queue offsets and window know the log up to `end`."""
-        if not self._build.wait_dispatched(end, _REPLAY_TIMEOUT_S):
-            reason = self._build.blocked_reason or "replay has not reached the log's end yet"
+        if not self._replay.wait_dispatched(end, _REPLAY_TIMEOUT_S):
+            reason = self._replay.blocked_reason or "replay has not reached the log's end yet"
             raise StoreError(f"queue offsets are not known: {reason}")
 
     def _adopt(self, end: int) -> None:
         """Go on from replay: it has reached the end (a blank at the end is in no batch)."""
-        if self._build.dispatched_offset < end:
+        if self._replay.dispatched_offset < end:
             raise StoreError("queue offsets are not known: the log grew from elsewhere")
         self._table.advance(end)
         self._window.advance(end)
 
-    def _append_runs(
-        self, runs: Sequence[PutRun | None], now_ms: int
-    ) -> tuple[list[StoredRun], bytearray] | None:
-        """Append to the present file; None, and nothing is stored, unless all are new runs."""
+    def _append_uniform(
+        self, batches: Sequence[UniformBatch | None], now_ms: int
+    ) -> tuple[list[UniformResults], bytearray] | None:
+        """Append to the present file; None, and nothing is stored, unless all are new batches."""
         log = self._log
         start = log.max_offset
-        batch = RunBatch(start, self._window, self._table, now_ms)
-        for run in runs:
-            if run is None or not batch.take(run):
+        append = UniformAppend(start, self._window, self._table, now_ms)
+        for batch in batches:
+            if batch is None or not append.take(batch):
                 return None
-        size = batch.end - start
+        size = append.end - start
         if not size or size + BLANK_SIZE > log.file_size or log.room(size):
             return None
-        data = batch.patched(self._host_bytes)
-        log.boundary = log.append(data)
-        batch.settle()
-        return batch.results, data
+        data = append.patched(self._host_bytes)
+        log.record_end = log.append(data)
+        append.settle()
+        return append.results, data
 
-    def _append_examined(self, payloads: Sequence[bytes], now_ms: int) -> list[list[PutResult]]:
-        """Append record by record: some are no run, were put before, or need a new file."""
+    def _append_validated(self, payloads: Sequence[bytes], now_ms: int) -> list[list[PutResult]]:
+        """Append record by record: some are not uniform, were put before, or need a new file."""
         log = self._log
-        examined = [self._intake.examine(payload) for payload in payloads]
-        size = sum([len(payload) for payload, _ in examined])
+        validated = [self._validator.validate(payload) for payload in payloads]
+        size = sum([len(payload) for payload, _ in validated])
         if size + BLANK_SIZE <= log.file_size and not log.room(size):
-            return self._append(examined, now_ms)
-        return self._append_rolling(examined, now_ms)
+            return self._append(validated, now_ms)
+        return self._append_rolling(validated, now_ms)
 
-    def _append(self, examined: Sequence[Examined], now_ms: int) -> list[list[PutResult]]:
+    def _append(self, validated: Sequence[Validated], now_ms: int) -> list[list[PutResult]]:
         """Append to the present file, which has room for all of it."""
         log, table, window = self._log, self._table, self._window
         batch = _Batch(log, window, table, now_ms)
-        results = [batch.take(payload, entries) for payload, entries in examined]
+        results = [batch.take(payload, entries) for payload, entries in validated]
         if batch.size:
             end = log.append(batch.patched(self._host))
-            log.boundary = end
+            log.record_end = end
             table.take(batch.advanced, end)
             window.add_all(batch.fresh, end)
         return results
 
-    def _append_rolling(self, examined: Sequence[Examined], now_ms: int) -> list[list[PutResult]]:
+    def _append_rolling(self, validated: Sequence[Validated], now_ms: int) -> list[list[PutResult]]:
         """Append with at least one blank between: a payload that fits in a file is never split."""
         log = self._log
         start = log.max_offset
-        results: list[list[PutResult]] = [[] for _ in examined]
-        parts = _parts(examined, log.file_size - BLANK_SIZE)
+        results: list[list[PutResult]] = [[] for _ in validated]
+        parts = _parts(validated, log.file_size - BLANK_SIZE)
         for number, (place, part) in enumerate(parts):
             try:
                 takes = any(isinstance(entry, Entry) for entry in part[1])
@@ -286,25 +303,25 @@ class Appender:
                 uncertain = isinstance(failure, StoreUncertainError)
                 if log.max_offset == start and not uncertain:
                     raise
-                status = PutStatus.TIMEOUT if uncertain else PutStatus.SERVICE_NOT_AVAILABLE
+                status = Status.TIMEOUT if uncertain else Status.SERVICE_NOT_AVAILABLE
                 results[place] += _not_stored(part[1], status, failure)
                 # Nor may anything overtake it: what comes behind is not even tried.
                 for later, (_, entries) in parts[number + 1 :]:
-                    results[later] += _not_stored(entries, PutStatus.SERVICE_NOT_AVAILABLE, failure)
+                    results[later] += _not_stored(entries, Status.SERVICE_NOT_AVAILABLE, failure)
                 break
         return results
 
     def _adopt_blank(self) -> None:
         end = self._log.max_offset
-        self._log.boundary = end
+        self._log.record_end = end
         self._table.advance(end)
         self._window.advance(end)
 
 
-def _parts(examined: Sequence[Examined], limit: int) -> list[tuple[int, Examined]]:
+def _parts(validated: Sequence[Validated], limit: int) -> list[tuple[int, Validated]]:
     """Return each payload with its place; one larger than a file record by record."""
-    parts: list[tuple[int, Examined]] = []
-    for place, (payload, entries) in enumerate(examined):
+    parts: list[tuple[int, Validated]] = []
+    for place, (payload, entries) in enumerate(validated):
         if len(payload) <= limit:
             parts.append((place, (payload, entries)))
             continue
@@ -318,7 +335,7 @@ def _parts(examined: Sequence[Examined], limit: int) -> list[tuple[int, Examined
 
 
 def _not_stored(
-    entries: Sequence[Entry | PutResult], status: PutStatus, failure: Exception
+    entries: Sequence[Entry | PutResult], status: Status, failure: Exception
 ) -> list[PutResult]:
     """Return results for what the log did not take; a record that was refused before stays so."""
     reason = str(failure)

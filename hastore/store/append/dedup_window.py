@@ -12,7 +12,6 @@ Snapshot, `<root>/hastore/idempotence`, so that a start needs not read the whole
 """
 
 import enum
-import re
 import struct
 import sys
 import threading
@@ -21,21 +20,13 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING
 
-from hastore.record.properties import find_property
-from hastore.store.append.producer_window import ProducerWindow
-from hastore.store.derived.columns import RecordColumns
+from hastore.record.producer import PID_MARK, producer_of
+from hastore.store.append.results import PutResult
+from hastore.store.derived.contract import Dispatched, RecordColumns
 from hastore.store.fs.filesystem import FileSystem
-from hastore.store.replay.scalar_walk import Dispatched
 
-PID = b"HS_PID"
-SEQ = b"HS_SEQ"
-MAX_PID_BYTES = 64
-MAX_SEQ_DIGITS = 18
-_PID_MARK = PID + b"\x01"
-_THEN_SEQ = b"\x02" + SEQ + b"\x01"
-_USUAL = re.compile(rb"(?:^|\x02)HS_PID\x01([^\x02]{1,64})\x02HS_SEQ\x01([0-9]{1,18})(?:\x02|$)")
+WINDOW = 1024  # sequence numbers of each producer
 _MAX_PRODUCERS = 4096  # the one that wrote least recently goes; at most 64 MiB in all
 _SNAPSHOT_STEP_BYTES = 16 << 20  # of log: how much a start after a crash has to read again
 _HEAD = struct.Struct(">4sIqI")
@@ -46,10 +37,6 @@ _MAGIC = b"HSIW"
 _VERSION = 1
 
 
-if TYPE_CHECKING:
-    from hastore.store.append.results import PutResult
-
-
 class Verdict(enum.Enum):
     """What the window knows of a sequence number that it does not hold."""
 
@@ -57,50 +44,68 @@ class Verdict(enum.Enum):
     FORGOTTEN = "older than the window"
 
 
-def producer_of(properties: bytes) -> tuple[bytes, int] | None:
-    """Return (HS_PID, HS_SEQ) of a record's raw properties; None without them.
+class ProducerWindow:
+    """One producer: `sequences[i]` lies at `offsets[i]`, in the log's order."""
 
-    ValueError when they are there but are no id of 1 to 64 bytes and no decimal number below 2^63.
-    """
-    own = own_properties(properties)
-    if own is not None:
-        return own[0], int(own[1])
-    if _PID_MARK not in properties:
-        return None
-    usual = _USUAL.search(properties)
-    if usual is not None and properties.find(_PID_MARK) == usual.start(1) - len(_PID_MARK):
-        return usual[1], int(usual[2])
-    producer, number = find_property(properties, PID), find_property(properties, SEQ)
-    if producer is None:
-        return None
-    if number is None or not number.isdigit() or len(number) > MAX_SEQ_DIGITS:
-        raise ValueError("HS_SEQ is no decimal number below 10^18")
-    if not 0 < len(producer) <= MAX_PID_BYTES:
-        raise ValueError(f"HS_PID has {len(producer)} bytes; 1 to {MAX_PID_BYTES} are allowed")
-    return producer, int(number)
+    __slots__ = ("floor", "offsets", "sequences", "top")
+
+    def __init__(self) -> None:
+        self.sequences = array("q")
+        self.offsets = array("q")
+        self.floor = -1  # the greatest sequence number that has left the window
+        self.top = -1  # the greatest one there is
+
+    def add(self, sequence: int, offset: int) -> None:
+        """Take the next record."""
+        self.sequences.append(sequence)
+        self.offsets.append(offset)
+        self.top = max(self.top, sequence)
+        if len(self.sequences) >= 2 * WINDOW:
+            self.trim()
+
+    def extend(self, sequences: Sequence[int], offsets: Sequence[int]) -> None:
+        """Add many, as `add` would."""
+        top = max(sequences)
+        if top > self.top:
+            self.top = top
+        at = 0
+        while len(self.sequences) + len(sequences) - at >= 2 * WINDOW:
+            stop = at + 2 * WINDOW - len(self.sequences)
+            self.sequences.extend(sequences[at:stop])
+            self.offsets.extend(offsets[at:stop])
+            self.trim()
+            at = stop
+        self.sequences.extend(sequences[at:] if at else sequences)
+        self.offsets.extend(offsets[at:] if at else offsets)
+
+    def trim(self) -> None:
+        """Let go of all but the last `WINDOW`."""
+        gone = len(self.sequences) - WINDOW
+        if gone > 0:
+            self.floor = max(self.floor, max(self.sequences[:gone]))
+            del self.sequences[:gone]
+            del self.offsets[:gone]
+
+    def cut(self, log_end: int) -> None:
+        """Forget records at or beyond `log_end`."""
+        keep = len(self.offsets)
+        while keep and self.offsets[keep - 1] >= log_end:
+            keep -= 1
+        del self.sequences[keep:]
+        del self.offsets[keep:]
+        self.top = max(self.floor, max(self.sequences, default=-1))
+
+    def find(self, sequence: int) -> int | None:
+        """Return the offset of a sequence number in the window."""
+        if sequence > self.top:
+            return None
+        try:
+            return self.offsets[self.sequences.index(sequence)]
+        except ValueError:
+            return None
 
 
-def own_properties(properties: bytes) -> tuple[bytes, bytes] | None:
-    """Return HS_PID and the digits of HS_SEQ where they are all there is, well formed, as mostly.
-
-    None: only a closer look tells.
-    """
-    if not properties.startswith(_PID_MARK) or properties[-1] != 2:
-        return None
-    at = properties.find(_THEN_SEQ)
-    producer, digits = properties[len(_PID_MARK) : at], properties[at + len(_THEN_SEQ) : -1]
-    if (
-        at > 0
-        and producer.isalnum()
-        and len(producer) <= MAX_PID_BYTES
-        and digits.isdigit()
-        and len(digits) <= MAX_SEQ_DIGITS
-    ):
-        return producer, digits
-    return None
-
-
-class IdempotenceWindow:
+class DedupWindow:
     """The windows of all producers: a Dispatcher. Thread-safe."""
 
     def __init__(self, fs: FileSystem, root: str) -> None:
@@ -137,7 +142,7 @@ class IdempotenceWindow:
                 return offset
             return Verdict.FORGOTTEN if sequence <= known.floor else Verdict.NEW
 
-    def add_all(self, fresh: Mapping[tuple[bytes, int], "PutResult"], end_offset: int) -> None:
+    def add_all(self, fresh: Mapping[tuple[bytes, int], PutResult], end_offset: int) -> None:
         """Take the records of one put, which the log now holds up to `end_offset`."""
         with self._guard:
             for (producer, sequence), result in fresh.items():
@@ -216,7 +221,7 @@ class IdempotenceWindow:
         offsets: list[int] = []
         for record in batch:
             properties = record[8]
-            if record[0] < end or _PID_MARK not in properties:
+            if record[0] < end or PID_MARK not in properties:
                 continue
             try:
                 found = producer_of(properties)

@@ -1,13 +1,11 @@
 """The quick way of a put: a payload whose records are alike, as a producer's frame mostly is.
 
 Alike: V1, IPv4, one topic, one producer with rising sequence numbers (or none), nothing that asks
-for more than a place in a queue. The checks are those of `Intake.examine`, which takes what is not
-alike, and what fails here: it says why.
+for more than a place in a queue. The checks are those of
+`PutValidator.validate`, which takes what is not alike, and what fails here: it says why.
 """
 
 import struct
-from collections.abc import Iterator, Sequence
-from typing import overload
 
 import msgspec
 from zlib_ng.zlib_ng import crc32
@@ -19,10 +17,15 @@ from hastore.record.codec import (
     FLAG_PREPARED,
     MAX_PROPERTIES_BYTES,
     MIN_RECORD_SIZE,
+    OFFSETS,
+    OFFSETS_AT,
+    STORE_AT,
     V1_MAGIC,
 )
-from hastore.store.append.dedup_window import MAX_SEQ_DIGITS, SEQ, own_properties, producer_of
-from hastore.store.append.results import PutResult, PutStatus
+from hastore.record.producer import MAX_SEQ_DIGITS, SEQ, producer_of, sole_producer
+from hastore.store.append.dedup_window import DedupWindow
+from hastore.store.append.queue_offsets import QueueOffsetTable
+from hastore.store.append.results import UniformResults
 
 # totalSize, magic, bodyCRC, queueId, sysFlag, bodyLength of a V1 record between IPv4 hosts
 _FRONT = struct.Struct(">IIIi20xi44xi")
@@ -32,7 +35,7 @@ _SPECIAL = FLAG_IPV6 | FLAG_PREPARED | FLAGS_REFUSED
 _SEQUENCE = b"\x02" + SEQ + b"\x01"
 
 
-class PutRun(msgspec.Struct, frozen=True, gc=False):
+class UniformBatch(msgspec.Struct, frozen=True, gc=False):
     """Records that passed, as columns: where each begins in the payload, and what it asks for."""
 
     payload: bytes
@@ -43,55 +46,9 @@ class PutRun(msgspec.Struct, frozen=True, gc=False):
     sequences: list[int]  # empty without a producer
 
 
-class StoredRun(Sequence[PutResult]):
-    """The results of a run, all of it stored, none a duplicate; as columns, or one by one."""
-
-    __slots__ = ("end_offset", "offsets", "queue_ids", "queue_offsets", "store_timestamp_ms")
-
-    def __init__(
-        self,
-        offsets: list[int],
-        end_offset: int,
-        queue_ids: list[int],
-        queue_offsets: list[int],
-        store_timestamp_ms: int,
-    ) -> None:
-        self.offsets = offsets
-        self.end_offset = end_offset
-        self.queue_ids = queue_ids
-        self.queue_offsets = queue_offsets
-        self.store_timestamp_ms = store_timestamp_ms
-
-    def __len__(self) -> int:
-        return len(self.offsets)
-
-    @overload
-    def __getitem__(self, place: int) -> PutResult: ...
-
-    @overload
-    def __getitem__(self, place: slice) -> list[PutResult]: ...
-
-    def __getitem__(self, place: int | slice) -> PutResult | list[PutResult]:
-        if isinstance(place, slice):
-            return list(self)[place]
-        place = range(len(self.offsets))[place]
-        last = place + 1 == len(self.offsets)
-        return PutResult(
-            PutStatus.PUT_OK,
-            self.offsets[place],
-            self.end_offset if last else self.offsets[place + 1],
-            self.queue_ids[place],
-            self.queue_offsets[place],
-            self.store_timestamp_ms,
-        )
-
-    def __iter__(self) -> Iterator[PutResult]:
-        return (self[place] for place in range(len(self.offsets)))
-
-
-def take_run(
+def read_uniform_batch(
     topics: dict[bytes, str | None], max_body: int, max_record: int, payload: bytes
-) -> PutRun | None:
+) -> UniformBatch | None:
     """Check a payload; None when it is no run of alike records, or one of them is not right.
 
     `topics` holds what may be put without a further check.
@@ -148,7 +105,7 @@ def take_run(
         starts.append(at)
         queue_ids.append(queue_id)
         at = stop
-    return PutRun(payload, topic, starts, queue_ids, producer, sequences)
+    return UniformBatch(payload, topic, starts, queue_ids, producer, sequences)
 
 
 def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | None:
@@ -168,9 +125,9 @@ def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | No
         return None
     if not properties:
         return None, 0, b""
-    own = own_properties(properties)
-    if own is not None:
-        return own[0], int(own[1]), tail[: -1 - len(own[1])]
+    sole = sole_producer(properties)
+    if sole is not None:
+        return sole[0], int(sole[1]), tail[: -1 - len(sole[1])]
     if properties[-1] != 2 or properties.count(b"\x01") != properties.count(b"\x02"):
         return None
     try:
@@ -183,3 +140,76 @@ def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | No
     is_last = properties.find(b"\x02", number_at) == length - 1
     like = tail[: at + number_at] if number_at >= len(_SEQUENCE) and is_last else b""
     return *found, like
+
+
+class UniformAppend:
+    """Give runs their places behind `start`, the log's end, and join their bytes."""
+
+    def __init__(
+        self, start: int, window: DedupWindow, table: QueueOffsetTable, now_ms: int
+    ) -> None:
+        self.end = start
+        self.results: list[UniformResults] = []
+        self._start = start
+        self._now_ms = now_ms
+        self._window = window
+        self._table = table
+        self._payloads: list[bytes] = []
+        self._numbered: list[tuple[bytes, list[int], list[int]]] = []  # of producers, with offsets
+        self._following: dict[bytes, dict[int, int]] = {}  # topic and queue to next queue offset
+        self._tops: dict[bytes, int] = {}  # the last sequence number of each run's producer
+
+    def take(self, batch: UniformBatch) -> bool:
+        """Take a run; False, and the batch is of no use, when it may have been put before."""
+        producer, topic, queue_ids = batch.producer, batch.topic, batch.queue_ids
+        if producer is not None:
+            top = self._tops.get(producer)
+            if batch.sequences[0] <= (self._window.top(producer) if top is None else top):
+                return False
+            self._tops[producer] = batch.sequences[-1]
+        following = self._following.get(topic)
+        if following is None:
+            following = self._following[topic] = {}
+        queue_offsets: list[int] = []
+        for queue_id in queue_ids:
+            queue_offset = following.get(queue_id)
+            if queue_offset is None:
+                queue_offset = self._table.next(topic, queue_id)
+                if queue_offset is None:
+                    return False
+            following[queue_id] = queue_offset + 1
+            queue_offsets.append(queue_offset)
+        first = self.end
+        self.end = first + len(batch.payload)
+        offsets = [first + start for start in batch.starts]
+        self._payloads.append(batch.payload)
+        if producer is not None:
+            self._numbered.append((producer, batch.sequences, offsets))
+        self.results.append(
+            UniformResults(offsets, self.end, queue_ids, queue_offsets, self._now_ms)
+        )
+        return True
+
+    def patched(self, store_host: bytes) -> bytearray:
+        """Return the joined records, with what only the master knows filled in."""
+        buffer = bytearray().join(self._payloads)
+        stamp = self._now_ms.to_bytes(8) + store_host
+        width = len(stamp)
+        pack_offsets = OFFSETS.pack_into
+        start = self._start
+        for stored in self.results:
+            for offset, queue_offset in zip(stored.offsets, stored.queue_offsets, strict=True):
+                at = offset - start
+                pack_offsets(buffer, at + OFFSETS_AT, queue_offset, offset)
+                at += STORE_AT
+                buffer[at : at + width] = stamp
+        return buffer
+
+    def settle(self) -> None:
+        """Count it as given out: the log holds it."""
+        advanced: dict[tuple[bytes, int], int] = {}
+        for topic, following in self._following.items():
+            for queue_id, queue_offset in following.items():
+                advanced[topic, queue_id] = queue_offset
+        self._table.take(advanced, self.end)
+        self._window.add_runs(self._numbered, self.end)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from zlib_ng.zlib_ng import crc32
 
 from hastore.config.model import StoreConfig
-from hastore.errors import MessageIllegalError
+from hastore.errors import MessageIllegalError, Status
 from hastore.record.codec import (
     BLANK_SIZE,
     CRC_MASK,
@@ -24,10 +24,10 @@ from hastore.record.codec import (
     layout_of,
 )
 from hastore.record.host import Host
+from hastore.record.producer import producer_of
 from hastore.record.properties import MAX_PROPERTIES_BYTES, check_topic
-from hastore.store.append.dedup_window import producer_of
-from hastore.store.append.results import PutResult, PutStatus
-from hastore.store.append.uniform_batch import FLAGS_REFUSED, PutRun, take_run
+from hastore.store.append.results import PutResult
+from hastore.store.append.uniform_batch import FLAGS_REFUSED, UniformBatch, read_uniform_batch
 
 _TOPICS_MAX = 8192  # cached
 _INT = struct.Struct(">i")
@@ -45,7 +45,7 @@ class Entry(NamedTuple):
     producer: tuple[bytes, int] | None
 
 
-class Intake:
+class PutValidator:
     """Check payloads; keeps a cache of topics, so calls must not overlap."""
 
     def __init__(self, config: StoreConfig, store_host: Host) -> None:
@@ -53,14 +53,14 @@ class Intake:
         self._max_record = config.commitlog_file_size - BLANK_SIZE
         self._ipv6 = store_host.is_ipv6
         self._topics: dict[bytes, str | None] = {}  # why not, None: allowed
-        # Takes a payload of records that are alike; None: `examine` is to say what it is.
-        self.examine_run: Callable[[bytes], PutRun | None] = partial(
-            take_run, self._topics, self._max_body, self._max_record
+        # Takes a payload of records that are alike; None: `validate` is to say what it is.
+        self.validate_uniform: Callable[[bytes], UniformBatch | None] = partial(
+            read_uniform_batch, self._topics, self._max_body, self._max_record
         )
         if self._ipv6:
-            self.examine_run = _no_run
+            self.validate_uniform = _no_uniform_batch
 
-    def examine(self, payload: bytes) -> tuple[bytes, list[Entry | PutResult]]:
+    def validate(self, payload: bytes) -> tuple[bytes, list[Entry | PutResult]]:
         """Split a payload into its records: for each an Entry, or the result that refuses it.
 
         Returns the payload with them: a copy when a storeHost had to be widened. When the payload
@@ -96,9 +96,9 @@ class Intake:
                 except ValueError as failure:
                     reason = str(failure)
             if reason is not None:
-                append(PutResult(PutStatus.MESSAGE_ILLEGAL, reason=reason))
+                append(PutResult(Status.MESSAGE_ILLEGAL, reason=reason))
             elif bool(flags & FLAG_STORE_IPV6) is not self._ipv6:
-                return self.examine(_with_store_host(payload, self._ipv6))
+                return self.validate(_with_store_host(payload, self._ipv6))
             else:
                 (queue_id,) = _QUEUE_ID.unpack_from(payload, at)
                 append(Entry(at, size, flags, topic, queue_id, producer))
@@ -128,7 +128,7 @@ class Intake:
         return "the body's CRC is wrong, or the properties are no `name 0x01 value 0x02` pairs"
 
 
-def _no_run(_payload: bytes) -> None:
+def _no_uniform_batch(_payload: bytes) -> None:
     """Take none: each record has to be widened for the store's host."""
 
 
@@ -147,12 +147,12 @@ def _unreadable(payload: bytes, at: int) -> PutResult:
         length_at = topic_at + 1 + wide + topic_size
         if int.from_bytes(payload[length_at : length_at + 2]) > MAX_PROPERTIES_BYTES:
             return PutResult(
-                PutStatus.PROPERTIES_SIZE_EXCEEDED,
+                Status.PROPERTIES_SIZE_EXCEEDED,
                 reason=f"more than {MAX_PROPERTIES_BYTES} bytes of properties",
             )
     except IndexError:
-        return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=f"no record at byte {at} of the payload")
-    return PutResult(PutStatus.MESSAGE_ILLEGAL, reason=f"no record at byte {at} of the payload")
+        return PutResult(Status.MESSAGE_ILLEGAL, reason=f"no record at byte {at} of the payload")
+    return PutResult(Status.MESSAGE_ILLEGAL, reason=f"no record at byte {at} of the payload")
 
 
 def _with_store_host(payload: bytes, ipv6: bool) -> bytes:

@@ -1,0 +1,29 @@
+"""HS_PID and HS_SEQ of a record's properties."""
+
+import pytest
+
+from hastore.record.producer import producer_of
+from hastore.record.properties import encode_properties
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [("HS_PID", "p"), ("HS_SEQ", "-1")],
+        [("HS_PID", "p"), ("HS_SEQ", "9" * 19)],
+        [("HS_PID", "p")],
+        [("HS_PID", "p" * 65), ("HS_SEQ", "1")],
+        [("HS_PID", ""), ("HS_SEQ", "1")],
+    ],
+)
+def test_broken_ids_raise(pairs: list[tuple[str, str]]) -> None:
+    with pytest.raises(ValueError, match="HS_"):
+        producer_of(encode_properties(pairs))
+
+
+def test_ids_are_found_wherever_they_stand() -> None:
+    pairs = [("XHS_PID", "no"), ("HS_SEQ", "5"), ("KEYS", "k"), ("HS_PID", "p")]
+    assert producer_of(encode_properties(pairs)) == (b"p", 5)
+    assert producer_of(encode_properties([("HS_PID", "p"), ("HS_SEQ", "6")])[:-1]) == (b"p", 6)
+    assert producer_of(encode_properties([("XHS_PID", "p"), ("HS_SEQ", "6")])) is None
+    assert producer_of(b"") is None

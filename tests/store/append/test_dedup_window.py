@@ -1,0 +1,210 @@
+"""The idempotence window: retries are answered, not stored, over restarts and cuts too."""
+
+import random
+import threading
+from pathlib import Path
+
+import pytest
+
+from hastore.errors import Status
+from hastore.record.properties import encode_properties
+from hastore.store.append.dedup_window import WINDOW, DedupWindow, Verdict
+from hastore.store.derived.contract import Dispatched
+from hastore.store.fs.filesystem import REAL
+from hastore.store.message_store import PutResult
+from tests.store.faulty import FaultyFileSystem, NoticedLock
+from tests.store.kit import bodies, crash_copy, message, opened, put
+
+
+def record(producer: str, sequence: int, offset: int) -> Dispatched:
+    raw = encode_properties([("HS_PID", producer), ("HS_SEQ", str(sequence))])
+    return Dispatched(offset, 100, "T", 0, 0, 0, 0, 0, raw)
+
+
+def window(tmp_path: Path) -> DedupWindow:
+    REAL.make_dirs(f"{tmp_path}/hastore")
+    return DedupWindow(REAL, str(tmp_path))
+
+
+def test_a_retry_is_answered_like_its_original(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        first = put(store, message(0, producer="p"), message(1, producer="p"))
+        again = put(store, message(1, producer="p"), message(0, producer="p"))
+        for retried, original in zip(again, reversed(first), strict=True):
+            assert retried.duplicate
+            assert (retried.offset, retried.end_offset) == (original.offset, original.end_offset)
+            assert retried.queue_offset == original.queue_offset
+            assert retried.store_timestamp_ms == original.store_timestamp_ms
+        twice = store.put_encoded([message(2, producer="p") * 2, message(2, producer="p")])
+        flat = [result for payload in twice for result in payload]
+        assert [result.duplicate for result in flat] == [False, True, True]
+        assert {result.offset for result in flat} == {flat[0].offset}
+        put(store, message(0, producer="q"), message(0), message(0))
+        assert len(bodies(store)) == 6
+
+
+@pytest.mark.parametrize("stop", ["clean", "kill"])
+def test_the_window_survives_a_restart(tmp_path: Path, stop: str) -> None:
+    with opened(tmp_path / "a") as store:
+        for number in range(20):
+            put(store, message(number, producer="p"))
+        copy = crash_copy(store, tmp_path / "b")
+    with opened(tmp_path / "a" if stop == "clean" else copy) as store:
+        assert put(store, message(7, producer="p"))[0].duplicate
+        assert not put(store, message(20, producer="p"))[0].duplicate
+        assert len(bodies(store)) == 21
+
+
+def test_what_left_the_window_is_refused_not_stored_twice(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        for start in range(0, 4 * WINDOW, 256):
+            payload = b"".join(message(n, size=8, producer="p") for n in range(start, start + 256))
+            put(store, payload)
+        ((old,),) = store.put_encoded([message(0, size=8, producer="p")])
+        assert old.status is Status.MESSAGE_ILLEGAL
+        assert "older than the last 1024" in (old.reason or "")
+        assert put(store, message(4 * WINDOW - 1, size=8, producer="p"))[0].duplicate
+        assert len(store._parts.window) == 1
+
+
+@pytest.mark.parametrize(
+    "pairs",
+    [
+        [("HS_PID", "p"), ("HS_SEQ", "-1")],
+        [("HS_PID", "p"), ("HS_SEQ", "9" * 19)],
+        [("HS_PID", "p")],
+        [("HS_PID", "p" * 65), ("HS_SEQ", "1")],
+        [("HS_PID", ""), ("HS_SEQ", "1")],
+    ],
+)
+def test_broken_ids_are_illegal(tmp_path: Path, pairs: list[tuple[str, str]]) -> None:
+    with opened(tmp_path) as store:
+        ((result,),) = store.put_encoded([message(0, properties=pairs)])
+        assert result.status is Status.MESSAGE_ILLEGAL
+        assert "HS_" in (result.reason or "")
+
+
+def test_replay_and_put_feed_the_same_window_once(tmp_path: Path) -> None:
+    found = window(tmp_path)
+    found.load(0, True)
+    batch = [record("p", number, 100 * number) for number in range(10)]
+    found.dispatch(batch[:6])
+    found.dispatch(batch)  # the same records again, and more
+    assert found.end_offset == 1000
+    assert found.find(b"p", 5) == 500
+    assert found.find(b"p", 10) is Verdict.NEW
+    assert found.find(b"q", 5) is Verdict.NEW
+    found.truncate(700)
+    assert found.find(b"p", 7) is Verdict.NEW
+    assert found.find(b"p", 6) == 600
+    assert found.end_offset == 700
+
+
+def test_the_snapshot_holds_everything_and_is_cut_with_the_log(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    found = window(tmp_path)
+    assert found.load(0, True) == 0
+    told: dict[tuple[bytes, int], int] = {}
+    offset = 0
+    for _ in range(6000):
+        producer, top = chance.choice("abc"), chance.randrange(5000)
+        if (producer.encode(), top) in told:
+            continue
+        told[producer.encode(), top] = offset
+        found.dispatch([record(producer, top, offset)])
+        offset += 100
+    found.save()
+    again = window(tmp_path)
+    assert again.load(offset, False) == offset
+    for key, place in told.items():
+        assert again.find(*key) == found.find(*key)
+        assert found.find(*key) in (place, Verdict.FORGOTTEN)
+    cut = offset - 1000
+    third = window(tmp_path)
+    assert third.load(cut, True) == cut
+    assert all(third.find(*key) is not place for key, place in told.items() if place >= cut)
+    fourth = window(tmp_path)
+    assert fourth.load(offset, True) == cut  # the cut is durable
+
+
+@pytest.mark.parametrize("damage", [0, 10, -1])
+def test_a_damaged_snapshot_is_as_good_as_none(tmp_path: Path, damage: int) -> None:
+    found = window(tmp_path)
+    found.load(0, True)
+    found.dispatch([record("p", 1, 0)])
+    found.save()
+    path = tmp_path / "hastore" / "idempotence"
+    raw = bytearray(path.read_bytes())
+    raw[damage] ^= 1
+    path.write_bytes(raw)
+    again = window(tmp_path)
+    assert again.load(100, True) == 0
+    assert again.find(b"p", 1) is Verdict.NEW
+
+
+def test_producers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("hastore.store.append.dedup_window._MAX_PRODUCERS", 3)
+    found = window(tmp_path)
+    found.load(0, True)
+    for number, producer in enumerate("abcad"):
+        found.dispatch([record(producer, number, 100 * number)])
+    assert len(found) == 3
+    assert found.find(b"b", 1) is Verdict.NEW  # wrote least recently
+    assert found.find(b"a", 0) == 0
+
+
+def test_what_replay_took_first_is_not_entered_twice(tmp_path: Path) -> None:
+    known = window(tmp_path)
+    known.add_runs([(b"p", range(0, 600), range(0, 6000, 10))], 6000)  # replay was quicker
+    known.add_runs([(b"p", range(0, 600), range(0, 6000, 10))], 6000)
+    known.add_runs([(b"p", range(500, 1000), range(5000, 10000, 10))], 10000)
+    assert known.find(b"p", 0) == 0  # of the last 1024 none is forgotten
+    result = PutResult(Status.PUT_OK, 9990)
+    known.add_all({(b"p", 999): result}, 10000)
+    known.add_all({(b"p", 1000): PutResult(Status.PUT_OK, 10000)}, 10010)
+    assert known.find(b"p", 0) == 0
+    assert known.find(b"p", 1000) == 10000
+    assert known.end_offset == 10010
+
+
+@pytest.mark.parametrize("other", ["save", "truncate"])
+def test_a_snapshot_is_written_by_one_thread_at_a_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
+) -> None:
+    """Housekeeping and retention both write it, by one temporary file; a cut makes it stale."""
+    fs = FaultyFileSystem()
+    REAL.make_dirs(f"{tmp_path}/hastore")
+    known = DedupWindow(fs, str(tmp_path))
+    known.dispatch([record("p", number, 100 * number) for number in range(5)])
+    second_is_there = threading.Event()
+    monkeypatch.setattr(known, "_saving", NoticedLock(second_is_there), raising=False)
+    go_on = threading.Event()
+    work = known.save if other == "save" else lambda: known.truncate(200)
+    second = threading.Thread(target=work, daemon=True)
+
+    def meet(call: str, path: str) -> None:
+        if not path.endswith("idempotence.tmp"):
+            return
+        if threading.current_thread() is second:
+            if call == "write":  # the file was emptied
+                second_is_there.set()
+                assert go_on.wait(60)
+        elif call == "sync":
+            second.start()
+            if other == "truncate":  # without a lock it ends, for it finds nothing stale
+                threading.Thread(target=lambda: (second.join(), second_is_there.set())).start()
+            assert second_is_there.wait(60)
+
+    fs.hook = meet
+    known.save()
+    if other == "save":
+        found = DedupWindow(REAL, str(tmp_path))
+        assert found.load(1000, synced=True) == 500  # a kill here finds it whole
+        assert len(found) == 1
+    go_on.set()
+    second.join(60)
+    assert not second.is_alive()
+    found = DedupWindow(REAL, str(tmp_path))
+    assert found.load(1000, synced=True) == (500 if other == "save" else 200)

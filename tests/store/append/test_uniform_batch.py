@@ -1,0 +1,123 @@
+"""The quick way of a put takes nothing that the careful one refuses, and stores the same."""
+
+import random
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hastore.errors import Status
+from hastore.store.append.appender import Appender
+from hastore.store.append.results import UniformResults
+from hastore.store.append.validation import Entry, PutValidator
+from tests.store.kit import HOST, config, message, opened, read_log
+
+
+def payload(chance: random.Random, sequence: int) -> bytes:
+    """Records as producers send them; now and then one that is unlike, or damaged."""
+    records = []
+    producer = chance.choice(["p", "q", None])
+    topic = chance.choice(["TopicA", "TopicA", "T" * 127])
+    for place in range(chance.randrange(1, 8)):
+        more: dict[str, Any] = {}
+        number = sequence + place
+        if chance.random() < 0.05:
+            number = chance.randrange(sequence + 10)  # seen, or out of order
+        if chance.random() < 0.5:
+            pairs = [("HS_PID", producer), ("HS_SEQ", str(number))] if producer else []
+            if chance.random() < 0.2:
+                pairs.reverse()
+            if chance.random() < 0.1:
+                pairs.append(("TAGS", "late"))
+            if chance.random() < 0.1:
+                pairs.insert(0, ("KEYS", "a b"))
+            more["properties"] = pairs
+        if chance.random() < 0.03:
+            topic = chance.choice(["TopicB", "a.b", "T" * 200])
+        if chance.random() < 0.03:
+            more["sys_flag"] = chance.choice([0x1, 0x4, 0x8, 0x80, 0x40])
+        queue_id = chance.choice([0, 1, 2, 3, 3, 3, 4 if chance.random() < 0.05 else 0])
+        size = chance.choice([0, 1, 50, 300, 1001 if chance.random() < 0.05 else 20])
+        records.append(
+            message(number, topic=topic, queue_id=queue_id, size=size, producer=producer, **more)
+        )
+    raw = bytearray().join(records)
+    for _ in range(chance.choice([0, 0, 0, 1, 2])):
+        raw[chance.randrange(len(raw))] = chance.choice([0, 1, 2, 0x7F, 0x80, 0xFF])
+    if chance.random() < 0.03:
+        del raw[chance.randrange(len(raw)) :]
+    return bytes(raw)
+
+
+def test_what_it_takes_passes_every_check(tmp_path: Path) -> None:
+    seed = time.time_ns() % 2**32
+    print("seed", seed)
+    chance = random.Random(seed)
+    validator = PutValidator(config(tmp_path, max_message_size=1000), HOST)
+    taken = 0
+    for turn in range(6_000):
+        raw = payload(chance, turn * 8)
+        run = validator.validate_uniform(raw)
+        same, entries = validator.validate(raw)
+        if run is None:
+            continue
+        taken += 1
+        assert same == raw
+        assert all(isinstance(entry, Entry) for entry in entries)
+        good = [entry for entry in entries if isinstance(entry, Entry)]
+        assert [entry.at for entry in good] == run.starts
+        assert [entry.queue_id for entry in good] == run.queue_ids
+        assert {entry.topic for entry in good} == {run.topic}
+        numbers = [(run.producer, sequence) for sequence in run.sequences]
+        expected = [entry.producer for entry in good if entry.producer is not None]
+        assert expected == numbers
+        assert not numbers or len(numbers) == len(good)
+    assert taken > 1_000
+
+
+def test_the_log_and_the_results_are_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seed = time.time_ns() % 2**32
+    print("seed", seed)
+    chance = random.Random(seed)
+    frames = [
+        [payload(chance, turn * 8) for _ in range(chance.randrange(1, 4))] for turn in range(400)
+    ]
+    monkeypatch.setattr("hastore.clock.SystemClock.wall_ms", lambda _self: 1_700_000_000_000)
+    outcomes = []
+    runs = 0
+    for quick in (True, False):
+        if not quick:
+            monkeypatch.setattr(Appender, "_append_uniform", lambda *_: None)
+        root = tmp_path / str(quick)
+        with opened(root, max_message_size=1000) as store:
+            results = []
+            for frame in frames:
+                got = store.put_encoded(frame)
+                runs += sum(isinstance(each, UniformResults) for each in got)
+                results.append([list(each) for each in got])
+            assert store.wait_dispatched(store.max_offset, 60)
+            outcomes.append((results, read_log(root), store.topics()))
+    assert outcomes[0] == outcomes[1]
+    assert runs > 50
+    told = [r.status for frame in outcomes[0][0] for each in frame for r in each]
+    assert Status.MESSAGE_ILLEGAL in told and Status.PUT_OK in told
+    assert any(r.duplicate for frame in outcomes[0][0] for each in frame for r in each)
+
+
+def test_a_retry_of_a_run_is_known(tmp_path: Path) -> None:
+    frame = b"".join(message(number, producer="p") for number in range(50))
+    with opened(tmp_path) as store:
+        (before,) = store.put_encoded([frame])
+        (first,) = store.put_encoded([message(50, producer="p")])
+        assert isinstance(first, UniformResults)
+        (again,) = store.put_encoded([frame])
+        assert [each.offset for each in again] == [each.offset for each in before]
+        assert all(each.duplicate for each in again)
+        assert first[0] == first[-1] == first[0:1][0]
+        both = message(60, producer="p") + message(61, producer="p")
+        one, two = store.put_encoded([both, both])
+        assert [each.offset for each in one] == [each.offset for each in two]
+        assert all(each.duplicate for each in two)
