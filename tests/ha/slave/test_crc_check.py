@@ -27,7 +27,7 @@ from tests.ha.slave.test_unreadable_records import (
     record,
 )
 
-GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
+GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
 FOREVER = 10**9
 
 
