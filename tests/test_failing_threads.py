@@ -36,7 +36,7 @@ from hastore.server.roles.role_service import RoleService
 from hastore.service import Service
 from tests.client.conftest import Node as FakeNode
 from tests.ha.nodes import Group, peer, wait_for
-from tests.server.test_node import config_of
+from tests.server.kit import config_of
 from tests.test_style import MODULES, ROOT, module_name
 
 WAIT_S = 60.0
@@ -125,8 +125,8 @@ def test_a_failing_thread_ends_the_node_with_its_reason(
 def test_a_failing_client_of_the_master_ends_the_node(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_with(monkeypatch, HAClient, "_follow_somebody")
-    break_with(monkeypatch, ClassicHAClient, "_still_there")
+    break_with(monkeypatch, HAClient, "_follow_once")
+    break_with(monkeypatch, ClassicHAClient, "_master_sends_same")
     heard: list[tuple[str, BaseException]] = []
     group = Group(tmp_path)
     node = group.start(1)

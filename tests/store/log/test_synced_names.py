@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from hastore.clock import SYSTEM_CLOCK
-from hastore.server.roles.once import Once
+from hastore.server.roles.one_shot_flags import OneShotFlags
 from hastore.store.derived.queues.file_cache import FileCache
 from hastore.store.log.mapped_file_queue import MappedFileQueue
 from hastore.store.message_store import MessageStore
@@ -169,7 +169,7 @@ def test_what_was_allowed_once_is_gone_for_good_before_it_is_used(
     path = once_file(tmp_path, **({"epoch": 6} if content == "old" else {}))
     if content == "torn":
         path.write_text("{")
-    flags = Once(fs, str(tmp_path), SYSTEM_CLOCK).take("demote", 7)
+    flags = OneShotFlags(fs, str(tmp_path), SYSTEM_CLOCK).take("demote", 7)
     assert (flags is not None and flags.accept_loss) is (content == "good")
     assert [call for call, _ in fs.calls[-2:]] == ["remove", "sync_dir"]
     assert fs.calls[-1][1] == f"{tmp_path}/hastore"
@@ -180,4 +180,4 @@ def test_what_may_come_back_is_not_used(tmp_path: Path) -> None:
     once_file(tmp_path)
     fs.fail("sync_dir", "hastore")
     with pytest.raises(OSError, match=BAD_DISK.strerror):
-        Once(fs, str(tmp_path), SYSTEM_CLOCK).take("demote", 7)
+        OneShotFlags(fs, str(tmp_path), SYSTEM_CLOCK).take("demote", 7)

@@ -21,7 +21,6 @@ HEADER = struct.Struct(">qqqqii")
 SLOT = struct.Struct(">i")
 ENTRY = struct.Struct(">iqii")
 _CHUNK_ENTRIES = 4096
-_ARRAY_MIN = 64
 
 
 @dataclass(slots=True)
@@ -149,19 +148,12 @@ class IndexFile:
             assert self._file is not None
             self._file.pwrite(plan.entries, self._entry_at(plan.first))
 
-    def apply(self, plan: Plan) -> None:
-        """Make a plan's entries known: slots, then the header."""
+    def store_slots(self, slots: dict[int, int]) -> None:
+        """Store the latest entry number of each slot; the header comes after them."""
         assert self._map is not None
         target, pack = self._map, SLOT.pack_into
-        if len(plan.slots) >= _ARRAY_MIN:
-            from hastore.store.derived.index.index_arrays import store_slots  # loads numpy
-
-            store_slots(self, plan.slots)
-        else:
-            for slot, number in plan.slots.items():
-                pack(target, HEADER.size + 4 * slot, number)
-        self.header = plan.header
-        target[: HEADER.size] = plan.header.pack()
+        for slot, number in slots.items():
+            pack(target, HEADER.size + 4 * slot, number)
 
     def plan(self) -> Plan:
         """Begin a plan on this file."""

@@ -22,6 +22,7 @@ from hastore.store.fs.sync_files import sync_files
 _NAME_DIGITS = 17
 _NAME_FORM = "%Y%m%d%H%M%S%f"
 _READ_BYTES = 4096  # of a record, at first
+_ARRAYS_FROM_SLOTS = 64  # from this many slots on numpy is quicker
 
 
 class KeyIndex:
@@ -173,7 +174,7 @@ class KeyIndex:
             plan.file.write_entries(plan)
         with self._lock:
             for plan in plans:
-                plan.file.apply(plan)
+                _apply(plan)
                 self._unsynced.add(plan.file.path)
                 if not self._files or plan.file is not self._files[-1]:
                     self._spares.remove(plan.file)
@@ -333,3 +334,15 @@ class KeyIndex:
         self._names_changed = True
         with contextlib.suppress(FileNotFoundError):  # an operator was faster
             self._fs.remove(file.path)
+
+
+def _apply(plan: Plan) -> None:
+    """Make a plan's entries known, once they are written: first the slots, then the header."""
+    if len(plan.slots) >= _ARRAYS_FROM_SLOTS:
+        from hastore.store.derived.index.index_arrays import store_slots  # loads numpy
+
+        store_slots(plan.file, plan.slots)
+    else:
+        plan.file.store_slots(plan.slots)
+    plan.file.header = plan.header
+    plan.file.save_header()

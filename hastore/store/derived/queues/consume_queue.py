@@ -7,8 +7,8 @@ batches go to batch_consume_queue.py; prepared and rollback records have no plac
 
 import logging
 import struct
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hastore.record.codec import FLAG_INNER_BATCH, FLAG_PREPARED
 from hastore.store.derived.contract import Dispatched, RecordColumns, inner_batch_of
@@ -17,12 +17,18 @@ from hastore.store.derived.queues.file_cache import FileCache
 from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, UnitFiles
 from hastore.store.fs.filesystem import FileSystem
 
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
 log = logging.getLogger(__name__)
 
 UNIT = struct.Struct(">qiq")
 UNIT_BYTES = UNIT.size
 QUEUE_OFFSET_MAX = (1 << 62) // UNIT_BYTES
 _NAME_BYTES_MAX = 255
+_ARRAYS_FROM_UNITS = 64  # from this many units on numpy is quicker
+_UNIT_FIELDS = [("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")]
+_NumberedUnit = tuple[int, tuple[int, int, int]]  # queue offset; offset, size, tags code
 
 
 class Unit(NamedTuple):
@@ -98,6 +104,108 @@ class ConsumeQueue:
         self.pending.clear()
         self.next = self.files.end
         self.min_queue_offset = self.files.first_at(min_offset)
+
+
+class UnitSelection:
+    """The places taken so far: whole below `limit`, as many as there is room for, at least one.
+
+    `positions` are those in the queue, `offsets` those in the log; all three columns are lists
+    while they are short, arrays once many units came at a time.
+    """
+
+    __slots__ = (
+        *("count", "first", "limit", "max_bytes", "max_messages"),
+        *("offsets", "positions", "sizes"),
+    )
+
+    def __init__(self, max_messages: int, max_bytes: int, limit: int) -> None:
+        self.max_messages = max_messages
+        self.max_bytes = max_bytes  # what is left of them
+        self.limit = limit
+        self.first = -1  # the position of the first unit, taken or not
+        self.count = 0
+        self.positions: Any = []
+        self.offsets: Any = []
+        self.sizes: Any = []
+
+    def take(self, raw: bytes, at: int) -> bool:
+        """Take from whole units, the first one of position `at`; False: the rest has no room."""
+        if len(raw) < _ARRAYS_FROM_UNITS * UNIT_BYTES:
+            return self.take_each(enumerate(UNIT.iter_unpack(raw), at))
+        import numpy as np  # only now: it would be a quarter of a node's start
+
+        units = np.frombuffer(raw, np.dtype(_UNIT_FIELDS))
+        offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
+        positions = np.arange(at, at + len(units))
+        real = (sizes > 0) & (sizes != BLANK_UNIT_SIZE)
+        if not real.all():
+            offsets, sizes, positions = offsets[real], sizes[real], positions[real]
+        if not len(sizes):
+            return True
+        if self.first < 0:
+            self.first = int(positions[0])
+        beyond = offsets + sizes > self.limit
+        readable = int(beyond.argmax()) if beyond.any() else len(sizes)
+        totals = np.cumsum(sizes)
+        fitting = int(np.searchsorted(totals, self.max_bytes, side="right"))
+        if not self.count:
+            fitting = max(fitting, 1)
+        count = min(readable, fitting, self.max_messages - self.count)
+        if count:
+            self.max_bytes -= int(totals[count - 1])
+            self._add(positions[:count], offsets[:count], sizes[:count])
+        return count == len(sizes) and self.count < self.max_messages
+
+    def take_each(self, units: Iterable[_NumberedUnit]) -> bool:
+        """Take from units in their order; False: the rest has no room."""
+        left, limit = self.max_bytes, self.limit
+        room = self.max_messages - self.count
+        positions: list[int] = []
+        offsets: list[int] = []
+        sizes: list[int] = []
+        for position, (offset, size, _) in units:
+            if size <= 0 or size == BLANK_UNIT_SIZE:
+                continue
+            if self.first < 0:
+                self.first = position
+            if not room or offset + size > limit or (size > left and (offsets or self.count)):
+                room = 0
+                break
+            room -= 1
+            left -= size
+            positions.append(position)
+            offsets.append(offset)
+            sizes.append(size)
+        self.max_bytes = left
+        self._add(positions, offsets, sizes)
+        return room > 0
+
+    def runs(self) -> tuple[Sequence[int], Sequence[int]]:
+        """Return where the runs of neighbours in the log begin, and where they end."""
+        offsets, sizes = self.offsets, self.sizes
+        if isinstance(offsets, list):
+            return offsets, [offset + size for offset, size in zip(offsets, sizes, strict=True)]
+        import numpy as np
+
+        ends = offsets + sizes
+        breaks = np.flatnonzero(offsets[1:] != ends[:-1])
+        begins = offsets[np.concatenate(([0], breaks + 1))]
+        return begins.tolist(), ends[np.concatenate((breaks, [-1]))].tolist()
+
+    def _add(self, *columns: "list[int] | npt.NDArray[Any]") -> None:
+        if not len(columns[0]):
+            return
+        kept = (self.positions, self.offsets, self.sizes)
+        if not self.count:
+            joined = columns
+        elif isinstance(kept[0], list) and isinstance(columns[0], list):
+            joined = tuple(a + b for a, b in zip(kept, columns, strict=True))
+        else:
+            import numpy as np
+
+            joined = tuple(np.concatenate(pair) for pair in zip(kept, columns, strict=True))
+        self.positions, self.offsets, self.sizes = joined
+        self.count += len(columns[0])
 
 
 def is_directory_name(topic: str) -> bool:

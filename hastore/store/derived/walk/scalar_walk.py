@@ -21,6 +21,7 @@ from hastore.record.codec import BLANK_MAGIC, V1_MAGIC, V2_MAGIC, find_property,
 from hastore.store.derived.contract import Dispatched
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+# RocketMQ's default `messageDelayLevel`: level 1 is a second, level 18 two hours.
 DELAYS_MS = tuple(
     seconds * 1000
     for seconds in (
