@@ -120,7 +120,7 @@ class StoreReads:
                 )
             records = records[: int(sum(places.sizes[:count]))]
         last = count - 1
-        behind = int(places.positions[last]) + 1
+        behind = int(places.queue_offsets[last]) + 1
         if self._parts.queues.get_batch(topic, queue_id) is not None:
             behind = _behind(decode_record(records, int(sum(places.sizes[:last]))), behind)
         return PullResult(

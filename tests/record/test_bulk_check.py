@@ -101,8 +101,8 @@ def test_many_units_are_taken_as_each_alone(seed: int) -> None:
             raw = b"".join(UNIT.pack(*unit) for unit in part)
             more = each.take_each(enumerate(part, begin))
             assert many.take(raw, begin) == more, seed
-            assert many.count == each.count == len(each.positions)
-            for name in ("positions", "offsets", "sizes"):
+            assert many.count == each.count == len(each.queue_offsets)
+            for name in ("queue_offsets", "offsets", "sizes"):
                 assert list(getattr(many, name)) == list(getattr(each, name)), seed
             assert many.first == each.first
             if not more:
