@@ -1,4 +1,4 @@
-"""Compare consume queue files with the log, record by record, while a walk hands the records on."""
+"""Compare consume queue files with the log, one record at a time."""
 
 import mmap
 
@@ -13,7 +13,7 @@ _OPEN_MAX = 128
 
 
 class QueueCheck:
-    """Counts units that agree, are missing (not replayed yet) or say something else."""
+    """Count units that agree with the log, are missing (not replayed yet) or are wrong."""
 
     def __init__(self, root: str, fs: FileSystem) -> None:
         self._root = root
@@ -25,7 +25,7 @@ class QueueCheck:
         self.wrong_count = 0
 
     def check(self, record: Dispatched) -> None:
-        """Look whether a record's unit is where it should be."""
+        """Check the unit of a record; prepared records and inner batches are left out."""
         if not record.takes_unit or inner_batch_of(record) is not None:
             return
         if record.queue_id < 0 or record.queue_offset < 0 or not is_directory_name(record.topic):
@@ -47,14 +47,14 @@ class QueueCheck:
             if len(self.wrong) < _NAMED_MAX:
                 offset, size, tags = UNIT.unpack(found)
                 self.wrong.append(
-                    f"{record.topic} queue {record.queue_id} position {record.queue_offset}:"
+                    f"{record.topic} queue {record.queue_id} queue offset {record.queue_offset}:"
                     f" ({offset}, {size}, {tags}) instead of"
                     f" ({record.offset}, {record.size}, {record.tags_code})"
                 )
 
 
 class _QueueMap:
-    """One queue's files, mapped as they are needed, one at a time."""
+    """One queue's files; one of them is mapped at a time."""
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         self._fs = fs
@@ -66,7 +66,7 @@ class _QueueMap:
         self._map: mmap.mmap | bytes = b""
 
     def unit(self, queue_offset: int) -> bytes:
-        """Return the 20 bytes of a position; empty when no file has it."""
+        """Return the 20 bytes of a queue offset; empty when no file has it."""
         at = (queue_offset - self._start) * UNIT_BYTES
         found = self._map[at : at + UNIT_BYTES] if at >= 0 else b""
         if not found and self._select(queue_offset):
@@ -82,7 +82,7 @@ class _QueueMap:
         path = f"{self._directory}/{self._start * UNIT_BYTES:020d}"
         try:
             file: File = self._fs.open(path, writable=False)
-        except FileNotFoundError:  # retention was faster
+        except FileNotFoundError:  # retention removed it
             self._map = b""
             return False
         try:

@@ -95,7 +95,7 @@ def test_verify_compares_the_queues(tmp_path: Path) -> None:
     raw[20 * 190 :] = bytes(len(raw) - 20 * 190)
     path.write_bytes(raw)
     found = inspect.verify(str(tmp_path))
-    assert found.units_wrong_count == 1 and "queue 0 position 2" in found.units_wrong[0]
+    assert found.units_wrong_count == 1 and "queue 0 queue offset 2" in found.units_wrong[0]
     assert found.units_missing == 10 and found.units == 389 and not found.ok
 
 
