@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from hastore.errors import StoreError
 from hastore.record.codec import BLANK_SIZE, V1_MAGIC, V2_MAGIC, check_blank, check_record
-from hastore.store.derived.queues.unit_files import is_file_name
+from hastore.store.fs.file_names import is_file_name
 from hastore.store.fs.filesystem import REAL, File, FileSystem
 
 _OPEN_MAX = 64

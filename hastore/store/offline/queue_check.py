@@ -4,7 +4,7 @@ import mmap
 
 from hastore.store.derived.contract import Dispatched, inner_batch_of
 from hastore.store.derived.queues.consume_queue import UNIT, UNIT_BYTES, is_directory_name
-from hastore.store.derived.queues.unit_files import is_file_name
+from hastore.store.fs.file_names import file_name, is_file_name
 from hastore.store.fs.filesystem import File, FileSystem
 
 _NAMED_MAX = 100
@@ -79,7 +79,7 @@ class _QueueMap:
         if not below or (self._map and below[-1] == self._start):
             return False
         self._start = below[-1]
-        path = f"{self._directory}/{self._start * UNIT_BYTES:020d}"
+        path = f"{self._directory}/{file_name(self._start * UNIT_BYTES)}"
         try:
             file: File = self._fs.open(path, writable=False)
         except FileNotFoundError:  # retention removed it

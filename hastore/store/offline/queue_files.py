@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from hastore.errors import UsageError
 from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
 from hastore.store.derived.queues.consume_queue import UNIT, is_directory_name
-from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, PLACE, is_file_name
+from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, PLACE
+from hastore.store.fs.file_names import is_file_name
 from hastore.store.fs.filesystem import File, FileSystem
 
 _CHUNK_UNITS = 1 << 16

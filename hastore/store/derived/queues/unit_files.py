@@ -12,16 +12,12 @@ import struct
 from bisect import bisect_right
 
 from hastore.store.derived.queues.file_cache import FileCache
+from hastore.store.fs.file_names import file_name, is_file_name
 
 PLACE = struct.Struct(">qi")
 BLANK_UNIT_SIZE = 0x7FFFFFFF
 _SCAN_BYTES = 1 << 16
 _SEARCH_BYTES = 1 << 12
-
-
-def is_file_name(name: str) -> bool:
-    """Whether a name is that of a log or queue file: 20 digits."""
-    return len(name) == 20 and name.isascii() and name.isdigit()
 
 
 class UnitFiles:
@@ -69,7 +65,7 @@ class UnitFiles:
 
     def path(self, start: int) -> str:
         """Return the path of the file whose first unit is `start`."""
-        return f"{self.directory}/{start * self.unit_bytes:020d}"
+        return f"{self.directory}/{file_name(start * self.unit_bytes)}"
 
     def read(self, unit: int, count: int) -> bytes:
         """Return up to `count` units from `unit`, of one file and below `end`; b"" without any."""
