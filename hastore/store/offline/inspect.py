@@ -249,7 +249,7 @@ class _Examination:
         return result
 
     def _through(self, file: LogFile, files: list[LogFile], offset: int) -> int | None:
-        """Walk a file from a record's start, past damage; return where to go on, or None."""
+        """Walk a file from a record's start, past damage; return where to continue, or None."""
         while True:
             offset = self._walk_file(file, offset)
             if offset >= file.end:

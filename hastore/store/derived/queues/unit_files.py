@@ -38,8 +38,8 @@ class UnitFiles:
     def load(self, limit: int, *, whole: bool = False) -> None:
         """Find the files and drop every unit whose record does not end at or below `limit`.
 
-        Files of another size are replaced by blanks, which keep the queue's end. An empty file was
-        being created when the process was killed; it is removed. `whole`: see `cut`.
+        If a file has another size, all files are replaced by blanks that keep the queue's end. An
+        empty file was being created when the process was killed; it is removed. `whole`: see `cut`.
         """
         names: list[str] = []
         sizes: list[int] = []
@@ -91,7 +91,7 @@ class UnitFiles:
         return offset, size
 
     def append(self, data: bytes | memoryview) -> None:
-        """Write whole units at `end`: one pwrite for each file, which moves `end`. OSError."""
+        """Write whole units at `end`: one pwrite for each file; `end` moves with each. OSError."""
         size = self.unit_bytes
         at = 0
         while at < len(data):
@@ -195,7 +195,7 @@ class UnitFiles:
             file.close()
 
     def _stays_at(self, start: int, number: int, limit: int) -> bool:
-        """Whether a file's unit of that number exists and stays."""
+        """Whether unit `number` of a file exists and stays."""
         raw = self._cache.read(self.path(start), PLACE.size, number * self.unit_bytes)
         if len(raw) < PLACE.size:
             return False
@@ -220,7 +220,7 @@ class UnitFiles:
 
     def _search(self, start: int, limit: int) -> int:
         """Count like `_count`, in a file without holes: by binary search."""
-        low = self._count(start, limit, _SEARCH_BYTES)  # most of many queues are short
+        low = self._count(start, limit, _SEARCH_BYTES)  # in a store of many queues most are short
         high = self.units_per_file if low == _SEARCH_BYTES // self.unit_bytes else low
         while low < high:
             middle = (low + high) // 2
