@@ -22,10 +22,11 @@ from types import TracebackType
 from hastore.errors import StoreError, StoreFullError, StoreUncertainError, UsageError
 from hastore.record.codec import BLANK_SIZE, pack_blank
 from hastore.service import OnFailure
+from hastore.store.fs.file_names import file_name
 from hastore.store.fs.filesystem import NO_ROOM, File, FileSystem
 from hastore.store.log.allocate import AllocateService
 from hastore.store.log.health import StoreHealth
-from hastore.store.log.mapped_file import FileRange, MappedFile, file_name
+from hastore.store.log.mapped_file import FileRange, MappedFile
 from hastore.store.log.mapped_file_queue import MappedFileQueue
 
 HOT_BYTES = 64 << 20
