@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from benchmarks.common import BODY_BYTES, MIB, scratch, touch_memory
-from hastore.client.producer.encoding import RecordEncoder
+from hastore.client.producer.record_encoder import RecordEncoder
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig, Config, HAConfig, NodeAddress, Role, StoreConfig
 from hastore.ha.master.group_transfer import GroupTransferService

@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from hastore.aio.sending import LINGER_S, LoopSender
+from hastore.aio.loop_driver import LINGER_S, LoopDriver
 from hastore.client.arguments import a_clock, waiting_time
 from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.core import named
-from hastore.client.life import AsyncClosable, Life
-from hastore.client.producer.preparing import (
+from hastore.client.lifecycle import AsyncClosable, Lifecycle
+from hastore.client.producer.preparer import (
     BATCH_BYTES,
     NO_PROPERTIES,
     Acks,
@@ -28,7 +28,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UsageError
 from hastore.protocol.api import WINDOW
 
-_LOOK_S = 0.01  # between looks at what the kernel has not taken
+_POLL_S = 0.01  # between looks at what the kernel has not taken
 
 
 class Producer(AsyncClosable):
@@ -61,9 +61,9 @@ class Producer(AsyncClosable):
         self._loop = _running_loop()
         self._timeout_s = options.delivery_timeout_ms / 1000.0
         self._preparer = Preparer(addresses[0], options)
-        self._sender = LoopSender(addresses, options, self._preparer, self._loop, clock)
-        self._life = Life(named("asyncio Producer", addresses), self._sender.abandon)
-        self._life.watch(self, self._sender.leave)
+        self._driver = LoopDriver(addresses, options, self._preparer, self._loop, clock)
+        self._lifecycle = Lifecycle(named("asyncio Producer", addresses), self._driver.abandon)
+        self._lifecycle.watch(self, self._driver.detach)
 
     @property
     def producer_id(self) -> str:
@@ -73,12 +73,12 @@ class Producer(AsyncClosable):
     @property
     def epoch(self) -> int:
         """The greatest epoch met in a writable node; 0 before the first."""
-        return self._sender.core.cluster.epoch
+        return self._driver.core.cluster.epoch
 
     @property
     def master(self) -> str | None:
         """The address of the master, None while it is being looked for."""
-        return self._sender.core.cluster.master
+        return self._driver.core.cluster.master
 
     async def send(
         self,
@@ -96,7 +96,7 @@ class Producer(AsyncClosable):
         """
         self._check()
         draft = self._preparer.draft(topic, body, key, tags, properties, queue)
-        result: SendResult = await self._sender.send(topic, [draft], is_batch=False)
+        result: SendResult = await self._driver.send(topic, [draft], is_batch=False)
         return result
 
     async def send_batch(
@@ -112,7 +112,7 @@ class Producer(AsyncClosable):
         """
         self._check()
         pieces = self._preparer.batches(topic, messages, queue)
-        parts = [self._sender.send(topic, drafts, is_batch=True) for drafts in pieces]
+        parts = [self._driver.send(topic, drafts, is_batch=True) for drafts in pieces]
         found: list[SendResult] = []
         for part in await asyncio.gather(*parts, return_exceptions=True):
             if isinstance(part, BaseException):
@@ -132,24 +132,24 @@ class Producer(AsyncClosable):
         Cancelled, it ends at once. What is not settled then ends with the last status heard, or as
         OutcomeUnknown. In a forked child nothing happens.
         """
-        if self._life.forked:
+        if self._lifecycle.forked:
             return
         self._check_loop()
         limit_s = self._timeout_s + 1.0
         if timeout_s is not None:
             limit_s = waiting_time("timeout_s", timeout_s)
-        self._life.close()
+        self._lifecycle.close()
         try:
-            if not self._sender.ended:
+            if not self._driver.ended:
                 await self._flush(limit_s)
                 until = self._loop.time() + LINGER_S
-                while self._sender.unsent_bytes and self._loop.time() < until:
-                    await asyncio.sleep(_LOOK_S)  # here, not in `end`, where the loop would stand
+                while self._driver.unsent_bytes and self._loop.time() < until:
+                    await asyncio.sleep(_POLL_S)  # here, not in `end`, where the loop would stand
         finally:
-            self._sender.end(0.0 if self._sender.unsent_bytes else LINGER_S)
+            self._driver.end(0.0 if self._driver.unsent_bytes else LINGER_S)
 
     async def _flush(self, timeout_s: float | None) -> bool:
-        waiter = self._sender.flush()
+        waiter = self._driver.flush()
         try:
             done, _ = await asyncio.wait((waiter,), timeout=timeout_s)
             return bool(done)
@@ -157,7 +157,7 @@ class Producer(AsyncClosable):
             waiter.cancel()
 
     def _check(self) -> None:
-        self._life.check()
+        self._lifecycle.check()
         self._check_loop()
 
     def _check_loop(self) -> None:

@@ -86,3 +86,13 @@ def _number(places: Places, key: str, text: str, field: str) -> int:
     value = number * units.get(match[2], 1)
     check_range(places, key, field or key, value)
     return value
+
+
+def human_size(size: int) -> str:
+    """Return a number of bytes as people read it: `512 B`, `64 KiB`, `1.5 GiB`."""
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.1f}".removesuffix(".0") + f" {unit}"

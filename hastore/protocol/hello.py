@@ -91,7 +91,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     copy_to: int = 0
     expect_epoch: int = 0
     expect_end: int = 0
-    # FOLLOW, COPY: of the bytes that only a RocketMQ master vouches for (ha/node/digests.py).
+    # FOLLOW, COPY: of the bytes that only a RocketMQ master vouches for (ha/replica/digests.py).
     digest_from: int = 0
     digest_to: int = 0
     digest: bytes = b""

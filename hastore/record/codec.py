@@ -54,6 +54,7 @@ MAX_TOPIC_BYTES = 32767
 V1_MAX_TOPIC_BYTES = 127  # its length is a signed byte
 
 FLAG_PREPARED = 0x4  # of 0xC: 0x4 prepared, 0x8 commit, 0xC rollback
+FLAG_ROLLBACK = 0xC
 FLAG_BORN_IPV6 = 0x10
 FLAG_STORE_IPV6 = 0x20
 FLAG_IPV6 = 0x30

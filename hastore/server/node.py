@@ -27,7 +27,7 @@ from hastore.ha.master.group_transfer import GroupTransferService
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
-from hastore.ha.node.rewind import finish_cut
+from hastore.ha.replica.rewind import finish_cut
 from hastore.ha.rules.epochs import CLASSIC_EPOCH
 from hastore.record.host import Host
 from hastore.server.api.server import ApiServer

@@ -29,16 +29,16 @@ from hastore.errors import (
 )
 from hastore.ha.hello import answering
 from hastore.ha.hello.peer import Call
-from hastore.ha.hello.survey import Heard, check_peer
+from hastore.ha.hello.survey import SurveyReply, check_peer
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome
 from hastore.ha.master.ha_connection import ReadSocketService
 from hastore.ha.master.ha_service import HAService
-from hastore.ha.node import rewind
-from hastore.ha.node.digests import say_digest
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
 from hastore.ha.promotion import catch_up, promoter
 from hastore.ha.promotion.promoter import Flags, Promoter
+from hastore.ha.replica import rewind
+from hastore.ha.replica.digests import digest_fields
 from hastore.ha.rules import epochs
 from hastore.ha.rules.epochs import (
     CLASSIC_EPOCH,
@@ -557,11 +557,11 @@ class World:
     def ask_all(
         self, member: Member, purpose: Purpose, *, skip: frozenset[int] = frozenset(),
         timeout_ms: float = 0.0, **extra: Any,
-    ) -> list[Heard]:  # fmt: skip
+    ) -> list[SurveyReply]:  # fmt: skip
         """Ask the others one after the other; anything may happen between."""
         del timeout_ms
         source: SimNode = member.sim_node  # type: ignore[attr-defined]
-        heard = []
+        replies = []
         peers = [(n, a) for n, a in member.peers if n not in skip]
         self.rng.shuffle(peers)
         for number, address in peers:
@@ -570,11 +570,11 @@ class World:
                 said, answer, _ = self.call(source, number, member.hello(purpose, **extra))
                 check_peer(member, said, number, address)
             except (HastoreError, OSError) as error:
-                heard.append(Heard(number, address, problem=str(error)))
+                replies.append(SurveyReply(number, address, problem=str(error)))
             else:
-                heard.append(Heard(number, address, said, answer))
+                replies.append(SurveyReply(number, address, said, answer))
         self.nested(source)
-        return heard
+        return replies
 
     def follow_call(
         self, address: str, hello: Hello, secret: bytes | None, clock: Any, timeout_ms: float
@@ -596,7 +596,7 @@ class World:
         hello = member.hello(
             Purpose.COPY, copy_from=member.store.max_offset, copy_to=end,
             expect_epoch=last_epoch(history), expect_end=end,
-            **say_digest(member, history, source_min, end),
+            **digest_fields(member, history, source_min, end),
         )  # fmt: skip
         _, answer, connection = self.call(source, node, hello)
         if isinstance(answer, Refused):
@@ -750,7 +750,7 @@ class World:
             return
         node.end_stream()
         aside = node.state.data.aside
-        node.client._follow_somebody()
+        node.client._follow_once()
         self.resyncs += node.state.data.aside > aside
         self.count("follow")
 
@@ -846,7 +846,7 @@ class World:
                 hello = node.member.hello(Purpose.SURVEY)
                 with contextlib.suppress(OSError):
                     said, _, _ = self.call(node, number, hello)
-                    node.member.meet(
+                    node.member.observe_epoch(
                         max(said.promised_epoch, said.open_epoch, last_epoch(said.history)), "x"
                     )
 
@@ -907,9 +907,9 @@ class World:
         epoch = may_resume(data.history, data.promised_epoch, node.number, data.epoch_over)
         if epoch is None:
             return
-        for heard in self.ask_all(member, Purpose.SURVEY):
-            if heard.hello is not None and heard.hello.promised_epoch > epoch:
-                member.state.promise(heard.hello.promised_epoch)
+        for reply in self.ask_all(member, Purpose.SURVEY):
+            if reply.hello is not None and reply.hello.promised_epoch > epoch:
+                member.state.promise(reply.hello.promised_epoch)
         with member.gate.lock:
             if member.state.data.promised_epoch != epoch or member.open_epoch:
                 return
@@ -1016,7 +1016,7 @@ class World:
             for node in self.nodes.values():
                 if node is not master and (node.stream is None or node.stream.closed):
                     node.end_stream()
-                    node.client._follow_somebody()
+                    node.client._follow_once()
             self.do_send(master)
             for node in self.nodes.values():
                 self.do_receive(node)

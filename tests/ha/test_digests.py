@@ -7,10 +7,10 @@ import pathlib
 import pytest
 
 from hastore.errors import PromotionRefused
-from hastore.ha.node import digests
-from hastore.ha.node.digests import WINDOW_BYTES, WINDOWS, digest_of, windows
+from hastore.ha.replica import digests
+from hastore.ha.replica.digests import WINDOW_BYTES, WINDOWS, digest_of, windows
 from hastore.ha.rules.epochs import EpochEntry, classic_range, nothing_to_compare
-from hastore.ha.rules.promotion import MasterView, answer_follow
+from hastore.ha.rules.following import MasterView, answer_follow
 from hastore.protocol.hello import Refused, Resync, StreamFrom
 from hastore.record.codec import build_record
 from tests.ha.nodes import HOST, wait_for

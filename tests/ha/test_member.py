@@ -42,7 +42,7 @@ def test_a_promise_that_cannot_be_kept_is_not_given(master, monkeypatch):
 def test_a_higher_epoch_ends_the_writing_even_when_it_cannot_be_noted(master, monkeypatch):
     monkeypatch.setattr(master.state, "_fs", type("Full", (), {"replace_bytes": refuse})())
     with pytest.raises(OSError):
-        master.member.meet(EPOCH, "node 2")
+        master.member.observe_epoch(EPOCH, "node 2")
     assert master.superseded == [EPOCH]
     with pytest.raises(NotStoredError):
         master.put(b"too late")
@@ -51,7 +51,7 @@ def test_a_higher_epoch_ends_the_writing_even_when_it_cannot_be_noted(master, mo
 def test_a_lower_or_equal_epoch_changes_nothing(master):
     epoch = master.member.open_epoch
     for lower in (0, epoch - 65536, epoch):
-        master.member.meet(lower, "node 2")
+        master.member.observe_epoch(lower, "node 2")
     assert master.member.open_epoch == epoch and not master.superseded
 
 

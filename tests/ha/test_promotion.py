@@ -128,8 +128,8 @@ def test_a_master_cut_off_cannot_confirm_and_its_tail_goes(running):
     wait_for(lambda: last.linked)
     assert two.put_confirmed(b"second")[0] == "PUT_OK"
     assert one.member.open_epoch  # it does not know yet
-    for heard in survey.ask_all(one.member, Purpose.SURVEY):
-        one.member.meet(heard.hello.promised_epoch, "the survey")
+    for reply in survey.ask_all(one.member, Purpose.SURVEY):
+        one.member.observe_epoch(reply.hello.promised_epoch, "the survey")
     assert not one.member.open_epoch
     one.ha.close_epoch("x")
     one.follow()
@@ -227,10 +227,10 @@ def test_a_promise_whose_answer_is_lost_does_not_count(running, monkeypatch):
     ask = survey.ask_all
 
     def lossy(member, purpose, **more):
-        heard = ask(member, purpose, **more)
+        replies = ask(member, purpose, **more)
         if purpose is not Purpose.PROMISE:
-            return heard
-        return [survey.Heard(h.node, h.address, problem="lost") for h in heard]
+            return replies
+        return [survey.SurveyReply(reply.node, reply.address, problem="lost") for reply in replies]
 
     monkeypatch.setattr(promoter, "ask_all", lossy)
     with pytest.raises(PromotionRefused, match="has 1"):
@@ -246,7 +246,9 @@ def test_a_promise_whose_answer_is_lost_does_not_count(running, monkeypatch):
 def test_a_master_whose_slave_promised_to_a_candidate_that_died(running, monkeypatch):
     one, two, last = running
     monkeypatch.setattr(
-        promoter.Promoter, "_demand", promoter_demand_after(promoter.Promoter._demand)
+        promoter.Promoter,
+        "_require_enough",
+        require_enough_after(promoter.Promoter._require_enough),
     )
     with pytest.raises(PromotionRefused, match="dies"):
         last.promote()
@@ -258,13 +260,13 @@ def test_a_master_whose_slave_promised_to_a_candidate_that_died(running, monkeyp
     assert one.put_confirmed(b"again")[0] == "PUT_OK"
 
 
-def promoter_demand_after(demand):
+def require_enough_after(require_enough):
     """Let a candidate die after it has collected promises."""
 
-    def dying(self, terms, voices, heard, flags):
-        if any(isinstance(h.answer, Promised) for h in heard):
+    def dying(self, required, answers, replies, flags):
+        if any(isinstance(reply.answer, Promised) for reply in replies):
             raise PromotionRefused("the candidate dies")
-        demand(self, terms, voices, heard, flags)
+        require_enough(self, required, answers, replies, flags)
 
     return dying
 

@@ -7,7 +7,7 @@ import pytest
 
 from hastore.errors import GroupDisagrees, ReplicationError
 from hastore.ha.node.node_state import CutIntent, NodeState
-from hastore.ha.node.rewind import cut_back, finish_cut
+from hastore.ha.replica.rewind import cut_back, finish_cut
 from hastore.ha.rules.epochs import EpochEntry
 from tests.ha.simulation import Crash, MemoryFiles, MemoryLog, size_of
 

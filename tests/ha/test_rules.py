@@ -7,17 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hastore.ha.rules.epochs import FLOOR_EPOCH, EpochEntry, next_epoch
-from hastore.ha.rules.promotion import (
+from hastore.ha.rules.following import (
     MasterView,
-    Terms,
-    Voice,
     answer_follow,
     check_identity,
     cut_loses_confirmed,
-    greatest,
+)
+from hastore.ha.rules.promotion import (
+    PeerAnswer,
+    Requirements,
     judge,
     may_promise,
     may_resume,
+    most_advanced,
     new_entry,
 )
 from hastore.protocol.hello import Refused, Resync, RewindTo, StreamFrom
@@ -160,15 +162,15 @@ def test_only_a_higher_epoch_or_the_same_candidates_again_is_promised():
 # ---- judge
 
 
-def voice(node, unclean=False, last=E1, end=0):
-    return Voice(node, last, end, unclean)
+def answer(node, unclean=False, last=E1, end=0):
+    return PeerAnswer(node, last, end, unclean)
 
 
-def terms(nodes=3, acks=1, low=None, high=None, old=(), fresh=False):
+def required(nodes=3, acks=1, low=None, high=None, old=(), fresh=False):
     numbers = tuple(range(1, nodes + 1))
     low = acks if low is None else low
     high = max(acks, low) if high is None else high
-    return Terms(1, numbers, acks, min(low, acks), max(high, acks), old, fresh)
+    return Requirements(1, numbers, acks, min(low, acks), max(high, acks), old, fresh)
 
 
 @pytest.mark.parametrize(("nodes", "acks"), [(n, a) for n in range(2, 6) for a in range(1, n)])
@@ -177,60 +179,60 @@ def test_the_answers_meet_every_possible_set_of_acknowledgers(nodes, acks):
     numbers = range(1, nodes + 1)
     for size in range(nodes + 1):
         for answering in itertools.combinations(numbers, size):
-            verdict = judge(terms(nodes, acks), [voice(n) for n in answering])
+            verdict = judge(required(nodes, acks), [answer(n) for n in answering])
             holders = itertools.combinations(numbers, acks + 1)
             meets = all(set(answering) & set(held) for held in holders)
             assert verdict.enough == meets, (answering, verdict)
 
 
 def test_unclean_nodes_do_not_count_and_are_named():
-    verdict = judge(terms(), [voice(1), voice(2, unclean=True)])
+    verdict = judge(required(), [answer(1), answer(2, unclean=True)])
     assert not verdict.enough and verdict.unclean == (2,) and verdict.missing == (3,)
     assert "waiting for node 3" in verdict.reason and "unclean: node 2" in verdict.reason
-    assert judge(terms(), [voice(1), voice(2, unclean=True), voice(3)]).enough
-    assert not judge(terms(), [voice(1, unclean=True), voice(2)]).enough
+    assert judge(required(), [answer(1), answer(2, unclean=True), answer(3)]).enough
+    assert not judge(required(), [answer(1, unclean=True), answer(2)]).enough
 
 
 @pytest.mark.parametrize(("low", "high", "acks"), [(1, 1, 2), (2, 2, 1), (1, 2, 1), (1, 2, 2)])
 def test_a_change_of_acks_needs_every_answer(low, high, acks):
-    changed = terms(3, acks, low, high)
-    assert not judge(changed, [voice(1), voice(2)]).enough
-    assert judge(changed, [voice(1), voice(2), voice(3)]).enough
+    changed = required(3, acks, low, high)
+    assert not judge(changed, [answer(1), answer(2)]).enough
+    assert judge(changed, [answer(1), answer(2), answer(3)]).enough
     # Unclean answers are answers; enough clean ones are needed besides.
-    assert judge(changed, [voice(1), voice(2), voice(3, unclean=True)]).enough
-    assert not judge(changed, [voice(1), voice(2, unclean=True), voice(3, unclean=True)]).enough
+    assert judge(changed, [answer(1), answer(2), answer(3, unclean=True)]).enough
+    assert not judge(changed, [answer(1), answer(2, unclean=True), answer(3, unclean=True)]).enough
 
 
 def test_a_changed_list_needs_all_of_the_new_and_enough_of_the_old():
-    grown = terms(4, 1, old=((1, 2, 3),))
-    assert not judge(grown, [voice(1), voice(2), voice(3)]).enough
-    assert not judge(grown, [voice(1), voice(2), voice(4)]).enough
-    assert judge(grown, [voice(n) for n in (1, 2, 3, 4)]).enough
-    replaced = Terms(1, (1, 2, 4), 1, 1, 1, ((1, 2, 3),))
-    assert judge(replaced, [voice(1), voice(2), voice(4)]).enough
-    assert not judge(replaced, [voice(1), voice(2, unclean=True), voice(4)]).enough
+    grown = required(4, 1, old=((1, 2, 3),))
+    assert not judge(grown, [answer(1), answer(2), answer(3)]).enough
+    assert not judge(grown, [answer(1), answer(2), answer(4)]).enough
+    assert judge(grown, [answer(n) for n in (1, 2, 3, 4)]).enough
+    replaced = Requirements(1, (1, 2, 4), 1, 1, 1, ((1, 2, 3),))
+    assert judge(replaced, [answer(1), answer(2), answer(4)]).enough
+    assert not judge(replaced, [answer(1), answer(2, unclean=True), answer(4)]).enough
 
 
 def test_a_fresh_node_does_not_trust_its_own_acks():
-    assert judge(terms(3, 2), [voice(1)]).enough
-    assert not judge(terms(3, 2, fresh=True), [voice(1)]).enough
-    assert judge(terms(3, 2, fresh=True), [voice(1), voice(2)]).enough
-    assert judge(terms(3, 1, fresh=True), [voice(1), voice(3)]).enough
+    assert judge(required(3, 2), [answer(1)]).enough
+    assert not judge(required(3, 2, fresh=True), [answer(1)]).enough
+    assert judge(required(3, 2, fresh=True), [answer(1), answer(2)]).enough
+    assert judge(required(3, 1, fresh=True), [answer(1), answer(3)]).enough
 
 
 def test_a_group_of_one_needs_itself():
-    assert judge(terms(1, 0), [voice(1)]).enough
-    assert not judge(terms(1, 0), [voice(1, unclean=True)]).enough
+    assert judge(required(1, 0), [answer(1)]).enough
+    assert not judge(required(1, 0), [answer(1, unclean=True)]).enough
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), min_size=1, max_size=5)
 )
 def test_the_greatest_is_by_epoch_then_end_and_rather_this_node(raws):
-    voices = [Voice(n, e, end, dirty) for n, (e, end, dirty) in enumerate(raws, 1)]
-    best = greatest(voices, 1)
-    assert best.reach == max((e, end) for e, end, _ in raws)
-    if voices[0].reach == best.reach:
+    answers = [PeerAnswer(n, e, end, dirty) for n, (e, end, dirty) in enumerate(raws, 1)]
+    best = most_advanced(answers, 1)
+    assert best.log_order == max((e, end) for e, end, _ in raws)
+    if answers[0].log_order == best.log_order:
         assert best.node == 1
 
 

@@ -26,7 +26,7 @@ from hastore.record.codec import (
 from hastore.store.derived.queues.consume_queue import UNIT
 from hastore.store.derived.queues.pull_places import PullPlaces
 from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE
-from hastore.store.store_reads import PullStatus
+from hastore.store.message_reader import PullStatus
 from tests.random_records import random_record
 from tests.store.kit import message, opened, put, read_log, scribble
 

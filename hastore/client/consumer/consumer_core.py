@@ -87,17 +87,17 @@ class ConsumerCore(Core):
         self.fetcher.policy = reading.on_lost
         keep_freed(reading.prefetch_bytes)
 
-    def enter(self) -> None:
+    def begin_call(self) -> None:
         """Begin a call; one that has not settled what it moved was cut off."""
-        if self.fetcher.moved is not None:
-            self.mend()
+        if self.fetcher.undo is not None:
+            self.recover()
         self.fetcher.settle()
-        super().enter()
+        super().begin_call()
 
-    def mend(self) -> None:
+    def recover(self) -> None:
         """Stand where the last call that ended has left the reader; fetch anew from there."""
-        self.fetcher.mend()
-        super().mend()
+        self.fetcher.recover()
+        super().recover()
 
     def poll(self, max_messages: int, timeout_s: float) -> Steps[list[Message]]:
         """Take what is there; empty when the time is up, or the client closed meanwhile."""
@@ -158,11 +158,11 @@ class ConsumerCore(Core):
         group = self._group()
         yield from self._prepare(self._timeout_s)
         places = self._positions()
-        back = self.fetcher.told & places.keys()
+        back = self.fetcher.sought & places.keys()
         yield from commit_positions(
             self.requester, group, self.topic, places, self._timeout_s, back
         )
-        self.fetcher.told -= back
+        self.fetcher.sought -= back
 
     def committed(self) -> Steps[dict[int, Position]]:
         """Return the group's committed positions."""

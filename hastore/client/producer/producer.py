@@ -14,10 +14,9 @@ from concurrent.futures import Future
 from hastore.client.arguments import MAX_INT32, a_clock, waiting_time
 from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.core import named
-from hastore.client.life import Closable, Life
+from hastore.client.lifecycle import Closable, Lifecycle
 from hastore.client.producer.futures import SendFuture
-from hastore.client.producer.outbox import Entry, Window
-from hastore.client.producer.preparing import (
+from hastore.client.producer.preparer import (
     BATCH_BYTES,
     NO_PROPERTIES,
     Acks,
@@ -30,6 +29,7 @@ from hastore.client.producer.preparing import (
     queue_of,
 )
 from hastore.client.producer.sender import Sender
+from hastore.client.producer.window import Entry, Window
 from hastore.client.results import SendResult
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UnreachableError
@@ -81,10 +81,10 @@ class Producer(Closable):
         self._preparer = Preparer(addresses[0], options)
         self._window = Window(options.max_in_flight)
         self._sender = Sender(addresses, options, self._window, clock)
-        self._life = Life(named("Producer", addresses), self._sender.abandon)
-        self._life.watch(self, self._sender.leave)
+        self._lifecycle = Lifecycle(named("Producer", addresses), self._sender.abandon)
+        self._lifecycle.watch(self, self._sender.detach)
         # A `close` that was cut off leaves the thread to this.
-        weakref.finalize(self, self._sender.leave).atexit = False
+        weakref.finalize(self, self._sender.detach).atexit = False
         self._sender.start()
 
     @property
@@ -119,7 +119,7 @@ class Producer(Closable):
         master was found within the delivery timeout (the number of queues is not known then).
         """
         future = self._send(topic, body, key, tags, properties, queue)
-        self._sender.attend()
+        self._sender.wake()
         return future
 
     def send_sync(
@@ -135,9 +135,9 @@ class Producer(Closable):
         """Send a message and wait for its result; raises what the Future would."""
         future = self._send(topic, body, key, tags, properties, queue)
         try:
-            self._sender.carry(future)
+            self._sender.drive_from_caller(future)
         except (OSError, ValueError):
-            self._life.check()  # a signal's handler has forked: this is the child
+            self._lifecycle.check()  # a signal's handler has forked: this is the child
             raise
         return future.result()
 
@@ -153,16 +153,16 @@ class Producer(Closable):
         `queue` is for the messages that name none. A batch is not atomic: when the Future ends with
         an exception, others of its messages may be stored.
         """
-        self._life.check()
+        self._lifecycle.check()
         parts: list[Future[list[SendResult]]] = []
         for drafts in self._preparer.batches(topic, messages, queue):
             parts.append(self._send_part(topic, drafts))
-            self._sender.attend()
+            self._sender.wake()
         return _joined(parts)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was sent so far is settled; False when the time is up first."""
-        self._life.check()
+        self._lifecycle.check()
         return self._sender.flush(_limit_s(timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
@@ -172,8 +172,8 @@ class Producer(Closable):
         child nothing happens.
         """
         limit_s = _limit_s(timeout_s)
-        first = self._life.close()
-        if self._life.forked:
+        first = self._lifecycle.close()
+        if self._lifecycle.forked:
             return
         try:
             if first:
@@ -198,7 +198,7 @@ class Producer(Closable):
         """Admit a message; the sender is still to be told."""
         window, preparer = self._window, self._preparer
         if window.closed:  # before the lock: a fork may have left it taken
-            self._life.check()
+            self._lifecycle.check()
         body = preparer.check(topic, body)
         pairs, text = _NO_PAIRS, None
         if key is not None or tags is not None or properties is not NO_PROPERTIES:
@@ -249,8 +249,8 @@ class Producer(Closable):
 
     def _choose_queue(self, topic: str, key: str | None) -> int:
         core = self._sender.core
-        if not core.found and not self._sender.wait_found(self._timeout_ms / 1000.0):
-            self._life.check()
+        if not core.master_found and not self._sender.wait_found(self._timeout_ms / 1000.0):
+            self._lifecycle.check()
             self._window.check()
             raise UnreachableError(f"no master was found: {core.cluster.reason()}")
         return self._preparer.choose_queue(topic, key, core.cluster.default_queues)

@@ -9,7 +9,7 @@ from collections import deque
 from typing import Any
 
 from hastore.client.producer.futures import Outcome, result_of
-from hastore.client.producer.outbox import Entry, Frame
+from hastore.client.producer.window import Entry, Frame
 from hastore.client.results import SendResult, Status, failure_of
 from hastore.errors import HastoreError
 from hastore.protocol.api import PutDone

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from hastore.errors import ProtocolError
 from hastore.ha.hello.peer import Deadline, receive_frame
-from hastore.ha.node.digests import own_digest
+from hastore.ha.replica.digests import own_digest
 from hastore.ha.rules.epochs import last_epoch
-from hastore.ha.rules.promotion import digest_due, digest_problem
+from hastore.ha.rules.following import digest_due, digest_problem
 from hastore.protocol.ha_link import data_header
 from hastore.protocol.hello import (
     ANSWER_MAGIC,
@@ -79,7 +79,7 @@ def _decide(connection: "HAConnection", hello: Hello) -> Answer:
     if hello.purpose is Purpose.PROMISE:
         return _promise(connection, hello)
     # A master that meets a higher epoch, anywhere, turns read-only at once and durably.
-    member.meet(max(hello.promised_epoch, last_epoch(hello.history)), f"node {hello.node}")
+    member.observe_epoch(max(hello.promised_epoch, last_epoch(hello.history)), f"node {hello.node}")
     if hello.purpose is Purpose.SURVEY:
         return Surveyed()
     if hello.purpose is Purpose.COPY:

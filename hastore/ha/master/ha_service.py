@@ -16,11 +16,11 @@ from hastore.ha.master.accept_socket_service import AcceptSocketService
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Progress
 from hastore.ha.master.ha_connection import HAConnection
 from hastore.ha.master.slave_status import SlaveStatus, slave_name, slave_status
-from hastore.ha.node.digests import own_digest
 from hastore.ha.node.member import Member
+from hastore.ha.replica.digests import own_digest
 from hastore.ha.rules.acks import AckTable, ClassicReporter
 from hastore.ha.rules.epochs import EpochEntry
-from hastore.ha.rules.promotion import FollowAnswer, MasterView, answer_follow
+from hastore.ha.rules.following import FollowAnswer, MasterView, answer_follow
 from hastore.protocol.hello import Hello, Refused, StreamFrom
 
 log = logging.getLogger(__name__)

@@ -20,7 +20,7 @@ from enum import Enum
 
 from hastore.config.model import Config, Role
 from hastore.errors import HastoreError, PromotionRefused
-from hastore.ha.hello.survey import Heard, ask_all
+from hastore.ha.hello.survey import SurveyReply, ask_all
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
 from hastore.ha.promotion.promoter import Flags, Promoter
@@ -302,12 +302,12 @@ class RoleService(Service):
         epoch.
         """
         own = self._member.state.last_epoch
-        heard = ask_all(self._member, Purpose.SURVEY)
-        seen = max(greatest_epoch(heard), self._member.state.data.promised_epoch)
+        replies = ask_all(self._member, Purpose.SURVEY)
+        seen = max(greatest_epoch(replies), self._member.state.data.promised_epoch)
         if seen > own and epoch_node(seen) != self._member.config.node:  # not an attempt of its own
             self._yield_to(seen)
             return False
-        silent = [str(h.node) for h in heard if h.hello is None]
+        silent = [str(reply.node) for reply in replies if reply.hello is None]
         if silent:
             self._wait_or_give_up(
                 f"its epoch {own} ended with a power loss; waiting for every node, still for node "
@@ -368,24 +368,23 @@ class RoleService(Service):
     def _watch_group(self) -> None:
         """Ask those that do not follow: an old master must meet a higher epoch."""
         linked = frozenset(self._ha.linked_nodes())
-        for heard in ask_all(self._member, Purpose.SURVEY, skip=linked):
-            if heard.hello is not None:
-                self._member.meet(greatest_epoch([heard]), f"node {heard.node}")
+        for reply in ask_all(self._member, Purpose.SURVEY, skip=linked):
+            if reply.hello is not None:
+                self._member.observe_epoch(greatest_epoch([reply]), f"node {reply.node}")
 
 
-def greatest_epoch(heard: list[Heard]) -> int:
-    """Return the greatest epoch that anybody has promised, opened or in its history."""
+def greatest_epoch(replies: list[SurveyReply]) -> int:
+    """Return the greatest epoch that any node has promised, opened or has in its history."""
     seen = 0
-    for h in heard:
-        if h.hello is not None:
-            seen = max(
-                seen, h.hello.promised_epoch, h.hello.open_epoch, last_epoch(h.hello.history)
-            )
+    for reply in replies:
+        hello = reply.hello
+        if hello is not None:
+            seen = max(seen, hello.promised_epoch, hello.open_epoch, last_epoch(hello.history))
     return seen
 
 
 def superseded_text(epoch: int) -> str:
-    """Say who superseded a master, and the ways on."""
+    """Say which node superseded this master, and what the operator can do."""
     return (
         f"superseded by node {epoch_node(epoch)} (epoch {epoch}); this node follows. To make it "
         "master again run `hastore promote`, to settle it as a slave `hastore demote`"

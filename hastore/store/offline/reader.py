@@ -38,7 +38,7 @@ class StoreReader:
         self._fs = fs
         self._files = LogFiles(path, fs)
         self._queues = QueueFiles(path, fs)
-        self._whole = 0  # a boundary below which a RocketMQ store was seen to be whole
+        self._whole = 0  # the record end up to which a RocketMQ store was seen to be whole
 
     def __enter__(self) -> "StoreReader":
         return self
@@ -134,7 +134,7 @@ class StoreReader:
             if file is None:
                 return
             if not aligned:
-                offset = self._files.boundary_at(file, offset)
+                offset = self._files.record_start_at(file, offset)
                 aligned = True
                 continue
             data = self._map(file)

@@ -23,15 +23,13 @@ from typing import TYPE_CHECKING
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import HastoreError, StoreError, SyncFailedError
 from hastore.service import OnFailure, Service
-from hastore.store.derived.dispatcher import Dispatcher, LogView
+from hastore.store.derived.contract import Dispatcher, ReplayableLog
+from hastore.store.derived.walk.scalar_walk import ScalarWalker, Stop, Walk
 from hastore.store.replay.pace import BULK_BYTES, TRICKLE_S, VIEW_BYTES, ReplayPace
-from hastore.store.replay.scalar_walk import Dispatched, RecordWalker, Stop, Walk
 from hastore.store.state.replay_progress import ReplayState
 
-__all__ = ["Dispatched", "Dispatcher", "IndexBuildService", "LogView"]
-
 if TYPE_CHECKING:
-    from hastore.store.replay.vector_walk import ArrayWalker
+    from hastore.store.derived.walk.vector_walk import VectorWalker
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +48,7 @@ class IndexBuildService(Service):
 
     def __init__(
         self,
-        commit_log: LogView,
+        commit_log: ReplayableLog,
         dispatchers: Sequence[Dispatcher],
         *,
         state: ReplayState,
@@ -65,8 +63,8 @@ class IndexBuildService(Service):
         self._state = state
         self._clock = clock
         self.pace = ReplayPace(linger_s)
-        self._plain = RecordWalker()
-        self._arrays: ArrayWalker | None = None  # loads numpy when there is a lot to do
+        self._plain = ScalarWalker()
+        self._arrays: VectorWalker | None = None  # loads numpy when there is a lot to do
         self._changed = threading.Condition()
         self._flush_lock = threading.Lock()
         self.idle = False  # replay sleeps for want of bytes: an appending thread is to `notify`
@@ -184,11 +182,11 @@ class IndexBuildService(Service):
             return self._plain.walk(view, offset, left)
         return self._load_arrays().walk(view, offset, left)
 
-    def _load_arrays(self) -> "ArrayWalker":
+    def _load_arrays(self) -> "VectorWalker":
         if self._arrays is None:
-            from hastore.store.replay.vector_walk import ArrayWalker
+            from hastore.store.derived.walk.vector_walk import VectorWalker
 
-            self._arrays = ArrayWalker(self._plain)
+            self._arrays = VectorWalker(self._plain)
         return self._arrays
 
     def _advance(self, offset: int) -> None:

@@ -12,7 +12,7 @@ import pytest
 from hastore.config.model import RetentionConfig
 from hastore.protocol import api
 from hastore.server.api.server import ApiServer
-from hastore.store import store_reads
+from hastore.store import message_reader
 from hastore.store.log import commit_log
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
@@ -58,7 +58,7 @@ def test_a_bad_sector_is_answered_to_who_asked_for_it(
     monkeypatch: pytest.MonkeyPatch, store: MessageStore, client: Client, disk: Disk
 ) -> None:
     monkeypatch.setattr(commit_log, "HOT_BYTES", 0)
-    monkeypatch.setattr(store_reads, "COLD_MS", float("inf"))  # the machine may be slow
+    monkeypatch.setattr(message_reader, "COLD_MS", float("inf"))  # the machine may be slow
     fill(store, 0, 60)
     disk.bad.append(where(store, 5))
     offset = int(disk.bad[0][0]) + disk.bad[0][1]

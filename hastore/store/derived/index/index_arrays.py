@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from hastore.store.derived.columns import KeyedRecords
+from hastore.store.derived.contract import KeyedRecords
 from hastore.store.derived.index.index_file import IndexFile, Plan
 
 _SLOT = np.dtype(">i4")

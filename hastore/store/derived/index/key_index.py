@@ -11,16 +11,17 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.record.codec import FLAG_ROLLBACK, MIN_RECORD_SIZE
 from hastore.record.java_hash import KeyHasher, keys_of
-from hastore.store.derived.columns import RecordColumns
-from hastore.store.derived.dispatcher import LogView, read_dispatched
+from hastore.store.derived.contract import Dispatched, RecordColumns, ReplayableLog
 from hastore.store.derived.index.index_file import IndexFile, IndexHeader, Plan
+from hastore.store.derived.walk.scalar_walk import ScalarWalker
 from hastore.store.fs.filesystem import FileSystem
 from hastore.store.fs.sync_files import sync_files
-from hastore.store.replay.scalar_walk import FLAG_ROLLBACK, Dispatched
 
 _NAME_DIGITS = 17
 _NAME_FORM = "%Y%m%d%H%M%S%f"
+_READ_BYTES = 4096  # of a record, at first
 
 
 class KeyIndex:
@@ -30,7 +31,7 @@ class KeyIndex:
         self,
         fs: FileSystem,
         directory: str,
-        commit_log: LogView,
+        commit_log: ReplayableLog,
         *,
         slots: int,
         entries: int,
@@ -282,7 +283,7 @@ class KeyIndex:
         previous = self._files[-2].header
         if previous.end_offset >= limit:
             return False
-        record = read_dispatched(self._log, previous.end_offset)
+        record = self._record_at(previous.end_offset)
         return record is None or record.end_offset < limit
 
     def _finish_header(self, number: int) -> None:
@@ -302,8 +303,26 @@ class KeyIndex:
 
     def _stored_ms(self, offset: int, otherwise: IndexHeader) -> int:
         """Read a record's storeTimestamp; of one that retention took, the best that is known."""
-        record = read_dispatched(self._log, offset)
+        record = self._record_at(offset)
         return otherwise.end_timestamp_ms if record is None else record.store_timestamp_ms
+
+    def _record_at(self, offset: int) -> Dispatched | None:
+        """Read one record of the log; None when there is none."""
+        log = self._log
+        if not log.min_offset <= offset < log.max_offset:
+            return None
+        left = log.file_size - offset % log.file_size
+        wanted = min(left, _READ_BYTES)
+        while True:
+            with log.view(offset, wanted) as view:
+                size = max(int.from_bytes(view[:4]), MIN_RECORD_SIZE)  # as the record states it
+                walk = ScalarWalker().walk(view[:size], offset, left)
+                seen = len(view)
+            if walk.batch:
+                return walk.batch[0]
+            if not seen < walk.wanted <= left:
+                return None
+            wanted = walk.wanted
 
     def _remove_last(self) -> None:
         self._discard(self._files.pop())

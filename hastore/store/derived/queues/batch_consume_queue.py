@@ -6,8 +6,9 @@ physicalOffset (8)  size (4)  tagsCode (8)  storeTimestamp (8)  INNER_BASE (8)  
 
 import struct
 
-from hastore.store.derived.queues.unit_files import FileCache, UnitFiles
-from hastore.store.replay.scalar_walk import Dispatched
+from hastore.store.derived.contract import Dispatched
+from hastore.store.derived.queues.file_cache import FileCache
+from hastore.store.derived.queues.unit_files import UnitFiles
 
 BATCH_UNIT = struct.Struct(">qiqqqhii")
 

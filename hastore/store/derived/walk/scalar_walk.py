@@ -1,0 +1,176 @@
+"""Read what replay needs of each record, at the speed of plain Python: pure, no files.
+
+A record's fixed part is read by one `unpack_from`, its topic and properties by one slice:
+
+    size magic crc queueId flag queueOffset physicalOffset sysFlag | born time, host |
+    storeTimestamp
+      4    4    4     4      4       8            8           4    |     16 or 28    |       8
+    | store host, reconsume times, prepared offset | bodyLength, body, topic, properties
+    |                  20 or 32                    |     4
+
+Lengths must add up and the record must know its own place; the body's CRC is not replay's business
+(the bytes were checked by recovery, by the master's put, or by the link that brought them).
+"""
+
+import enum
+import struct
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from hastore.record.codec import BLANK_MAGIC, V1_MAGIC, V2_MAGIC, find_property, java_hash_code
+from hastore.store.derived.contract import Dispatched
+
+SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
+DELAYS_MS = tuple(
+    seconds * 1000
+    for seconds in (
+        1, 5, 10, 30, 60, 120, 180, 240, 300, 360, 420, 480, 540, 600, 1200, 1800, 3600, 7200,
+    )
+)  # fmt: skip
+
+_MIN_RECORD = 91
+_IPV4 = struct.Struct(">iI4xi4xqqi16xq20xi")
+_ONE_IPV6_BORN = struct.Struct(">iI4xi4xqqi28xq20xi")
+_ONE_IPV6_STORE = struct.Struct(">iI4xi4xqqi16xq32xi")
+_BOTH_IPV6 = struct.Struct(">iI4xi4xqqi28xq32xi")
+_BY_FLAGS = {0x10: _ONE_IPV6_BORN, 0x20: _ONE_IPV6_STORE, 0x30: _BOTH_IPV6}
+_BLANK = struct.Struct(">iI")
+_CACHE_LIMIT = 8192
+
+
+class Stop(enum.Enum):
+    """Why a walk ended."""
+
+    END = "the bytes ended, perhaps inside a record"
+    BLANK = "a blank: go on in the next file"
+    BAD = "neither a record nor a blank"
+
+
+class Walk(NamedTuple):
+    """What a walk over a view found."""
+
+    batch: Sequence[Dispatched]
+    consumed: int  # bytes of the whole records in `batch`
+    stop: Stop
+    wanted: int  # bytes that the record at the stop needs, as far as that is known (END)
+
+
+class ScalarWalker:
+    """Walk whole records; keeps caches of topics and tags, so use one for each thread."""
+
+    def __init__(self) -> None:
+        self._topics: dict[bytes, str] = {}
+        self._tags: dict[bytes, int] = {}
+
+    def walk(self, view: memoryview | bytes, base: int, left: int) -> Walk:
+        """Walk the records of `view`, whose first byte is at offset `base`, `left` bytes before its
+        file's end.
+
+        Never raises on bad bytes: it stops there (Stop.BAD).
+        """
+        batch: list[Dispatched] = []
+        append, unpack, topics = batch.append, _IPV4.unpack_from, self._topics
+        make = tuple.__new__
+        at, end = 0, len(view)
+        while end - at >= _MIN_RECORD:
+            size, magic, queue_id, queue_offset, physical, flags, store_ms, body = unpack(view, at)
+            tail_at = at + 88 + body
+            if flags & 0x30:
+                wide = _BY_FLAGS[flags & 0x30]
+                if end - at < wide.size:
+                    break
+                store_ms, body = wide.unpack_from(view, at)[6:]
+                tail_at = at + wide.size + body
+            if physical != base + at or body < 0 or magic == BLANK_MAGIC:
+                break
+            after = at + size
+            if after > end:
+                break
+            tail = bytes(view[tail_at:after])
+            if magic == V1_MAGIC and tail and tail[0] <= 127:  # a signed byte
+                topic_at, topic_end = 1, 1 + tail[0]
+            elif magic == V2_MAGIC and len(tail) > 1:
+                topic_at, topic_end = 2, 2 + (tail[0] << 8 | tail[1])
+            else:
+                break
+            properties = tail[topic_end + 2 :]
+            count = len(properties)
+            if count > 0xFFFF or tail[topic_end : topic_end + 2] != count.to_bytes(2):
+                break
+            raw = tail[topic_at:topic_end]
+            topic = topics.get(raw)
+            if topic is None:
+                topic = self.topic(raw)
+            tags = 0
+            if properties and (b"TAGS\x01" in properties or topic == SCHEDULE_TOPIC):
+                tags = self.tags_code(topic, properties, store_ms)
+            fields = (
+                base + at,
+                size,
+                topic,
+                queue_id,
+                queue_offset,
+                flags,
+                store_ms,
+                tags,
+                properties,
+            )
+            append(make(Dispatched, fields))
+            at = after
+        return self.ended(view, base, at, left, batch)
+
+    def ended(
+        self, view: memoryview | bytes, base: int, at: int, left: int, batch: Sequence[Dispatched]
+    ) -> Walk:
+        """Say why the walk came no further than `at`."""
+        have, left = len(view) - at, left - at
+        if have < 8:
+            return Walk(batch, at, Stop.END, 8)
+        size, magic = _BLANK.unpack_from(view, at)
+        if magic == BLANK_MAGIC and size == left:
+            return Walk(batch, at, Stop.BLANK, size)
+        if magic not in (V1_MAGIC, V2_MAGIC) or not _MIN_RECORD <= size <= left or size <= have:
+            return Walk(batch, at, Stop.BAD, 0)
+        if have >= 36 and int.from_bytes(view[at + 28 : at + 36]) != base + at:
+            return Walk(batch, at, Stop.BAD, 0)
+        return Walk(batch, at, Stop.END, size)
+
+    def topic(self, raw: bytes) -> str:
+        """Return a topic as text; bytes that are no UTF-8 as surrogates."""
+        if len(self._topics) >= _CACHE_LIMIT:
+            self._topics.clear()
+        topic = raw.decode("utf-8", "surrogateescape")
+        self._topics[raw] = topic
+        return topic
+
+    def tags_code(self, topic: str, properties: bytes, store_timestamp_ms: int) -> int:
+        """Compute tagsCode as RocketMQ does: Java's hash of TAGS, or the time of delivery."""
+        if topic == SCHEDULE_TOPIC:
+            level = find_property(properties, b"DELAY")
+            if level is not None and level.isdigit() and len(level) < 10 and int(level) > 0:
+                return store_timestamp_ms + DELAYS_MS[min(int(level), len(DELAYS_MS)) - 1]
+        tags = find_property(properties, b"TAGS")
+        return self.tags_hash(tags) if tags else 0
+
+    def tags_hash(self, tags: bytes) -> int:
+        """Return Java's hash of a TAGS value."""
+        code = self._tags.get(tags)
+        if code is None:
+            if len(self._tags) >= _CACHE_LIMIT:
+                self._tags.clear()
+            code = java_hash_code(tags.decode("utf-8", "surrogateescape"))
+            self._tags[tags] = code
+        return code
+
+
+def properties_at(tail: bytes, *, wide: bool) -> int | None:
+    """Return where the properties of a tail begin (topic length to the record's end).
+
+    None when its lengths do not add up. `wide`: a topic length of two bytes (V2).
+    """
+    if len(tail) < 3 + wide or (not wide and tail[0] > 127):
+        return None
+    start = (2 + int.from_bytes(tail[:2]) if wide else 1 + tail[0]) + 2
+    if start > len(tail) or int.from_bytes(tail[start - 2 : start]) != len(tail) - start:
+        return None
+    return start

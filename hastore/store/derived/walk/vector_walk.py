@@ -1,0 +1,186 @@
+"""Walk a large view of the log with arrays instead of a loop over its records.
+
+Only the sizes are read one after the other (where records are alike, not even those). Headers are
+gathered by one indexing of 88-byte items, tails likewise, those of one width and layout at a time
+(tail_layout.py). What has no layout in common with others is read one by one.
+A view that holds anything invalid is left to the plain walk (scalar_walk.py), so both stop at the
+same byte for the same reason: that one is the reference.
+"""
+
+import struct
+
+import numpy as np
+import numpy.typing as npt
+
+from hastore.record.codec import BLANK_MAGIC, V1_MAGIC, V2_MAGIC
+from hastore.store.derived.walk.column_batch import ColumnBatch
+from hastore.store.derived.walk.scalar_walk import ScalarWalker, Walk
+from hastore.store.derived.walk.tail_layout import Bytes, Layout, Rows, changes, padded
+
+_MIN_RECORD = 91
+_FRONT = struct.Struct(">iI")
+_HEADER = np.dtype(
+    {
+        "names": ["size", "magic", "queue", "place", "offset", "flags", "stored", "body"],
+        "formats": [">i4", ">u4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i4"],
+        "offsets": [0, 4, 12, 20, 28, 36, 56, 84],
+        "itemsize": 88,
+    }
+)
+_BATCH_MIN = 48  # fewer records are walked faster without arrays
+_RUN_MIN = 16
+_RUN_PAUSE = 64  # records of other sizes, after a run that was not worth looking for
+_ALIKE_MIN = 8
+_LAYOUTS_TRIED = 8  # new ones for each width and batch; the rest is read one by one
+_LAYOUTS_KEPT = 4  # for each width
+_WIDTHS_KEPT = 1024
+
+
+class VectorWalker:
+    """Walk whole records; keeps what it knows of layouts, so use one for each thread."""
+
+    def __init__(self, plain: ScalarWalker, *, batch_min: int | None = None) -> None:
+        """Prepare; views of fewer than `batch_min` records are left to `plain`."""
+        self._plain = plain
+        self._batch_min = _BATCH_MIN if batch_min is None else batch_min
+        self._layouts: dict[tuple[int, bool], list[Layout]] = {}
+
+    def walk(self, view: memoryview, base: int, left: int) -> Walk:
+        """Walk the records of `view` as ScalarWalker.walk does, with the same result."""
+        starts = _record_starts(view)
+        if len(starts) >= self._batch_min:
+            batch = self._read(view, base, np.array(starts, dtype=np.int64))
+            if batch is not None:
+                return self._plain.ended(view, base, batch.end_offset - base, left, batch)
+        return self._plain.walk(view, base, left)
+
+    def _read(self, view: memoryview, base: int, starts: Rows) -> ColumnBatch | None:
+        """Read the records at `starts`; None when one is invalid."""
+        headers = _gather(view, 88, starts).view(_HEADER)
+        sizes, bodies = _longs(headers["size"]), _longs(headers["body"])
+        flags, stored = _longs(headers["flags"]), _longs(headers["stored"])
+        magic = headers["magic"]
+        wide = magic == V2_MAGIC
+        offsets = starts + base
+        fronts = np.full(len(starts), 88)
+        if (flags & 0x30).any():
+            rows = np.flatnonzero(flags & 0x30)
+            born = 12 * (flags[rows] >> 4 & 1)
+            fronts[rows] += born + 12 * (flags[rows] >> 5 & 1)
+            if (sizes < fronts).any():
+                return None
+            at = starts[rows]
+            bodies[rows] = _longs(_gather(view, 4, at + fronts[rows] - 4).view(">i4"))
+            stored[rows] = _longs(_gather(view, 8, at + 56 + born).view(">i8"))
+        widths = sizes - fronts - bodies
+        if (
+            not (wide | (magic == V1_MAGIC)).all()
+            or (_longs(headers["offset"]) != offsets).any()
+            or bodies.min() < 0
+            or (widths < 3 + wide).any()
+        ):
+            return None
+        batch = ColumnBatch(
+            self._plain, offsets, sizes, _longs(headers["queue"]), _longs(headers["place"]),
+            flags, stored,
+        )  # fmt: skip
+        return batch if self._take_tails(batch, view, starts + sizes, widths, wide) else None
+
+    def _take_tails(
+        self,
+        batch: ColumnBatch,
+        view: memoryview,
+        ends: Rows,
+        widths: Rows,
+        wide: npt.NDArray[np.bool_],
+    ) -> bool:
+        kinds = 2 * widths + wide
+        if (kinds == kinds[0]).all():
+            groups = [np.arange(len(kinds))]
+        else:
+            order = np.argsort(kinds, kind="stable")
+            groups = np.split(order, changes(kinds[order]))
+        for rows in groups:
+            width = int(widths[rows[0]])
+            bytes_each = padded(width)
+            tails = _gather(view, bytes_each, ends[rows] - bytes_each).view(np.uint8)
+            tails = tails.reshape(len(rows), bytes_each)
+            if not self._take_group(batch, rows, tails, width, bool(wide[rows[0]])):
+                return False
+        return True
+
+    def _take_group(
+        self, batch: ColumnBatch, rows: Rows, tails: Bytes, width: int, wide: bool
+    ) -> bool:
+        """Hand over records whose tails have one width, by layout; False when one is invalid."""
+        known = self._layouts.get((width, wide), [])
+        used: list[Layout] = []
+        fresh = 0
+        while len(rows) >= _ALIKE_MIN:
+            if known:
+                layout = known.pop(0)
+            elif fresh < _LAYOUTS_TRIED:
+                fresh += 1
+                try:
+                    layout = Layout(tails[0].tobytes(), width, wide=wide)
+                except ValueError:
+                    return False
+            else:
+                break
+            if layout.odd:
+                batch.take_one(int(rows[0]), tails[0].tobytes()[-width:], wide=wide)
+                rows, tails = rows[1:], tails[1:]
+                continue
+            fits = layout.matching(tails)
+            if fits is None:
+                batch.take_alike(rows, tails, layout)
+                used.append(layout)
+                rows = rows[:0]
+            elif fits.any():
+                batch.take_alike(rows[fits], tails[fits], layout)
+                used.append(layout)
+                rows, tails = rows[~fits], tails[~fits]
+        if used:
+            if len(self._layouts) >= _WIDTHS_KEPT:
+                self._layouts.clear()
+            self._layouts[width, wide] = [*used, *known][:_LAYOUTS_KEPT]
+        return all(
+            batch.take_one(row, tail.tobytes()[-width:], wide=wide)
+            for row, tail in zip(rows.tolist(), tails, strict=False)
+        )
+
+
+def _record_starts(view: memoryview) -> list[int]:
+    """Return where the whole records of a view begin, by their sizes alone."""
+    starts: list[int] = []
+    add, unpack = starts.append, _FRONT.unpack_from
+    end = len(view)
+    last, at, previous, pause_to = end - _MIN_RECORD, 0, 0, 0
+    while at <= last:
+        size, magic = unpack(view, at)
+        after = at + size
+        if size < _MIN_RECORD or after > end or magic == BLANK_MAGIC:
+            break
+        if size != previous or len(starts) < pause_to:
+            add(at)
+            previous = size
+            at = after
+            continue
+        sizes = np.ndarray(((end - at) // size,), ">i4", view, at, (size,))
+        alike = sizes == size
+        run = len(alike) if alike.all() else int(alike.argmin())
+        starts += range(at, at + run * size, size)
+        at += run * size
+        if run < _RUN_MIN:
+            pause_to = len(starts) + _RUN_PAUSE
+    return starts
+
+
+def _gather(view: memoryview, size: int, starts: Rows) -> npt.NDArray[np.void]:
+    """Copy `size` bytes from each of the places."""
+    every = np.ndarray((len(view) - size + 1,), f"V{size}", view, 0, (1,))
+    return every[starts]
+
+
+def _longs(values: npt.NDArray[np.void] | npt.NDArray[np.integer]) -> Rows:
+    return values.astype(np.int64)
