@@ -38,11 +38,6 @@ class Replies:
         """Say whose connections these are; once, before the first reply."""
         self._connections = connections
 
-    @property
-    def unsent_bytes(self) -> int:
-        """The bytes of replies, of all connections, that the kernel has not taken."""
-        return self._connections.unsent_bytes
-
     def send(self, connection: Connection, reply: api.Reply, payload: bytes | None = None) -> None:
         """Gather a reply for `flush`; one to a connection that has ended goes nowhere.
 

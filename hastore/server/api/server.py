@@ -11,11 +11,11 @@ was done is not known, its connection is ended. Only a failure of the epoll itse
 ends this thread, and with it the node.
 
 What this thread does is bounded in each turn: one read for each connection, and no more reading
-once DRAIN_BYTES of puts or answers, or DRAIN_PUTS puts, have come together or TURN_MS are over.
+once DRAIN_BYTES of puts or answers, or DRAIN_PUTS puts, have come together or ITERATION_MS are over.
 Who was not read from then is first in the next turn: the epoll alone would name the same ones first
 each time. Who was read from, and sent more requests than fit in the turn, is last in the next one.
 
-Whoever uses the connections holds `_turning`: the API's thread for all of a turn, and while that
+Whoever uses the connections holds `_io_lock`: the API's thread for all of a turn, and while that
 one sleeps the thread that learns of a confirmation, to answer the put at once. The API's thread
 need not be woken for it, which saves about 10 % of a single put's latency.
 """
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_BYTES = 8 * 1024 * 1024
 DRAIN_PUTS = 4_096
-TURN_MS = 10.0  # of reading and answering questions
+ITERATION_MS = 10.0  # of reading and answering questions
 MAX_FETCHES = 1_000  # and commits, that wait for the positions to be read
 LINGER_S = 0.2  # for what is unsent when the server stops
 _SCHEME = "tcp://"
@@ -92,7 +92,7 @@ class ApiServer(Service):
         self._replies = Replies(self._cannot_encode)
         self._answer = self._replies.send
         self._puts = PutHandler(backend, config, clock, self._answer, self._end, failures)
-        self._turning = threading.Lock()  # whoever uses the connections has it
+        self._io_lock = threading.Lock()  # whoever uses the connections has it
         self._failed: Exception | None = None  # when another thread answered
         self._pulls = PullHandler(backend, clock, self._answer, self._replies.has_room, failures)
         self._positions = PositionTable(backend, clock)
@@ -162,13 +162,13 @@ class ApiServer(Service):
         try:
             while not self.stopping.is_set():
                 events = self._sleep()
-                with self._turning:
-                    self._turn(events)
-            with self._turning:
+                with self._io_lock:
+                    self._run_once(events)
+            with self._io_lock:
                 self._puts.finish()
                 self._replies.flush()
         finally:
-            with self._turning:
+            with self._io_lock:
                 self._serving = False
                 self._release()
 
@@ -195,7 +195,7 @@ class ApiServer(Service):
 
         While that one has the connections it is left to it.
         """
-        if not self._turning.acquire(blocking=False):
+        if not self._io_lock.acquire(blocking=False):
             self._wake()
             return
         try:
@@ -206,7 +206,7 @@ class ApiServer(Service):
         except Exception as failure:  # the API's, not that of the thread that came by
             self._failed = failure
         finally:
-            self._turning.release()
+            self._io_lock.release()
         self._wake()
 
     def _sleep(self) -> list[tuple[int, int]]:
@@ -225,7 +225,7 @@ class ApiServer(Service):
             timeout_s = wait_ms / 1000.0 if wait_ms < float("inf") else -1.0
         return connections.epoll.poll(timeout_s, _EVENTS_MAX)
 
-    def _turn(self, events: list[tuple[int, int]]) -> None:
+    def _run_once(self, events: list[tuple[int, int]]) -> None:
         if self._failed is not None:
             raise self._failed
         now = self._clock.monotonic_ms()
@@ -255,7 +255,7 @@ class ApiServer(Service):
                     puts.gathered_bytes >= DRAIN_BYTES
                     or puts.gathered >= DRAIN_PUTS
                     or connections.unsent_bytes >= full
-                    or self._clock.monotonic_ms() > now + TURN_MS
+                    or self._clock.monotonic_ms() > now + ITERATION_MS
                 ):
                     self._left = events[place:]
                     if connection.inbox:
@@ -297,7 +297,7 @@ class ApiServer(Service):
             except ProtocolError as failure:
                 self._malformed += 1
                 self._connections.end(connection, str(failure)[:200])
-            if done < len(messages) and self._clock.monotonic_ms() > now + TURN_MS:
+            if done < len(messages) and self._clock.monotonic_ms() > now + ITERATION_MS:
                 connection.inbox = messages[done:]
                 connection.receive_bytes = RECEIVE_BYTES_MIN
                 return
