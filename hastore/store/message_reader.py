@@ -20,8 +20,7 @@ from hastore.record.codec import (
     decode_record,
 )
 from hastore.record.properties import inner_count
-from hastore.store.derived.queues.consume_queue import UNIT_BYTES
-from hastore.store.derived.queues.pull_places import PullPlaces
+from hastore.store.derived.queues.consume_queue import UNIT_BYTES, UnitSelection
 from hastore.store.fs.filesystem import File
 from hastore.store.parts import StoreParts
 from hastore.store.retention import first_store_timestamp_ms
@@ -93,7 +92,7 @@ class StoreReads:
             return PullResult(status, high, low, high)
         wanted = max(1, min(max_messages, _UNITS_MAX))
         limit = min(limit_offset, self._log.max_offset)
-        places = PullPlaces(wanted, max_bytes, limit)
+        places = UnitSelection(wanted, max_bytes, limit)
         self._find(places, topic, queue_id, queue_offset, high)
         if not places.count:
             return PullResult(PullStatus.NO_NEW, max(places.first, queue_offset), low, high)
@@ -121,14 +120,14 @@ class StoreReads:
                 )
             records = records[: int(sum(places.sizes[:count]))]
         last = count - 1
-        behind = int(places.positions[last]) + 1
+        behind = int(places.queue_offsets[last]) + 1
         if self._parts.queues.get_batch(topic, queue_id) is not None:
             behind = _behind(decode_record(records, int(sum(places.sizes[:last]))), behind)
         return PullResult(
             PullStatus.FOUND, behind, low, high, records, count, int(places.offsets[last])
         )  # fmt: skip
 
-    def _find(self, places: PullPlaces, topic: str, queue_id: int, at: int, high: int) -> None:
+    def _find(self, places: UnitSelection, topic: str, queue_id: int, at: int, high: int) -> None:
         """Take places from a position on, over holes where the queue has none."""
         queues = self._parts.queues
         if queues.get_batch(topic, queue_id) is not None:
@@ -160,7 +159,7 @@ class StoreReads:
             return otherwise
         return max(otherwise, queue.files.first_at(self._log.min_offset))
 
-    def _copy(self, places: PullPlaces) -> bytes | None:
+    def _copy(self, places: UnitSelection) -> bytes | None:
         """Return the records' bytes, one behind the other; None: retention took the first one.
 
         Files are pinned while they are read: what retention removes meanwhile is still given. The
