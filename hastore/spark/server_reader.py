@@ -5,7 +5,6 @@ reply is on its way while a batch is built. Sockets are made inside of `with`, n
 forked worker.
 """
 
-import struct
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
@@ -20,6 +19,7 @@ from hastore.client.consumer.fetcher import Fetcher
 from hastore.client.consumer.queue_reader import QueueReader
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import PositionLostError, UnreachableError, UsageError
+from hastore.record.layout import MIN_RECORD_SIZE, header_struct
 from hastore.spark.arrow_batch import BatchBuilder, QueueRows, cut_batches
 from hastore.spark.offsets import OffsetRange, TopicPartition
 from hastore.spark.partitions import LogRange, QueueRange
@@ -28,8 +28,7 @@ from hastore.spark.record_fields import Ints, RecordFields
 PULL_BYTES = 4 * 1024 * 1024  # of a reply
 STALL_S = 60.0  # without a message, before a task gives up
 STEP_S = 1.0
-_SIZE = struct.Struct(">i")
-_MIN_RECORD = 91
+_SIZE = header_struct("size")
 
 
 class ServerBackend:
@@ -157,7 +156,7 @@ def _positions(payload: bytes) -> Ints:
     while at < end:
         found.append(at)
         size = _SIZE.unpack_from(payload, at)[0] if at + 4 <= end else 0
-        if size < _MIN_RECORD:
+        if size < MIN_RECORD_SIZE:
             break  # refused by RecordFields, which names the place
         at += size
     return np.array(found, np.int64)

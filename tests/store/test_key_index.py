@@ -6,8 +6,8 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hastore.record.codec import java_hash_code
-from hastore.record.java_hash import KeyHasher, keys_of
+from hastore.record.java_hash import KeyHasher, java_hash_code
+from hastore.record.properties import keys_of
 from tests.store.derived import Derived, rebuilt
 from tests.store.logs import START_MS, MemoryLog, fill
 

@@ -13,7 +13,8 @@ from typing import Protocol
 from hastore.clock import Clock
 from hastore.config.model import StoreConfig
 from hastore.errors import Status, StoreError, StoreUncertainError
-from hastore.record.codec import (
+from hastore.record.host import Host
+from hastore.record.layout import (
     BLANK_SIZE,
     FLAG_BORN_IPV6,
     FLAG_PREPARED,
@@ -24,8 +25,8 @@ from hastore.record.codec import (
     STORE_AT,
     STORE_IPV4,
     STORE_IPV6,
+    store_at,
 )
-from hastore.record.host import Host
 from hastore.store.append.dedup_window import DedupWindow, Verdict
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import PutResult, UniformResults
@@ -158,7 +159,7 @@ class _Batch:
             return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
         with view as raw:
             size, _, _, queue_id, _, queue_offset, _, flags = PREFIX.unpack_from(raw)
-            at = STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
+            at = store_at(flags)
             stored_ms = int.from_bytes(raw[at : at + 8], signed=True)
         return PutResult(_OK, seen, seen + size, queue_id, queue_offset, stored_ms, True)
 

@@ -3,7 +3,6 @@
 Nothing is taken that recovery would refuse: the same layout and CRC checks, and lengths in bytes.
 """
 
-import struct
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -12,26 +11,32 @@ from zlib_ng.zlib_ng import crc32
 
 from hastore.config.model import StoreConfig
 from hastore.errors import MessageIllegalError, Status
-from hastore.record.codec import (
+from hastore.record.codec import Layout, layout_of
+from hastore.record.host import Host
+from hastore.record.layout import (
     BLANK_SIZE,
     CRC_MASK,
-    FLAG_BORN_IPV6,
+    FLAG_IPV6,
     FLAG_STORE_IPV6,
-    IPV6_EXTRA,
+    HEADER_SIZES,
+    MAX_PROPERTIES_BYTES,
     MIN_RECORD_SIZE,
-    STORE_AT,
-    Layout,
-    layout_of,
+    STORE_IPV4,
+    STORE_IPV6,
+    header_struct,
+    offset_of,
+    store_at,
 )
-from hastore.record.host import Host
 from hastore.record.producer import producer_of
-from hastore.record.properties import MAX_PROPERTIES_BYTES, check_topic
+from hastore.record.properties import check_topic
 from hastore.store.append.results import PutResult
 from hastore.store.append.uniform_batch import FLAGS_REFUSED, UniformBatch, read_uniform_batch
 
 _TOPICS_MAX = 8192  # cached
-_INT = struct.Struct(">i")
-_QUEUE_ID = struct.Struct(">12xi")
+_SIZE = header_struct("size")
+_QUEUE_ID = header_struct("queue_id")
+_SYS_FLAG_AT = offset_of("sys_flag")
+_SYS_FLAG = header_struct("sys_flag", start=_SYS_FLAG_AT)
 
 
 class Entry(NamedTuple):
@@ -139,8 +144,9 @@ def _is_well_formed(properties: bytes) -> bool:
 def _unreadable(payload: bytes, at: int) -> PutResult:
     """Say why the bytes at `at` are no record; too many properties have a status of their own."""
     try:
-        flags = int.from_bytes(payload[at + 36 : at + 40])
-        body_at = at + 88 + IPV6_EXTRA * ((flags >> 4 & 1) + (flags >> 5 & 1))
+        flag_at = at + _SYS_FLAG_AT
+        flags = int.from_bytes(payload[flag_at : flag_at + _SYS_FLAG.size])  # may be cut off
+        body_at = at + HEADER_SIZES[flags & FLAG_IPV6]
         topic_at = body_at + int.from_bytes(payload[body_at - 4 : body_at])
         wide = payload[at + 7] == 0xAB
         topic_size = int.from_bytes(payload[topic_at : topic_at + 1 + wide])
@@ -166,14 +172,14 @@ def _with_store_host(payload: bytes, ipv6: bool) -> bytes:
             break
         size, flags = layout[0], layout[3]
         record = bytearray(payload[at : at + size])
-        place = STORE_AT + 8 + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
+        place = store_at(flags)
         if ipv6 and not flags & FLAG_STORE_IPV6:
-            record[place : place + 8] = bytes(20)
+            record[place : place + STORE_IPV4.size] = bytes(STORE_IPV6.size)
         elif not ipv6 and flags & FLAG_STORE_IPV6:
-            record[place : place + 20] = bytes(8)
-        _INT.pack_into(record, 0, len(record))
+            record[place : place + STORE_IPV6.size] = bytes(STORE_IPV4.size)
+        _SIZE.pack_into(record, 0, len(record))
         flags = flags | FLAG_STORE_IPV6 if ipv6 else flags & ~FLAG_STORE_IPV6
-        _INT.pack_into(record, 36, flags)
+        _SYS_FLAG.pack_into(record, _SYS_FLAG_AT, flags)
         parts.append(bytes(record))
         at += size
     return b"".join(parts)

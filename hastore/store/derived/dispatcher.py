@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Protocol
 
+from hastore.record.layout import MIN_RECORD_SIZE
 from hastore.store.replay.scalar_walk import Dispatched, RecordWalker
 
 
@@ -90,4 +91,4 @@ def read_dispatched(commit_log: LogView, offset: int) -> Dispatched | None:
 
 def _first_size(view: memoryview) -> int:
     """Return the size that the first record states, at least what tells whether it is one."""
-    return max(int.from_bytes(view[:4]), 91)
+    return max(int.from_bytes(view[:4]), MIN_RECORD_SIZE)

@@ -7,18 +7,12 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from hastore.record.java_hash import KeyHasher, keys_of
+from hastore.record.java_hash import KeyHasher
+from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
 from hastore.record.producer import MAX_PID_BYTES, producer_of
+from hastore.record.properties import keys_of
 from hastore.store.derived.columns import KeyedRecords, ProducerRun, QueueRun, RecordColumns
-from hastore.store.replay.scalar_walk import (
-    FLAG_INNER_BATCH,
-    FLAG_PREPARED,
-    FLAG_ROLLBACK,
-    SCHEDULE_TOPIC,
-    Dispatched,
-    RecordWalker,
-    properties_at,
-)
+from hastore.store.replay.scalar_walk import SCHEDULE_TOPIC, Dispatched, RecordWalker, properties_at
 from hastore.store.replay.tail_layout import (
     Bytes,
     Layout,

@@ -11,13 +11,15 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.record.java_hash import KeyHasher, keys_of
+from hastore.record.java_hash import KeyHasher
+from hastore.record.layout import FLAG_ROLLBACK
+from hastore.record.properties import keys_of
 from hastore.store.derived.columns import RecordColumns
 from hastore.store.derived.dispatcher import LogView, read_dispatched
 from hastore.store.derived.index.index_file import IndexFile, IndexHeader, Plan
 from hastore.store.fs.filesystem import FileSystem
 from hastore.store.fs.sync_files import sync_files
-from hastore.store.replay.scalar_walk import FLAG_ROLLBACK, Dispatched
+from hastore.store.replay.scalar_walk import Dispatched
 
 _NAME_DIGITS = 17
 _NAME_FORM = "%Y%m%d%H%M%S%f"

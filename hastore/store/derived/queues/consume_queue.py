@@ -10,16 +10,12 @@ import struct
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
 from hastore.store.derived.columns import RecordColumns
 from hastore.store.derived.queues.batch_consume_queue import BatchConsumeQueue
 from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, FileCache, UnitFiles
 from hastore.store.fs.filesystem import FileSystem
-from hastore.store.replay.scalar_walk import (
-    FLAG_INNER_BATCH,
-    FLAG_PREPARED,
-    Dispatched,
-    inner_batch_of,
-)
+from hastore.store.replay.scalar_walk import Dispatched, inner_batch_of
 
 log = logging.getLogger(__name__)
 
