@@ -8,18 +8,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hastore.errors import NotStoredError
+from hastore.errors import NotStoredError, Status
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place, PositionMap
 from hastore.record.codec import Record, decode_record, layout_of, patch_for_store
 from hastore.record.host import Host
 from hastore.record.properties import find_property
-
-
-@dataclass
-class Status:
-    name: str
+from hastore.store.message_store import PullStatus
 
 
 @dataclass
@@ -36,7 +32,7 @@ class FakePut:
 
 @dataclass
 class FakePull:
-    status: Status
+    status: PullStatus
     next_queue_offset: int = 0
     min_queue_offset: int = 0
     max_queue_offset: int = 0
@@ -45,7 +41,7 @@ class FakePull:
     last_offset: int | None = None
 
 
-OK, ILLEGAL = Status("PUT_OK"), Status("MESSAGE_ILLEGAL")
+OK, ILLEGAL = Status.PUT_OK, Status.MESSAGE_ILLEGAL
 
 
 class FakeStore:
@@ -126,10 +122,10 @@ class FakeStore:
         with self.lock:
             units = self.queues.get((topic, queue_id))
             if units is None:
-                return FakePull(Status("NO_SUCH_QUEUE"), queue_offset)
+                return FakePull(PullStatus.NO_SUCH_QUEUE, queue_offset)
             readable = sum(1 for offset, size in units if offset + size <= limit_offset)
             if queue_offset > readable:
-                return FakePull(Status("OFFSET_TOO_LARGE"), readable, 0, readable)
+                return FakePull(PullStatus.OFFSET_TOO_LARGE, readable, 0, readable)
             chosen: list[bytes] = []
             size = 0
             for offset, length in units[queue_offset : min(readable, queue_offset + max_messages)]:
@@ -137,7 +133,7 @@ class FakeStore:
                     break
                 chosen.append(bytes(self.log[offset : offset + length]))
                 size += length
-            status = Status("FOUND" if chosen else "NO_NEW")
+            status = PullStatus.FOUND if chosen else PullStatus.NO_NEW
             following = queue_offset + len(chosen)
             last = units[following - 1][0] if chosen else None
             return FakePull(status, following, 0, readable, b"".join(chosen), len(chosen), last)

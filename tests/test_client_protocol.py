@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from hastore.client.connections.links import MAX_REPLY_BYTES
+from hastore.client.connections.transport import MAX_REPLY_BYTES
 from hastore.client.consumer.consumer import Consumer
 from hastore.config.model import ApiConfig
 from hastore.protocol import api, zmtp

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from hastore import Producer, aio
-from hastore.client.connections import names
+from hastore.client.connections import resolver
 from hastore.client.producer.send_core import SendCore
 from hastore.config.model import AckPoint
 from hastore.errors import ClientError, NodeFailedError, OutcomeUnknown
@@ -36,16 +36,16 @@ from hastore.server.roles.role_service import RoleService
 from hastore.service import Service
 from tests.client.conftest import Node as FakeNode
 from tests.ha.nodes import Group, peer, wait_for
-from tests.server.test_node import config_of
+from tests.server.kit import config_of
 from tests.test_style import MODULES, ROOT, module_name
 
 WAIT_S = 60.0
 # Threads that are no Service, and what their end means.
 BARE_THREADS = {
     "service",  # the base class
-    "client.producer.sender",  # settles all with its failure, and refuses later sends
+    "client.producer.io_driver",  # settles all with its failure, and refuses later sends
     "ha.hello.survey",  # a pool, whose callers get what its threads raise
-    "client.connections.names",  # answers whatever happens
+    "client.connections.resolver",  # answers whatever happens
     "cli.produce",  # a command's: printed by the interpreter, the command ends
     "demo.produce",  # the demonstration's own: its failure is raised where it is waited for
 }
@@ -125,8 +125,8 @@ def test_a_failing_thread_ends_the_node_with_its_reason(
 def test_a_failing_client_of_the_master_ends_the_node(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    break_with(monkeypatch, HAClient, "_follow_somebody")
-    break_with(monkeypatch, ClassicHAClient, "_still_there")
+    break_with(monkeypatch, HAClient, "_follow_once")
+    break_with(monkeypatch, ClassicHAClient, "_master_sends_same")
     heard: list[tuple[str, BaseException]] = []
     group = Group(tmp_path)
     node = group.start(1)
@@ -243,7 +243,7 @@ def test_a_failing_sender_settles_all_and_refuses_at_once(
         late = threading.Thread(target=wait_room)
         late.start()
         break_with(monkeypatch, SendCore, "sleep_s")
-        producer._sender.attend()
+        producer._driver.wake()
         for future in futures:
             failure = future.exception(WAIT_S)
             assert isinstance(failure, OutcomeUnknown) and "planted defect" in str(failure)
@@ -260,7 +260,7 @@ def test_a_failing_sender_settles_all_and_refuses_at_once(
 def test_a_sender_that_fails_before_it_found_a_master_says_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    break_with(monkeypatch, SendCore, "turn")
+    break_with(monkeypatch, SendCore, "run_once")
     with (
         Producer(["tcp://127.0.0.1:9"], delivery_timeout_s=600) as producer,
         pytest.raises(ClientError, match="planted defect"),
@@ -278,8 +278,8 @@ def test_a_failing_turn_of_the_loop_settles_all_and_refuses_at_once(
             sent = asyncio.ensure_future(producer.send("t", b"x", queue=0))
             while not node.backend.transfer.waiting:
                 await asyncio.sleep(0.005)
-            break_with(monkeypatch, SendCore, "turn")
-            producer._sender._links.wake()
+            break_with(monkeypatch, SendCore, "run_once")
+            producer._driver._transport.wake()
             done, _ = await asyncio.wait([sent], timeout=WAIT_S)
             assert done and "planted defect" in str(sent.exception())
             with pytest.raises(ClientError, match="planted defect.*make a new one"):
@@ -301,7 +301,7 @@ def test_a_name_is_answered_for_whatever_fails(monkeypatch: pytest.MonkeyPatch) 
         found.append(targets)
         answered.set()
 
-    names.look_up("somewhere", 1, take)
+    resolver.look_up("somewhere", 1, take)
     assert answered.wait(WAIT_S) and found == [[]]
 
 

@@ -21,6 +21,10 @@ MAX_COLUMNS = 100
 COMMON = ("errors", "clock", "heap", "service", "config.model", "config.checks", "config.values")
 _STORE_BASE = (*COMMON, "record", "store.fs")
 _HA_BASE = (*COMMON, "protocol", "ha.rules", "ha.node")
+_CLIENT_BASE = (
+    *(*COMMON, "protocol", "record"),
+    *("client.arguments", "client.lifecycle", "client.messages", "client.results"),
+)
 # Prefix of a module (the longest that fits counts) -> prefixes of hastore modules that it may
 # import.
 MAY_IMPORT = {
@@ -32,73 +36,95 @@ MAY_IMPORT = {
     "heap": (),
     "service": (),
     "config": ("config", "errors"),
+    "config.model": (),
+    "config.checks": ("config.model", "errors"),
+    "config.values": ("config.checks", "config.model"),
     "protocol": ("errors", "protocol"),
     "record": ("errors", "record"),
     "store": (*COMMON, "record", "store"),
     "store.fs": ("errors", "store.fs"),
     "store.state": ("errors", "store.fs", "store.state"),
     "store.log": (*_STORE_BASE, "store.state", "store.log"),
-    "store.derived": (*_STORE_BASE, "store.derived", "store.replay.scalar_walk"),
-    "store.append": (
-        *(*_STORE_BASE, "store.log", "store.derived", "store.append"),
-        "store.replay.scalar_walk",
-    ),
+    "store.derived": (*_STORE_BASE, "store.derived"),
+    "store.derived.contract": ("errors", "record"),
+    "store.derived.walk": ("errors", "record", "store.derived.contract", "store.derived.walk"),
+    "store.append": (*_STORE_BASE, "store.log", "store.derived", "store.append"),
     "store.replay": (*_STORE_BASE, "store.state", "store.derived", "store.replay"),
     # Another process may have the store: nothing of what writes.
-    "store.offline": (
-        *(*_STORE_BASE, "store.state", "store.derived", "store.offline"),
-        "store.replay.scalar_walk",
-    ),
-    "ha.rules": ("protocol", "ha.rules"),
+    "store.offline": (*_STORE_BASE, "store.state", "store.derived", "store.offline"),
+    "ha.rules": ("protocol.hello", "ha.rules"),
     # The store is behind replica_log; the node's own state file goes through the shim.
-    "ha.node": (*_HA_BASE, "store.fs"),
-    "ha.node.replica_log": (*_HA_BASE, "store"),
-    "ha.hello": (*_HA_BASE, "ha.hello", "ha.master.ha_connection"),
-    "ha.master": (*_HA_BASE, "ha.hello", "ha.master"),
-    "ha.slave": (*_HA_BASE, "ha.hello", "ha.slave"),
+    "ha.node": (*COMMON, "protocol", "ha.rules", "ha.node", "store.fs"),
+    "ha.node.replica_log": ("errors", "store.message_store"),
+    "ha.replica": (*_HA_BASE, "ha.replica"),
+    "ha.hello": (*_HA_BASE, "ha.replica.digests", "ha.hello"),
+    "ha.master": (*_HA_BASE, "ha.replica.digests", "ha.hello", "ha.master"),
+    "ha.slave": (*_HA_BASE, "ha.replica", "ha.hello", "ha.slave"),
     "ha.slave.crc_check": ("errors", "ha.node.replica_log", "record"),  # what a record looks like
-    "ha.promotion": (*_HA_BASE, "ha.hello", "ha.slave.receiving", "ha.promotion"),
-    "client": (*COMMON, "protocol", "client", "record"),
-    "client.connections": (
-        *(*COMMON, "protocol", "client.connections"),
-        *("client.arguments", "client.results"),
+    "ha.promotion": (
+        *(*_HA_BASE, "ha.replica", "ha.promotion"),
+        *("ha.hello.peer", "ha.hello.survey"),
     ),
+    "client": (*_CLIENT_BASE, "client.admin", "client.consumer", "client.producer"),  # the names
+    "client.arguments": ("clock", "errors"),
+    "client.lifecycle": ("errors",),
+    "client.messages": ("errors", "protocol.api", "record"),
+    "client.results": ("errors", "protocol.api", "record", "client.messages"),
+    "client.core": ("errors", "client.connections", "client.lifecycle"),
+    "client.admin": (*_CLIENT_BASE, "client.connections", "client.core"),
+    "client.connections": (*COMMON, "protocol", "client.arguments", "client.connections"),
+    "client.consumer": (*_CLIENT_BASE, "client.connections", "client.core", "client.consumer"),
+    "client.producer": (*_CLIENT_BASE, "client.connections", "client.producer"),
     "aio": (*COMMON, "aio", "client", "protocol.api"),
-    "server": (*COMMON, "config.file", "protocol", "record", "store", "ha", "server"),
+    "server": (
+        *(*COMMON, "config.file", "protocol", "record", "server"),
+        *("ha.master", "ha.node", "ha.replica.rewind", "ha.rules"),
+        *("store.fs", "store.message_store"),
+    ),
+    # The node is behind ApiBackend; of the store only what a put returns is known.
     "server.api": (
-        *(*COMMON, "protocol", "record", "server.api", "server.retention.position_records"),
-        *("ha.hello.peer", "ha.master.group_transfer", "ha.rules"),
-        *("store.append.results", "store.message_store"),
+        *(*COMMON, "protocol", "record", "server.api", "server.positions"),
+        *("ha.master.group_transfer", "ha.rules"),
+        "store.append.results",
+    ),
+    "server.positions": (
+        *(*COMMON, "protocol", "record", "server.positions", "store.message_store"),
     ),
     "server.roles": (*COMMON, "protocol", "ha", "store.fs", "server.roles"),
     "server.retention": (
-        *(*COMMON, "protocol", "record", "server.retention", "server.api.backend"),
-        *("ha.master.ha_service", "ha.node.member", "ha.rules"),
-        *("store.fs", "store.message_store"),
+        *(*COMMON, "protocol", "record", "server.retention", "server.positions"),
+        *("ha.master", "ha.node", "ha.rules", "store.fs", "store.message_store"),
     ),
     "server.http": (*COMMON, "server.http"),
     "spark": (*("errors", "clock", "client", "spark"), *("store.offline.reader", "record")),
     "cli": (
-        *(*COMMON, "config", "protocol", "record", "client", "demo", "cli", "server.node"),
-        *("store.fs", "store.offline", "store.state", "spark"),
+        *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),
+        *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
     ),
     "cli.peers": ("clock", "config.model", "errors", "protocol", "ha.hello.peer"),  # the HELLO
+    "cli.doctor": (
+        *("errors", "config", "cli", "protocol.hello"),
+        *("store.fs.filesystem", "store.offline.log_files", "store.state.limits"),
+    ),
+    # What `hastore demo` plays with, not the command: nothing of cli.
     "demo": (
-        *(*COMMON, "record", "client", "demo", "cli.common"),
-        *("store.offline.reader", "spark"),
+        *("errors", "config.model", "config.values", "record.codec", "demo"),
+        *("client.producer.producer", "client.results", "store.offline.reader"),
+        *("spark.java_runtime", "spark.session"),
     ),
 }
 # Pure modules compute; they are told the time and handed the bytes. (`os.path` names are not
 # files.)
 PURE = (
     *("protocol", "record", "config.checks", "config.values"),
-    *("ha.rules", "ha.node.rewind"),
+    *("ha.rules", "ha.replica.rewind"),
+    *("store.derived.contract", "store.derived.walk"),
 )
 IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subprocess", "mmap"}
 FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 # Only these import the big libraries, so that the core works without the extras.
 ONLY_SPARK = {"pyspark", "pyarrow"}
-ONLY_ZMQ = ("client.connections.zmq_links", "client.connections.monitor_event")
+ONLY_ZMQ = ("client.connections.zmq_transport",)
 # Where a file may be opened besides the shim: the configuration is the operator's file, not the
 # store's; the command line and the Spark side read and write what the operator names.
 FILE_ACCESS = ("store.fs.filesystem", "config.file", "cli", "demo", "spark")

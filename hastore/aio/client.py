@@ -10,7 +10,7 @@ import asyncio
 
 from hastore.client.connections.requester import ClosedMeanwhile, Requester, Result, Steps
 from hastore.client.core import Core
-from hastore.client.life import AsyncClosable, Life
+from hastore.client.lifecycle import AsyncClosable, Lifecycle
 from hastore.errors import HastoreError
 
 
@@ -20,31 +20,31 @@ class AsyncClient(AsyncClosable):
     def __init__(self, core: Core, what: str) -> None:
         self._turns = asyncio.Lock()
         self._requester = core.requester
-        self._life = Life(what, core.requester.abandon)
-        self._life.watch(self, core.requester.drop)
+        self._lifecycle = Lifecycle(what, core.requester.abandon)
+        self._lifecycle.watch(self, core.requester.drop)
 
     async def close(self) -> None:
         """Close the connections; a call under way in another task ends at once."""
-        self._life.close()
-        if self._life.forked:
+        self._lifecycle.close()
+        if self._lifecycle.forked:
             return
         self._requester.closing = True
-        self._requester.links.wake()
+        self._requester.transport.wake()
         async with self._turns:
             self._requester.close()
 
     async def _run(self, core: Core, steps: Steps[Result]) -> Result:
         """Take a core's steps; ClientError when the client is closed, or forked."""
-        self._life.check()
+        self._lifecycle.check()
         await asyncio.sleep(0)  # so that whoever calls in a loop can be cancelled, and others run
         async with self._turns:
-            self._life.check()
+            self._lifecycle.check()
             try:
-                core.enter()
+                core.begin_call()
                 result = await _drive(self._requester, steps)
-                core.leave()
+                core.end_call()
             except (HastoreError, asyncio.CancelledError):  # between two steps: both are whole
-                core.leave()
+                core.end_call()
                 raise
             finally:
                 if self._requester.closing:
@@ -54,19 +54,19 @@ class AsyncClient(AsyncClosable):
 
 async def _drive(requester: Requester, steps: Steps[Result]) -> Result:
     """Take steps to their end; see Requester.run."""
-    links = requester.links
+    transport = requester.transport
     loop = asyncio.get_running_loop()
     sleeper = _Sleeper(loop)
-    descriptor = links.fileno()
+    descriptor = transport.fileno()
     try:
         wait_s = next(steps)
         loop.add_reader(descriptor, sleeper.wake)
         while not requester.closing:
             arrivals = requester.collect()
             if not arrivals and wait_s > 0.0:
-                due_s = links.due_s()
+                due_s = transport.due_s()
                 await sleeper.sleep(wait_s if due_s < 0.0 else min(wait_s, due_s))
-                links.sleep(0.0)  # takes back a wake-up
+                transport.sleep(0.0)  # takes back a wake-up
                 arrivals = requester.collect()
             wait_s = steps.send(arrivals)
         steps.throw(ClosedMeanwhile("the client was closed"))

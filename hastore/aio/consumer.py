@@ -16,7 +16,7 @@ from hastore.client.consumer.consumer_core import (
     Start,
     make_reading,
 )
-from hastore.client.core import named
+from hastore.client.lifecycle import describe
 from hastore.client.results import Message, Position
 from hastore.clock import SYSTEM_CLOCK, Clock
 
@@ -58,11 +58,11 @@ class Consumer(AsyncClient):
         )
         addresses = parse_bootstrap(bootstrap)
         self._core = ConsumerCore(Requester(addresses, clock), clock, reading)
-        super().__init__(self._core, named("aio.Consumer", addresses, reading.topic))
+        super().__init__(self._core, describe("aio.Consumer", addresses, reading.topic))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield messages as they come, until the consumer is closed; see hastore.Consumer."""
-        core, life = self._core, self._life
+        core, life = self._core, self._lifecycle
         while not life.closed:
             queue = await self._call(core.ready(POLL_S))
             while queue is not None and not life.closed:
@@ -71,7 +71,7 @@ class Consumer(AsyncClient):
                     break
                 message = ready[at]
                 # No call from here to the yield, so no signal's exception comes between.
-                queue.taken, queue.stand = at + 1, message
+                queue.taken, queue.current = at + 1, message
                 yield message
 
     @property
@@ -93,7 +93,7 @@ class Consumer(AsyncClient):
         """Return what is there; waits up to `timeout_s` for the first."""
         fetcher = self._core.fetcher
         taken = await self._call(self._core.poll(max_messages, timeout_s))
-        fetcher.moved = None  # the last act: what is interrupted before has taken nothing
+        fetcher.undo = None  # the last act: what is interrupted before has taken nothing
         return taken
 
     async def positions(self) -> dict[int, Position]:
@@ -107,17 +107,17 @@ class Consumer(AsyncClient):
     async def seek(self, queue: int, position: int | Position) -> None:
         """Go on from a queue offset, or from a Position that was kept."""
         await self._call(self._core.seek(queue, position))
-        self._core.fetcher.moved = None
+        self._core.fetcher.undo = None
 
     async def seek_to_earliest(self) -> None:
         """Go on from the first message kept, in every queue."""
         await self._call(self._core.seek_to_ends(0))
-        self._core.fetcher.moved = None
+        self._core.fetcher.undo = None
 
     async def seek_to_latest(self) -> None:
         """Go on behind the last readable message, in every queue."""
         await self._call(self._core.seek_to_ends(1))
-        self._core.fetcher.moved = None
+        self._core.fetcher.undo = None
 
     async def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> None:
         """Go on from the first message stored at or after a time, in every queue.
@@ -125,7 +125,7 @@ class Consumer(AsyncClient):
         An int of ms since 1970 (UTC), or a datetime with a time zone; UsageError for a naive one.
         """
         await self._call(self._core.seek_to_time(timestamp_ms))
-        self._core.fetcher.moved = None
+        self._core.fetcher.undo = None
 
     async def commit(self) -> None:
         """Keep the reader's positions under the group's name.

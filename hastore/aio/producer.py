@@ -9,26 +9,23 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 
-from hastore.aio.sending import LINGER_S, LoopSender
-from hastore.client.arguments import a_clock, waiting_time
+from hastore.aio.loop_driver import LINGER_S, LoopDriver
+from hastore.client.arguments import check_clock, waiting_limit
 from hastore.client.connections.addresses import parse_bootstrap
-from hastore.client.core import named
-from hastore.client.life import AsyncClosable, Life
-from hastore.client.producer.preparing import (
-    BATCH_BYTES,
+from hastore.client.lifecycle import AsyncClosable, Lifecycle, describe
+from hastore.client.producer.options import BATCH_BYTES, Acks, make_options
+from hastore.client.producer.preparer import (
     NO_PROPERTIES,
-    Acks,
     OutgoingMessage,
     Preparer,
     Properties,
-    make_options,
 )
 from hastore.client.results import SendResult
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UsageError
 from hastore.protocol.api import WINDOW
 
-_LOOK_S = 0.01  # between looks at what the kernel has not taken
+_POLL_S = 0.01  # between looks at what the kernel has not taken
 
 
 class Producer(AsyncClosable):
@@ -57,13 +54,13 @@ class Producer(AsyncClosable):
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
         )
         addresses = parse_bootstrap(bootstrap)
-        a_clock("clock", clock)
+        check_clock("clock", clock)
         self._loop = _running_loop()
         self._timeout_s = options.delivery_timeout_ms / 1000.0
         self._preparer = Preparer(addresses[0], options)
-        self._sender = LoopSender(addresses, options, self._preparer, self._loop, clock)
-        self._life = Life(named("asyncio Producer", addresses), self._sender.abandon)
-        self._life.watch(self, self._sender.leave)
+        self._driver = LoopDriver(addresses, options, self._preparer, self._loop, clock)
+        self._lifecycle = Lifecycle(describe("asyncio Producer", addresses), self._driver.abandon)
+        self._lifecycle.watch(self, self._driver.detach)
 
     @property
     def producer_id(self) -> str:
@@ -73,12 +70,12 @@ class Producer(AsyncClosable):
     @property
     def epoch(self) -> int:
         """The greatest epoch met in a writable node; 0 before the first."""
-        return self._sender.core.cluster.epoch
+        return self._driver.core.cluster.epoch
 
     @property
     def master(self) -> str | None:
         """The address of the master, None while it is being looked for."""
-        return self._sender.core.cluster.master
+        return self._driver.core.cluster.master
 
     async def send(
         self,
@@ -96,7 +93,7 @@ class Producer(AsyncClosable):
         """
         self._check()
         draft = self._preparer.draft(topic, body, key, tags, properties, queue)
-        result: SendResult = await self._sender.send(topic, [draft], is_batch=False)
+        result: SendResult = await self._driver.send(topic, [draft], is_batch=False)
         return result
 
     async def send_batch(
@@ -112,7 +109,7 @@ class Producer(AsyncClosable):
         """
         self._check()
         pieces = self._preparer.batches(topic, messages, queue)
-        parts = [self._sender.send(topic, drafts, is_batch=True) for drafts in pieces]
+        parts = [self._driver.send(topic, drafts, is_batch=True) for drafts in pieces]
         found: list[SendResult] = []
         for part in await asyncio.gather(*parts, return_exceptions=True):
             if isinstance(part, BaseException):
@@ -123,8 +120,7 @@ class Producer(AsyncClosable):
     async def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was sent so far is settled; False when the time is up first."""
         self._check()
-        limit_s = None if timeout_s is None else waiting_time("timeout_s", timeout_s)
-        return await self._flush(limit_s)
+        return await self._flush(waiting_limit("timeout_s", timeout_s))
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Settle what is under way, within the delivery timeout or `timeout_s`, and end.
@@ -132,24 +128,24 @@ class Producer(AsyncClosable):
         Cancelled, it ends at once. What is not settled then ends with the last status heard, or as
         OutcomeUnknown. In a forked child nothing happens.
         """
-        if self._life.forked:
+        if self._lifecycle.forked:
             return
         self._check_loop()
-        limit_s = self._timeout_s + 1.0
-        if timeout_s is not None:
-            limit_s = waiting_time("timeout_s", timeout_s)
-        self._life.close()
+        limit_s = waiting_limit("timeout_s", timeout_s)
+        if limit_s is None:
+            limit_s = self._timeout_s + 1.0
+        self._lifecycle.close()
         try:
-            if not self._sender.ended:
+            if not self._driver.ended:
                 await self._flush(limit_s)
                 until = self._loop.time() + LINGER_S
-                while self._sender.unsent_bytes and self._loop.time() < until:
-                    await asyncio.sleep(_LOOK_S)  # here, not in `end`, where the loop would stand
+                while self._driver.unsent_bytes and self._loop.time() < until:
+                    await asyncio.sleep(_POLL_S)  # here, not in `end`, where the loop would stand
         finally:
-            self._sender.end(0.0 if self._sender.unsent_bytes else LINGER_S)
+            self._driver.end(0.0 if self._driver.unsent_bytes else LINGER_S)
 
     async def _flush(self, timeout_s: float | None) -> bool:
-        waiter = self._sender.flush()
+        waiter = self._driver.flush()
         try:
             done, _ = await asyncio.wait((waiter,), timeout=timeout_s)
             return bool(done)
@@ -157,7 +153,7 @@ class Producer(AsyncClosable):
             waiter.cancel()
 
     def _check(self) -> None:
-        self._life.check()
+        self._lifecycle.check()
         self._check_loop()
 
     def _check_loop(self) -> None:

@@ -173,16 +173,6 @@ def program(name: str) -> str:
     return module if name == "hastore" else f"{module} serve"
 
 
-def human_size(size: int) -> str:
-    """Return a number of bytes as people read it: `512 B`, `64 KiB`, `1.5 GiB`."""
-    value, unit = float(size), "B"
-    for larger in ("KiB", "MiB", "GiB", "TiB"):
-        if value < 1024:
-            break
-        value, unit = value / 1024, larger
-    return f"{value:.1f}".removesuffix(".0") + f" {unit}"
-
-
 def put_json(value: Mapping[str, Any]) -> None:
     """Print one object as a line of JSON on stdout."""
     sys.stdout.write(json.dumps(value) + "\n")

@@ -15,7 +15,6 @@ from hastore.cli.asking import ask_status
 from hastore.cli.common import (
     DONE,
     FAILED,
-    human_size,
     put_json,
     tell,
     with_config,
@@ -27,6 +26,7 @@ from hastore.cli.which_file import other_file, pending_texts
 from hastore.config.checks import parse_address
 from hastore.config.file import load_config
 from hastore.config.model import Config
+from hastore.config.values import human_size
 from hastore.errors import AuthenticationError, ClassicPeerError, HastoreError, StoreError
 from hastore.protocol.hello import Refused
 from hastore.store.fs.filesystem import REAL

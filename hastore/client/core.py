@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 
 from hastore.client.connections.requester import Requester, Result, Steps
-from hastore.client.life import Closable, Life
+from hastore.client.lifecycle import Closable, Lifecycle
 from hastore.errors import ClientError, HastoreError
 
 
@@ -23,22 +23,23 @@ class Core:
 
     def __init__(self, requester: Requester) -> None:
         self.requester = requester
-        self._inside = False
+        self._in_call = False
 
-    def enter(self) -> None:
+    def begin_call(self) -> None:
         """Begin a call; mends first what one that was cut off has left."""
-        if self._inside:
-            self.mend()
-        self._inside = True
+        if self._in_call:
+            self.recover()
+        self._in_call = True
 
-    def leave(self) -> None:
+    def end_call(self) -> None:
         """End a call that left nothing half done."""
-        self._inside = False
+        self._in_call = False
 
-    def mend(self) -> None:
+    def recover(self) -> None:
         """Drop what was under way. Answers to earlier requests are known by their numbers."""
         requester = self.requester
-        requester.links.open(requester.cluster.addresses)  # one may have been cut off in between
+        # `open` may have been interrupted between two addresses.
+        requester.transport.open(requester.cluster.addresses)
 
 
 class Blocking(Closable):
@@ -46,45 +47,40 @@ class Blocking(Closable):
 
     def __init__(self, core: Core, what: str) -> None:
         self._lock = threading.RLock()  # a signal's handler may close in the middle of a call
-        self._inside = False  # a call is under way; used by the thread that has the lock
+        self._in_call = False  # a call is under way; used by the thread that has the lock
         self._requester = core.requester
-        self._life = Life(what, core.requester.abandon)
-        self._life.watch(self, core.requester.drop)
+        self._lifecycle = Lifecycle(what, core.requester.abandon)
+        self._lifecycle.watch(self, core.requester.drop)
 
     def close(self) -> None:
         """Close the connections; a call under way in another thread ends at once."""
-        self._life.close()
-        if self._life.forked:
+        self._lifecycle.close()
+        if self._lifecycle.forked:
             return
         self._requester.closing = True
-        self._requester.links.wake()
+        self._requester.transport.wake()
         with self._lock:
-            if not self._inside:  # else the call, below this signal's handler, closes as it ends
+            if not self._in_call:  # else the call, below this signal's handler, closes as it ends
                 self._requester.close()
 
     def _run(self, core: Core, steps: Steps[Result]) -> Result:
         """Take a core's steps; ClientError when the client is closed, or forked."""
-        self._life.check()
+        self._lifecycle.check()
         with self._lock:
-            if self._inside:
-                raise ClientError(f"{self._life.what} cannot be used by a signal's handler in "
+            if self._in_call:
+                raise ClientError(f"{self._lifecycle.what} cannot be used by a signal's handler in "
                                   "the middle of a call, but for `close`")  # fmt: skip
             try:
-                self._inside = True
-                self._life.check()
-                core.enter()
+                self._in_call = True
+                self._lifecycle.check()
+                core.begin_call()
                 result = self._requester.run(steps)
-                core.leave()
+                core.end_call()
             except HastoreError:  # raised by the steps, which are whole then
-                core.leave()
+                core.end_call()
                 raise
             finally:
-                self._inside = False
+                self._in_call = False
                 if self._requester.closing:
                     self._requester.close()
         return result
-
-
-def named(kind: str, addresses: tuple[str, ...], topic: str = "") -> str:
-    """Return how a client is called in errors: "Consumer of orders at tcp://HOST:PORT"."""
-    return f"{kind} {f'of {topic} ' if topic else ''}at {','.join(addresses)}"

@@ -7,8 +7,8 @@ import shutil
 from collections.abc import Iterator
 from importlib.metadata import version
 
-from hastore.cli.common import human_size
 from hastore.config.model import MIB
+from hastore.config.values import human_size
 from hastore.demo.data import find_flights
 from hastore.demo.nodes import free_ports
 from hastore.errors import HastoreError, UsageError

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable, Mapping
 
 from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.config.checks import parse_address
 from hastore.config.file import config_error, parse_config
 from hastore.config.model import Config
 from hastore.errors import (
@@ -22,12 +23,11 @@ from hastore.errors import (
     StoreMovedError,
     UsageError,
 )
-from hastore.ha.hello.peer import split_address
 from hastore.ha.master.group_transfer import GroupTransferService
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
-from hastore.ha.node.rewind import finish_cut
+from hastore.ha.replica.rewind import finish_cut
 from hastore.ha.rules.epochs import CLASSIC_EPOCH
 from hastore.record.host import Host
 from hastore.server.api.server import ApiServer
@@ -36,7 +36,7 @@ from hastore.server.http.metrics import render_metrics
 from hastore.server.node_backend import NodeBackend
 from hastore.server.retention.kept_positions import KeptPositions
 from hastore.server.retention.retention_service import RetentionService
-from hastore.server.roles.once import Once
+from hastore.server.roles.one_shot_flags import OneShotFlags
 from hastore.server.roles.role_service import RoleService
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.message_store import MessageStore
@@ -88,8 +88,8 @@ class Node:
             always_flush=self.member.counts_flushed,
         )
         self.ha = HAService(self.member, self.transfer)
-        once = Once(fs, root, clock)
-        self.roles = RoleService(self.member, self.ha, once, read_config)
+        one_shot = OneShotFlags(fs, root, clock)
+        self.roles = RoleService(self.member, self.ha, one_shot, read_config)
         self.backend = NodeBackend(self.member, self.store, self.ha, self.transfer, self.roles)
         self.api = ApiServer(
             own.api, self.backend, config.api, clock=clock, on_failure=self._on_failure
@@ -380,8 +380,10 @@ def _announce(node: Node, ending: threading.Event) -> None:
 
 def _store_host(api: str) -> Host:
     """Return the address that goes into stored records; a host name is resolved."""
-    host, port = split_address(api.removeprefix("tcp://"))
-    resolved = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)[0][4][0]
+    endpoint = parse_address(api.removeprefix("tcp://"))
+    assert endpoint is not None, "the configuration was checked"
+    host, port = endpoint
+    resolved = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][4][0]
     return Host.parse(f"[{resolved}]:{port}" if ":" in str(resolved) else f"{resolved}:{port}")
 
 

@@ -14,9 +14,8 @@ from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place
 from hastore.server.retention.kept_positions import KeptPositions
 from hastore.server.retention.retention_service import RetentionService
-from hastore.server.roles.modes import Mode
 from hastore.server.roles.pending_changes import pending_changes
-from hastore.server.roles.role_service import RoleService
+from hastore.server.roles.role_service import Mode, RoleService
 from hastore.store.message_store import MessageStore, PutResult
 
 NOT_WRITABLE = Status.SERVICE_NOT_AVAILABLE

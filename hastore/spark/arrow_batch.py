@@ -1,4 +1,4 @@
-"""Build Arrow RecordBatches by columns from records as they lie in the log or in a reply."""
+"""Build Arrow RecordBatches, column by column, from raw records of the log or of a pull's reply."""
 
 import zlib
 from collections.abc import Iterator
@@ -16,9 +16,9 @@ from hastore.spark.property_scan import PropertyScan
 from hastore.spark.record_fields import Ints, RecordFields
 from hastore.spark.schema import TIMESTAMP_TYPE_LOG_APPEND, Column, Projection
 
-ROWS_PER_BATCH = 2_000  # of 1 KiB; this did best
-BYTES_PER_BATCH = 8 * 1024 * 1024  # of records; a single larger one goes alone
-MAX_BODY_BYTES = 64 * 1024 * 1024  # decompressed; a bomb ends there
+ROWS_PER_BATCH = 2_000  # the fastest size measured, with records of 1 KiB
+BYTES_PER_BATCH = 8 * 1024 * 1024  # of records; a larger record is a batch of its own
+MAX_BODY_BYTES = 64 * 1024 * 1024  # decompressed; the limit stops decompression bombs
 _INT32_MAX = 2**31 - 1
 _COMPRESSED = 0x1
 _COMPRESSION_SHIFT = 8
@@ -28,7 +28,7 @@ _CODECS = {1: "lz4", 2: "zstd"}
 
 @dataclass(frozen=True)
 class QueueRows:
-    """Where records stand by the index; a record may stand in more queues than it says."""
+    """The place of records in a queue, by its consume queue; their headers may name another."""
 
     topic: str
     partition: int
@@ -38,8 +38,8 @@ class QueueRows:
 class BatchBuilder:
     """Turn records into RecordBatches of one projection.
 
-    With `check_crcs` a body that is handed out is one whose CRC is right; else damage within bodies
-    goes unseen. What a batch does not hand out is not checked.
+    With `check_crcs` the CRC of every body is checked, if the projection has the column `value` or
+    `record`. Otherwise damage within bodies goes unnoticed.
     """
 
     def __init__(self, projection: Projection, *, check_crcs: bool = True) -> None:
@@ -53,8 +53,8 @@ class BatchBuilder:
     ) -> pa.RecordBatch:
         """Return one batch of the records at `positions`, ordered.
 
-        `base` is the physical offset of `data[0]` or None; `queue` says where the records stand,
-        without it they say so themselves. Raises CorruptRecordError.
+        `base` is the physical offset of `data[0]`, or None if unknown. Topic, partition and offset
+        come from `queue`, or from the records themselves if it is None. Raises CorruptRecordError.
         """
         fields = RecordFields(data, positions, base)
         if self._check_crcs:
@@ -70,7 +70,8 @@ class BatchBuilder:
 def cut_batches(positions: Ints, sizes: Ints) -> Iterator[slice]:
     """Cut ordered records into batches.
 
-    Each has at most ROWS_PER_BATCH rows and BYTES_PER_BATCH bytes, and spans less than 2 GiB.
+    Each batch has at most ROWS_PER_BATCH rows and BYTES_PER_BATCH bytes (or one larger record), and
+    spans less than 2 GiB.
     """
     ends = np.cumsum(sizes)
     start = 0
@@ -85,7 +86,7 @@ def cut_batches(positions: Ints, sizes: Ints) -> Iterator[slice]:
 
 
 class _Batch:
-    """The columns of one batch, made when asked for."""
+    """Makes the columns of one batch on request."""
 
     def __init__(self, data: memoryview, fields: RecordFields, queue: QueueRows | None) -> None:
         self._data = data
@@ -219,7 +220,7 @@ def _timestamps(milliseconds: Ints, kind: pa.DataType) -> pa.Array:
 def decompress(body: bytes, sys_flag: int, physical_offset: int) -> bytes:
     """Undo the compression that sysFlag names.
 
-    Raises CorruptRecordError for a bad body, or one beyond MAX_BODY_BYTES.
+    Raises CorruptRecordError for a body that does not decompress, or is larger than MAX_BODY_BYTES.
     """
     codec = _CODECS.get(sys_flag >> _COMPRESSION_SHIFT & _COMPRESSION_MASK)
     try:

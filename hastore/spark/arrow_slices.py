@@ -1,8 +1,8 @@
 """Copy many slices of one buffer into an Arrow array by one call in C++.
 
-An array is laid over the buffer whose elements alternate between a slice and the gap behind it;
-`take` of every second element copies the slices, at 6 to 18 million a second. Spark takes no views,
-so one copy is needed.
+The slices and the gaps between them become the elements of an array over the buffer, without a
+copy. `take` of every second element then copies the slices, 6 to 18 million a second. The copy is
+needed: Spark does not accept views.
 """
 
 import numpy as np
@@ -19,9 +19,9 @@ def slice_values(
 ) -> pa.Array:
     """Return `data[start:end]` for each pair as an array of `kind` (binary or string).
 
-    With `rows`, element i is pair `rows[i]`, or null where that is negative. The pairs must be
-    ordered and not overlap, and span less than 2 GiB. Bytes that are no UTF-8 become U+FFFD in
-    strings.
+    With `rows`, element i is pair `rows[i]`, or null if `rows[i]` is negative. The pairs must be in
+    order, must not overlap (CorruptRecordError) and must span less than 2 GiB (ValueError). In
+    strings, bytes that are not UTF-8 become U+FFFD.
     """
     count = len(starts)
     if count == 0:
@@ -46,7 +46,7 @@ def slice_values(
 
 
 def _as_utf8(array: pa.Array) -> pa.Array:
-    """Return the strings, with what is no UTF-8 replaced; Spark would trust it unread."""
+    """Replace bytes that are not UTF-8 by U+FFFD; Spark would use them unchecked."""
     try:
         array.validate(full=True)
     except pa.ArrowInvalid:

@@ -1,4 +1,4 @@
-"""The door between the data source and what it reads from: a store's directory or running nodes."""
+"""The interface between the data source and the places that it reads: a directory or nodes."""
 
 from collections.abc import Iterator
 from types import TracebackType
@@ -12,13 +12,13 @@ from hastore.spark.partitions import LogRange, QueueRange
 
 
 class Backend(Protocol):
-    """Tell what is there and read it.
+    """List queues and read ranges of them.
 
-    Used by one thread, opened and closed within one driver call or one task.
+    One thread uses a backend. It is opened and closed within one driver call or one task.
     """
 
     def __enter__(self) -> Self:
-        """Open files or sockets: here and not before, for workers are forked and reused."""
+        """Open files or sockets. Not earlier, because Spark forks and reuses its workers."""
         ...
 
     def __exit__(
@@ -27,17 +27,17 @@ class Backend(Protocol):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Close them."""
+        """Close what `__enter__` opened."""
         ...
 
     where: str  # the path or the addresses, for error texts
 
     def limit_offset(self) -> int | None:
-        """Return where in the log reading ends now, for the tasks; None where nodes know that."""
+        """Return the physical offset at which the tasks stop reading; None over nodes."""
         ...
 
     def available(self) -> dict[TopicPartition, OffsetRange]:
-        """Return every queue with the offsets that can be read now, up to the readable offset."""
+        """Return every queue with its readable range of offsets at this moment."""
         ...
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
@@ -47,8 +47,8 @@ class Backend(Protocol):
     def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a range, in order.
 
-        Raises PositionLostError when some are gone and `failOnDataLoss` holds, else leaves those
-        out; CorruptRecordError for bytes that are no record.
+        Messages that are gone raise PositionLostError if `failOnDataLoss` is set, and are left out
+        otherwise. Raises CorruptRecordError for bytes that are no record.
         """
         ...
 

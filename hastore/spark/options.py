@@ -1,8 +1,7 @@
-"""The options of the data source: Kafka's names, defaults, precedence and refusals.
+"""The options of the data source, with the names, defaults, precedence and errors of Kafka's.
 
-Spark hands the names over in lower case; here they get their spelling back. A name that the source
-does not know is refused, with the nearest one that it knows: an option dropped in silence would
-change what a query reads.
+Spark passes the names in lower case; this module restores their spelling. An unknown name is
+refused with the nearest known one: silently ignoring an option would change what a query reads.
 """
 
 import difflib
@@ -53,9 +52,9 @@ _KNOWN = (
     "checkCrcs",
     *_STREAM_ONLY,
 )
-_OF_TABLES = "provider"  # set by Spark itself when it makes a table
+_OF_TABLES = "provider"  # Spark sets it when it creates a table
 _NO_TABLES = (
-    "Spark does not hand a table's options to a source in Python; use CREATE TEMPORARY VIEW name "
+    "Spark does not pass a table's options to a Python data source; use CREATE TEMPORARY VIEW name "
     "USING hastore OPTIONS (...)"
 )
 _BY_LOWER_NAME = {name.lower(): name for name in _KNOWN}
@@ -105,9 +104,9 @@ Strategy = Subscribe | SubscribePattern | Assign
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The options of a batch read, checked.
+    """The checked options of a batch read.
 
-    Exactly one of `path` and `bootstrap` is set; `strategy` unless mode is LOG.
+    Exactly one of `path` and `bootstrap` is set. `strategy` is None if and only if mode is LOG.
     """
 
     path: str | None
@@ -152,7 +151,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
 
 def _spell(raw: Mapping[str, str]) -> dict[str, str]:
     if any(given.lower() == _OF_TABLES for given in raw):
-        raise UsageError(f"format 'hastore' has no tables: {_NO_TABLES}")
+        raise UsageError(f"format 'hastore' does not support tables: {_NO_TABLES}")
     options = {}
     for given, value in raw.items():
         lower = given.lower()
@@ -166,7 +165,7 @@ def _spell(raw: Mapping[str, str]) -> dict[str, str]:
 def _unknown(given: str) -> str:
     lower = given.lower()
     if lower == "kafka.bootstrap.servers":
-        return f"option {given!r} is Kafka's; name the nodes of hastore by {BOOTSTRAP!r}"
+        return f"option {given!r} is Kafka's; use {BOOTSTRAP!r} for the addresses of hastore nodes"
     if lower.startswith("kafka.") or lower in _KAFKA_ONLY:
         return f"option {given!r} has no meaning for format 'hastore'; remove it"
     if lower == "paths":
@@ -175,7 +174,7 @@ def _unknown(given: str) -> str:
     if near:
         name = _BY_LOWER_NAME[near[0]]
         return f"unknown option {given!r} for format 'hastore'; did you mean {name!r}?"
-    return f"unknown option {given!r} for format 'hastore'; it knows: " + ", ".join(_KNOWN)
+    return f"unknown option {given!r} for format 'hastore'; known options: " + ", ".join(_KNOWN)
 
 
 def _parse_mode(options: Mapping[str, str]) -> Mode:
@@ -190,7 +189,7 @@ def _check_log_mode(options: Mapping[str, str]) -> None:
     refused = sorted(name for name in options if name in _QUEUE_OPTIONS)
     if refused:
         raise UsageError(
-            f"option {refused[0]!r} has no meaning in mode=log, which gives every record of the "
+            f"option {refused[0]!r} has no meaning in mode=log, which reads every record of the "
             "log; remove it"
         )
     if PATH not in options:
@@ -211,7 +210,7 @@ def _parse_where(options: Mapping[str, str]) -> tuple[str | None, tuple[str, ...
             raise UsageError("option 'path' is empty; name a store's directory")
         if "\0" in path:
             raise UsageError("option 'path' holds a NUL character")
-        # As URI or as Hadoop writes one: file:/a is file:///a, and nothing in it is escaped.
+        # A URI, or Hadoop's form of one: file:/a is file:///a. Neither has escapes.
         return re.sub(r"^file:(//(localhost)?)?(?=/(?!/))", "", path, flags=re.IGNORECASE), ()
     servers = tuple(s.strip() for s in options[BOOTSTRAP].split(",") if s.strip())
     if not servers:
@@ -253,7 +252,9 @@ def _parse_strategy(options: Mapping[str, str]) -> Strategy:
     try:
         re.compile(pattern)
     except re.error as error:
-        raise UsageError(f"option 'subscribePattern' is no regular expression: {error}") from error
+        raise UsageError(
+            f"option 'subscribePattern' is not a regular expression: {error}"
+        ) from error
     return SubscribePattern(pattern)
 
 
@@ -286,9 +287,9 @@ def _parse_limits(options: Mapping[str, str]) -> Limits:
 
 
 def _parse_limit(options: Mapping[str, str], which: str, default: Bound) -> OffsetLimit:
-    """Read one end.
+    """Parse one end of the read.
 
-    A global timestamp goes before timestamps by partition, and these before offsets.
+    A global timestamp takes precedence over timestamps by partition, and these over offsets.
     """
     if (name := f"{which}Timestamp") in options:
         text = options[name].strip()

@@ -1,4 +1,4 @@
-"""How a read is cut into Spark tasks: Kafka's rules for queues, bytes for ranges of the log."""
+"""Cut a read into Spark tasks: queues by the rules of Spark's Kafka source, the log by bytes."""
 
 import math
 from collections.abc import Iterable
@@ -8,16 +8,15 @@ from pyspark.sql.datasource import InputPartition
 
 from hastore.spark.offsets import OffsetRange, TopicPartition
 
-LOG_RANGE_BYTES = (
-    128 * 1024 * 1024
-)  # of one task in mode=log, unless minPartitions asks for more tasks
+LOG_RANGE_BYTES = 128 * 1024 * 1024  # most bytes of a task in mode=log
 
 
 @dataclass(frozen=True)
 class QueueRange(InputPartition):
-    """The offsets `[start, end)` of one queue: what one task reads.
+    """The range of one task: the offsets `[start, end)` of one queue.
 
-    `limit` is where in the log reading ended when the query was planned, None over nodes.
+    `limit` is the readable end of the log, a physical offset, when the query was planned. It is
+    None over nodes.
     """
 
     topic: str
@@ -34,9 +33,10 @@ class QueueRange(InputPartition):
 
 @dataclass(frozen=True)
 class LogRange(InputPartition):
-    """The records that begin in the bytes `[start, end)` of the commit log: what one task reads.
+    """The range of one task in mode=log: the records that begin in the bytes `[start, end)`.
 
-    `limit` is where reading ended when the query was planned; a record that crosses it is left out.
+    `limit` is the readable end of the log when the query was planned; a record that crosses it is
+    left out.
     """
 
     start: int
@@ -46,16 +46,16 @@ class LogRange(InputPartition):
 
 @dataclass(frozen=True)
 class NoRange(InputPartition):
-    """Nothing to read.
+    """An empty range, returned instead of an empty list.
 
-    Spark puts a partition of its own, unknown to us, in an empty list's place.
+    Spark would replace an empty list by a partition of a type that our `read` does not know.
     """
 
     reason: str
 
 
 def _divide(key: TopicPartition, span: OffsetRange, parts: int) -> list[QueueRange]:
-    """Cut a range into parts that differ by one at most; empty ones are left out."""
+    """Cut a range into parts whose sizes differ by at most one; leave out empty parts."""
     result = []
     start, remaining = span.start, span.size
     for part in range(parts):
@@ -73,12 +73,11 @@ def split_queues(
     min_partitions: int | None,
     max_records: int | None,
 ) -> list[QueueRange]:
-    """Cut the ranges into tasks.
+    """Cut the ranges into tasks, by default one for each partition.
 
-    One for each partition, unless there shall be more or smaller ones.
-
-    First none has more than `max_records`; if these are fewer than `min_partitions`, the large ones
-    are cut in proportion, to about that number (KafkaOffsetRangeCalculator).
+    Ranges are cut first to at most `max_records` each. If that makes fewer than `min_partitions`
+    tasks, large ranges are cut in proportion to their size, to about that number of tasks. The rule
+    is that of Spark's KafkaOffsetRangeCalculator.
     """
     pieces: list[QueueRange] = []
     for key, span in ranges:
@@ -107,7 +106,7 @@ def _split_large(pieces: list[QueueRange], min_partitions: int) -> list[QueueRan
 
 
 def split_log(start: int, end: int, *, min_partitions: int | None) -> list[LogRange]:
-    """Cut `[start, end)` into ranges of LOG_RANGE_BYTES, or into `min_partitions` if more."""
+    """Cut `[start, end)` into ranges of LOG_RANGE_BYTES at most, and `min_partitions` at least."""
     parts = max(math.ceil((end - start) / LOG_RANGE_BYTES), min_partitions or 1)
     bounds = [start + (end - start) * part // parts for part in range(parts + 1)]
     return [LogRange(a, b, end) for a, b in zip(bounds, bounds[1:], strict=False) if a < b]

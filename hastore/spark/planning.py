@@ -1,4 +1,4 @@
-"""Plan a batch read: which partitions, from where to where, in which tasks."""
+"""Plan a batch read: select the partitions, resolve their offsets, cut them into tasks."""
 
 import difflib
 import re
@@ -13,7 +13,7 @@ from hastore.spark.offsets import OffsetRange, TopicPartition
 from hastore.spark.options import Assign, SourceOptions, Strategy, Subscribe
 from hastore.spark.partitions import split_log, split_queues
 
-INTERNAL_TOPICS = frozenset({"HASTORE_POSITIONS"})  # no pattern reads these, only their names do
+INTERNAL_TOPICS = frozenset({"HASTORE_POSITIONS"})  # a pattern never matches these
 
 
 def plan(backend: Backend, options: SourceOptions) -> list[InputPartition]:
@@ -35,9 +35,9 @@ def plan(backend: Backend, options: SourceOptions) -> list[InputPartition]:
 def select(
     strategy: Strategy, available: Mapping[TopicPartition, OffsetRange], where: str
 ) -> dict[TopicPartition, OffsetRange]:
-    """Return the partitions that the strategy names.
+    """Return the partitions that the strategy selects.
 
-    Raises UsageError for a topic or partition that is not there.
+    Raises UsageError for a topic or partition that does not exist. A pattern may match nothing.
     """
     topics = {key.topic for key in available}
     if isinstance(strategy, Subscribe):

@@ -1,6 +1,6 @@
 """Find properties in many records at once, by their separators.
 
-Properties lie as `name 0x01 value 0x02`, repeated; the last 0x02 may be missing (RocketMQ 4.9).
+Properties are stored as `name 0x01 value 0x02`, repeated; RocketMQ 4.9 may omit the last 0x02.
 """
 
 import numpy as np
@@ -15,7 +15,7 @@ _VALUE_END = 2
 
 
 class PropertyScan:
-    """The properties of a batch of records, copied end to end, and where their separators are."""
+    """The properties of a batch of records in one buffer, and the places of their separators."""
 
     def __init__(self, data: pa.Buffer, starts: Ints, ends: Ints) -> None:
         taken = slice_values(data, starts, ends, pa.binary())
@@ -28,14 +28,14 @@ class PropertyScan:
         self._value_ends: Ints = np.flatnonzero(self._bytes == _VALUE_END)
 
     def values(self, name: bytes, kind: pa.DataType) -> pa.Array:
-        """Return each record's value of the first property of that name, null without one."""
+        """Return each record's value of the first property with this name; null if it has none."""
         places = self._name_ends[self._name_ends >= len(name)]
         for back, wanted in enumerate(reversed(name), start=1):
             places = places[self._bytes[places - back] == wanted]
         records = np.searchsorted(self._ends, places, side="right")
         begins = places - len(name)
         first = begins == self._starts[records]
-        # What precedes a record's start is another's last byte: no separator of this one.
+        # The byte before a record's start belongs to the previous record: not a separator here.
         follows = (begins > self._starts[records]) & (self._bytes[begins - 1] == _VALUE_END)
         found = first | follows
         records, kept = np.unique(records[found], return_index=True)
@@ -46,9 +46,9 @@ class PropertyScan:
         return slice_values(self._buffer, value_starts, value_ends, kind, rows)
 
     def headers(self, kind: pa.ListType) -> pa.Array:
-        """Return all properties of each record, in their order, as a list of (key, value).
+        """Return all properties of each record, in order, as a list of (key, value).
 
-        Null where there are none.
+        A record without properties has null.
         """
         starts, records, ends = self._pieces()
         name_ends = self._next(self._name_ends, starts, np.full(len(starts), len(self._bytes)))
@@ -70,7 +70,7 @@ class PropertyScan:
         )
 
     def _pieces(self) -> tuple[Ints, Ints, Ints]:
-        """Cut the records at 0x02: starts, record numbers and ends, ordered by place."""
+        """Cut the properties at 0x02; return starts, record numbers and ends, ordered by start."""
         owners = np.searchsorted(self._ends, self._value_ends, side="right")
         inner = self._value_ends + 1 < self._ends[owners]
         filled = self._starts[self._starts < self._ends]
@@ -80,7 +80,7 @@ class PropertyScan:
 
     @staticmethod
     def _next(places: Ints, starts: Ints, limits: Ints) -> Ints:
-        """Return the first of `places` at or after each start, at most its limit."""
+        """Return for each start the next of `places`, or the start's limit if that is less."""
         padded = np.append(places, np.iinfo(np.int64).max)
         found: Ints = padded[np.searchsorted(places, starts, side="left")]
         return np.minimum(found, limits)

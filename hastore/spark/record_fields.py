@@ -1,7 +1,8 @@
-"""Fields of many records at once: numpy gathers over the bytes as they lie in the log.
+"""Read one field of many records at once, with numpy, from the raw bytes of the log.
 
-Nothing here assumes alignment: a view with a stride of one byte makes every position an index
-(about 40 million fields a second). Every length is checked before it leads to the next gather.
+Records are not aligned. A view with a stride of one byte makes every byte position a valid index,
+so one numpy index gathers a field of all records (about 40 million fields a second). Every length
+is checked before it is used to compute a position.
 """
 
 from functools import cached_property
@@ -31,11 +32,11 @@ Bools = npt.NDArray[np.bool_]
 
 
 class RecordFields:
-    """The fixed fields and the places of the parts of the records at `positions` in `data`.
+    """The fixed fields of the records at `positions` in `data`, and the bounds of their parts.
 
-    `base` is the physical offset of `data[0]`, or None where the bytes came over the network and
-    only the records know their place. Raises CorruptRecordError when any of them is no whole
-    record, or not one of that place.
+    `base` is the physical offset of `data[0]`, or None for bytes from the network, whose place only
+    the records know. Raises CorruptRecordError if any of them is not a whole record, or its header
+    has another physical offset than its place.
     """
 
     def __init__(self, data: memoryview, positions: Ints, base: int | None) -> None:
@@ -99,7 +100,7 @@ class RecordFields:
         return view[places].astype(np.int64)
 
     def check_bodies(self) -> None:
-        """Compare each body with its CRC; about 0.25 us for 1 KiB. Raises CorruptRecordError."""
+        """Check each body's CRC, about 0.25 us for a body of 1 KiB. Raises CorruptRecordError."""
         data = self._data
         computed = [
             crc32(data[start:end])
@@ -115,7 +116,7 @@ class RecordFields:
                 f"byte {first} of a reply" if self.base is None else f"offset {first + self.base}"
             )
             raise CorruptRecordError(
-                f"the record at {place} {what}; `hastore log verify` tells what is damaged"
+                f"the record at {place} {what}; `hastore log verify` reports the damage"
             )
 
     @cached_property
@@ -135,7 +136,7 @@ class RecordFields:
 
     @cached_property
     def born_timestamps_ms(self) -> Ints:
-        """Return when the producers made the messages."""
+        """Return when the producers created the messages."""
         return self.gather("born_timestamp_ms")
 
     @cached_property
@@ -145,13 +146,13 @@ class RecordFields:
 
     @cached_property
     def reconsume_times(self) -> Ints:
-        """Return how often each message was given back."""
+        """Return how often each message was returned for another delivery."""
         return self.gather("reconsume_times", self._extra)
 
     def host_rows(self, rows: Ints, *, born: bool, ipv6: bool) -> npt.NDArray[np.uint8]:
-        """Return address and port of the host of the records `rows` as rows of 8 bytes, or 20.
+        """Return the host (address and port) of the records `rows`, as rows of 8 bytes, or 20.
 
-        All of one family.
+        All of these hosts must be of the family that `ipv6` says.
         """
         width = 20 if ipv6 else 8
         places = self.positions + (

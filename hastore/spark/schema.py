@@ -1,7 +1,7 @@
-"""The columns of the data source: Kafka's, by name and order, then what only a RocketMQ record has.
+"""The columns of the data source: those of Spark's Kafka source, then those of RocketMQ records.
 
-A schema given by the user is a projection: Spark does not prune columns of a Python data source, so
-whoever wants less work than all columns names the columns that he wants.
+A schema given by the user is a projection. Spark does not prune the columns of a Python data
+source, so a user who wants to read only some columns names them in a schema.
 """
 
 import enum
@@ -26,7 +26,7 @@ from hastore.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TIMESTAMP_TYPE_LOG_APPEND = 1  # Kafka's code for "the time at which the log took it"
+TIMESTAMP_TYPE_LOG_APPEND = 1  # Kafka's code for the time of the append
 
 
 class Column(enum.Enum):
@@ -130,7 +130,7 @@ def source_schema(*, include_headers: bool, include_metadata: bool) -> StructTyp
 
 
 def log_schema() -> StructType:
-    """Return the schema of mode=log without a user schema; `record` is the whole record's bytes."""
+    """Return the schema of mode=log without a user schema; `record` holds a record's raw bytes."""
     return _schema_of(LOG_COLUMNS)
 
 
@@ -140,13 +140,13 @@ def _schema_of(columns: tuple[Column, ...]) -> StructType:
 
 @dataclass(frozen=True)
 class Projection:
-    """The columns of one read, in order, and the Spark schema that they must match exactly."""
+    """The columns of one read, in order, and the Spark schema that their batches must match."""
 
     columns: tuple[Column, ...]
     schema: StructType
 
     def arrow_schema(self) -> "pa.Schema":
-        """Return the Arrow schema that Spark compares the first batch with."""
+        """Return the Arrow schema with which Spark compares the first batch."""
         from pyspark.sql.pandas.types import to_arrow_schema
 
         make: Callable[..., pa.Schema] = to_arrow_schema
@@ -156,8 +156,8 @@ class Projection:
 def project(schema: StructType) -> Projection:
     """Map a schema, the source's own or the user's, to columns.
 
-    Raises UsageError for a name that is no column, a column named twice, a type that is not the
-    column's, or a `NOT NULL` on a column that can be null.
+    Raises UsageError for an empty schema, an unknown name, a column named twice, a wrong type, or
+    `NOT NULL` on a column that can be null.
     """
     if not schema.fields:
         raise UsageError("the schema given to format 'hastore' has no columns; name at least one")

@@ -1,8 +1,8 @@
-"""Read ranges of queues from running nodes: slaves first, another replica when one stalls.
+"""Read ranges of queues from running nodes: slaves first, another replica if one stalls.
 
-The records arrive as they lie in the log, many to a reply, and go into Arrow as such. The next
-reply is on its way while a batch is built. Sockets are made inside of `with`, never inherited by a
-forked worker.
+A reply holds many records as they are in the log, and they are turned into Arrow without decoding
+them one by one. The next reply is under way while a batch is built. Each call opens and closes its
+own sockets, so that no forked worker inherits one.
 """
 
 from collections.abc import Iterator
@@ -25,9 +25,9 @@ from hastore.spark.offsets import OffsetRange, TopicPartition
 from hastore.spark.partitions import LogRange, QueueRange
 from hastore.spark.record_fields import Ints, RecordFields
 
-PULL_BYTES = 4 * 1024 * 1024  # of a reply
-STALL_S = 60.0  # without a message, before a task gives up
-STEP_S = 1.0
+PULL_BYTES = 4 * 1024 * 1024  # most bytes of a reply
+STALL_S = 60.0  # a task gives up after this time without a message
+STEP_S = 1.0  # longest wait in one step of the fetcher
 _SIZE = header_struct("size")
 
 
@@ -48,14 +48,14 @@ class ServerBackend:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Do nothing: each call closes its own sockets, a range when it is read to its end."""
+        """Do nothing: each call closes its own sockets, `read_queue` when its iterator ends."""
 
     def limit_offset(self) -> int | None:
-        """Return None: each node knows how far it may be read."""
+        """Return None: each node enforces its own readable offset."""
         return None
 
     def available(self) -> dict[TopicPartition, OffsetRange]:
-        """Return every queue, as on the master if there is one."""
+        """Return every queue and its range; the master's if there is one."""
         with Admin(self._bootstrap) as admin:
             topics = admin.topics()
         return {
@@ -65,7 +65,7 @@ class ServerBackend:
         }
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the first offset stored at or after the instant; None when all are older."""
+        """Return the first offset stored at or after the instant; None if all are older."""
         topic, queue_id = partition
         with Consumer(topic, self._bootstrap, queues=[queue_id]) as consumer:
             consumer.seek_to_latest()
@@ -83,9 +83,9 @@ class ServerBackend:
         raise UsageError("mode=log reads a store's directory; set the option 'path'")
 
     def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of a range from whichever replica has them.
+        """Yield the messages of a range from any replica that has them.
 
-        Raises UnreachableError when none answers, or gives a message, for STALL_S.
+        Raises UnreachableError if no replica sends a message for STALL_S.
         """
         requester = Requester(self._bootstrap, SYSTEM_CLOCK)
         try:
@@ -95,8 +95,8 @@ class ServerBackend:
             requester.close()
 
     def _payloads(self, requester: Requester, span: QueueRange) -> Iterator[bytes]:
-        """Yield replies until the range is covered; the pull behind each is under way already."""
-        # So that a slave that answers late is still asked first.
+        """Yield replies until the range is covered; pull the next one while the caller uses one."""
+        # Ask every node first: else a slave that answers late would not be preferred.
         requester.run(requester.survey(STALL_S))
         fetcher = Fetcher(
             requester,
@@ -106,7 +106,7 @@ class ServerBackend:
             prefetch_bytes=2 * PULL_BYTES,
             prefer_master=False,
         )
-        # At "common" a lost position moves to where the replica still has something.
+        # With "common" the fetcher moves a lost position to one that the replica still has.
         fetcher.policy = "raise" if self._fail_on_data_loss else "common"
         start = Position(span.start)
         queue = QueueReader(span.partition, start, start)
@@ -117,11 +117,12 @@ class ServerBackend:
             requester.run(fetcher.step(STEP_S))
             if queue.lost is not None:
                 raise PositionLostError(
-                    f"{queue.lost}; set failOnDataLoss to false to read what there is",
+                    f"{queue.lost}; set failOnDataLoss to false to read the messages that are "
+                    "available",
                     queue.lost.queue_id,
                 )
             if queue.next.queue_offset < reached or queue.next.queue_offset >= span.end:
-                return  # the rest was lost, and may be
+                return  # the rest of the range is lost, and the policy allows that
             reached = queue.next.queue_offset
             payload = queue.take_chunk()
             if payload:
@@ -132,7 +133,7 @@ class ServerBackend:
                 deadline = requester.deadline(STALL_S)
             elif not requester.left_s(deadline):
                 raise UnreachableError(
-                    f"no node of {self.where} gave {span.name} from offset {reached} on within "
+                    f"no node of {self.where} sent {span.name} from offset {reached} within "
                     f"{STALL_S:g} s"
                 )
 
@@ -150,13 +151,13 @@ def _build(payload: bytes, span: QueueRange, builder: BatchBuilder) -> Iterator[
 
 
 def _positions(payload: bytes) -> Ints:
-    """Return where records begin, by their sizes; RecordFields checks what stands there."""
+    """Return where the records begin, by their sizes; RecordFields checks the records."""
     found = []
     at, end = 0, len(payload)
     while at < end:
         found.append(at)
         size = _SIZE.unpack_from(payload, at)[0] if at + 4 <= end else 0
         if size < MIN_RECORD_SIZE:
-            break  # refused by RecordFields, which names the place
+            break  # RecordFields refuses it and names its place
         at += size
     return np.array(found, np.int64)

@@ -1,4 +1,4 @@
-"""Start a local Spark session that sees format "hastore", for the demo, the jobs and the tests."""
+"""Start a local Spark session that has the format "hastore": for users, the demo and the tests."""
 
 import os
 import subprocess
@@ -32,14 +32,15 @@ def local_session(
     settings: Mapping[str, str] | None = None,
     quiet: bool = True,
 ) -> SparkSession:
-    """Return a session in this process's own JVM, on loopback, without a web page; takes 5 to 10 s.
+    """Return a session with a JVM of its own, on loopback, without Spark's web UI; takes 5 to 10 s.
 
-    Workers run this interpreter and see this hastore, installed or not. With `quiet` the JVM's own
-    output is kept aside, and shown only if it does not start. A session that is already active is
-    returned as it is. Raises UsageError without a usable Java, HastoreError when Spark does not
-    start. Stop it by `stop()`, the JVM ends with this process then; or by `end_session`.
+    Its workers run this interpreter and import this hastore, installed or not. With `quiet` the
+    JVM's output is captured, and shown only if Spark does not start. If a session is active
+    already, it is returned unchanged. Raises UsageError without a usable Java, HastoreError if
+    Spark does not start. After `stop()` the JVM lives on until this process ends; `end_session`
+    ends it at once.
     """
-    # A pandas newer than this pyspark's is none of ours: nothing here uses pandas.
+    # The warning is of no use here: hastore does not use pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     active = SparkSession.getActiveSession()
     if active is not None:
@@ -56,9 +57,10 @@ def local_session(
 
 
 def end_session(spark: SparkSession) -> None:
-    """Stop a session and its JVM, and wait until that has ended with all its workers.
+    """Stop a session and its JVM, and wait until the JVM and all its workers have ended.
 
-    HastoreError when it does not end within 30 s. A later session in this process starts another.
+    Raises HastoreError if the JVM does not end within 30 s. A later `local_session` in this process
+    starts another JVM.
     """
     spark.stop()
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
@@ -66,7 +68,7 @@ def end_session(spark: SparkSession) -> None:
         return
     jvm = gateway.proc
     gateway.shutdown()
-    jvm.stdin.close()  # it ends when its parent's end of this pipe does
+    jvm.stdin.close()  # the JVM ends when this pipe is closed
     try:
         jvm.wait(_END_S)
     except subprocess.TimeoutExpired as late:
@@ -85,14 +87,14 @@ def _settings(memory: str) -> dict[str, str]:
         "spark.log.level": "ERROR",
         "spark.sql.session.timeZone": "UTC",
         "spark.sql.shuffle.partitions": "4",
-        # An error of the source reads as its own text, not as Spark's frames.
+        # Show the text of the data source's errors without Spark's stack frames.
         "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
         "spark.python.unix.domain.socket.enabled": "true",  # 7 to 26 % faster than TCP
     }
 
 
 def _environment() -> dict[str, str]:
-    """Return what the JVM and its Python workers must find in their environment."""
+    """Return the environment variables that the JVM and its Python workers need."""
     result = {
         "PYSPARK_PYTHON": sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
@@ -101,7 +103,7 @@ def _environment() -> dict[str, str]:
     }
     root = str(Path(hastore.__file__).resolve().parent.parent)
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        # Run from a work tree: workers must find the package, Spark `pyspark_hastore`.
+        # Not installed: workers must find this package, and Spark must find `pyspark_hastore`.
         paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != root]
         result["PYTHONPATH"] = os.pathsep.join([root, *paths])
     return result

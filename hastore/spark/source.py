@@ -1,9 +1,9 @@
 """The Spark data source `hastore`, over a store's directory or over running nodes.
 
-This module is imported by Spark wherever any Python data source is used (see `pyspark_hastore`):
-numpy, pyarrow, the store and the client are loaded only by what plans or reads a hastore query. An
-object made here is pickled from process to process, so it holds options and a schema, never files
-or sockets.
+Spark imports this module in every application that uses any Python data source (see
+`pyspark_hastore`). So it imports numpy, pyarrow, the store and the client only when a hastore query
+is planned or read. Spark pickles the objects of these classes and sends them to other processes:
+they hold options and a schema, never files or sockets.
 """
 
 from collections.abc import Iterator, Mapping
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
 
 
 class HastoreDataSource(DataSource):
-    """`spark.read.format("hastore")`.
+    """The source behind `spark.read.format("hastore")`.
 
-    The columns, options and errors of Spark's Kafka source, by name.
+    Columns, options and errors have the names that they have in Spark's Kafka source.
     """
 
     @classmethod
@@ -33,7 +33,7 @@ class HastoreDataSource(DataSource):
     def schema(self) -> StructType:
         """Return the columns.
 
-        Raises UsageError for options that are wrong, so that `load()` already tells.
+        Raises UsageError for wrong options, so that `load()` already reports them.
         """
         from hastore.spark.options import Mode, parse_options
         from hastore.spark.schema import log_schema, source_schema
@@ -57,7 +57,7 @@ class HastoreDataSource(DataSource):
 
 
 class HastoreReader(DataSourceReader):
-    """A batch read: offsets are fixed when the query is planned, tasks read their ranges."""
+    """A batch read: the driver fixes the offsets when it plans the query; tasks read ranges."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         from hastore.spark.options import parse_options
@@ -67,7 +67,7 @@ class HastoreReader(DataSourceReader):
         self._projection = project(schema)
 
     def partitions(self) -> list[InputPartition]:
-        """Resolve the offsets and cut them into tasks. Runs on the driver, once for each action."""
+        """Resolve the offsets and cut them into tasks. Runs on the driver, once per action."""
         from hastore.spark.partitions import NoRange
         from hastore.spark.planning import plan
 

@@ -1,9 +1,9 @@
-"""Read a store's directory in place: positions from the consume queue files, records from maps.
+"""Read a store's directory in place: offsets from the consume queue files, records from maps.
 
-Nothing here waits for the store's owner or takes its lock. What may be read ends at the readable
-offset of a hastore store, at the last whole record of a RocketMQ store; the driver fixes that end
-and hands it to the tasks. Retention may take files away meanwhile, and a failover may cut the log:
-both are a loss of positions, told apart from damage.
+The reader takes no lock and never waits for the node that owns the store. It reads a hastore store
+up to the readable offset, and a RocketMQ store up to its last whole record. The driver fixes that
+limit and passes it to the tasks. Meanwhile retention may remove files, and a failover may cut the
+log: both are reported as lost positions, not as damage.
 """
 
 from collections.abc import Iterator
@@ -22,8 +22,8 @@ from hastore.spark.partitions import LogRange, QueueRange
 from hastore.spark.record_fields import Ints
 from hastore.store.offline.reader import LogFile, StoreReader
 
-UNITS_AT_ONCE = 65_536  # of a queue held as arrays: 2 MB
-RECORDS_AT_ONCE = 16_384  # of the log, likewise
+UNITS_AT_ONCE = 65_536  # queue units held as arrays: 2 MB
+RECORDS_AT_ONCE = 16_384  # records of the log held as arrays
 
 
 class PathBackend:
@@ -52,7 +52,7 @@ class PathBackend:
         return self._opened
 
     def available(self) -> dict[TopicPartition, OffsetRange]:
-        """Return every queue with the offsets below the limit of this moment."""
+        """Return every queue with its range of offsets below the current limit."""
         return {
             TopicPartition(topic, queue_id): OffsetRange(*bounds)
             for topic, queues in self._reader.topics().items()
@@ -60,25 +60,25 @@ class PathBackend:
         }
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
-        """Return the first offset stored at or after the instant; None when all are older."""
+        """Return the first offset stored at or after the instant; None if all are older."""
         bounds = self._reader.queue_range(*partition)
         found = self._reader.queue_offset_by_time(*partition, timestamp_ms)
         return None if bounds is None or found is None or found >= bounds[1] else found
 
     def limit_offset(self) -> int:
-        """Return where in the log reading ends now."""
+        """Return the physical offset at which reading ends now."""
         return self._reader.limit_offset
 
     def log_range(self) -> tuple[int, int]:
-        """Return the physical offsets [start, end) that can be read now."""
+        """Return the physical offsets `[start, end)` that can be read now."""
         start = self._reader.min_offset
         return start, max(start, self._reader.limit_offset)
 
     def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
-        """Yield the messages of a range, a window of queue units at a time."""
+        """Yield the messages of a range; read UNITS_AT_ONCE queue units at a time."""
         for start in range(span.start, span.end, UNITS_AT_ONCE):
             end = min(start + UNITS_AT_ONCE, span.end)
-            found = self._reader.queue_positions(
+            found = self._reader.queue_units(
                 span.topic, span.partition, start, end, limit=span.limit
             )
             numbers = np.array(found.queue_offsets, np.int64)
@@ -91,7 +91,7 @@ class PathBackend:
             yield from self._build(builder, offsets, sizes, (span, numbers))
 
     def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
-        """Yield the records that begin in a range, along the chain of their sizes."""
+        """Yield the records that begin in a range; the size of each leads to the next."""
         first = next(self._reader.raw_records(span.start, span.end), None)
         at = span.end if first is None else first[0]
         for file in self._reader.files():
@@ -115,7 +115,7 @@ class PathBackend:
         sizes: Ints,
         queue: tuple[QueueRange, Ints] | None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield batches of the records at `offsets` in the log, ordered; each is of one file."""
+        """Yield batches of the records at the ordered `offsets` of the log, each from one file."""
         files = self._reader.files()
         placed = 0
         for file in files:
@@ -158,25 +158,26 @@ class PathBackend:
         return None
 
     def _was_cut(self, end: int) -> bool:
-        """Whether what lay below `end` is not readable any more; a failover may do that."""
+        """Return whether bytes below `end` are no longer readable, after a cut by a failover."""
         return self._reader.is_hastore and self._reader.limit_offset < end
 
     def _is_batch_queue(self, span: QueueRange) -> bool:
-        """Whether a unit of the queue holds many messages , told as one row."""
+        """Return whether it is a batch queue: one unit counts several messages, and is one row."""
         return Path(self.where, "batchconsumequeue", span.topic, str(span.partition)).is_dir()
 
     def _lose(self, what: str) -> None:
         if self._fail_on_data_loss:
             raise PositionLostError(
-                f"{self.where} lost {what}: removed by retention or cut by a failover while it was "
-                "read; set failOnDataLoss to false to read what there is"
+                f"{self.where} lost {what}: removed by retention or cut by a failover during the "
+                "read; set failOnDataLoss to false to read the messages that are available"
             )
 
 
 def _walk(data: memoryview, file: LogFile, at: int, span: LogRange) -> tuple[list[int], int]:
-    """Follow the sizes of records from `at`; return where they begin, and where to go on.
+    """Follow the sizes of records from `at`; return their offsets, and where to continue.
 
-    What looks like no record ends the walk and is returned as one: RecordFields names it.
+    Bytes that cannot be a record end the walk. Their offset is returned too, so that RecordFields
+    raises the error that names it.
     """
     found: list[int] = []
     stop = min(file.end, span.end)

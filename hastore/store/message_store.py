@@ -19,14 +19,14 @@ from hastore.store.append.appender import Appender
 from hastore.store.append.results import PutResult
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.log.mapped_file import FileRange
-from hastore.store.store_cuts import StoreCuts
-from hastore.store.store_life import StoreLife
-from hastore.store.store_reads import (
+from hastore.store.message_reader import (
     PullResult,
     PullStatus,
     StoreReads,
     walk_whole,
 )
+from hastore.store.store_cuts import StoreCuts
+from hastore.store.store_life import StoreLife
 
 __all__ = ["FileRange", "MessageStore", "PullResult", "PullStatus", "PutResult"]
 
@@ -140,13 +140,13 @@ class MessageStore:
     def whole_offset(self) -> int:
         """The end of the last whole record: `max_offset`, but for a record that is half there."""
         log = self._log
-        known = max(log.boundary, self._build.dispatched_offset)
+        known = max(log.record_end, self._build.dispatched_offset)
         if known >= log.max_offset:
             return log.max_offset
         with log.lock:
-            known = max(log.boundary, min(self._build.dispatched_offset, log.max_offset))
-            log.boundary = walk_whole(self._parts, known)
-            return log.boundary
+            known = max(log.record_end, min(self._build.dispatched_offset, log.max_offset))
+            log.record_end = walk_whole(self._parts, known)
+            return log.record_end
 
     @property
     def confirmed_offset(self) -> int:

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 
 from hastore.errors import StoreError, StoreFullError, UsageError
 from hastore.record.codec import check_blank, check_record
-from hastore.store.log.retention import expired_files
+from hastore.store.message_reader import walk_whole
 from hastore.store.parts import StoreParts
-from hastore.store.store_reads import walk_whole
+from hastore.store.retention import expired_files
 
 log = logging.getLogger(__name__)
 
@@ -66,18 +66,18 @@ class StoreCuts:
                     f"offset {offset} is outside [{parts.log.min_offset}, {parts.log.max_offset}]"
                 )
             start = max(parts.log.min_offset, offset - offset % parts.log.file_size)
-            if not self._is_boundary(offset):
-                offset = min(offset, self._last_boundary(start, offset))
-            parts.page.cut(offset, anchor=start)
+            if not self._is_record_end(offset):
+                offset = min(offset, self._last_record_end(start, offset))
+            parts.page.cut(offset, recovery_start=start)
             parts.log.truncate(offset)
             parts.flush.reset(min(parts.flush.flushed_offset, offset))
             # What replay has not reached is in no queue: it comes again from there, and feeds
             # queue offsets and window, which a put had fed before, anew.
             parts.build.truncate(min(offset, parts.build.dispatched_offset))
 
-    def _is_boundary(self, offset: int) -> bool:
+    def _is_record_end(self, offset: int) -> bool:
         log = self._parts.log
-        if offset in (log.min_offset, log.boundary) or offset % log.file_size == 0:
+        if offset in (log.min_offset, log.record_end) or offset % log.file_size == 0:
             return True
         if offset >= log.max_offset:
             return False
@@ -85,7 +85,7 @@ class StoreCuts:
             size = len(view)
             return bool(check_record(view, 0, size, offset) or check_blank(view, 0, size))
 
-    def _last_boundary(self, start: int, offset: int) -> int:
+    def _last_record_end(self, start: int, offset: int) -> int:
         """Return the end of the last whole record at or below `offset`."""
         log = self._parts.log
         whole = walk_whole(self._parts, start)

@@ -96,7 +96,7 @@ class StoreLife:
             page,
             health,
             interval_ms=config.flush_interval_ms,
-            boundary=lambda: max(commit_log.boundary, build.dispatched_offset),
+            record_end=lambda: max(commit_log.record_end, build.dispatched_offset),
             on_failure=self._on_failure,
         )
         return StoreParts(
@@ -179,9 +179,9 @@ class StoreLife:
                 file_size=parts.log.file_size,
                 first_offset=recovered.min_offset,
                 flushed_offset=end,
-                boundary=end,
-                anchor=recovered.anchor,
-                next_anchor=recovered.next_anchor,
+                record_end=end,
+                recovery_start=recovered.recovery_start,
+                next_recovery_start=recovered.next_recovery_start,
                 confirmed_offset=min(old.confirmed_offset, end),
                 readable_offset=min(old.readable_offset, end),
             )
@@ -268,7 +268,7 @@ class StoreLife:
         self.is_open = False
         parts = self.parts
         if parts.health.reason is None:
-            parts.build.wait_dispatched(parts.log.boundary, _DRAIN_S)
+            parts.build.wait_dispatched(parts.log.record_end, _DRAIN_S)
         if self._housekeeping is not None:
             self._housekeeping.stop()
         for service in (parts.build, parts.flush, parts.log.allocator):
@@ -294,8 +294,8 @@ class StoreLife:
             parts.window.save()
         except OSError as failure:  # a full disk: the next start reads more of the log
             log.warning("the idempotence snapshot was not written: %s", failure)
-        boundary = max(parts.log.boundary, parts.build.dispatched_offset)
-        parts.page.update(sync=True, boundary=boundary, flushed=boundary)
+        record_end = max(parts.log.record_end, parts.build.dispatched_offset)
+        parts.page.update(sync=True, record_end=record_end, flushed=record_end)
         parts.log.allocator.discard()
         self._abort.remove()
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hastore.client.connections import links
+from hastore.client.connections import transport_factory
 from hastore.config.model import ApiConfig
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
@@ -28,15 +28,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Make clients begin from `zmq+tcp://` addresses where a test is run so."""
     scheme = str(getattr(request, "param", "tcp"))
-    real = links.make_links
+    real = transport_factory.make_transport
 
     def make(addresses: tuple[str, ...], *clock: Any) -> Any:
         return real(tuple(each.replace("tcp", scheme, 1) for each in addresses), *clock)
 
     if scheme != "tcp":
         for name, module in list(sys.modules.items()):
-            if name.startswith("hastore.") and getattr(module, "make_links", None) is real:
-                monkeypatch.setattr(module, "make_links", make)
+            if name.startswith("hastore.") and getattr(module, "make_transport", None) is real:
+                monkeypatch.setattr(module, "make_transport", make)
     return scheme
 
 

@@ -44,7 +44,7 @@ def cut_everywhere(make: Callable[[], Made], run: Callable[[Made], object]) -> I
 
 class _Cutter:
     def __init__(self, place: int) -> None:
-        self._left = place
+        self._detached = place
         self._looked: set[FrameType] = set()  # frames whose last instruction looks for signals
 
     def cut(self, run: Callable[[Made], object], made: Made) -> bool:
@@ -58,7 +58,7 @@ class _Cutter:
         finally:
             sys.settrace(before)
             gc.enable()
-        return self._left < 0
+        return self._detached < 0
 
     def _trace(self, frame: FrameType, event: str, _: Any) -> Any:
         if not frame.f_globals.get("__name__", "").startswith("hastore."):
@@ -76,8 +76,8 @@ class _Cutter:
             self._looked.discard(frame)
             line = linecache.getline(code.co_filename, frame.f_lineno)
             if not line.lstrip().startswith("with "):
-                self._left -= 1
-                if self._left == -1:
+                self._detached -= 1
+                if self._detached == -1:
                     raise Cut
         if code.co_code[frame.f_lasti] in _LOOKS:
             self._looked.add(frame)

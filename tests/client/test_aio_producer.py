@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from hastore.aio import OutgoingMessage, Producer
-from hastore.aio.sending import LoopSender
+from hastore.aio.loop_driver import LoopDriver
 from hastore.errors import (
     ClientError,
     MessageIllegalError,
@@ -354,8 +354,8 @@ def test_acks_0_and_linger(node: Node) -> None:
 
 def test_an_idle_producer_sleeps(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: list[int] = []
-    real = LoopSender._look
-    monkeypatch.setattr(LoopSender, "_look", lambda self: (looks.append(1), real(self))[1])
+    real = LoopDriver._on_ready
+    monkeypatch.setattr(LoopDriver, "_on_ready", lambda self: (looks.append(1), real(self))[1])
 
     async def main() -> None:
         async with Producer([node.address]) as producer:
@@ -484,7 +484,7 @@ def test_closing_leaves_the_loop_to_others_while_the_kernel_takes_no_more(node: 
         producer = Producer([node.address], acks=0)
         await producer.send("t", b"first", queue=0)
         with node.server._turning:  # the node reads nothing
-            while not producer._sender.unsent_bytes:
+            while not producer._driver.unsent_bytes:
                 await producer.send("t", bytes(2 * 1024 * 1024), queue=0)
             ticking = asyncio.create_task(tick())
             await producer.close()

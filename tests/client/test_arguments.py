@@ -151,12 +151,12 @@ SYNCHRONOUS: list[tuple[type, Callable[[], Any]]] = [
 def forbid_waiting(client: Any, patch: pytest.MonkeyPatch) -> None:
     """Let every way to a node fail."""
     if isinstance(client, Producer):
-        patch.setattr(client._sender, "wait_found", it_waited)
-        patch.setattr(client._sender, "flush", it_waited)
+        patch.setattr(client._driver, "wait_found", it_waited)
+        patch.setattr(client._driver, "flush", it_waited)
         patch.setattr(client._window, "admit", it_waited)
     elif isinstance(client, aio.Producer):
-        patch.setattr(client._sender, "send", it_waited)
-        patch.setattr(client._sender, "flush", it_waited)
+        patch.setattr(client._driver, "send", it_waited)
+        patch.setattr(client._driver, "flush", it_waited)
     elif not isinstance(client, OutgoingMessage):
         patch.setattr(client._requester, "ask_all", it_waited)
 
@@ -291,7 +291,8 @@ def test_a_time_is_a_datetime_or_milliseconds(node: Node) -> None:
         [message] = admin.query_key("u", "k")
         at = datetime.datetime.fromtimestamp(message.store_timestamp_ms / 1000.0, UTC)
         asked: list[api.FindKey] = []
-        admin._requester.links.send = spy(admin._requester.links.send, asked)  # type: ignore
+        transport = admin._requester.transport
+        transport.send = spy(transport.send, asked)  # type: ignore
         admin.query_key("u", "k", begin_ms=at + micro, end_ms=at + micro)
     [find] = [each for each in asked if isinstance(each, api.FindKey)]
     assert (find.begin_ms, find.end_ms) == (

@@ -15,12 +15,12 @@ from hastore.ha.node.gate import WriteGate
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.promotion import catch_up, promoter
-from hastore.ha.rules import acks, epochs
+from hastore.ha.replica import receiver
+from hastore.ha.rules import acks, epochs, following
 from hastore.ha.rules import promotion as rules
 from hastore.ha.rules.acks import AckTable, Reporter
 from hastore.ha.rules.epochs import last_epoch
 from hastore.ha.rules.promotion import Verdict
-from hastore.ha.slave import receiving
 from hastore.ha.slave.slave_stream import SlaveStream
 from hastore.protocol.ha_link import data_header
 from tests.ha import simulation
@@ -32,9 +32,9 @@ def count_short() -> list[Patch]:
     """R is one less than N - acks."""
     judge = rules.judge
 
-    def short(terms: Any, voices: Any) -> Verdict:
-        return judge(replace(terms, acks_min=terms.acks_min + 1, acks=terms.acks + 1,
-                             acks_max=terms.acks_max + 1, fresh=False), voices)  # fmt: skip
+    def short(required: Any, answers: Any) -> Verdict:
+        return judge(replace(required, acks_min=required.acks_min + 1, acks=required.acks + 1,
+                             acks_max=required.acks_max + 1, fresh=False), answers)  # fmt: skip
 
     return [(promoter, "judge", short)]
 
@@ -42,15 +42,23 @@ def count_short() -> list[Patch]:
 def unclean_counted() -> list[Patch]:
     """A node that may have lost what it acknowledged counts in a promotion."""
     judge = rules.judge
-    return [(promoter, "judge", lambda t, vs: judge(t, [replace(v, unclean=False) for v in vs]))]
+    return [
+        (
+            promoter,
+            "judge",
+            lambda required, answers: judge(required, [replace(a, unclean=False) for a in answers]),
+        )
+    ]
 
 
 def acks_at_once() -> list[Patch]:
     """A change of `acks` opens with the usual number of answers."""
     judge = rules.judge
 
-    def careless(terms: Any, voices: Any) -> Verdict:
-        return judge(replace(terms, acks_min=terms.acks, acks_max=terms.acks, fresh=False), voices)
+    def careless(required: Any, answers: Any) -> Verdict:
+        return judge(
+            replace(required, acks_min=required.acks, acks_max=required.acks, fresh=False), answers
+        )
 
     return [(promoter, "judge", careless)]
 
@@ -75,7 +83,7 @@ def hello_counts() -> list[Patch]:
 
     def eager(self: Any, connection: Any, hello: Any, offset: int) -> None:
         register(self, connection, hello, offset)
-        self._table.report(hello.node, connection.link, offset)
+        self._table.report(hello.node, connection.connection_id, offset)
         self.advance()
 
     return [(ha_service.HAService, "_register", eager)]
@@ -84,18 +92,18 @@ def hello_counts() -> list[Patch]:
 def counted_twice() -> list[Patch]:
     """One slave on two connections counts twice."""
 
-    def join(self: AckTable, node: int, link: int, flushed: bool) -> None:
-        self.reporters[link] = Reporter(link, flushed)
+    def join(self: AckTable, node: int, connection_id: int, flushed: bool) -> None:
+        self.reporters[connection_id] = Reporter(connection_id, flushed)
 
-    def report(self: AckTable, node: int, link: int, offset: int) -> bool:
+    def report(self: AckTable, node: int, connection_id: int, offset: int) -> bool:
         del node
-        reporter = self.reporters.get(link)
+        reporter = self.reporters.get(connection_id)
         if reporter is not None:
             reporter.offset = offset
         return reporter is not None
 
-    def leave(self: AckTable, node: int, link: int) -> None:
-        del self, node, link
+    def leave(self: AckTable, node: int, connection_id: int) -> None:
+        del self, node, connection_id
 
     return [(AckTable, "join", join), (AckTable, "report", report), (AckTable, "leave", leave)]
 
@@ -103,16 +111,18 @@ def counted_twice() -> list[Patch]:
 def offset_only() -> list[Patch]:
     """Logs are compared by their ends alone."""
 
-    def longest(voices: Any, own: int) -> Any:
-        mine = next(v for v in voices if v.node == own)
-        return max([mine, *voices], key=lambda v: v.log_end)
+    def longest(answers: Any, own: int) -> Any:
+        mine = next(a for a in answers if a.node == own)
+        return max([mine, *answers], key=lambda a: a.log_end)
 
-    return [(promoter, "greatest", longest)]
+    return [(promoter, "most_advanced", longest)]
 
 
 def own_is_best() -> list[Patch]:
     """A promotion never catches up."""
-    return [(promoter, "greatest", lambda voices, own: next(v for v in voices if v.node == own))]
+    return [
+        (promoter, "most_advanced", lambda answers, own: next(a for a in answers if a.node == own))
+    ]
 
 
 def length_only() -> list[Patch]:
@@ -122,7 +132,7 @@ def length_only() -> list[Patch]:
         del theirs
         return min(my_end, their_end), len(mine)
 
-    return [(rules, "common_point", shorter), (catch_up, "common_point", shorter)]
+    return [(following, "common_point", shorter), (catch_up, "common_point", shorter)]
 
 
 def promise_in_memory() -> list[Patch]:
@@ -195,7 +205,7 @@ def entry_after_bytes() -> list[Patch]:
         known = {entry.epoch for entry in mine}
         return tuple(e for e in theirs if e.epoch not in known and e.start < my_end)
 
-    return [(receiving, "due_entries", late), (receiving, "next_start", lambda mine, theirs: None)]
+    return [(receiver, "due_entries", late), (receiver, "next_start", lambda mine, theirs: None)]
 
 
 def entries_at_once() -> list[Patch]:
@@ -206,7 +216,7 @@ def entries_at_once() -> list[Patch]:
         known = {entry.epoch for entry in mine}
         return tuple(entry for entry in theirs if entry.epoch not in known)
 
-    return [(receiving, "due_entries", all_of_it)]
+    return [(receiver, "due_entries", all_of_it)]
 
 
 def history_kept() -> list[Patch]:
@@ -216,7 +226,7 @@ def history_kept() -> list[Patch]:
 
 def cut_without_intent() -> list[Patch]:
     """The log is cut before the intent is written."""
-    from hastore.ha.node import rewind
+    from hastore.ha.replica import rewind
 
     finish = rewind.finish_cut
 
@@ -234,7 +244,7 @@ def cut_without_intent() -> list[Patch]:
 
 def history_not_cut() -> list[Patch]:
     """A rewind cuts bytes and leaves the history."""
-    from hastore.ha.node import rewind
+    from hastore.ha.replica import rewind
     from hastore.ha.slave import ha_client
 
     real = rewind.cut_back
@@ -306,7 +316,7 @@ def source_moved() -> list[Patch]:
     """A catch-up goes on although its source is no longer as it answered."""
 
     def copy(connection: Any, hello: Any) -> None:
-        store, offset = connection.service.member.store, hello.copy_from
+        store, offset = connection.member.store, hello.copy_from
         while offset < hello.copy_to:
             with store.view(offset, 2) as view:
                 piece = bytes(view)
@@ -361,21 +371,25 @@ def survey_counts() -> list[Patch]:
     def ask_all(self: Any, member: Any, purpose: Any, **more: Any) -> Any:
         from hastore.protocol.hello import Promised, Purpose
 
-        heard = ask(self, member, purpose, **more)
+        replies = ask(self, member, purpose, **more)
         source = member.sim_node
         if purpose is Purpose.SURVEY:
-            source.heard = {h.node: h.hello for h in heard if h.hello is not None}
+            source.surveyed = {
+                reply.node: reply.hello for reply in replies if reply.hello is not None
+            }
         if purpose is not Purpose.PROMISE:
-            return heard
-        old = source.heard
+            return replies
+        old = source.surveyed
         return [
             replace(
-                h,
-                answer=Promised(old[h.node].history, old[h.node].max_offset, old[h.node].unclean),
+                reply,
+                answer=Promised(
+                    old[reply.node].history, old[reply.node].max_offset, old[reply.node].unclean
+                ),
             )
-            if isinstance(h.answer, Promised) and h.node in old
-            else h
-            for h in heard
+            if isinstance(reply.answer, Promised) and reply.node in old
+            else reply
+            for reply in replies
         ]
 
     return [(simulation.World, "ask_all", ask_all)]
@@ -383,7 +397,7 @@ def survey_counts() -> list[Patch]:
 
 def dropped_at_once() -> list[Patch]:
     """A rewind drops the entries that its master does not know before what follows is here."""
-    from hastore.ha.node import rewind
+    from hastore.ha.replica import rewind
     from hastore.ha.slave import ha_client
 
     def _rewind(self: Any, master: Any, answer: Any) -> None:
@@ -416,7 +430,7 @@ def floor_shared() -> list[Patch]:
         ends = epochs._end_of(mine, index, my_end), epochs._end_of(theirs, other, their_end)
         return min(ends), index + 1
 
-    places: tuple[Any, ...] = (rules, catch_up, epochs)
+    places: tuple[Any, ...] = (following, catch_up, epochs)
     return [(place, "common_point", common_point) for place in places]
 
 

@@ -29,16 +29,16 @@ from hastore.errors import (
 )
 from hastore.ha.hello import answering
 from hastore.ha.hello.peer import Call
-from hastore.ha.hello.survey import Heard, check_peer
+from hastore.ha.hello.survey import SurveyReply, check_peer
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Outcome
 from hastore.ha.master.ha_connection import ReadSocketService
 from hastore.ha.master.ha_service import HAService
-from hastore.ha.node import rewind
-from hastore.ha.node.digests import say_digest
 from hastore.ha.node.member import Member
 from hastore.ha.node.node_state import BOOT_ID_PATH, NodeState
 from hastore.ha.promotion import catch_up, promoter
 from hastore.ha.promotion.promoter import Flags, Promoter
+from hastore.ha.replica import rewind
+from hastore.ha.replica.digests import digest_fields
 from hastore.ha.rules import epochs
 from hastore.ha.rules.epochs import (
     CLASSIC_EPOCH,
@@ -266,14 +266,15 @@ class SimWriter:
 class SimConnection:
     """The master's end of a connection, and what is in flight on it both ways."""
 
-    def __init__(self, owner: SimNode, hello: Hello, link: int) -> None:
-        assert owner.ha is not None
-        self.owner = owner
-        self.service = owner.ha
-        self.life = owner.life
+    def __init__(self, host: SimNode, hello: Hello, connection_id: int) -> None:
+        assert host.ha is not None
+        self.host = host
+        self.owner = host.ha
+        self.member = host.member
+        self.life = host.life
         self.hello = hello
         self.node = hello.node
-        self.link = link
+        self.connection_id = connection_id
         self.address = "127.0.0.1:1"
         self.classic = False
         self.ack_offset: int | None = None
@@ -290,6 +291,9 @@ class SimConnection:
     def streaming(self) -> bool:
         return self.writer is not None and not self.closed
 
+    def follow(self, hello: Hello) -> Any:
+        return self.owner.follow(self, hello)  # type: ignore[arg-type]
+
     def open_stream(self, offset: int, *, frame_bytes_max: int, classic: bool) -> SimWriter:
         del frame_bytes_max, classic
         self.writer = SimWriter(offset)
@@ -299,7 +303,7 @@ class SimConnection:
         del reason
         if not self.closed:
             self.closed = True
-            self.service.forget(self)  # type: ignore[arg-type]
+            self.owner.forget(self)  # type: ignore[arg-type]
 
 
 class SlaveSocket:
@@ -436,7 +440,7 @@ class SimNode:
         self.up = False
         self.ha = None
         for node in self.world.nodes.values():
-            if node.stream is not None and node.stream.connection.owner is self:
+            if node.stream is not None and node.stream.connection.host is self:
                 node.stream._closed = True
         self.stream = None
         self.store.on_flushed = None
@@ -557,11 +561,11 @@ class World:
     def ask_all(
         self, member: Member, purpose: Purpose, *, skip: frozenset[int] = frozenset(),
         timeout_ms: float = 0.0, **extra: Any,
-    ) -> list[Heard]:  # fmt: skip
+    ) -> list[SurveyReply]:  # fmt: skip
         """Ask the others one after the other; anything may happen between."""
         del timeout_ms
         source: SimNode = member.sim_node  # type: ignore[attr-defined]
-        heard = []
+        replies = []
         peers = [(n, a) for n, a in member.peers if n not in skip]
         self.rng.shuffle(peers)
         for number, address in peers:
@@ -570,11 +574,11 @@ class World:
                 said, answer, _ = self.call(source, number, member.hello(purpose, **extra))
                 check_peer(member, said, number, address)
             except (HastoreError, OSError) as error:
-                heard.append(Heard(number, address, problem=str(error)))
+                replies.append(SurveyReply(number, address, problem=str(error)))
             else:
-                heard.append(Heard(number, address, said, answer))
+                replies.append(SurveyReply(number, address, said, answer))
         self.nested(source)
-        return heard
+        return replies
 
     def follow_call(
         self, address: str, hello: Hello, secret: bytes | None, clock: Any, timeout_ms: float
@@ -596,7 +600,7 @@ class World:
         hello = member.hello(
             Purpose.COPY, copy_from=member.store.max_offset, copy_to=end,
             expect_epoch=last_epoch(history), expect_end=end,
-            **say_digest(member, history, source_min, end),
+            **digest_fields(member, history, source_min, end),
         )  # fmt: skip
         _, answer, connection = self.call(source, node, hello)
         if isinstance(answer, Refused):
@@ -750,13 +754,13 @@ class World:
             return
         node.end_stream()
         aside = node.state.data.aside
-        node.client._follow_somebody()
+        node.client._follow_once()
         self.resyncs += node.state.data.aside > aside
         self.count("follow")
 
     def do_send(self, node: SimNode) -> None:
         """A master's WriteSocketService sends a little on one link."""
-        links = [c for c in self.connections if c.owner is node and c.life == node.life]
+        links = [c for c in self.connections if c.host is node and c.life == node.life]
         links = [c for c in links if not c.closed]
         if not node.up or not links:
             return
@@ -773,7 +777,7 @@ class World:
         piece = bytes(store.data[offset : offset + size])
         frame = data_header(offset, size) + piece
         if self.rng.random() < 0.5:
-            frame = confirmed_frame(*node.ha.limits()) + frame
+            frame = confirmed_frame(store.confirmed_offset, store.readable_offset) + frame
         writer.reach_offset = writer.sent_offset = offset + size
         link.to_slave.append(frame)
 
@@ -794,7 +798,7 @@ class World:
 
     def do_report(self, node: SimNode) -> None:
         """A master's ReadSocketService takes what is in flight on a link, perhaps a closed one."""
-        links = [c for c in self.connections if c.owner is node and c.to_master]
+        links = [c for c in self.connections if c.host is node and c.to_master]
         links = [c for c in links if c.life == node.life]
         if not node.up or not links:
             return
@@ -846,12 +850,12 @@ class World:
                 hello = node.member.hello(Purpose.SURVEY)
                 with contextlib.suppress(OSError):
                     said, _, _ = self.call(node, number, hello)
-                    node.member.meet(
+                    node.member.observe_epoch(
                         max(said.promised_epoch, said.open_epoch, last_epoch(said.history)), "x"
                     )
 
     def do_break(self, node: SimNode) -> None:
-        links = [c for c in self.connections if c.owner is node and not c.closed]
+        links = [c for c in self.connections if c.host is node and not c.closed]
         if links:
             self.rng.choice(links).close("the network breaks")
 
@@ -862,7 +866,7 @@ class World:
             return
         self.cut_off = {node.number}
         for link in self.connections:
-            if node.number in (link.node, link.owner.number):
+            if node.number in (link.node, link.host.number):
                 link.close("the network parts")
                 stream = self.nodes[link.node].stream
                 if stream is not None and stream.connection is link:
@@ -886,7 +890,7 @@ class World:
         if not self.retention or not node.up:
             return
         starts = [at for at, _ in node.store.records() if at <= node.store.flushed_offset]
-        sent = [c.writer.sent_offset for c in self.connections if c.owner is node and not c.closed]
+        sent = [c.writer.sent_offset for c in self.connections if c.host is node and not c.closed]
         hold = min([node.store.whole_offset, *(s for s in sent if s is not None)])
         starts = [at for at in starts if at <= hold and at not in self.inside]
         if starts:
@@ -907,9 +911,9 @@ class World:
         epoch = may_resume(data.history, data.promised_epoch, node.number, data.epoch_over)
         if epoch is None:
             return
-        for heard in self.ask_all(member, Purpose.SURVEY):
-            if heard.hello is not None and heard.hello.promised_epoch > epoch:
-                member.state.promise(heard.hello.promised_epoch)
+        for reply in self.ask_all(member, Purpose.SURVEY):
+            if reply.hello is not None and reply.hello.promised_epoch > epoch:
+                member.state.promise(reply.hello.promised_epoch)
         with member.gate.lock:
             if member.state.data.promised_epoch != epoch or member.open_epoch:
                 return
@@ -1016,7 +1020,7 @@ class World:
             for node in self.nodes.values():
                 if node is not master and (node.stream is None or node.stream.closed):
                     node.end_stream()
-                    node.client._follow_somebody()
+                    node.client._follow_once()
             self.do_send(master)
             for node in self.nodes.values():
                 self.do_receive(node)

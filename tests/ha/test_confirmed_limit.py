@@ -7,7 +7,7 @@ import logging
 import pytest
 
 from hastore.errors import GroupDisagrees
-from hastore.ha.node.rewind import cut_back
+from hastore.ha.replica.rewind import cut_back
 from hastore.ha.rules.epochs import EpochEntry
 from hastore.protocol.ha_link import data_header
 from tests.ha.nodes import FILE_SIZE
@@ -82,7 +82,7 @@ def test_a_whole_record_that_was_confirmed_keeps_its_node_out_until_told():
         old.store.set_limits(confirmed=group.common + 2)
         old.start()
         with pytest.raises(Violation, match="confirmed data up to 6.*hastore demote"):
-            old.client._follow_somebody()
+            old.client._follow_once()
         assert not old.state.data.aside
         old.client.accept_loss = True
         group.stream(master)
@@ -104,7 +104,7 @@ def test_the_same_holds_for_a_log_that_shares_nothing(confirmed, kept_out):
         old.start()
         if kept_out:
             with pytest.raises(Violation, match="confirmed data up to 6"):
-                old.client._follow_somebody()
+                old.client._follow_once()
         else:
             group.stream(group.node(2))
         assert old.state.data.aside == (not kept_out)

@@ -72,7 +72,7 @@ class Flips:
             for node in followers:
                 if node.stream is None or node.stream.closed:
                     node.end_stream()
-                    node.client._follow_somebody()
+                    node.client._follow_once()
             self.world.do_send(master)
             for node in followers:
                 self.world.do_receive(node)
@@ -194,7 +194,7 @@ def a_left_out_entry_outlives_a_rewind() -> None:
         two.end_stream()
         before = [entry.epoch for entry in two.state.history]
         assert before[-1] not in [entry.epoch for entry in master.state.history]
-        two.client._follow_somebody()  # it is told what the master does not know, and no more
+        two.client._follow_once()  # it is told what the master does not know, and no more
         master.die()
         world.cut_off.clear()
         two.start()

@@ -10,7 +10,7 @@ from hastore.spark.java_runtime import find_java
 
 
 def require_java():
-    """Skip without a Java, but never where the tests count."""
+    """Skip the test without a Java; in CI fail instead."""
     try:
         find_java()
     except UsageError as error:
@@ -25,7 +25,7 @@ def spark():
     from hastore.spark.session import local_session
 
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # pyspark's own, of its imports
+        warnings.simplefilter("ignore")  # raised by pyspark's own imports
         session = local_session("hastore tests", master="local[2]", memory="512m")
     yield session
     session.stop()

@@ -1,4 +1,4 @@
-"""Stores laid out by hand, in RocketMQ's form: what a test needs and no node to write it."""
+"""Write stores in RocketMQ's format file by file, without a node."""
 
 import struct
 import zlib
@@ -54,7 +54,7 @@ def write_store(root, messages, *, file_size=1 << 20, units_per_file=UNITS_PER_F
 
 
 def numbered(count, *, topic="t", queues=1, size=10):
-    """Return `count` messages, round the queues, a second apart."""
+    """Return `count` messages, a second apart, to the queues in turn."""
     return [
         (
             topic,

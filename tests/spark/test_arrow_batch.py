@@ -1,4 +1,4 @@
-"""Arrow batches against the codec that reads one record at a time."""
+"""Arrow batches, compared with the codec that reads one record at a time."""
 
 import zlib
 
@@ -56,7 +56,7 @@ def records(draw):
 
 
 def lay(items, base=BASE):
-    """Encode records one behind the other, each knowing its place."""
+    """Encode records one after the other, each with its physical offset."""
     data, positions, placed = bytearray(), [], []
     for item in items:
         offset = base + len(data)
@@ -103,7 +103,7 @@ def expected_row(record):
 
 @given(st.lists(records(), min_size=1, max_size=8))
 @settings(max_examples=150, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
-def test_every_column_equals_the_codecs_reading(items):
+def test_every_column_equals_what_the_codec_reads(items):
     data, positions, placed = lay(items)
     batch = build(data, positions)
     batch.validate(full=True)
@@ -129,7 +129,7 @@ def test_a_projection_gives_its_columns_in_its_order():
     assert batch.to_pylist() == [{"offset": 7, "value": b"x"}]
 
 
-def test_properties_that_are_no_utf8_do_not_reach_spark_as_such():
+def test_properties_that_are_not_utf8_are_replaced_in_strings():
     data, positions, _ = lay([Record(body=b"", topic="t", properties=b"TAGS\x01\xff\x02")])
     row = build(data, positions).to_pylist()[0]
     assert row["tags"] == "\ufffd"
@@ -138,7 +138,7 @@ def test_properties_that_are_no_utf8_do_not_reach_spark_as_such():
 
 @given(records(), st.data())
 @settings(max_examples=200, print_blob=True)
-def test_no_damaged_byte_leads_beyond_the_bytes_that_are_there(item, data):
+def test_damaged_bytes_never_cause_a_read_out_of_bounds(item, data):
     raw, positions, _ = lay([item, item])
     damaged = bytearray(raw)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -161,7 +161,7 @@ def test_no_damaged_byte_leads_beyond_the_bytes_that_are_there(item, data):
         (84, b"\0\0\0\1", "lengths that do not add up|impossible topic length"),
     ],
 )
-def test_a_record_that_is_none_is_named(at, value, text):
+def test_an_invalid_record_is_refused_with_its_offset(at, value, text):
     data, positions, _ = lay([Record(body=b"", topic="t"), Record(body=b"abcd", topic="t")])
     place = int(positions[1])
     damaged = bytearray(data)
@@ -171,7 +171,7 @@ def test_a_record_that_is_none_is_named(at, value, text):
     assert str(BASE + place) in str(caught.value)
 
 
-def test_a_body_of_another_crc_is_refused_where_it_is_handed_out():
+def test_a_body_with_a_wrong_crc_is_refused_if_the_body_is_read():
     data, positions, placed = lay([Record(body=b"rotten", topic="t", body_crc=1)])
     with pytest.raises(CorruptRecordError, match=f"offset {BASE} has a body of another CRC"):
         BatchBuilder(ALL).build(memoryview(data), positions, BASE, None)
@@ -209,7 +209,7 @@ def test_a_compressed_body_that_is_damaged_is_refused(bits):
         decompress(b"certainly not compressed", 1 | bits << 8, 77)
 
 
-def test_a_decompression_bomb_ends_at_the_limit(monkeypatch):
+def test_a_decompression_bomb_is_refused_at_the_limit(monkeypatch):
     monkeypatch.setattr(arrow_batch, "MAX_BODY_BYTES", 1000)
     with pytest.raises(CorruptRecordError, match="over 1000 bytes"):
         decompress(zlib.compress(bytes(1_000_000)), 1, 0)

@@ -1,4 +1,4 @@
-"""The demo's query, on flights written by hand."""
+"""The demo's Spark query, on a few flights."""
 
 import json
 

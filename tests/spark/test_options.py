@@ -1,4 +1,4 @@
-"""The options: Kafka's names, precedence and refusals."""
+"""The options: names, defaults, precedence and errors as in Spark's Kafka source."""
 
 import pytest
 
@@ -32,7 +32,7 @@ def test_the_defaults_are_kafkas():
     assert options.max_records_per_partition is None
 
 
-def test_names_are_known_in_any_case_as_spark_hands_them_over():
+def test_names_are_accepted_in_any_case():
     options = parse_options({"PATH": "/s", "SUBSCRIBEPATTERN": "a.*", "includeheaders": "TRUE"})
     assert options.strategy == SubscribePattern("a.*")
     assert options.include_headers
@@ -67,7 +67,7 @@ def test_assign_names_partitions():
     assert options.strategy == Assign(frozenset(wanted))
 
 
-def test_a_timestamp_goes_before_timestamps_by_partition_and_these_before_offsets():
+def test_precedence_is_timestamp_then_timestamps_by_partition_then_offsets():
     by_partition = '{"a":{"0":5}}'
     raw = {
         **BASE,
@@ -83,7 +83,7 @@ def test_a_timestamp_goes_before_timestamps_by_partition_and_these_before_offset
     assert parse_options(raw).limits.start == OffsetsByPartition({TopicPartition("a", 0): 1})
 
 
-def test_offsets_in_json_know_earliest_and_latest():
+def test_minus_two_and_minus_one_in_json_are_earliest_and_latest():
     raw = {
         **BASE,
         "startingOffsets": '{"a":{"0":-2,"1":4}}',
@@ -110,7 +110,7 @@ def test_offsets_in_json_know_earliest_and_latest():
         ({"hastore.bootstrap.servers": " ,", "subscribe": "a"}, "name at least one node"),
         ({**BASE, "subscribe": " , "}, "No topics to subscribe to"),
         ({"path": "/s", "subscribePattern": " "}, "Pattern to subscribe is empty"),
-        ({"path": "/s", "subscribePattern": "a("}, "is no regular expression"),
+        ({"path": "/s", "subscribePattern": "a("}, "is not a regular expression"),
         ({"path": "/s", "assign": "a"}, "No topicpartitions to assign"),
         ({"path": "/s", "assign": "{}"}, "No topicpartitions to assign"),
         ({"path": "/s", "assign": '{"a":0}'}, 'Expected e.g. {"topicA":[0,1]'),
@@ -140,8 +140,8 @@ def test_offsets_in_json_know_earliest_and_latest():
         ({**BASE, "mode": "log"}, "'subscribe' has no meaning in mode=log"),
         ({"mode": "log", "hastore.bootstrap.servers": "tcp://a:1"}, "set the option 'path'"),
         ({**BASE, "statringOffsets": "earliest"}, "did you mean 'startingOffsets'?"),
-        ({**BASE, "qqqq": "1"}, "it knows: hastore.bootstrap.servers"),
-        ({**BASE, "kafka.bootstrap.servers": "a:1"}, "by 'hastore.bootstrap.servers'"),
+        ({**BASE, "qqqq": "1"}, "known options: hastore.bootstrap.servers"),
+        ({**BASE, "kafka.bootstrap.servers": "a:1"}, "use 'hastore.bootstrap.servers'"),
         ({**BASE, "kafka.group.id": "g"}, "has no meaning for format 'hastore'"),
         ({**BASE, "groupIdPrefix": "g"}, "has no meaning for format 'hastore'"),
         ({}, "One of the options 'path'"),
@@ -169,7 +169,7 @@ def test_options_of_streams_are_ignored_with_a_warning(caplog):
     assert "maxOffsetsPerTrigger option ignored in batch queries" in caplog.text
 
 
-def test_log_mode_takes_a_path_alone():
+def test_mode_log_needs_only_a_path():
     options = parse_options({"path": "/s", "mode": "log", "minPartitions": "3"})
     assert options.mode is Mode.LOG
     assert options.strategy is None

@@ -1,4 +1,4 @@
-"""How reads are cut into tasks."""
+"""Cutting reads into tasks."""
 
 import pickle
 
@@ -26,7 +26,7 @@ def test_no_task_has_more_than_max_records():
     assert [p.end - p.start for p in pieces] == [3, 3, 4, 3]
 
 
-def test_min_partitions_cuts_the_large_ones_in_proportion():
+def test_min_partitions_cuts_large_ranges_in_proportion():
     pieces = split(1000, 10, 10, min_partitions=6)
     assert [p.partition for p in pieces] == [0, 0, 0, 0, 1, 2]
 
@@ -58,4 +58,4 @@ def test_a_split_of_the_log_covers_it_once(start, size, min_partitions):
 
 def test_tasks_survive_pickle():
     for piece in (QueueRange("t", 1, 2, 3), LogRange(4, 5, 6)):
-        assert pickle.loads(pickle.dumps(piece)) == piece  # noqa: S301 - as Spark hands them out
+        assert pickle.loads(pickle.dumps(piece)) == piece  # noqa: S301 - as Spark does

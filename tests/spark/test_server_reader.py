@@ -1,4 +1,4 @@
-"""Ranges of queues from nodes on loopback: the API's own server over a store in memory."""
+"""Read ranges of queues from nodes on loopback: the real API server over a store in memory."""
 
 import contextlib
 
@@ -67,7 +67,7 @@ def test_a_range_is_read_exactly(monkeypatch):
     assert rows[0]["headers"] == [{"key": "KEYS", "value": b"k35"}]
 
 
-def test_planning_asks_the_master_for_ranges_and_times():
+def test_ranges_and_offsets_by_time_come_from_the_node():
     node = FakeBackend()
     fill(node.store, 10)
     with serving(node) as bootstrap, ServerBackend(bootstrap, True) as backend:
@@ -77,7 +77,7 @@ def test_planning_asks_the_master_for_ranges_and_times():
     assert times == [0, None]
 
 
-def test_a_slave_is_read_first_and_the_master_where_it_lags(monkeypatch):
+def test_a_slave_is_read_first_and_the_master_if_it_lags(monkeypatch):
     master, slave = FakeBackend(1), FakeBackend(2, writable=False)
     slave.master = 1
     fill(master.store, 40)
@@ -95,10 +95,10 @@ def test_a_slave_is_read_first_and_the_master_where_it_lags(monkeypatch):
         rows = read(bootstrap, QueueRange("t", 0, 0, 20))
     assert [row["offset"] for row in rows] == list(range(20))
     assert asked[0] == 2
-    assert 1 in asked  # the pull that the slave had parked may end after it
+    assert 1 in asked  # the slave may answer its waiting pull after the master does
 
 
-def test_an_offset_beyond_the_end_is_a_loss():
+def test_an_offset_beyond_the_end_is_a_lost_position():
     node = FakeBackend()
     fill(node.store, 10)
     with serving(node) as bootstrap:
@@ -108,7 +108,7 @@ def test_an_offset_beyond_the_end_is_a_loss():
 
 
 class TrimmedStore(FakeStore):
-    """A store whose retention took the first messages of each queue."""
+    """A store whose retention removed the first messages of each queue."""
 
     def pull(self, topic, queue_id, queue_offset, **more):
         found = super().pull(topic, queue_id, queue_offset, **more)
@@ -119,7 +119,7 @@ class TrimmedStore(FakeStore):
         return found
 
 
-def test_messages_that_retention_took_are_a_loss():
+def test_messages_that_retention_removed_are_a_lost_position():
     node = FakeBackend()
     node.store = TrimmedStore()
     fill(node.store, 10)
@@ -131,21 +131,21 @@ def test_messages_that_retention_took_are_a_loss():
         assert read(bootstrap, QueueRange("t", 0, 0, 2), fail=False) == []
 
 
-def test_a_range_that_no_node_gives_ends_with_an_error(monkeypatch):
+def test_a_range_that_no_node_sends_ends_with_an_error(monkeypatch):
     monkeypatch.setattr(server_reader, "STALL_S", 1.0)
     slave = FakeBackend(writable=False)
     fill(slave.store, 10)
     span = QueueRange("t", 0, 0, 7)
     with (
         serving(slave) as bootstrap,
-        pytest.raises(UnreachableError, match="gave t-0 from offset 5 on within 1 s"),
+        pytest.raises(UnreachableError, match="sent t-0 from offset 5 within 1 s"),
     ):
         read(bootstrap, span)
     with pytest.raises(UnreachableError, match="no answer from tcp://127.0.0.1:9"):
         read(("tcp://127.0.0.1:9",), span)
 
 
-def test_an_address_that_is_none_is_refused():
+def test_an_invalid_address_is_refused():
     with pytest.raises(UsageError, match="no address"):
         ServerBackend(("http://a:1",), True)
 

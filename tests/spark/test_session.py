@@ -1,4 +1,4 @@
-"""The local session: what it is set to, and what it says when Spark does not start."""
+"""The local session: its settings, and its error when Spark does not start."""
 
 import subprocess
 import sys
@@ -32,7 +32,7 @@ def test_workers_run_this_interpreter_on_loopback(spark):
     assert spark.sparkContext.pythonExec == sys.executable
 
 
-def test_a_view_is_made_by_sql(spark):
+def test_sql_creates_a_view(spark):
     from tests.spark.stores import GOLDEN
 
     spark.sql(
@@ -43,7 +43,7 @@ def test_a_view_is_made_by_sql(spark):
 
 
 @pytest.mark.timeout(900)
-def test_a_jvm_that_does_not_start_is_shown():
+def test_the_output_of_a_jvm_that_does_not_start_is_shown():
     require_java()
     done = subprocess.run(
         [sys.executable, "-c", START], capture_output=True, text=True, timeout=600, cwd=ROOT

@@ -21,7 +21,7 @@ def load(spark, path=THREE_FILES, schema=None, **options):
 
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory):
-    """Hold 100 messages in one queue, a second apart."""
+    """A store with 100 messages in one queue, a second apart."""
     path = tmp_path_factory.mktemp("numbers")
     write_store(path, numbered(100))
     return path
@@ -78,7 +78,7 @@ def test_a_temporary_view_reads_by_sql_alone(spark, prefix):
     spark.sql("DROP VIEW golden")
 
 
-def test_a_temporary_view_over_nodes_names_what_it_cannot_reach(spark):
+def test_a_temporary_view_over_nodes_names_the_unreachable_address(spark):
     spark.sql(
         "CREATE OR REPLACE TEMPORARY VIEW nodes USING hastore "
         "OPTIONS (`hastore.bootstrap.servers` '127.0.0.1:1', subscribe 'TopicA')"
@@ -102,8 +102,8 @@ def test_a_table_is_refused_when_it_is_made(spark, clauses):
     assert not spark.catalog.tableExists("refused")
 
 
-def test_a_table_with_columns_of_its_own_is_refused_when_it_is_read(spark):
-    # Spark asks the source nothing when such a table is made, and gives it no options later.
+def test_a_table_with_declared_columns_is_refused_when_it_is_read(spark):
+    # Spark does not call the source when it creates such a table, and later passes no options.
     spark.sql(f"CREATE TABLE own (value BINARY) USING hastore OPTIONS (path '{THREE_FILES}')")
     try:
         with pytest.raises(PySparkException, match="use CREATE TEMPORARY VIEW name USING hastore"):
@@ -155,7 +155,7 @@ def test_an_empty_range_has_no_rows(spark, numbers):
     assert load(spark, numbers, subscribePattern="nothing").collect() == []
 
 
-def test_the_log_mode_gives_every_record(spark):
+def test_mode_log_returns_every_record(spark):
     with StoreReader(str(GOLDEN / "variants")) as reader:
         expected = dict(reader.raw_records())
     rows = load(spark, GOLDEN / "variants", mode="log", minPartitions="3").collect()
@@ -170,7 +170,7 @@ def test_the_log_mode_gives_every_record(spark):
         ({"subscribe": "TopicA", "startingOffsets": "latest"}, "starting offset can't be latest"),
     ],
 )
-def test_a_wrong_option_is_told_at_load(spark, options, text):
+def test_a_wrong_option_is_reported_by_load(spark, options, text):
     with pytest.raises(PySparkException) as caught:
         load(spark, **options)
     assert text in str(caught.value)
@@ -185,11 +185,11 @@ def test_a_wrong_option_is_told_at_load(spark, options, text):
         (
             THREE_FILES,
             {"assign": '{"TopicA":[0]}', "startingOffsets": '{"TopicA":{"0":101}}'},
-            "is not there",
+            "is not available",
         ),
     ],
 )
-def test_what_is_not_there_is_told_when_the_query_is_planned(spark, path, options, text):
+def test_missing_stores_topics_and_offsets_are_reported_by_the_planning(spark, path, options, text):
     with pytest.raises(PySparkException) as caught:
         load(spark, path, **options).count()
     assert text in str(caught.value)

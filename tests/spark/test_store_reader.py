@@ -1,4 +1,4 @@
-"""A store's directory read in place, without Spark."""
+"""Read a store's directory in place, without Spark."""
 
 import os
 import shutil
@@ -46,7 +46,7 @@ def test_the_golden_store_is_read_completely():
         assert [(h["key"], h["value"].decode()) for h in row["headers"]] == record.property_pairs
 
 
-def test_what_is_available_is_what_the_queues_hold():
+def test_the_available_ranges_are_those_of_the_queues():
     with PathBackend(str(GOLDEN / "three-files"), True) as backend:
         available = backend.available()
         assert available == {TopicPartition("TopicA", q): OffsetRange(0, 100) for q in range(4)}
@@ -80,7 +80,7 @@ def test_ranges_cross_queue_files_log_files_and_windows(tmp_path, monkeypatch):
     assert [row["value"] for row in rows] == expected
 
 
-def test_the_log_is_read_once_however_it_is_cut(tmp_path):
+def test_ranges_of_the_log_return_each_record_once(tmp_path):
     placed = write_store(tmp_path, numbered(300, queues=3), file_size=4096)
     with PathBackend(str(tmp_path), True) as backend:
         start, end = backend.log_range()
@@ -116,7 +116,7 @@ def test_offsets_by_time(tmp_path):
     assert found == [0, 1, 9, None]
 
 
-def test_a_file_that_retention_took_is_a_loss_and_not_damage(tmp_path):
+def test_a_file_removed_by_retention_is_a_lost_position_not_damage(tmp_path):
     write_store(tmp_path, numbered(200), file_size=4096)
     files = sorted((tmp_path / "commitlog").iterdir())
     span = QueueRange("t", 0, 0, 200)
@@ -128,11 +128,11 @@ def test_a_file_that_retention_took_is_a_loss_and_not_damage(tmp_path):
     assert rows == [row for row in whole if row["physicalOffset"] >= 4096]
 
 
-def test_a_file_that_goes_between_positions_and_records(tmp_path, monkeypatch):
+def test_a_file_may_be_removed_after_its_queue_units_are_read(tmp_path, monkeypatch):
     write_store(tmp_path, numbered(200), file_size=4096)
     with PathBackend(str(tmp_path), False) as backend:
-        found = backend._reader.queue_positions("t", 0, 0, 200)
-        monkeypatch.setattr(backend._reader, "queue_positions", lambda *_, **__: found)
+        found = backend._reader.queue_units("t", 0, 0, 200)
+        monkeypatch.setattr(backend._reader, "queue_units", lambda *_, **__: found)
         (tmp_path / "commitlog" / f"{0:020}").unlink()
         batches = list(backend.read_queue(QueueRange("t", 0, 0, 200), BatchBuilder(ALL)))
     offsets = [row["physicalOffset"] for batch in batches for row in batch.to_pylist()]
@@ -140,7 +140,7 @@ def test_a_file_that_goes_between_positions_and_records(tmp_path, monkeypatch):
     assert max(offsets) == found.offsets[-1]
 
 
-def test_a_damaged_record_is_named_and_no_loss(tmp_path):
+def test_a_damaged_record_is_an_error_with_its_offset_not_a_loss(tmp_path):
     placed = write_store(tmp_path, numbered(50))
     bad = placed[20].physical_offset
     with open(next((tmp_path / "commitlog").iterdir()), "r+b") as file:
@@ -154,6 +154,6 @@ def test_a_damaged_record_is_named_and_no_loss(tmp_path):
             list(backend.read_queue(span, BatchBuilder(ALL)))
 
 
-def test_no_store_is_told_as_such(tmp_path):
+def test_a_folder_that_is_not_a_store_is_refused(tmp_path):
     with pytest.raises(StoreError, match="is no store"), PathBackend(str(tmp_path), True):
         pass

@@ -20,7 +20,7 @@ from hastore.errors import CorruptRecordError, StoreError
 from hastore.ha.master.write_socket_service import SENDFILE_BYTES_MIN, WriteSocketService
 from hastore.record.codec import decode_record
 from hastore.service import raise_failure
-from hastore.store import store_reads
+from hastore.store import message_reader
 from hastore.store.fs.filesystem import REAL
 from hastore.store.log import commit_log
 from hastore.store.message_store import MessageStore, PullStatus
@@ -85,7 +85,7 @@ def disk() -> Disk:
 @pytest.fixture
 def cold(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageStore]:
     """A store that was opened after 300 messages in 5 files; its maps read as zeros."""
-    monkeypatch.setattr(store_reads, "COLD_MS", float("inf"))  # the machine may be slow
+    monkeypatch.setattr(message_reader, "COLD_MS", float("inf"))  # the machine may be slow
     with kit.opened(tmp_path) as store:
         for number in range(0, 300, 20):
             kit.put(
@@ -169,7 +169,7 @@ def test_hot_and_cold_reads_give_the_same_bytes(
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     chance = random.Random(seed)
-    monkeypatch.setattr(store_reads, "COLD_MS", float("inf"))
+    monkeypatch.setattr(message_reader, "COLD_MS", float("inf"))
     with kit.opened(tmp_path, consume_queue_units=50) as store:
         for number in range(0, 600, 30):
             kit.put(store, *[
@@ -223,10 +223,10 @@ def test_a_slow_disk_gives_what_it_has_read_by_then(
             slow.now_ms += 8.0
 
     whole = pull(cold, 0)
-    monkeypatch.setattr(store_reads, "COLD_MS", 20.0)
+    monkeypatch.setattr(message_reader, "COLD_MS", 20.0)
     monkeypatch.setattr(cold._reads, "_parts", dataclasses.replace(cold._parts, clock=slow))
-    monkeypatch.setattr(store_reads, "_GAP_BYTES", 0)
-    monkeypatch.setattr(store_reads._read, "__defaults__", (0,))
+    monkeypatch.setattr(message_reader, "_GAP_BYTES", 0)
+    monkeypatch.setattr(message_reader._read, "__defaults__", (0,))
     disk.before_read = take
     got, at = [], 0
     while at < whole.next_queue_offset:
@@ -429,7 +429,7 @@ def test_a_stream_that_meets_a_bad_sector_ends_with_the_reason(
         reader.start()
         service = WriteSocketService(
             ours, cold, SYSTEM_CLOCK, name="stream", start_offset=0, frame_bytes_max=frame_bytes,
-            heartbeat_ms=1000.0, history=(), limits=None, on_broken=broken.append,
+            heartbeat_ms=1000.0, history=(), tell_limits=False, on_broken=broken.append,
             on_failure=raise_failure,
         )  # fmt: skip
         service.run()  # returns: it is the end of this stream alone

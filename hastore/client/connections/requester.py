@@ -11,12 +11,12 @@ interrupted, cancelled or ended by `close`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 from hastore.client.connections.cluster import ClusterView
-from hastore.client.connections.links import Arrival, make_links
-from hastore.client.results import SendResult, Status, failure_of
+from hastore.client.connections.transport import Arrival
+from hastore.client.connections.transport_factory import make_transport
 from hastore.clock import Clock
 from hastore.errors import (
     ClientError,
@@ -53,16 +53,16 @@ class Requester:
     def __init__(self, addresses: tuple[str, ...], clock: Clock) -> None:
         self._clock = clock
         self._rids = itertools.count(1)
-        addresses, self.links = make_links(addresses, clock)
+        addresses, self.transport = make_transport(addresses, clock)
         self.on_arrival: Callable[[Arrival], None] | None = None  # sees all that comes
         self.closing = False
         self.cluster = ClusterView(addresses)
-        self.links.open(addresses)
+        self.transport.open(addresses)
 
     def close(self) -> None:
         """Close the links; nothing is waited for."""
         self.closing = True
-        self.links.close(linger_s=0.0)
+        self.transport.close(linger_s=0.0)
 
     def drop(self) -> str:
         """Close the links of a client that nobody can use any more; nothing is lost by it."""
@@ -71,7 +71,7 @@ class Requester:
 
     def abandon(self) -> None:
         """Close the descriptors in a forked child."""
-        self.links.abandon()
+        self.transport.abandon()
 
     def next_rid(self) -> int:
         """Return a number for a request."""
@@ -90,11 +90,11 @@ class Requester:
 
         ClosedMeanwhile, unless the steps end by it themselves, when the client is closed.
         """
-        links = self.links
+        transport = self.transport
         try:
             wait_s = next(steps)
             while not self.closing:
-                wait_s = steps.send(self.note(links.wait(wait_s)))
+                wait_s = steps.send(self.note(transport.wait(wait_s)))
             steps.throw(ClosedMeanwhile("the client was closed"))
         except StopIteration as end:
             result: Result = end.value
@@ -103,14 +103,14 @@ class Requester:
 
     def collect(self) -> list[Arrival]:
         """Return what has arrived; does not wait."""
-        return self.note(self.links.collect())
+        return self.note(self.transport.collect())
 
     def note(self, arrivals: list[Arrival]) -> list[Arrival]:
         """Take note of maps and of links that went down; returns the arrivals."""
         for arrival in arrivals:
             if isinstance(arrival.reply, api.Map):
                 self.cluster.learn(arrival.address, arrival.reply.map)
-                self.links.open(self.cluster.addresses)
+                self.transport.open(self.cluster.addresses)
             elif arrival.reply is None and not arrival.up:
                 self.cluster.maps.pop(arrival.address, None)
                 if self.cluster.master == arrival.address:
@@ -127,15 +127,15 @@ class Requester:
         rid = self.next_rid()
         message = make(rid)
         _check_request(message)
-        self.links.open([address])
-        sent = self.links.send(address, message)
+        self.transport.open([address])
+        sent = self.transport.send(address, message)
         while True:
             left = self.left_s(deadline)
             for arrival in (yield left):
                 if arrival.address != address:
                     continue
                 if arrival.reply is None:
-                    sent = arrival.up and self.links.send(address, message)
+                    sent = arrival.up and self.transport.send(address, message)
                 elif arrival.reply.rid == rid:
                     return arrival.reply, arrival.payload
             if left <= 0.0:
@@ -152,9 +152,9 @@ class Requester:
         grace = self.deadline(min(timeout_s, CONNECT_MS / 1000.0))
         while True:
             for address in self.cluster.addresses:
-                if address not in asked and self.links.is_up(address):
+                if address not in asked and self.transport.is_up(address):
                     rid = self.next_rid()
-                    if self.links.send(address, make(rid)):
+                    if self.transport.send(address, make(rid)):
                         asked[address] = rid
             left = self.left_s(deadline)
             waiting = [address for address in asked if address not in replies]
@@ -240,28 +240,6 @@ def _check_request(request: api.Request) -> None:
         api.decode_request(api.encode(request))
     except (ProtocolError, UnicodeEncodeError) as failure:
         raise UsageError(f"the arguments make no request: {failure}") from failure
-
-
-def commit_positions(
-    requester: Requester,
-    group: str,
-    topic: str,
-    positions: dict[int, api.Position],
-    timeout_s: float,
-    back: Collection[int] = (),
-) -> Steps[None]:
-    """Keep positions, as durable as any message; raises what Producer.send_sync would.
-
-    PositionBehindError when the group stands further in a queue that is not in `back`.
-    """
-    wait_ms = int(min(max(1.0, timeout_s * 1000.0), 3_000.0))
-    reply, _ = yield from requester.ask_master(
-        lambda rid: api.Commit(rid, group, topic, positions, wait_ms, sorted(back)), timeout_s
-    )
-    done = expect(api.PutDone, reply)
-    if done.status is not Status.PUT_OK:
-        result = SendResult(done.status, api.POSITIONS_TOPIC, 0, done.level)
-        raise failure_of(done.status, done.reason, result, unknown=False)
 
 
 def failed(reply: api.Failed) -> ClientError:

@@ -25,7 +25,8 @@ from hastore.client.consumer.consumer_core import (
     Start,
     make_reading,
 )
-from hastore.client.core import Blocking, named
+from hastore.client.core import Blocking
+from hastore.client.lifecycle import describe
 from hastore.client.results import Message, Position
 from hastore.clock import SYSTEM_CLOCK, Clock
 
@@ -79,7 +80,7 @@ class Consumer(Blocking):
         )
         addresses = parse_bootstrap(bootstrap)
         self._core = ConsumerCore(Requester(addresses, clock), clock, reading)
-        super().__init__(self._core, named("Consumer", addresses, reading.topic))
+        super().__init__(self._core, describe("Consumer", addresses, reading.topic))
 
     def __iter__(self) -> Iterator[Message]:
         """Yield messages as they come, until the consumer is closed.
@@ -87,7 +88,7 @@ class Consumer(Blocking):
         The position moves behind each message as it is yielded: a `commit` in the loop's body, or
         behind a `break`, covers what the body has seen.
         """
-        core, life = self._core, self._life
+        core, life = self._core, self._lifecycle
         while not life.closed:
             queue = self._call(core.ready(POLL_S))
             while queue is not None and not life.closed:
@@ -96,7 +97,7 @@ class Consumer(Blocking):
                     break
                 message = ready[at]
                 # No call from here to the yield, so no signal's exception comes between.
-                queue.taken, queue.stand = at + 1, message
+                queue.taken, queue.current = at + 1, message
                 yield message
 
     @property
@@ -123,7 +124,7 @@ class Consumer(Blocking):
         """
         fetcher = self._core.fetcher
         taken = self._call(self._core.poll(max_messages, timeout_s))
-        fetcher.moved = None  # the last act: what is interrupted before has taken nothing
+        fetcher.undo = None  # the last act: what is interrupted before has taken nothing
         return taken
 
     def positions(self) -> dict[int, Position]:
@@ -137,17 +138,17 @@ class Consumer(Blocking):
     def seek(self, queue: int, position: int | Position) -> None:
         """Go on from a queue offset, or from a Position that was kept."""
         self._call(self._core.seek(queue, position))
-        self._core.fetcher.moved = None
+        self._core.fetcher.undo = None
 
     def seek_to_earliest(self) -> None:
         """Go on from the first message kept, in every queue."""
         self._call(self._core.seek_to_ends(0))
-        self._core.fetcher.moved = None
+        self._core.fetcher.undo = None
 
     def seek_to_latest(self) -> None:
         """Go on behind the last readable message, in every queue."""
         self._call(self._core.seek_to_ends(1))
-        self._core.fetcher.moved = None
+        self._core.fetcher.undo = None
 
     def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> None:
         """Go on from the first message stored at or after a time, in every queue.
@@ -155,7 +156,7 @@ class Consumer(Blocking):
         An int of ms since 1970 (UTC), or a datetime with a time zone; UsageError for a naive one.
         """
         self._call(self._core.seek_to_time(timestamp_ms))
-        self._core.fetcher.moved = None
+        self._core.fetcher.undo = None
 
     def commit(self) -> None:
         """Keep the reader's positions under the group's name, as durable as any message.

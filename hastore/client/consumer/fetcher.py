@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from hastore.client.connections.links import Arrival
 from hastore.client.connections.requester import Requester, Steps
+from hastore.client.connections.transport import Arrival
 from hastore.client.consumer.queue_reader import Chunk, QueueReader
 from hastore.client.messages import Message
 from hastore.client.results import Position
@@ -51,19 +51,19 @@ class Fetcher:
         self._prefetch_bytes = prefetch_bytes
         self._prefer_master = prefer_master
         self.queues: dict[int, QueueReader] = {}
-        self.moved: list[tuple[QueueReader, Position | Message]] | None = None
+        self.undo: list[tuple[QueueReader, Position | Message]] | None = None
         # The queues whose reader was told to go elsewhere since the last commit; of the last seek
         # before it is settled.
-        self.told: set[int] = set()
-        self._telling: frozenset[int] = frozenset()
+        self.sought: set[int] = set()
+        self._seeking: frozenset[int] = frozenset()
         self.policy = "raise"
         self.source: str | None = None
-        self._turn = 0
-        self._left: set[str] = set()  # replicas found wanting since the last change of source
+        self._first_queue = 0
+        self._rejected: set[str] = set()  # replicas found wanting since the last change of source
         self._seen_readable = -1
         self._next_refresh_ms = 0.0
         self._next_pump_ms = 0.0
-        requester.on_arrival = self._arrived
+        requester.on_arrival = self._on_arrival
 
     def take(self, most: int) -> list[Message]:
         """Take from the queues in turn, starting with another one each time.
@@ -79,14 +79,14 @@ class Fetcher:
         moved: list[tuple[QueueReader, Position | Message]] = []
         for queue in self._in_turn():
             while len(taken) < most and self._has_ready(queue):
-                moved.append((queue, queue.stand))
-                self.moved = moved
+                moved.append((queue, queue.current))
+                self.undo = moved
                 part = queue.take(most - len(taken))
                 taken = taken + part if taken else part
             if len(taken) >= most:
                 break
             if not taken:
-                self._raise_trouble(queue)
+                self._raise_problem(queue)
         return taken
 
     def find_ready(self) -> QueueReader | None:
@@ -94,37 +94,37 @@ class Fetcher:
         for queue in self._in_turn():
             if self._has_ready(queue):
                 return queue
-            self._raise_trouble(queue)
+            self._raise_problem(queue)
         return None
 
     def seek(self, places: Mapping[int, Position]) -> None:
         """Go on from these positions; `moved` is to be set to None as after `take`."""
         queues = [self.queues[queue_id] for queue_id in places if queue_id in self.queues]
-        self.moved = [(queue, queue.stand) for queue in queues]
-        self._telling = frozenset(queue.queue_id for queue in queues)
+        self.undo = [(queue, queue.current) for queue in queues]
+        self._seeking = frozenset(queue.queue_id for queue in queues)
         for queue in queues:
             queue.seek(places[queue.queue_id])
 
     def settle(self) -> None:
         """Take note that the last seek has returned to its caller."""
-        self.told |= self._telling
-        self._telling = frozenset()
+        self.sought |= self._seeking
+        self._seeking = frozenset()
 
-    def mend(self) -> None:
+    def recover(self) -> None:
         """Take back what was moved and not settled, and drop all that was fetched."""
-        self._telling = frozenset()
-        for queue, stand in reversed(self.moved or ()):
-            queue.stand = stand
+        self._seeking = frozenset()
+        for queue, stand in reversed(self.undo or ()):
+            queue.current = stand
         for queue in self.queues.values():
             queue.seek(queue.next)
-        self.moved = None
+        self.undo = None
         self._next_refresh_ms = self._next_pump_ms = 0.0
 
     def _in_turn(self) -> Iterator[QueueReader]:
         queues = list(self.queues.values())
-        self._turn += 1
+        self._first_queue += 1
         for index in range(len(queues)):
-            yield queues[(self._turn + index) % len(queues)]
+            yield queues[(self._first_queue + index) % len(queues)]
 
     def _has_ready(self, queue: QueueReader) -> bool:
         """Whether a queue has messages ready; decodes its chunk, after asking for the next one."""
@@ -139,13 +139,13 @@ class Fetcher:
         queue.decode(chunk)
         return bool(queue.ready)
 
-    def _raise_trouble(self, queue: QueueReader) -> None:
+    def _raise_problem(self, queue: QueueReader) -> None:
         if queue.lost is not None:
             raise queue.lost
         damage = queue.damage
         if damage is not None:
             queue.seek(queue.next)
-            self._leave()
+            self._switch_replica()
             raise damage
 
     def pump(self) -> None:
@@ -165,11 +165,11 @@ class Fetcher:
         now = self._clock.monotonic_ms()
         self._next_pump_ms = now + PUMP_MS
         self._refresh(now)
-        self._choose()
+        self._choose_replica()
         wait_ms = self._next_refresh_ms - now
         for queue in self.queues.values():
             if queue.rid is not None and now > queue.sent_ms + WAIT_MS + ANSWER_MS:
-                self._leave()
+                self._switch_replica()
             wait_ms = min(wait_ms, self._ask(queue, now))
         return 0.0 if arrived else max(0.0, wait_ms) / 1000.0
 
@@ -191,19 +191,19 @@ class Fetcher:
             rid, self._topic, queue.queue_id, queue.fetch, api.MAX_PULL_MESSAGES,
             min(self._max_bytes, max(PULL_BYTES_MIN, share)), WAIT_MS,
         )  # fmt: skip
-        if self.source is not None and self._requester.links.send(self.source, pull):
+        if self.source is not None and self._requester.transport.send(self.source, pull):
             queue.rid, queue.sent_ms = rid, now
         else:
             queue.not_before_ms = now + RETRY_MS
         return REFRESH_MS
 
-    def _arrived(self, arrival: Arrival) -> None:
+    def _on_arrival(self, arrival: Arrival) -> None:
         reply = arrival.reply
         if reply is None:
             if arrival.up:
                 self._next_refresh_ms = 0.0
             elif arrival.address == self.source:
-                self._leave()
+                self._switch_replica()
         elif arrival.address == self.source:
             queue = next((q for q in self.queues.values() if q.rid == reply.rid), None)
             if queue is not None:
@@ -213,7 +213,7 @@ class Fetcher:
                 else:  # refused: busy, or the store is closed
                     queue.not_before_ms = self._clock.monotonic_ms() + RETRY_MS
                     if not (isinstance(reply, api.Failed) and reply.status == "BUSY"):
-                        self._leave()
+                        self._switch_replica()
 
     def _pulled(self, queue: QueueReader, reply: api.Pulled, payload: bytes) -> None:
         status = reply.status
@@ -227,23 +227,23 @@ class Fetcher:
                     after = Position(reply.next_queue_offset, epochs[-1], last)
                 queue.fetch = after
             queue.chunk = Chunk(payload, reply.count, reply.epochs, after)
-            self._left.clear()
+            self._rejected.clear()
         elif not queue.is_drained:
             self._pulled_nothing_ahead(queue, status)
         elif status is api.PullStatus.OFFSET_TOO_SMALL:
             text = f"before the first one kept, {reply.min_queue_offset}"
-            self._lose(queue, text, reply, Position(reply.min_queue_offset))
+            self._lose_position(queue, text, reply, Position(reply.min_queue_offset))
         elif status is api.PullStatus.OFFSET_TOO_LARGE:
             if self.source == self._requester.cluster.master:
                 text = f"beyond the end, {reply.max_queue_offset}"
-                self._lose(queue, text, reply, Position(reply.max_queue_offset))
+                self._lose_position(queue, text, reply, Position(reply.max_queue_offset))
             else:
                 queue.not_before_ms = self._clock.monotonic_ms() + RETRY_MS
-                self._leave()  # a replica may lag: only the master knows the end
+                self._switch_replica()  # a replica may lag: only the master knows the end
         elif status is api.PullStatus.HISTORY_DIFFERS:
             common = reply.common or Position(reply.min_queue_offset)
             text = f"of a record that a failover cut away; {common.queue_offset} still holds"
-            self._lose(queue, text, reply, common)
+            self._lose_position(queue, text, reply, common)
 
     def _pulled_nothing_ahead(self, queue: QueueReader, status: api.PullStatus) -> None:
         """Take note of a reply without records to a pull ahead of the reader.
@@ -256,12 +256,14 @@ class Fetcher:
         elif status is not api.PullStatus.NO_NEW:
             queue.fetch = None
 
-    def _lose(self, queue: QueueReader, text: str, reply: api.Pulled, common: Position) -> None:
+    def _lose_position(
+        self, queue: QueueReader, text: str, reply: api.Pulled, common: Position
+    ) -> None:
         if self.policy == "raise":
             place = f"queue {queue.queue_id} of {self._topic}: {queue.next.queue_offset} is {text}"
             queue.lost = PositionLostError(place, queue.queue_id, common)
             return
-        self.told.add(queue.queue_id)
+        self.sought.add(queue.queue_id)
         if self.policy == "earliest":
             queue.seek(Position(reply.min_queue_offset))
         elif self.policy == "latest":
@@ -280,33 +282,33 @@ class Fetcher:
         if mine is not None:
             best = max(info.readable_offset for info in maps.values())
             if mine.readable_offset < best and mine.readable_offset == self._seen_readable:
-                self._leave()
+                self._switch_replica()
             self._seen_readable = mine.readable_offset
         for address in self._requester.cluster.addresses:
-            self._requester.links.send(address, api.AskMap(self._requester.next_rid()))
+            self._requester.transport.send(address, api.AskMap(self._requester.next_rid()))
 
-    def _choose(self) -> None:
+    def _choose_replica(self) -> None:
         if self.source is not None:
             return
-        cluster, links = self._requester.cluster, self._requester.links
+        cluster, transport = self._requester.cluster, self._requester.transport
         epoch = max((info.epoch for info in cluster.maps.values()), default=0)
         heard = [
             address for address in cluster.replicas()
-            if links.is_up(address) and address in cluster.maps
+            if transport.is_up(address) and address in cluster.maps
             and cluster.maps[address].epoch == epoch
         ]  # fmt: skip
         if self._prefer_master:
             heard.reverse()
-        fresh = [address for address in heard if address not in self._left]
+        fresh = [address for address in heard if address not in self._rejected]
         if not fresh:
-            self._left.clear()
+            self._rejected.clear()
         self.source = next(iter(fresh or heard), None)
         self._seen_readable = -1
 
-    def _leave(self) -> None:
+    def _switch_replica(self) -> None:
         """Turn to another replica; pulls under way are asked there anew."""
         if self.source is not None:
-            self._left.add(self.source)
+            self._rejected.add(self.source)
         self.source = None
         for queue in self.queues.values():
             queue.rid = None

@@ -29,7 +29,7 @@ class QueueReader:
     """
 
     queue_id: int
-    stand: Position | Message
+    current: Position | Message
     fetch: Position | None
     chunk: Chunk | None = None
     ready: list[Message] = field(default_factory=list)  # decoded
@@ -43,7 +43,7 @@ class QueueReader:
     @property
     def next(self) -> Position:
         """The position where the reader stands."""
-        stand = self.stand
+        stand = self.current
         return stand.next_position if isinstance(stand, Message) else stand
 
     @property
@@ -53,7 +53,7 @@ class QueueReader:
 
     def seek(self, position: Position) -> None:
         """Go on from a position; what was fetched, or is on its way, is dropped."""
-        self.stand = self.fetch = position
+        self.current = self.fetch = position
         self.chunk = None
         self.ready, self.taken = [], 0
         self.damage = None
@@ -72,7 +72,7 @@ class QueueReader:
             if self.taken == len(ready):
                 self.ready, self.taken = [], 0
         if messages:
-            self.stand = messages[-1]
+            self.current = messages[-1]
         return messages
 
     def take_chunk(self) -> bytes:
@@ -80,7 +80,7 @@ class QueueReader:
         chunk, self.chunk = self.chunk, None
         if chunk is None:
             return b""
-        self.stand = chunk.after
+        self.current = chunk.after
         return chunk.payload
 
     def decode(self, chunk: Chunk) -> None:

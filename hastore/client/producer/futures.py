@@ -26,7 +26,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, Protocol, TypeVar
 
-from hastore.client.producer.bell import Bell
+from hastore.client.producer.lockless_condition import LocklessCondition
 from hastore.client.results import SendResult
 from hastore.errors import UsageError
 from hastore.protocol.api import PutDone, Status
@@ -65,44 +65,44 @@ class Outcome(Protocol):
         ...
 
 
-class _Watch:
+class _Observers:
     """What those need who wait for one Future."""
 
-    __slots__ = ("bell", "calls", "condition", "told", "waiters")
+    __slots__ = ("calls", "condition", "ended", "notified", "waiters")
 
     def __init__(self) -> None:
-        self.bell = Bell()
+        self.ended = LocklessCondition()
         self.calls: list[list[Callable[[Any], object]]] = []  # each is emptied by who calls it
         self.condition: threading.Condition | None = None  # once the stdlib asked for it
         self.waiters: list[Any] = []  # the stdlib's
-        self.told = False  # they know
+        self.notified = False  # they know
 
 
 class SendFuture(Future[Value]):
     """The caller's Future: `cancel` is always refused, what is sent cannot be called back."""
 
-    __slots__ = ("_exception", "_receipt", "_result", "_state", "_watch")
+    __slots__ = ("_exception", "_observers", "_receipt", "_result", "_state")
 
     def __init__(self) -> None:
         """Make a pending Future; what the stdlib's also have comes with the first who asks."""
         self._state = _PENDING
         self._exception: BaseException | None = None
         self._receipt: tuple[str, PutDone, int, int | None] | None = None
-        self._watch: _Watch | None = None
+        self._observers: _Observers | None = None
 
     def __getattr__(self, name: str) -> Any:
         """Return what the stdlib's `wait` and `as_completed` look for in a Future."""
         if name == "_waiters":
-            return self._watched().waiters
+            return self._get_observers().waiters
         if name != "_condition":
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        watch = self._watched()
-        if watch.condition is None:
+        observers = self._get_observers()
+        if observers.condition is None:
             condition = threading.Condition()
             with _making:
-                if watch.condition is None:
-                    watch.condition = condition
-        return watch.condition
+                if observers.condition is None:
+                    observers.condition = condition
+        return observers.condition
 
     def __reduce__(self) -> Any:
         raise UsageError("a Future ends in the process that made it and cannot be pickled")
@@ -149,7 +149,7 @@ class SendFuture(Future[Value]):
     def add_done_callback(self, fn: Callable[[Future[Value]], object]) -> None:
         """Call `fn` with this Future when it has ended: in the producer's thread, or at once."""
         call: list[Callable[[Any], object]] = [fn]
-        self._watched().calls.append(call)
+        self._get_observers().calls.append(call)
         if self._state == _FINISHED:
             self._make_call(call)
 
@@ -159,21 +159,21 @@ class SendFuture(Future[Value]):
         if self._exception is not None:
             self._exception = None  # of a failure that was cut off
         self._state = _FINISHED
-        return self._watch is not None
+        return self._observers is not None
 
     def succeed(self, value: Any) -> bool:
         """End it with a result."""
         self._result: Any = value
         self._receipt = self._exception = None
         self._state = _FINISHED
-        return self._watch is not None
+        return self._observers is not None
 
     def fail(self, failure: BaseException) -> bool:
         """End it with an exception."""
         self._exception = failure
         self._receipt = None
         self._state = _FINISHED
-        return self._watch is not None
+        return self._observers is not None
 
     def set_result(self, result: Any) -> None:
         """End it with a result and tell those who wait."""
@@ -191,36 +191,36 @@ class SendFuture(Future[Value]):
 
         Called by a thread that no signal's exception reaches.
         """
-        watch = self._watch
-        if watch is None:
+        observers = self._observers
+        if observers is None:
             return
-        watch.bell.ring()
-        condition = watch.condition
-        if condition is not None and not watch.told:
+        observers.ended.notify_all()
+        condition = observers.condition
+        if condition is not None and not observers.notified:
             taken = condition.acquire(timeout=_CONDITION_S)
             try:
-                for waiter in watch.waiters:
+                for waiter in observers.waiters:
                     waiter.add_result(self)
-                watch.told = True
+                observers.notified = True
             finally:
                 if taken:
                     condition.release()
-        for call in watch.calls:
+        for call in observers.calls:
             self._make_call(call)
 
-    def _watched(self) -> _Watch:
+    def _get_observers(self) -> _Observers:
         """Return what those need who wait, made by the first of them."""
-        watch = self._watch
-        if watch is None:
-            made = _Watch()
+        observers = self._observers
+        if observers is None:
+            made = _Observers()
             with _making:
-                if self._watch is None:
-                    self._watch = made
-                watch = self._watch
-        return watch
+                if self._observers is None:
+                    self._observers = made
+                observers = self._observers
+        return observers
 
     def _wait(self, timeout: float | None) -> None:
-        if not self._watched().bell.wait_for(self.done, timeout):
+        if not self._get_observers().ended.wait_for(self.done, timeout):
             raise TimeoutError
 
     def _make_call(self, call: list[Callable[[Any], object]]) -> None:

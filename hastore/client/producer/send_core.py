@@ -21,18 +21,15 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
+from typing import Any
 
 from hastore.client.connections.cluster import ClusterView
-from hastore.client.connections.links import Arrival, Links
-from hastore.client.producer.outbox import Entry, Frame, SendOptions, Window, in_order
-from hastore.client.producer.settling import (
-    Ended,
-    give_up,
-    settle_failure,
-    settle_reply,
-    settle_unasked,
-)
-from hastore.client.results import Status
+from hastore.client.connections.transport import Arrival, Transport
+from hastore.client.producer.futures import Outcome, result_of
+from hastore.client.producer.options import SendOptions
+from hastore.client.producer.window import Entry, Frame, Window, in_order
+from hastore.client.results import SendResult, Status, failure_of
+from hastore.errors import HastoreError
 from hastore.protocol import api
 
 log = logging.getLogger(__name__)
@@ -41,13 +38,15 @@ MAX_FRAMES = 8
 SMALL_FRAMES = 2  # beyond so many in flight only full frames go: what waits gathers meanwhile
 MAX_FRAME_RECORDS, HANDFUL = 256, 16
 LATE_MS = 300.0  # an answer that takes longer makes the client ask who is master
-SEARCH_MS = 100.0
+ASK_MS = 100.0
 ATTEMPT_MS = 3_000  # how long a node may wait for a confirmation
 ATTEMPT_SLACK_MS = 1_000.0
 LAST_TRY_MS = 50.0  # nothing refused is tried again so shortly before its end
 PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
 _NEVER = float("inf")
+Ended = deque[Outcome]  # of settled entries whose waiters are still to be notified
+_UNCONFIRMED = (Status.FLUSH_SLAVE_TIMEOUT, Status.FLUSH_DISK_TIMEOUT)
 
 
 class SendCore:
@@ -58,16 +57,16 @@ class SendCore:
     """
 
     def __init__(
-        self, addresses: tuple[str, ...], options: SendOptions, window: Window, links: Links
+        self, addresses: tuple[str, ...], options: SendOptions, window: Window, transport: Transport
     ) -> None:
         self._options = options
         self._window = window
-        self._links = links
+        self._transport = transport
         self.cluster = ClusterView(addresses)
-        self.found = False
+        self.master_found = False
         self.flush_to: float = 0
         self.ended: Ended = deque()
-        self.cut_off = False  # a turn is under way, or was cut off
+        self.interrupted = False  # a turn is under way, or was cut off
         self._unsent: deque[Entry] = deque()
         self._frames: dict[int, Frame] = {}
         self._rids = itertools.count(1)
@@ -80,32 +79,32 @@ class SendCore:
         self._at = 0
         self._paused_until_ms = 0.0
         self._pauses = 0
-        self._next_search_ms = 0.0
+        self._next_ask_ms = 0.0
 
-    def turn(self, now: float) -> None:
+    def run_once(self, now: float) -> None:
         """Do what there is to do. `now`: monotonic ms."""
-        if self.cut_off:
-            self._begin_anew()
-        self.cut_off = True
-        for arrival in self._links.collect():
-            self._arrived(arrival, now)
+        if self.interrupted:
+            self._restart()
+        self.interrupted = True
+        for arrival in self._transport.collect():
+            self._on_arrival(arrival, now)
         if self._window.incoming:
             self._unsent += self._window.take()
         if self._frames or not self._window.is_settled or self.cluster.master is None:
             self._expire(now)
-            self._look_after(now)
+            self._check_answers(now)
             self._transmit(now)
-        self.cut_off = False
+        self.interrupted = False
 
     def send_now(self, now: float) -> None:
         """Send what was admitted, as far as that goes; a turn follows."""
-        if self.cut_off:
-            self.turn(now)
+        if self.interrupted:
+            self.run_once(now)
             return
-        self.cut_off = True
+        self.interrupted = True
         self._unsent += self._window.take()
         self._transmit(now)
-        self.cut_off = False
+        self.interrupted = False
 
     def sleep_s(self, now: float) -> float:
         """Return how long nothing is to be done unless something arrives; -1 for ever."""
@@ -117,12 +116,12 @@ class SendCore:
         if oldest is not None:
             until = oldest.expires_ms
             if master is None:
-                until = min(until, self._next_search_ms)
-        elif not self.found:
-            until = self._next_search_ms
+                until = min(until, self._next_ask_ms)
+        elif not self.master_found:
+            until = self._next_ask_ms
         if self._frames:
             first = next(iter(self._frames.values()))
-            until = min(until, max(first.sent_ms + LATE_MS, self._next_search_ms))
+            until = min(until, max(first.sent_ms + LATE_MS, self._next_ask_ms))
         if self._unsent and master is not None and len(self._frames) < SMALL_FRAMES:
             ready = self._ready_ms(self._unsent[0])
             until = min(until, max(self._paused_until_ms, ready, now + 1.0))
@@ -141,7 +140,7 @@ class SendCore:
         """End, since whoever turns has failed: what is unsettled ends so, later sends at once."""
         reason = f"the producer has failed: {failure!r}"
         self._window.close(f"{reason}; make a new one")
-        if self.cut_off:  # in the middle of a turn: what was on its way is not known
+        if self.interrupted:  # in the middle of a turn: what was on its way is not known
             for entry in self._window.entries():
                 entry.unknown = True
         self.end(reason)
@@ -154,7 +153,7 @@ class SendCore:
             for entry in frame.entries:
                 entry.unknown = True
         for entry in self._window.entries():
-            give_up(entry, reason, self.ended)
+            _give_up(entry, reason, self.ended)
         self._frames.clear()
         self._unsent.clear()
         self._window.release()
@@ -164,7 +163,7 @@ class SendCore:
         self._window.closed = True
         for entry in self._window.entries():
             entry.unknown = True
-            give_up(entry, "the process was forked; the parent goes on with it", self.ended)
+            _give_up(entry, "the process was forked; the parent goes on with it", self.ended)
 
     def unacknowledged(self) -> str:
         """Say how many messages are unsettled, "" for none; takes no lock."""
@@ -177,11 +176,11 @@ class SendCore:
         named = ", ".join(f"{count} to {topic!r}" for topic, count in topics.items())
         return f"messages not acknowledged: {named}"
 
-    def _begin_anew(self) -> None:
+    def _restart(self) -> None:
         """Roll everything back: a turn was cut off, how far it came is not known."""
         for frame in self._frames.values():
             for entry in frame.entries:
-                self._lose(entry)
+                self._mark_unknown(entry)
         self._frames.clear()
         self._run += 1
         self._at = 0
@@ -192,7 +191,7 @@ class SendCore:
         self._unsent = in_order(self._window.entries())
         self._window.release()
         if self.cluster.master is not None:
-            self._links.reopen(self.cluster.master)
+            self._transport.reopen(self.cluster.master)
 
     def _ready_ms(self, entry: Entry) -> float:
         """Return when an entry has lingered enough."""
@@ -202,51 +201,51 @@ class SendCore:
 
     # -- what arrives
 
-    def _arrived(self, arrival: Arrival, now: float) -> None:
+    def _on_arrival(self, arrival: Arrival, now: float) -> None:
         reply = arrival.reply
         if isinstance(reply, api.PutDone):
             frame = self._frames.get(reply.rid)
             if frame is not None and arrival.address == frame.address:
-                self._answered(frame, reply, now)
+                self._on_answer(frame, reply, now)
         elif reply is None:
-            self._link_changed(arrival, now)
+            self._on_connection_change(arrival, now)
         elif isinstance(reply, api.Map):
             followed = self.cluster.master
             if self.cluster.learn(arrival.address, reply.map):
-                self._follow(followed)
+                self._follow_master(followed)
             elif followed is not None and self.cluster.master is None:
                 self._roll_back(list(self._frames.values()), unknown=True)
-            self._links.open(self.cluster.addresses)
+            self._transport.open(self.cluster.addresses)
 
-    def _link_changed(self, arrival: Arrival, now: float) -> None:
+    def _on_connection_change(self, arrival: Arrival, now: float) -> None:
         if arrival.up:
-            self._links.send(arrival.address, api.AskMap(next(self._rids)))
+            self._transport.send(arrival.address, api.AskMap(next(self._rids)))
             return
         self.cluster.maps.pop(arrival.address, None)
         if arrival.address == self.cluster.master:
             self.cluster.lose()
             self._roll_back(list(self._frames.values()), unknown=True)
-            self._search(now)
+            self._ask_for_master(now)
 
-    def _follow(self, before: str | None) -> None:
+    def _follow_master(self, before: str | None) -> None:
         log.info("producer: the master is %s, epoch %d", self.cluster.master, self.cluster.epoch)
         if before is not None and before != self.cluster.master:
-            self._links.reopen(before)  # late answers of the old master are not wanted
+            self._transport.reopen(before)  # late answers of the old master are not wanted
         self._roll_back(list(self._frames.values()), unknown=True)
         self._paused_until_ms = 0.0
-        self.found = True
+        self.master_found = True
 
-    def _answered(self, frame: Frame, reply: api.PutDone, now: float) -> None:
+    def _on_answer(self, frame: Frame, reply: api.PutDone, now: float) -> None:
         if reply.status is not _PUT_OK and reply.status.is_refusal and reply.statuses is None:
-            self._refused(frame, reply, now)
+            self._on_refusal(frame, reply, now)
             return
         if reply.status is Status.TIMEOUT and reply.statuses is None:
             for entry in frame.entries:
                 entry.status, entry.reason = reply.status, reply.reason
-                self._lose(entry)
-            self._refused(frame, reply, now)  # it goes again, in its place before the others
+                self._mark_unknown(entry)
+            self._on_refusal(frame, reply, now)  # it goes again, in its place before the others
             return
-        again = settle_reply(frame, reply, self.ended, retry_stored=self._options.idempotent)
+        again = _settle_reply(frame, reply, self.ended, retry_stored=self._options.idempotent)
         del self._frames[frame.rid]
         self._window.release()
         if again:
@@ -255,7 +254,7 @@ class SendCore:
         else:
             self._pauses = 0
 
-    def _refused(self, frame: Frame, reply: api.PutDone, now: float) -> None:
+    def _on_refusal(self, frame: Frame, reply: api.PutDone, now: float) -> None:
         """Send this frame and those behind it, which the run's rule refuses too, once more."""
         for entry in frame.entries:
             entry.status, entry.reason = reply.status, reply.reason
@@ -264,11 +263,11 @@ class SendCore:
         self._pause(now)
         if reply.master is not None:
             self.cluster.add(reply.master)
-            self._links.open(self.cluster.addresses)
+            self._transport.open(self.cluster.addresses)
         if reply.status is Status.SERVICE_NOT_AVAILABLE:
             self.cluster.lose()
         if reply.status is not Status.BUSY:
-            self._search(now)
+            self._ask_for_master(now)
 
     def _pause(self, now: float) -> None:
         self._paused_until_ms = now + PAUSES_MS[min(self._pauses, len(PAUSES_MS) - 1)]
@@ -281,18 +280,18 @@ class SendCore:
         back = [entry for frame in frames for entry in frame.entries]
         if unknown:
             for entry in back:
-                self._lose(entry)
+                self._mark_unknown(entry)
         for frame in frames:
             del self._frames[frame.rid]
         if back:
             self._unsent = in_order([*back, *self._unsent])
             self._window.release()
 
-    def _lose(self, entry: Entry) -> None:
+    def _mark_unknown(self, entry: Entry) -> None:
         """Note that an attempt may have stored it; a second one might store it twice."""
         entry.unknown = True
         if not self._options.idempotent:
-            settle_failure(entry, self.ended)
+            _settle_failure(entry, self.ended)
 
     # -- time
 
@@ -303,16 +302,16 @@ class SendCore:
         flying = {id(entry) for frame in self._frames.values() for entry in frame.entries}
         for entry in expired:
             entry.unknown |= id(entry) in flying
-            give_up(entry, self._why_late(), self.ended)
+            _give_up(entry, self._late_reason(), self.ended)
         self._unsent = in_order(self._unsent)
         self._window.release()
 
-    def _why_late(self) -> str:
+    def _late_reason(self) -> str:
         if self.cluster.master is None:
             return f"no writable master: {self.cluster.reason()}"
         return f"{self.cluster.master} did not answer in time"
 
-    def _look_after(self, now: float) -> None:
+    def _check_answers(self, now: float) -> None:
         """Ask who is master when nobody is, or when the first frame in flight is late."""
         if self._frames:
             age = now - next(iter(self._frames.values())).sent_ms
@@ -321,17 +320,17 @@ class SendCore:
                 self.cluster.lose()
                 self._roll_back(list(self._frames.values()), unknown=True)
                 if master is not None:
-                    self._links.reopen(master)
+                    self._transport.reopen(master)
             wanted = age > LATE_MS or self.cluster.master is None
         else:
-            wanted = self.cluster.master is None and bool(self._unsent or not self.found)
-        if wanted and now >= self._next_search_ms:
-            self._search(now)
+            wanted = self.cluster.master is None and bool(self._unsent or not self.master_found)
+        if wanted and now >= self._next_ask_ms:
+            self._ask_for_master(now)
 
-    def _search(self, now: float) -> None:
-        self._next_search_ms = now + SEARCH_MS
+    def _ask_for_master(self, now: float) -> None:
+        self._next_ask_ms = now + ASK_MS
         for address in self.cluster.addresses:
-            self._links.send(address, api.AskMap(next(self._rids)))
+            self._transport.send(address, api.AskMap(next(self._rids)))
 
     # -- sending
 
@@ -387,13 +386,99 @@ class SendCore:
             payload = b"".join([entry.payload for entry in entries])
         # First: what is cut off here may have been sent.
         self._frames[rid] = Frame(rid, master, entries, count, now)
-        if not self._links.send(master, put, payload):
+        if not self._transport.send(master, put, payload):
             del self._frames[rid]
             return False
         if options.acks == 0:
-            settle_unasked(entries, self.ended)
+            _settle_unasked(entries, self.ended)
             del self._frames[rid]
             self._window.release()
             return True
         self._at += 1
         return True
+
+
+# -- from a node's answer to the callers' Futures
+
+
+def _settle_reply(
+    frame: Frame, reply: api.PutDone, ended: Ended, *, retry_stored: bool
+) -> list[Entry]:
+    """Settle a frame's entries; return those that were stored, not confirmed, and go again."""
+    again: list[Entry] = []
+    place = 0
+    if frame.count != len(reply.offsets):
+        _settle_whole(frame, reply, ended)
+        return again
+    all_good = reply.statuses is None and reply.status is _PUT_OK
+    for entry in frame.entries:
+        begin, place = place, place + entry.count
+        future = entry.future
+        if future.done():
+            continue
+        if all_good:
+            if future.settle(entry.topic, reply, begin, place if entry.is_batch else None):
+                ended.append(future)
+            continue
+        results = [result_of(entry.topic, reply, each) for each in range(begin, place)]
+        bad = next((r for r in results if r.status is not Status.PUT_OK), None)
+        if bad is None:
+            _succeed(entry, results, ended)
+        elif bad.status in _UNCONFIRMED and retry_stored:
+            entry.unknown = True
+            entry.status, entry.reason, entry.result = bad.status, reply.reason, bad
+            again.append(entry)
+        else:
+            refused = sum(1 for r in results if not r.status.is_stored)
+            entry.reason = reply.reason
+            if 0 < refused < len(results):
+                entry.reason += f" ({refused} of {len(results)} refused, the others are stored)"
+            entry.status = bad.status
+            entry.result = bad if bad.status.is_stored else None
+            _settle_failure(entry, ended)
+    return again
+
+
+def _settle_whole(frame: Frame, reply: api.PutDone, ended: Ended) -> None:
+    """Settle a frame whose answer does not list its records: all of them were refused."""
+    statuses = set(reply.statuses or [reply.status])
+    refused = len(statuses) == 1 and not next(iter(statuses)).is_stored
+    for entry in frame.entries:
+        entry.status = statuses.pop() if refused else Status.TIMEOUT
+        statuses.add(entry.status)
+        entry.reason = reply.reason if refused else "the node's answer does not fit the request"
+        _settle_failure(entry, ended)
+
+
+def _settle_unasked(entries: list[Entry], ended: Ended) -> None:
+    """Settle what nobody will answer (`acks` 0): it was handed over, no more is known."""
+    for entry in entries:
+        results = [SendResult(Status.PUT_OK, entry.topic, 0) for _ in range(entry.count)]
+        _succeed(entry, results, ended)
+
+
+def _give_up(entry: Entry, reason: str, ended: Ended) -> None:
+    """End an entry; what never left this process is certainly not stored."""
+    if entry.status is Status.TIMEOUT and not entry.unknown:
+        entry.status = Status.SERVICE_NOT_AVAILABLE
+    entry.reason = entry.reason or reason
+    _settle_failure(entry, ended)
+
+
+def _settle_failure(entry: Entry, ended: Ended) -> None:
+    """End an entry with what was heard last."""
+    if not entry.settled and entry.future.fail(_failure(entry)):
+        ended.append(entry.future)
+
+
+def _failure(entry: Entry) -> HastoreError:
+    if entry.result is not None:  # stored for all that is known, only not confirmed
+        reason = entry.reason or "not confirmed within the delivery timeout"
+        return failure_of(entry.result.status, reason, entry.result, unknown=True)
+    return failure_of(entry.status, entry.reason, None, unknown=entry.unknown)
+
+
+def _succeed(entry: Entry, results: list[SendResult], ended: Ended) -> None:
+    value: Any = results if entry.is_batch else results[0]
+    if not entry.settled and entry.future.succeed(value):
+        ended.append(entry.future)

@@ -13,7 +13,7 @@ CALL_TIMEOUT_MS = 1_000.0
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class SurveyReply:
     """What came back from one node: its HELLO and answer, or why there is none."""
 
     node: int
@@ -30,7 +30,7 @@ def ask_all(
     skip: frozenset[int] = frozenset(),
     timeout_ms: float = CALL_TIMEOUT_MS,
     **extra: Any,
-) -> list[Heard]:
+) -> list[SurveyReply]:
     """Call every other node but those to `skip`, in parallel; the whole takes at most about
     `timeout_ms`.
     """
@@ -38,7 +38,7 @@ def ask_all(
     if not peers:
         return []
 
-    def ask(peer: tuple[int, str]) -> Heard:
+    def ask(peer: tuple[int, str]) -> SurveyReply:
         return ask_one(member, peer[0], peer[1], purpose, timeout_ms=timeout_ms, **extra)
 
     with ThreadPoolExecutor(len(peers), thread_name_prefix=f"Survey-{purpose.value}") as pool:
@@ -47,8 +47,8 @@ def ask_all(
 
 def ask_one(
     member: Member, node: int, address: str, purpose: Purpose, *, timeout_ms: float, **extra: Any
-) -> Heard:
-    """Call one node and close the connection; a failure is part of what was heard."""
+) -> SurveyReply:
+    """Call one node and close the connection; a failure is part of the reply."""
     try:
         opened = call(
             address, member.hello(purpose, **extra), member.secret, member.clock, timeout_ms
@@ -56,8 +56,8 @@ def ask_one(
         opened.close()
         check_peer(member, opened.hello, node, address)
     except (HastoreError, OSError) as error:
-        return Heard(node, address, problem=str(error) or type(error).__name__)
-    return Heard(node, address, opened.hello, opened.answer)
+        return SurveyReply(node, address, problem=str(error) or type(error).__name__)
+    return SurveyReply(node, address, opened.hello, opened.answer)
 
 
 def check_peer(member: Member, hello: Hello, node: int, address: str) -> None:

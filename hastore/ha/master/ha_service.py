@@ -14,13 +14,12 @@ from hastore.config.model import SyncFrom
 from hastore.errors import ProtocolError, ReplicationError
 from hastore.ha.master.accept_socket_service import AcceptSocketService
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Progress
-from hastore.ha.master.ha_connection import HAConnection
-from hastore.ha.master.slave_status import SlaveStatus, slave_name, slave_status
-from hastore.ha.node.digests import own_digest
+from hastore.ha.master.ha_connection import HAConnection, SlaveStatus
 from hastore.ha.node.member import Member
+from hastore.ha.replica.digests import own_digest
 from hastore.ha.rules.acks import AckTable, ClassicReporter
 from hastore.ha.rules.epochs import EpochEntry
-from hastore.ha.rules.promotion import FollowAnswer, MasterView, answer_follow
+from hastore.ha.rules.following import FollowAnswer, MasterView, answer_follow
 from hastore.protocol.hello import Hello, Refused, StreamFrom
 
 log = logging.getLogger(__name__)
@@ -43,7 +42,7 @@ class HAService:
         self._table: AckTable | None = None
         self._sync = False  # a SYNC_MASTER: readers stop at the confirmed offset
         self._serial = 0  # counts the progress worked out under `_lock`: an older one never counts
-        self._links = itertools.count(1)
+        self._connection_ids = itertools.count(1)
         self.push2_slave_max_offset = 0
         self.failure: str | None = None  # of the last connection that a defect ended
 
@@ -129,7 +128,7 @@ class HAService:
                 log.warning("connection of %s refused: %d HA connections are open", address, limit)
                 sock.close()
                 return
-            connection = HAConnection(self, sock, address, next(self._links))
+            connection = HAConnection(self, sock, address, next(self._connection_ids))
             self._connections.append(connection)
         if victim is not None:
             victim.close("dropped for a new connection: it has not said HELLO")
@@ -147,8 +146,8 @@ class HAService:
             self._streams = tuple(c for c in self._streams if c is not connection)
             if self._table is not None:
                 if connection.node is not None:
-                    self._table.leave(connection.node, connection.link)
-                self._table.classics.pop(connection.link, None)
+                    self._table.leave(connection.node, connection.connection_id)
+                self._table.classics.pop(connection.connection_id, None)
 
     def follow(self, connection: HAConnection, hello: Hello) -> FollowAnswer:
         """Answer a slave that wants to follow; STREAM_FROM also registers it, with no report
@@ -177,12 +176,6 @@ class HAService:
                 self._register(connection, hello, answer.offset)
             return answer
 
-    def start_stream(self, connection: HAConnection) -> None:
-        """Let a registered stream flow, after its answer has gone out."""
-        writer = connection.writer
-        assert writer is not None
-        writer.start()
-
     def classic_start(self, report: int) -> int:
         """Return where a RocketMQ slave's stream starts for its first report; ProtocolError
         outside the log.
@@ -207,7 +200,7 @@ class HAService:
         with self._lock:
             if self._table is None:
                 raise ProtocolError("this node is no master now")
-            self._table.classics[connection.link] = ClassicReporter(began=offset)
+            self._table.classics[connection.connection_id] = ClassicReporter(began=offset)
             self._streams = (*self._streams, connection)
 
     def _register(self, connection: HAConnection, hello: Hello, offset: int) -> None:
@@ -217,7 +210,7 @@ class HAService:
             if self._table is None:
                 raise ReplicationError("the epoch is not open yet")
             earlier = [c for c in self._streams if c.node == hello.node]
-            self._table.join(hello.node, connection.link, hello.ack_point == "flushed")
+            self._table.join(hello.node, connection.connection_id, hello.ack_point == "flushed")
             self._streams = (*(c for c in self._streams if c.node != hello.node), connection)
         for other in earlier:
             other.close("the same node has connected again")
@@ -243,12 +236,12 @@ class HAService:
             if table is None:
                 return
             if connection.classic:
-                classic = table.classics.get(connection.link)
+                classic = table.classics.get(connection.connection_id)
                 if classic is not None:
                     classic.offset = offset
             else:
                 node = connection.node
-                if node is None or not table.report(node, connection.link, offset):
+                if node is None or not table.report(node, connection.connection_id, offset):
                     return
             self.push2_slave_max_offset = max(self.push2_slave_max_offset, offset)
             progress, moved = self._work_out(table)
@@ -300,11 +293,6 @@ class HAService:
         store = self.member.store
         return store.flushed_offset if self.member.counts_flushed else store.max_offset
 
-    def limits(self) -> tuple[int, int]:
-        """Return the confirmed and the readable offset as slaves are told them."""
-        store = self.member.store
-        return store.confirmed_offset, store.readable_offset
-
     def _note_limits(self) -> None:
         for connection in self._streams:
             if not connection.classic and connection.writer is not None:
@@ -343,7 +331,7 @@ class HAService:
     def slaves(self) -> list[SlaveStatus]:
         """Return the linked slaves."""
         end, gap = self.member.store.max_offset, self.member.config.ha.max_gap_not_in_sync
-        return [slave_status(connection, end, gap) for connection in self._streams]
+        return [connection.status(end, gap) for connection in self._streams]
 
     def linked_nodes(self) -> set[int]:
         """Return the node numbers that follow this master now."""
@@ -351,4 +339,4 @@ class HAService:
 
     def slave_offsets(self) -> dict[str, int]:
         """How far each linked slave has come, by its name; retention keeps the log from there."""
-        return {slave_name(c): c.reached_offset for c in self._streams}
+        return {c.name: c.reached_offset for c in self._streams}

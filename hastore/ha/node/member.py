@@ -5,7 +5,6 @@ being master.
 import functools
 import logging
 import secrets
-import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -14,7 +13,8 @@ from hastore.config.model import AckPoint, Config, Flush, NodeAddress
 from hastore.ha.node.gate import WriteGate
 from hastore.ha.node.node_state import NodeState
 from hastore.ha.node.replica_log import ReplicaLog
-from hastore.ha.rules.promotion import check_identity, may_promise
+from hastore.ha.rules.following import check_identity
+from hastore.ha.rules.promotion import may_promise
 from hastore.protocol.ha_link import BODY_BYTES_MAX
 from hastore.protocol.hello import NONCE_BYTES, Hello, Promised, Purpose, Refused
 from hastore.service import OnFailure
@@ -48,7 +48,6 @@ class Member:
         self.role = "SLAVE"  # what it is now, for HELLO and status
         self.on_superseded: Callable[[int, str], None] = _ignore
         self.on_promise: Callable[[], None] = _nothing
-        self._told = threading.Lock()
 
     @property
     def nodes(self) -> tuple[int, ...]:
@@ -142,7 +141,7 @@ class Member:
         self._tell(was, epoch, f"node {candidate}")
         return answer
 
-    def meet(self, epoch: int, who: str) -> None:
+    def observe_epoch(self, epoch: int, who: str) -> None:
         """Turn read-only, durably, when an epoch above the own open one was met."""
         with self.gate.lock:
             was = self.open_epoch

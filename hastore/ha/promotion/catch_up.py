@@ -9,9 +9,10 @@ from collections.abc import Callable
 from hastore.errors import HastoreError, PromotionRefused, ProtocolError
 from hastore.ha.hello.peer import Call, call
 from hastore.ha.hello.survey import check_peer
-from hastore.ha.node.digests import say_digest
 from hastore.ha.node.member import Member
-from hastore.ha.node.rewind import cut_back, entries_at
+from hastore.ha.replica.digests import digest_fields
+from hastore.ha.replica.receiver import Receiver
+from hastore.ha.replica.rewind import cut_back, entries_at
 from hastore.ha.rules.epochs import (
     History,
     common_point,
@@ -19,7 +20,6 @@ from hastore.ha.rules.epochs import (
     last_epoch,
     nothing_to_compare,
 )
-from hastore.ha.slave.receiving import Receiver
 from hastore.protocol.ha_link import Data, FrameStart, StreamDecoder
 from hastore.protocol.hello import CopyFrom, Hello, Purpose, Refused
 
@@ -98,7 +98,7 @@ def _compare(
     """Compare what only a RocketMQ master vouches for, before anything is cut or copied: an empty
     COPY that says the digest. PromotionRefused, finally, when the bytes differ.
     """
-    digest = say_digest(member, history, source_min, end)
+    digest = digest_fields(member, history, source_min, end)
     if digest:
         at = digest["digest_to"]
         hello = member.hello(Purpose.COPY, copy_from=at, copy_to=at, **digest)
@@ -137,7 +137,7 @@ def _copy(
         copy_to=end,
         expect_epoch=last_epoch(history),
         expect_end=end,
-        **say_digest(member, history, source_min, end),
+        **digest_fields(member, history, source_min, end),
     )
     opened = _ask(member, hello, node, address, final=False)
     try:

@@ -8,12 +8,12 @@ from dataclasses import dataclass, replace
 
 from hastore.config.model import Config
 from hastore.errors import GroupDisagrees, HastoreError, PromotionRefused
-from hastore.ha.hello.survey import Heard, ask_all
+from hastore.ha.hello.survey import SurveyReply, ask_all
 from hastore.ha.node.member import Member
-from hastore.ha.node.rewind import cut_back
 from hastore.ha.promotion.catch_up import catch_up
+from hastore.ha.replica.rewind import cut_back
 from hastore.ha.rules.epochs import EpochEntry, History, last_epoch, next_epoch
-from hastore.ha.rules.promotion import Terms, Voice, greatest, judge, new_entry
+from hastore.ha.rules.promotion import PeerAnswer, Requirements, judge, most_advanced, new_entry
 from hastore.protocol.hello import Promised, Purpose, Refused
 
 log = logging.getLogger(__name__)
@@ -55,59 +55,71 @@ class Promoter:
         suffices; then `before_promise` stops what follows a master, and the promises begin.
         """
         member = self._member
-        terms = self._terms(config)
-        heard = ask_all(member, Purpose.SURVEY)
-        self._check_overtaken(heard)
-        self._check_welcome(heard, flags)
-        voices = [self._own_voice(), *(_voice(h) for h in heard if h.hello is not None)]
-        self._demand(terms, voices, heard, flags)
-        best = greatest(voices, member.config.node)
+        required = self._requirements(config)
+        replies = ask_all(member, Purpose.SURVEY)
+        self._check_overtaken(replies)
+        self._check_no_refusal(replies, flags)
+        answers = [
+            self._own_answer(),
+            *(_survey_answer(reply) for reply in replies if reply.hello is not None),
+        ]
+        self._require_enough(required, answers, replies, flags)
+        best = most_advanced(answers, member.config.node)
         if flags.no_catch_up and best.node != member.config.node:
             raise PromotionRefused(
                 f"node {best.node} is ahead (epoch {best.last_epoch}, end {best.log_end}) and "
                 "--no-catch-up was given; promote it, or leave the flag out",
                 final=True,
             )
-        epoch = next_epoch(self._greatest_seen(heard), member.config.node)
+        epoch = next_epoch(self._greatest_seen(replies), member.config.node)
         before_promise()
         self._tried_epoch = epoch
-        answers = self._collect(epoch, terms)
-        voices = [self._own_voice(), *(_promised_voice(h) for h in answers if _promised(h))]
-        if terms.fresh:
-            terms = _merged(terms, answers)
-        self._demand(terms, voices, answers, flags)
-        self._catch_up(epoch, voices, answers, flags)
+        replies = self._collect(epoch, required)
+        answers = [
+            self._own_answer(),
+            *(_promised_answer(reply) for reply in replies if _promised(reply)),
+        ]
+        if required.fresh:
+            required = _with_known(required, replies)
+        self._require_enough(required, answers, replies, flags)
+        self._catch_up(epoch, answers, replies, flags)
         # Entries taken over may bring other `acks` and lists: then more answers are needed.
-        self._demand(_widest(terms, self._terms(config)), voices, answers, flags)
-        return self._open(epoch, terms)
+        self._require_enough(_widest(required, self._requirements(config)), answers, replies, flags)
+        return self._open(epoch, required)
 
-    def _check_welcome(self, heard: list[Heard], flags: Flags) -> None:
+    def _check_no_refusal(self, replies: list[SurveyReply], flags: Flags) -> None:
         """A node that answers a survey by a refusal does not take this one for what it says it is:
         its number is known with another store, say. An empty disk must not open under an old name.
         """
-        for h in heard:
-            if isinstance(h.answer, Refused) and not flags.force_unclean:
-                raise PromotionRefused(f"node {h.node} at {h.address} refuses: {h.answer.reason}")
+        for reply in replies:
+            if isinstance(reply.answer, Refused) and not flags.force_unclean:
+                raise PromotionRefused(
+                    f"node {reply.node} at {reply.address} refuses: {reply.answer.reason}"
+                )
 
     def begin(self) -> None:
         """Forget earlier attempts: the operator asks for a new promotion."""
         self._tried_epoch = 0
 
-    def _check_overtaken(self, heard: list[Heard]) -> None:
+    def _check_overtaken(self, replies: list[SurveyReply]) -> None:
         """End a promotion that somebody else's overtook: one that opened since the last attempt."""
-        for h in heard:
-            if self._tried_epoch and h.hello is not None and h.hello.open_epoch > self._tried_epoch:
+        for reply in replies:
+            if (
+                self._tried_epoch
+                and reply.hello is not None
+                and reply.hello.open_epoch > self._tried_epoch
+            ):
                 raise PromotionRefused(
-                    f"node {h.node} has opened epoch {h.hello.open_epoch} since this "
+                    f"node {reply.node} has opened epoch {reply.hello.open_epoch} since this "
                     "promotion began; "
                     "to supersede it run `hastore promote` again",
                     final=True,
                 )
 
-    def _terms(self, config: Config) -> Terms:
+    def _requirements(self, config: Config) -> Requirements:
         data = self._member.state.data
         acks, nodes = config.effective_acks, tuple(sorted(config.nodes))
-        return Terms(
+        return Requirements(
             node=config.node,
             nodes=nodes,
             acks=acks,
@@ -117,27 +129,33 @@ class Promoter:
             fresh=not data.history,
         )
 
-    def _own_voice(self) -> Voice:
+    def _own_answer(self) -> PeerAnswer:
         state, store = self._member.state, self._member.store
-        return Voice(
+        return PeerAnswer(
             self._member.config.node, state.last_epoch, store.max_offset, state.data.unclean
         )
 
-    def _greatest_seen(self, heard: list[Heard]) -> int:
+    def _greatest_seen(self, replies: list[SurveyReply]) -> int:
         seen = max(self._member.state.data.promised_epoch, self._member.state.last_epoch)
-        for h in heard:
-            if h.hello is not None:
-                seen = max(seen, h.hello.promised_epoch, last_epoch(h.hello.history))
+        for reply in replies:
+            if reply.hello is not None:
+                seen = max(seen, reply.hello.promised_epoch, last_epoch(reply.hello.history))
         return seen
 
-    def _demand(self, terms: Terms, voices: list[Voice], heard: list[Heard], flags: Flags) -> None:
-        verdict = judge(terms, voices)
+    def _require_enough(
+        self,
+        required: Requirements,
+        answers: list[PeerAnswer],
+        replies: list[SurveyReply],
+        flags: Flags,
+    ) -> None:
+        verdict = judge(required, answers)
         if verdict.enough:
             return
         problems = "; ".join(
-            f"node {h.node} at {h.address}: {h.problem or getattr(h.answer, 'reason', '')}"
-            for h in heard
-            if h.problem is not None or isinstance(h.answer, Refused)
+            f"node {reply.node} at {reply.address}: {problem}"
+            for reply in replies
+            if (problem := reply.problem or getattr(reply.answer, "reason", None)) is not None
         )
         reason = verdict.reason + (f" ({problems})" if problems else "")
         if not flags.force_unclean:
@@ -147,7 +165,7 @@ class Promoter:
             reason,
         )
 
-    def _collect(self, epoch: int, terms: Terms) -> list[Heard]:
+    def _collect(self, epoch: int, required: Requirements) -> list[SurveyReply]:
         """Promise to itself, then ask every node. Only what they answer after their promise
         counts.
         """
@@ -160,20 +178,20 @@ class Promoter:
                 )
             member.gate.close()
             member.open_epoch = 0
-            member.state.promise(epoch, terms.acks, terms.nodes)
-        heard = ask_all(member, Purpose.PROMISE, acks=terms.acks, nodes=terms.nodes)
-        for h in heard:
-            if _promised(h) and h.hello is not None:
-                member.state.learn_store(h.node, h.hello.store_id)
-        return heard
+            member.state.promise(epoch, required.acks, required.nodes)
+        replies = ask_all(member, Purpose.PROMISE, acks=required.acks, nodes=required.nodes)
+        for reply in replies:
+            if _promised(reply) and reply.hello is not None:
+                member.state.learn_store(reply.node, reply.hello.store_id)
+        return replies
 
     def _catch_up(
-        self, epoch: int, voices: list[Voice], answers: list[Heard], flags: Flags
+        self, epoch: int, answers: list[PeerAnswer], replies: list[SurveyReply], flags: Flags
     ) -> None:
-        best = greatest(voices, self._member.config.node)
+        best = most_advanced(answers, self._member.config.node)
         if best.node == self._member.config.node:
             return
-        source = next(h for h in answers if h.node == best.node)
+        source = next(reply for reply in replies if reply.node == best.node)
         try:
             catch_up(
                 self._member,
@@ -197,7 +215,7 @@ class Promoter:
         except HastoreError as error:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
 
-    def _open(self, epoch: int, terms: Terms) -> EpochEntry:
+    def _open(self, epoch: int, required: Requirements) -> EpochEntry:
         member = self._member
         store, state = member.store, member.state
         with member.gate.lock:
@@ -216,7 +234,7 @@ class Promoter:
         self.wait_replayed()
         with member.gate.lock:
             self._check_promise(epoch)
-            entry = new_entry(epoch, store.max_offset, terms.acks, terms.nodes)
+            entry = new_entry(epoch, store.max_offset, required.acks, required.nodes)
             state.open_epoch(entry)
             self._on_open(entry)
             member.open_epoch = epoch
@@ -241,47 +259,47 @@ class Promoter:
         self._say(progress)
 
 
-def _merged(terms: Terms, answers: list[Heard]) -> Terms:
+def _with_known(required: Requirements, replies: list[SurveyReply]) -> Requirements:
     """Add what the others know to be in force: a fresh node alone knows nothing."""
-    for h in answers:
-        if isinstance(h.answer, Promised) and h.answer.acks_min is not None:
-            low, high = h.answer.acks_min, h.answer.acks_max
+    for reply in replies:
+        if isinstance(reply.answer, Promised) and reply.answer.acks_min is not None:
+            low, high = reply.answer.acks_min, reply.answer.acks_max
             known = replace(
-                terms,
+                required,
                 acks_min=low,
                 acks_max=low if high is None else high,
-                old_nodes=tuple(old for old in h.answer.node_lists if old != terms.nodes),
+                old_nodes=tuple(old for old in reply.answer.node_lists if old != required.nodes),
             )
-            terms = _widest(terms, known)
-    return terms
+            required = _widest(required, known)
+    return required
 
 
-def _widest(terms: Terms, other: Terms) -> Terms:
-    """Return the terms with whatever either side says may be in force."""
+def _widest(required: Requirements, other: Requirements) -> Requirements:
+    """Return the requirements with everything that either side says may be in force."""
     return replace(
-        terms,
-        acks_min=min(terms.acks_min, other.acks_min),
-        acks_max=max(terms.acks_max, other.acks_max),
-        old_nodes=tuple(dict.fromkeys(terms.old_nodes + other.old_nodes)),
+        required,
+        acks_min=min(required.acks_min, other.acks_min),
+        acks_max=max(required.acks_max, other.acks_max),
+        old_nodes=tuple(dict.fromkeys(required.old_nodes + other.old_nodes)),
     )
 
 
-def _promised(heard: Heard) -> bool:
-    return isinstance(heard.answer, Promised)
+def _promised(reply: SurveyReply) -> bool:
+    return isinstance(reply.answer, Promised)
 
 
-def _history(heard: Heard) -> History:
-    assert isinstance(heard.answer, Promised)
-    return heard.answer.history
+def _history(reply: SurveyReply) -> History:
+    assert isinstance(reply.answer, Promised)
+    return reply.answer.history
 
 
-def _voice(heard: Heard) -> Voice:
-    assert heard.hello is not None
-    hello = heard.hello
-    return Voice(heard.node, last_epoch(hello.history), hello.max_offset, hello.unclean)
+def _survey_answer(reply: SurveyReply) -> PeerAnswer:
+    assert reply.hello is not None
+    hello = reply.hello
+    return PeerAnswer(reply.node, last_epoch(hello.history), hello.max_offset, hello.unclean)
 
 
-def _promised_voice(heard: Heard) -> Voice:
-    assert isinstance(heard.answer, Promised)
-    answer = heard.answer
-    return Voice(heard.node, last_epoch(answer.history), answer.max_offset, answer.unclean)
+def _promised_answer(reply: SurveyReply) -> PeerAnswer:
+    assert isinstance(reply.answer, Promised)
+    answer = reply.answer
+    return PeerAnswer(reply.node, last_epoch(answer.history), answer.max_offset, answer.unclean)

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 class Reporter:
     """One slave's latest report in this epoch; `flushed`: it promises its disk."""
 
-    link: int
+    connection_id: int
     flushed: bool
     offset: int | None = None  # None: no report in this epoch yet
 
@@ -38,25 +38,25 @@ class AckTable:
     confirmed_offset: int = 0
     epoch: int = 0
     reporters: dict[int, Reporter] = field(default_factory=dict)  # by node number
-    classics: dict[int, ClassicReporter] = field(default_factory=dict)  # by link
+    classics: dict[int, ClassicReporter] = field(default_factory=dict)  # by connection id
 
-    def join(self, node: int, link: int, flushed: bool) -> None:
+    def join(self, node: int, connection_id: int, flushed: bool) -> None:
         """Take a new connection of a node: its earlier one, and what it reported there, no
         longer counts. A node outside the epoch's list is served, and never counted.
         """
         if node in self.nodes:
-            self.reporters[node] = Reporter(link, flushed)
+            self.reporters[node] = Reporter(connection_id, flushed)
 
-    def leave(self, node: int, link: int) -> None:
+    def leave(self, node: int, connection_id: int) -> None:
         """Forget a node whose connection has ended, unless a later one has replaced it."""
         reporter = self.reporters.get(node)
-        if reporter is not None and reporter.link == link:
+        if reporter is not None and reporter.connection_id == connection_id:
             del self.reporters[node]
 
-    def report(self, node: int, link: int, offset: int) -> bool:
+    def report(self, node: int, connection_id: int, offset: int) -> bool:
         """Note a report; False when it came on a connection that no longer counts."""
         reporter = self.reporters.get(node)
-        if reporter is None or reporter.link != link:
+        if reporter is None or reporter.connection_id != connection_id:
             return False
         reporter.offset = offset
         return True

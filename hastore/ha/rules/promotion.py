@@ -1,176 +1,12 @@
-"""The decisions of docs/failover.md as pure functions: who may follow, where a stream starts, who
-may promise.
+"""The decisions of a promotion (docs/failover.md, "Promotion").
 
-The same code runs in the server and in simulations: no sockets, files or clocks here.
+May a node promise an epoch, do the answers suffice, whose log is the most advanced. Pure: a node
+and the simulation run the same code.
 """
 
 from dataclasses import dataclass
 
-from hastore.ha.rules.epochs import (
-    FLOOR_EPOCH,
-    EpochEntry,
-    History,
-    classic_range,
-    common_point,
-    epoch_node,
-    forgotten_end,
-    keep_until,
-    last_epoch,
-    nothing_to_compare,
-)
-from hastore.protocol.hello import Hello, Refused, Resync, RewindTo, StreamFrom
-
-RECORD_BYTES_MAX = 5 * 1024 * 1024  # a body of 4 MiB, its topic, its properties
-
-FollowAnswer = StreamFrom | RewindTo | Resync | Refused
-
-
-@dataclass(frozen=True, slots=True)
-class MasterView:
-    """What an open master knows of itself when a slave says HELLO."""
-
-    epoch: int
-    promised_epoch: int
-    history: History
-    min_offset: int
-    max_offset: int
-    file_size: int
-    digest: bytes = b""  # of the master's own bytes in the range whose digest the slave said
-
-
-def check_identity(
-    hello: Hello, cluster: str, group: str, node: int, nodes: tuple[int, ...], known: dict[int, str]
-) -> str | None:
-    """Return why the caller is no member of the group, None when it is one."""
-    if hello.cluster != cluster or hello.group != group:
-        return (
-            f"wrong cluster: the caller is of {hello.cluster}/{hello.group}, this node of "
-            f"{cluster}/{group}; check `cluster` and `group`"
-        )
-    if hello.node == node:
-        return f"node number {node} is this node's own; give each node its own `node`"
-    if hello.node not in nodes:
-        return f"node {hello.node} is not in the list of this node; add it to `nodes`"
-    if known.get(hello.node, hello.store_id) != hello.store_id:
-        return (
-            f"node number {hello.node} is known with another store; a node whose disk was lost or "
-            "restored from a copy must come back under a new number"
-        )
-    return None
-
-
-def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
-    """Decide what an open master answers to a slave. The caller has raised nothing for it yet.
-
-    A caller that has promised a higher epoch is refused with that epoch: the master must then turn
-    read-only. One that has not promised this master's epoch is told nothing to do yet: whoever it
-    promised may count on its log.
-    """
-    if hello.promised_epoch > master.promised_epoch:
-        return Refused(
-            f"node {hello.node} has promised epoch {hello.promised_epoch}, above {master.epoch}",
-            hello.promised_epoch,
-        )
-    if hello.promised_epoch != master.epoch:
-        return Refused("promise this master's epoch before following it", master.epoch)
-    if hello.file_size != master.file_size:
-        return Refused(
-            f"commit log files of {hello.file_size} bytes, the master's have {master.file_size}; "
-            "set store.commitlog_file_size to the same on every node (with an empty store)"
-        )
-    if hello.max_offset == 0 and master.min_offset == 0:
-        # Nothing to set aside: at most an entry of an epoch that never wrote, or that the master
-        # does not share.
-        _, kept = common_point(hello.history, 0, master.history, master.max_offset)
-        return RewindTo(0, kept) if kept < len(hello.history) else StreamFrom(0)
-    due = digest_due(hello, master.history, master.min_offset, master.max_offset)
-    problem = digest_problem(hello, due, master.digest)
-    said = bool(hello.digest) and (hello.digest_from, hello.digest_to) == due
-    if problem is not None and (hello.accept_loss or (said and _only_forgotten(hello))):
-        return _resync(master)
-    if problem is not None:
-        return Refused(problem)
-    common, kept = common_point(hello.history, hello.max_offset, master.history, master.max_offset)
-    blind = nothing_to_compare(
-        hello.history, hello.min_offset, hello.max_offset,
-        master.history, master.min_offset, master.max_offset,
-    )  # fmt: skip
-    if kept == 0 or blind or common < max(master.min_offset, hello.min_offset):
-        # Also when the slave's own retention has passed the point: it cannot be cut to there.
-        known = common if kept else _known_shared(master, hello)
-        if hello.confirmed_offset > max(known, hello.min_offset) and not hello.accept_loss:
-            return Refused(
-                f"node {hello.node} holds confirmed data up to {hello.confirmed_offset}, "
-                "beyond the last "
-                f"common point {known}, and this master's log starts at {master.min_offset}; "
-                "the group disagrees: see `hastore status` of both, then decide: "
-                "`hastore demote -c FILE --accept-loss` on its node sets its store aside in "
-                "rescued/ and copies the master's"
-            )
-        return _resync(master)
-    if common < hello.max_offset or kept < len(hello.history):
-        return RewindTo(common, kept)
-    return StreamFrom(hello.max_offset)
-
-
-def _known_shared(master: MasterView, hello: Hello) -> int:
-    """Return up to where the slave's data is taken for the master's although nobody remembers where
-    the two logs parted; the slave copies all of it anew.
-
-    A whole record confirmed beyond that is another log's. Of a part of one the slave may know too:
-    a promotion cuts it off.
-    """
-    end = forgotten_end(hello.history, hello.max_offset, master.history, master.max_offset)
-    return end + RECORD_BYTES_MAX if end else 0
-
-
-def _resync(master: MasterView) -> Resync:
-    return Resync(master.min_offset, keep_until(master.history, master.min_offset))
-
-
-def _only_forgotten(hello: Hello) -> bool:
-    """Whether the caller's log is the beginning of a copy, whose writers nobody remembers."""
-    return last_epoch(hello.history) == FLOOR_EPOCH
-
-
-def digest_due(
-    hello: Hello, history: History, min_offset: int, max_offset: int
-) -> tuple[int, int] | None:
-    """Return the range whose digest the caller must say, None when it need not say any.
-
-    The log asked is [`min_offset`, `max_offset`) with `history`.
-    """
-    return classic_range(
-        hello.history, hello.min_offset, hello.max_offset, history, min_offset, max_offset
-    )
-
-
-def digest_problem(hello: Hello, due: tuple[int, int] | None, own: bytes) -> str | None:
-    """Return why the caller's log is none to go on with, None when it may be.
-
-    `own`: the digest of the range that the caller named, of this node's bytes.
-    """
-    if due is None:
-        return None
-    start, end = due
-    if not hello.digest or (hello.digest_from, hello.digest_to) != due:
-        return (
-            f"both logs hold bytes [{start}, {end}) of a RocketMQ master, and node {hello.node} "
-            "did not say their digest; it is asked again"
-        )
-    if hello.digest != own and _only_forgotten(hello):
-        return (
-            f"the bytes [{start}, {end}) differ, and where the two logs parted is forgotten: so "
-            "many epochs ago; promote the node that is ahead"
-        )
-    if hello.digest != own:
-        return (
-            f"node {hello.node} followed another RocketMQ master than the node that it asks: their "
-            f"bytes [{start}, {end}) differ; decide which log is right, then give up the other: "
-            "`hastore demote -c FILE --accept-loss` on its node sets its store aside in rescued/ "
-            "and copies it anew"
-        )
-    return None
+from hastore.ha.rules.epochs import EpochEntry, History, epoch_node, last_epoch
 
 
 def may_promise(promised_epoch: int, candidate: int, epoch: int) -> str | None:
@@ -186,7 +22,7 @@ def may_promise(promised_epoch: int, candidate: int, epoch: int) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Voice:
+class PeerAnswer:
     """What a promotion heard of one node: in the survey, or in answer to the promise."""
 
     node: int
@@ -195,13 +31,13 @@ class Voice:
     unclean: bool
 
     @property
-    def reach(self) -> tuple[int, int]:
+    def log_order(self) -> tuple[int, int]:
         """Order logs as a promotion does: the last epoch first, then the log's end."""
         return self.last_epoch, self.log_end
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class Requirements:
     """What a promotion starts from: the group, and every `acks` and node list that may still be
     in force.
     """
@@ -238,43 +74,47 @@ class Verdict:
         return text
 
 
-def judge(terms: Terms, voices: list[Voice]) -> Verdict:
-    """Decide whether the nodes heard meet every possible set of acknowledgers.
+def judge(required: Requirements, answers: list[PeerAnswer]) -> Verdict:
+    """Decide whether the nodes that answered meet every possible set of acknowledgers.
 
     R = N - (smallest acks) clean nodes; every node's answer when acks or node list differ from
     those of the last entry or of a promise since (of a changed list: all of the new and R of the
     old). A fresh node does not know the smallest `acks`, which may be 1.
     """
-    heard = {voice.node: voice for voice in voices}
-    clean = {node for node, voice in heard.items() if not voice.unclean}
-    lists = [terms.nodes, *(old for old in terms.old_nodes if old != terms.nodes)]
-    changed = terms.acks_min != terms.acks_max or len(lists) > 1 or terms.acks != terms.acks_min
+    by_node = {answer.node: answer for answer in answers}
+    clean = {node for node, answer in by_node.items() if not answer.unclean}
+    lists = [required.nodes, *(old for old in required.old_nodes if old != required.nodes)]
+    changed = (
+        required.acks_min != required.acks_max
+        or len(lists) > 1
+        or required.acks != required.acks_min
+    )
     enough, needed, have = True, 0, 0
     for members in lists:
-        smallest = min(terms.acks_min, 1) if terms.fresh else terms.acks_min
+        smallest = min(required.acks_min, 1) if required.fresh else required.acks_min
         quorum = max(1, len(members) - smallest)
         inside = len(clean.intersection(members))
         enough = enough and inside >= quorum
         if quorum - inside >= needed - have:
             needed, have = quorum, inside
     if changed:
-        enough = enough and all(node in heard for node in terms.nodes)
-        needed = max(needed, len(terms.nodes))
-        have = len(clean.intersection(terms.nodes))
+        enough = enough and all(node in by_node for node in required.nodes)
+        needed = max(needed, len(required.nodes))
+        have = len(clean.intersection(required.nodes))
     everyone = dict.fromkeys(node for members in lists for node in members)
-    missing = tuple(node for node in everyone if node not in heard)
-    unclean = tuple(node for node, voice in heard.items() if voice.unclean)
+    missing = tuple(node for node in everyone if node not in by_node)
+    unclean = tuple(node for node, answer in by_node.items() if answer.unclean)
     return Verdict(enough, needed, have, missing, unclean)
 
 
-def greatest(voices: list[Voice], own: int) -> Voice:
+def most_advanced(answers: list[PeerAnswer], own: int) -> PeerAnswer:
     """Return the most advanced log, an unclean node's too; this node's own when none is beyond
     it.
     """
-    best = next(voice for voice in voices if voice.node == own)
-    for voice in voices:
-        if voice.reach > best.reach:
-            best = voice
+    best = next(answer for answer in answers if answer.node == own)
+    for answer in answers:
+        if answer.log_order > best.log_order:
+            best = answer
     return best
 
 
@@ -284,24 +124,6 @@ def may_resume(history: History, promised_epoch: int, node: int, epoch_over: boo
     if epoch and epoch_node(epoch) == node and promised_epoch == epoch and not epoch_over:
         return epoch
     return None
-
-
-def cut_loses_confirmed(
-    cut: int, confirmed_offset: int, first_record_bytes: int | None, whole_offset: int
-) -> bool:
-    """Whether a cut would lose a whole confirmed record.
-
-    `cut` is behind a blank that begins there. `first_record_bytes` is the size of the record at
-    the cut (None: no whole record starts there), `whole_offset` the end of the last whole record.
-    A record counts only when its end is at or below the limit: a limit inside the first record
-    protects nothing. A cut inside a record or a blank, with whole records behind, loses what is
-    confirmed beyond it.
-    """
-    if cut >= confirmed_offset:
-        return False
-    if first_record_bytes is None:
-        return cut < whole_offset
-    return cut + first_record_bytes <= confirmed_offset
 
 
 def new_entry(epoch: int, start: int, acks: int, nodes: tuple[int, ...]) -> EpochEntry:

@@ -16,7 +16,7 @@ import socket
 from hastore.errors import CorruptRecordError, HastoreError, ProtocolError
 from hastore.ha.hello.peer import Deadline, receive_exactly, split_address
 from hastore.ha.node.member import Member
-from hastore.ha.node.rewind import cut_back
+from hastore.ha.replica.rewind import cut_back
 from hastore.ha.rules.epochs import CLASSIC_EPOCH, EpochEntry
 from hastore.ha.slave.crc_check import CrcCheck, DamagedRecordError
 from hastore.ha.slave.follower import Follower
@@ -52,14 +52,14 @@ class ClassicHAClient(Follower):
         """Connect and stream until stopped."""
         while not self.stopping.is_set():
             try:
-                self._cut_what_is_left()
-                if not self._still_there():
+                self._cut_unreadable_tail()
+                if not self._master_sends_same():
                     self._follow()
-                    self._complain(f"the RocketMQ master {self._address} closed the link")
+                    self._note_problem(f"the RocketMQ master {self._address} closed the link")
             except (HastoreError, OSError) as error:
-                self._complain(f"RocketMQ master {self._address}: {error}")
-            if self._hurry.wait(RECONNECT_S):
-                self._hurry.clear()
+                self._note_problem(f"RocketMQ master {self._address}: {error}")
+            if self._retry_now.wait(RECONNECT_S):
+                self._retry_now.clear()
 
     def _follow(self) -> None:
         with socket.create_connection(split_address(self._address), timeout=CONNECT_S) as sock:
@@ -68,10 +68,10 @@ class ClassicHAClient(Follower):
             try:
                 self._run_stream(stream, None, f"following the RocketMQ master {self._address}")
             except CorruptRecordError:
-                self._turn_away(stream.replayed)
+                self._cut_unreadable(stream.replayed)
                 raise
 
-    def _cut_what_is_left(self) -> None:
+    def _cut_unreadable_tail(self) -> None:
         """Turn away a record that this node had received and not cut when it stopped, before the
         master is asked: it may have cut its own log there meanwhile. CorruptRecordError, as then.
         """
@@ -81,10 +81,10 @@ class ClassicHAClient(Follower):
             return
         offset = store.dispatched_offset
         if store.record_size(offset) and not store.record_size(offset, check=True):
-            self._turn_away(offset)
+            self._cut_unreadable(offset)
             raise CorruptRecordError(_UNREADABLE % offset)
 
-    def _turn_away(self, offset: int) -> None:
+    def _cut_unreadable(self, offset: int) -> None:
         """End the log before a record that nobody can read; what was received is archived."""
         member = self._member
         store, state = member.store, member.state
@@ -98,7 +98,7 @@ class ClassicHAClient(Follower):
                 why="a record of RocketMQ that nobody can read",
             )  # fmt: skip
 
-    def _still_there(self) -> bool:
+    def _master_sends_same(self) -> bool:
         """Whether the master's log goes on with the record that was turned away."""
         if not self._unreadable:
             return False

@@ -48,17 +48,17 @@ class DamagedRecordError(ProtocolError):
 
 class CrcCheck:
     """Check whole records behind `begin`; what is `accepted`, an (offset, crc), came twice alike
-    and passes. `boundary`: where a record is known to begin.
+    and passes. `record_start`: where a record is known to begin.
     """
 
     def __init__(
         self,
         log: ReplicaLog,
         accepted: Container[tuple[int, int]] = (),
-        boundary: int | None = None,
+        record_start: int | None = None,
     ) -> None:
         self._log = log
-        self._boundary = boundary
+        self._record_start = record_start
         self._accepted = accepted
         self._from: int | None = None  # the first record that was not looked at; None: unknown
         self._frame = 0  # where the latest frame began
@@ -71,7 +71,7 @@ class CrcCheck:
         elif size:
             self._frame = offset
             if self._from is None:
-                self._from, self._sure = offset, offset == self._boundary
+                self._from, self._sure = offset, offset == self._record_start
 
     def take(self, offset: int, data: memoryview) -> None:
         """Look at the whole records in a piece of a frame while it is at hand; DamagedRecordError.

@@ -18,7 +18,7 @@ class Follower(Service):
         self._member = member
         self._lock = threading.Lock()
         self._stream: SlaveStream | None = None
-        self._hurry = threading.Event()
+        self._retry_now = threading.Event()
         self.accept_loss = False
         self.notice: str | None = None  # what a person should look at although a stream flows
         self.problem: str | None = problem  # why no stream flows; None while it does
@@ -36,7 +36,7 @@ class Follower(Service):
             stream = self._stream
         if stream is not None:
             stream.close()
-        self._hurry.set()
+        self._retry_now.set()
 
     def wake(self) -> None:
         """Let the thread see `stopping`."""
@@ -49,7 +49,7 @@ class Follower(Service):
         try:
             if self.stopping.is_set():  # whoever stops has not seen this stream
                 return
-            self._hurry.clear()
+            self._retry_now.clear()
             self.master, self.problem = master, None
             log.info("%s", text)
             stream.run()
@@ -58,7 +58,7 @@ class Follower(Service):
                 self._stream = None
             self.master = None
 
-    def _complain(self, problem: str) -> None:
+    def _note_problem(self, problem: str) -> None:
         if problem != self.problem and not self.stopping.is_set():
             log.warning("%s", problem)
         self.problem = problem

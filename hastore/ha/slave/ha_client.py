@@ -15,9 +15,9 @@ import msgspec
 from hastore.errors import HastoreError, ProtocolError, StoreFullError
 from hastore.ha.hello.peer import Call, call
 from hastore.ha.hello.survey import ask_all, check_peer
-from hastore.ha.node.digests import say_digest
 from hastore.ha.node.member import Member
-from hastore.ha.node.rewind import confirmed_for, cut_back, entries_at
+from hastore.ha.replica.digests import digest_fields
+from hastore.ha.replica.rewind import confirmed_for, cut_back, entries_at
 from hastore.ha.rules.epochs import History
 from hastore.ha.slave.crc_check import DamagedRecordError
 from hastore.ha.slave.follower import Follower
@@ -48,38 +48,42 @@ class HAClient(Follower):
         pause = SURVEY_PAUSE_S
         while not self.stopping.is_set():
             try:
-                again = self._follow_somebody()
+                again = self._follow_once()
             except (HastoreError, OSError) as error:
-                self._complain(str(error) or type(error).__name__)
+                self._note_problem(str(error) or type(error).__name__)
                 again = False
             if again:
                 pause = SURVEY_PAUSE_S
                 self.stopping.wait(AGAIN_PAUSE_S)
                 continue
-            if self._hurry.wait(pause):
-                self._hurry.clear()
+            if self._retry_now.wait(pause):
+                self._retry_now.clear()
                 pause = SURVEY_PAUSE_S
             else:
                 pause = min(pause * 1.5, SURVEY_PAUSE_MAX_S)
 
-    def _follow_somebody(self) -> bool:
+    def _follow_once(self) -> bool:
         """Do one round; True when another should follow at once."""
-        heard = ask_all(self._member, Purpose.SURVEY)
-        masters = [h for h in heard if h.hello is not None and h.hello.open_epoch]
+        replies = ask_all(self._member, Purpose.SURVEY)
+        masters = [reply for reply in replies if reply.hello is not None and reply.hello.open_epoch]
         if not masters:
             self.known_master = None
-            silent = ", ".join(f"{h.node} ({h.problem})" for h in heard if h.hello is None)
-            self._complain(
+            silent = ", ".join(
+                f"{reply.node} ({reply.problem})" for reply in replies if reply.hello is None
+            )
+            self._note_problem(
                 "no master is open" + (f"; no answer from node {silent}" if silent else "")
             )
             return False
-        best = max(masters, key=lambda h: h.hello.open_epoch if h.hello is not None else 0)
+        best = max(
+            masters, key=lambda reply: reply.hello.open_epoch if reply.hello is not None else 0
+        )
         assert best.hello is not None
         self.known_master = (best.hello.open_epoch, best.node)
         self._raise_promise(best.hello)
         member = self._member
         theirs = best.hello
-        digest = say_digest(member, theirs.history, theirs.min_offset, theirs.max_offset)
+        digest = digest_fields(member, theirs.history, theirs.min_offset, theirs.max_offset)
         opened = call(
             best.address,
             self._hello(theirs, **digest),
@@ -90,7 +94,7 @@ class HAClient(Follower):
         try:
             check_peer(member, opened.hello, best.node, best.address)
             member.state.learn_store(opened.hello.node, opened.hello.store_id)
-            return self._obey(opened)
+            return self._act_on(opened)
         finally:
             opened.close()
 
@@ -118,7 +122,7 @@ class HAClient(Follower):
                 member.gate.close()
                 member.state.promise(master.open_epoch, entry.acks, entry.nodes)
 
-    def _obey(self, opened: Call) -> bool:
+    def _act_on(self, opened: Call) -> bool:
         answer = opened.answer
         if isinstance(answer, StreamFrom):
             self._stream_from(opened, answer.offset)
@@ -130,7 +134,7 @@ class HAClient(Follower):
             self._resync(opened.hello, answer)
             return True
         reason = answer.reason if isinstance(answer, Refused) else f"answered {answer!r}"
-        self._complain(f"node {opened.hello.node} refuses this node as its slave: {reason}")
+        self._note_problem(f"node {opened.hello.node} refuses this node as its slave: {reason}")
         return False
 
     def _stream_from(self, opened: Call, offset: int) -> None:
@@ -165,9 +169,9 @@ class HAClient(Follower):
         with member.gate.lock:
             if member.gate.epoch is not None:
                 raise ProtocolError(f"another took over before the cut: {damaged}")
-            entries = [e for e in member.state.history if e.start <= damaged.offset]
+            entries = entries_at(member.state.history, damaged.offset, 0)
             cut_back(
-                member.store, member.state, damaged.offset, len(entries), accept_loss=False,
+                member.store, member.state, damaged.offset, entries, accept_loss=False,
                 why="a record came damaged", archive=False,
             )  # fmt: skip
         if self._came_damaged.get(damaged.offset) == damaged.crc:

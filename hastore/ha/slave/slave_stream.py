@@ -16,9 +16,9 @@ from collections.abc import Container
 from hastore.config.model import AckPoint
 from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.node.member import Member
+from hastore.ha.replica.receiver import FULL_PAUSE_S, Receiver
 from hastore.ha.rules.epochs import History
 from hastore.ha.slave.crc_check import CrcCheck, DamagedRecordError
-from hastore.ha.slave.receiving import FULL_PAUSE_S, Receiver
 from hastore.protocol.ha_link import HEADER_BYTES, REPORT, Confirmed, Data, StreamDecoder
 from hastore.service import Service
 

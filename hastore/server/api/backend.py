@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place
+from hastore.server.positions.commit_records import PullSource
 
 if TYPE_CHECKING:
     from hastore.record.codec import Record
     from hastore.record.host import Host
-    from hastore.store.message_store import PullResult, PutResult
+    from hastore.store.append.results import PutResult
 
 Done = Callable[[Outcome, str], None]
 
@@ -29,7 +30,7 @@ class Transfer(Protocol):
         ...
 
 
-class ApiStore(Protocol):
+class ApiStore(PullSource, Protocol):
     """The reading side of MessageStore; every method may be called from the API's thread."""
 
     @property
@@ -55,19 +56,6 @@ class ApiStore(Protocol):
     @property
     def dispatched_offset(self) -> int:
         """The end of what the queues know."""
-        ...
-
-    def pull(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        *,
-        max_messages: int,
-        max_bytes: int,
-        limit_offset: int,
-    ) -> PullResult:
-        """Read records of a queue that end at or below `limit_offset`."""
         ...
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:

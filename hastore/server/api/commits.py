@@ -16,7 +16,7 @@ from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.server.api.history import Standing, check_position
 from hastore.server.api.positions import PositionTable
-from hastore.server.api.puts import PutDesk
+from hastore.server.api.puts import PutHandler
 
 
 class _Stored(NamedTuple):
@@ -27,14 +27,14 @@ class _Stored(NamedTuple):
     positions: dict[int, Position]
 
 
-class CommitDesk:
+class CommitHandler:
     """Take commits; used by whoever holds the API's socket."""
 
     def __init__(
         self,
         backend: ApiBackend,
         positions: PositionTable,
-        puts: PutDesk,
+        puts: PutHandler,
         answer: Callable[[Connection, PutDone], None],
         fail: Callable[[Connection, int, str, str], None],
         wake: Callable[[], None],

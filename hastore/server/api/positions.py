@@ -16,7 +16,7 @@ from hastore.protocol.api import POSITIONS_TOPIC, Commit, Position
 from hastore.protocol.positions import CommitBody, PositionMap, below, newest
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.history import History, Standing, check_position, epoch_at
-from hastore.server.retention.position_records import (
+from hastore.server.positions.commit_records import (
     QUEUE,
     CommitReader,
     commit_record,

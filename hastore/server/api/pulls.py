@@ -41,7 +41,7 @@ class _Parked:
     deadline_ms: float
 
 
-class PullDesk:
+class PullHandler:
     """Answer pulls within the readable offset; used by whoever holds the API's socket."""
 
     def __init__(

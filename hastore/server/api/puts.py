@@ -22,19 +22,17 @@ from hastore.protocol.api import Put, PutDone, Status
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.server.api.failures import Failures, master_of
-from hastore.store.append.results import UniformResults
+from hastore.store.append.results import PutResult, UniformResults
 
 if TYPE_CHECKING:
     from hastore.record.codec import Record
-    from hastore.store.message_store import PutResult
 
 log = logging.getLogger(__name__)
 
 MASTER_MEM = "MASTER_MEM"
 ALL = -1
 _OK, _CONFIRMED = Status.PUT_OK, Outcome.CONFIRMED  # looked up once
-_UNKNOWN = Status.TIMEOUT.name
-_DISK_FAILED = frozenset({_UNKNOWN, Status.SERVICE_NOT_AVAILABLE.name})
+_DISK_FAILED = frozenset({Status.TIMEOUT, Status.SERVICE_NOT_AVAILABLE})
 
 
 class PendingPut(msgspec.Struct):
@@ -60,7 +58,7 @@ class Refusal(NamedTuple):
     final: bool = False
 
 
-class PutDesk:
+class PutHandler:
     """Take puts, keep the bounds on what waits, and answer each exactly once.
 
     Where a failure leaves open whether a put is stored, its connection is ended: that says neither,
@@ -243,7 +241,7 @@ class PutDesk:
             failed = _failed(missing) if missing else None
             if failed is not None:
                 if not end_offset:
-                    self._refuse_all([put], Status[failed.status.name], failed.reason or "")
+                    self._refuse_all([put], failed.status, failed.reason or "")
                     return
                 if put.request.run:  # nothing of it may overtake what is missing
                     put.connection.next_at = None
@@ -323,7 +321,7 @@ class PutDesk:
         own = self._backend.store.store_host
         for place, result in enumerate(results):
             if result.offset is None:
-                statuses.append(Status[result.status.name])
+                statuses.append(result.status)
                 reason = reason or result.reason or ""
                 continue
             statuses.append(status)
@@ -372,8 +370,8 @@ class PutDesk:
 
 def _failed(results: Sequence[PutResult]) -> PutResult | None:
     """Return a result that the disk is to blame for, one that may be stored before all others."""
-    failed = [result for result in results if result.status.name in _DISK_FAILED]
-    return min(failed, key=lambda result: result.status.name != _UNKNOWN, default=None)
+    failed = [result for result in results if result.status in _DISK_FAILED]
+    return min(failed, key=lambda result: result.status is not Status.TIMEOUT, default=None)
 
 
 def _end_of(results: Sequence[PutResult]) -> int:

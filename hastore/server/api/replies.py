@@ -28,8 +28,9 @@ _JOIN_BYTES_MAX = 32 * 1024
 class Replies:
     """Send replies; used by whoever holds the API's lock."""
 
-    def __init__(self) -> None:
-        self.on_unsayable: Callable[[Connection, api.Reply, Exception], None] | None = None
+    def __init__(self, on_unencodable: Callable[[Connection, api.Reply, Exception], None]) -> None:
+        """Prepare; `on_unencodable` deals with a reply that cannot be encoded, and may send."""
+        self._on_unencodable = on_unencodable
         self._connections: Connections
         self._gathered: dict[Connection, None] = {}  # who has something new to send
 
@@ -45,16 +46,14 @@ class Replies:
     def send(self, connection: Connection, reply: api.Reply, payload: bytes | None = None) -> None:
         """Gather a reply for `flush`; one to a connection that has ended goes nowhere.
 
-        What cannot be encoded is `on_unsayable`'s; nothing of it was gathered then.
+        A reply that cannot be encoded goes to `on_unencodable`; no byte of it is gathered.
         """
         if connection.ended:
             return
         try:
             header = api.encode(reply)
         except Exception as failure:
-            if self.on_unsayable is None:
-                raise
-            self.on_unsayable(connection, reply, failure)
+            self._on_unencodable(connection, reply, failure)
             return
         if payload is None:
             self._gather(connection, encode_front(header))

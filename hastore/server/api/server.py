@@ -31,13 +31,13 @@ import threading
 import weakref
 
 from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.config.checks import parse_address
 from hastore.config.model import ApiConfig
 from hastore.errors import ConfigError, ProtocolError
-from hastore.ha.hello.peer import split_address
 from hastore.protocol import api
 from hastore.protocol.zmtp import Message
 from hastore.server.api.backend import ApiBackend
-from hastore.server.api.commits import CommitDesk
+from hastore.server.api.commits import CommitHandler
 from hastore.server.api.connections import (
     BACKLOG,
     RECEIVE_BYTES_MIN,
@@ -46,8 +46,8 @@ from hastore.server.api.connections import (
 )
 from hastore.server.api.failures import Failures, master_of
 from hastore.server.api.positions import PositionTable
-from hastore.server.api.pulls import UNREAD, PullDesk
-from hastore.server.api.puts import PutDesk
+from hastore.server.api.pulls import UNREAD, PullHandler
+from hastore.server.api.puts import PutHandler
 from hastore.server.api.queries import answer_query
 from hastore.server.api.replies import Replies
 from hastore.service import OnFailure, Service
@@ -89,15 +89,14 @@ class ApiServer(Service):
         self._serving = False
         self._readable_moved = False
         self._failures = failures = Failures(clock)
-        self._replies = Replies()
-        self._replies.on_unsayable = self._unsayable
+        self._replies = Replies(self._cannot_encode)
         self._answer = self._replies.send
-        self._puts = PutDesk(backend, config, clock, self._answer, self._end, failures)
+        self._puts = PutHandler(backend, config, clock, self._answer, self._end, failures)
         self._turning = threading.Lock()  # whoever uses the connections has it
         self._failed: Exception | None = None  # when another thread answered
-        self._pulls = PullDesk(backend, clock, self._answer, self._replies.has_room, failures)
+        self._pulls = PullHandler(backend, clock, self._answer, self._replies.has_room, failures)
         self._positions = PositionTable(backend, clock)
-        self._commits = CommitDesk(
+        self._commits = CommitHandler(
             backend, self._positions, self._puts, self._answer, self._fail, self._wake, clock
         )
         self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # when it came
@@ -368,7 +367,7 @@ class ApiServer(Service):
         what = f"a request ({type(request).__name__})"
         self._fail(connection, request.rid, *self._failures.note(what, failure))
 
-    def _unsayable(self, connection: Connection, reply: api.Reply, failure: Exception) -> None:
+    def _cannot_encode(self, connection: Connection, reply: api.Reply, failure: Exception) -> None:
         """Say instead of a reply that cannot be encoded that the request failed.
 
         Of a put that would say that nothing is stored, so its connection is ended.
@@ -387,7 +386,10 @@ class ApiServer(Service):
 
 def _listen(address: str) -> socket.socket:
     """Return a socket that listens on "tcp://HOST:PORT"; of a name's addresses the first to do."""
-    host, port = split_address(address.removeprefix(_SCHEME))
+    endpoint = parse_address(address.removeprefix(_SCHEME))
+    if endpoint is None:
+        raise ConfigError(f"api: {address!r} is no address; write tcp://HOST:PORT")
+    host, port = endpoint
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     refused: OSError | None = None
     for family, kind, _, _, target in infos:

@@ -32,7 +32,7 @@ from hastore.protocol.positions import (
     encode_commit,
     origin_of,
 )
-from hastore.server.retention.position_records import (
+from hastore.server.positions.commit_records import (
     QUEUE,
     CommitReader,
     commit_key,

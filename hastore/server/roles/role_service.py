@@ -16,10 +16,11 @@ promise.
 import logging
 import threading
 from collections.abc import Callable
+from enum import Enum
 
 from hastore.config.model import Config, Role
 from hastore.errors import HastoreError, PromotionRefused
-from hastore.ha.hello.survey import ask_all
+from hastore.ha.hello.survey import SurveyReply, ask_all
 from hastore.ha.master.ha_service import HAService
 from hastore.ha.node.member import Member
 from hastore.ha.promotion.promoter import Flags, Promoter
@@ -28,14 +29,22 @@ from hastore.ha.rules.promotion import may_resume
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
 from hastore.protocol.hello import Purpose
-from hastore.server.roles.modes import Mode, greatest_epoch, superseded_text
-from hastore.server.roles.once import Once
+from hastore.server.roles.one_shot_flags import OneShotFlags
 from hastore.service import Service
 
 log = logging.getLogger(__name__)
 
 TICK_S = 0.2
 RETRY_MS = 1_000.0
+
+
+class Mode(Enum):
+    """What the node is busy with."""
+
+    FOLLOWING = "following"
+    RESUMING = "resuming"
+    PROMOTING = "promoting"
+    MASTER = "master"
 
 
 class RoleService(Service):
@@ -47,7 +56,7 @@ class RoleService(Service):
         self,
         member: Member,
         ha: HAService,
-        once: Once,
+        one_shot: OneShotFlags,
         read_config: Callable[[], Config | None],
     ) -> None:
         super().__init__("RoleService", on_failure=member.on_failure)
@@ -57,7 +66,7 @@ class RoleService(Service):
         self.settled = threading.Event()  # set once the node serves, or has said what it waits for
         self._member = member
         self._ha = ha
-        self._once = once
+        self._one_shot = one_shot
         self._read_config = read_config
         self._config = member.config  # the latest valid file; `member.config` is that of the start
         self._promoter = Promoter(member, self._open_ha, self._say, self.stopping.is_set)
@@ -156,13 +165,13 @@ class RoleService(Service):
         if changed is not None:
             self._flip(changed)
         if self._config.role.is_master:
-            flags = self._once.take("promote", self._member.state.last_epoch)
+            flags = self._one_shot.take("promote", self._member.state.last_epoch)
             if flags is not None:
                 self._promote(flags)
         else:
             if self._member.state.data.role_followed.is_master:  # a save that failed before
                 self._member.state.save(role_followed=self._config.role)
-            flags = self._once.take("demote", self._member.state.last_epoch)
+            flags = self._one_shot.take("demote", self._member.state.last_epoch)
             if flags is not None and self.client is not None:
                 self.client.accept_loss = flags.accept_loss
                 self.client.drop_link()
@@ -191,7 +200,7 @@ class RoleService(Service):
                     log.warning("ASYNC_MASTER: puts without acks are on this node alone")
             self._member.state.save(role_followed=role)
         elif role.is_master:
-            flags = self._once.take("promote", self._member.state.last_epoch)
+            flags = self._one_shot.take("promote", self._member.state.last_epoch)
             self._promote(flags or Flags())
         else:
             self._demote()
@@ -293,12 +302,12 @@ class RoleService(Service):
         epoch.
         """
         own = self._member.state.last_epoch
-        heard = ask_all(self._member, Purpose.SURVEY)
-        seen = max(greatest_epoch(heard), self._member.state.data.promised_epoch)
+        replies = ask_all(self._member, Purpose.SURVEY)
+        seen = max(greatest_epoch(replies), self._member.state.data.promised_epoch)
         if seen > own and epoch_node(seen) != self._member.config.node:  # not an attempt of its own
             self._yield_to(seen)
             return False
-        silent = [str(h.node) for h in heard if h.hello is None]
+        silent = [str(reply.node) for reply in replies if reply.hello is None]
         if silent:
             self._wait_or_give_up(
                 f"its epoch {own} ended with a power loss; waiting for every node, still for node "
@@ -359,6 +368,24 @@ class RoleService(Service):
     def _watch_group(self) -> None:
         """Ask those that do not follow: an old master must meet a higher epoch."""
         linked = frozenset(self._ha.linked_nodes())
-        for heard in ask_all(self._member, Purpose.SURVEY, skip=linked):
-            if heard.hello is not None:
-                self._member.meet(greatest_epoch([heard]), f"node {heard.node}")
+        for reply in ask_all(self._member, Purpose.SURVEY, skip=linked):
+            if reply.hello is not None:
+                self._member.observe_epoch(greatest_epoch([reply]), f"node {reply.node}")
+
+
+def greatest_epoch(replies: list[SurveyReply]) -> int:
+    """Return the greatest epoch that any node has promised, opened or has in its history."""
+    seen = 0
+    for reply in replies:
+        hello = reply.hello
+        if hello is not None:
+            seen = max(seen, hello.promised_epoch, hello.open_epoch, last_epoch(hello.history))
+    return seen
+
+
+def superseded_text(epoch: int) -> str:
+    """Say which node superseded this master, and what the operator can do."""
+    return (
+        f"superseded by node {epoch_node(epoch)} (epoch {epoch}); this node follows. To make it "
+        "master again run `hastore promote`, to settle it as a slave `hastore demote`"
+    )

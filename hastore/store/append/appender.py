@@ -262,7 +262,7 @@ class Appender:
         if not size or size + BLANK_SIZE > log.file_size or log.room(size):
             return None
         data = append.patched(self._host_bytes)
-        log.boundary = log.append(data)
+        log.record_end = log.append(data)
         append.settle()
         return append.results, data
 
@@ -282,7 +282,7 @@ class Appender:
         results = [batch.take(payload, entries) for payload, entries in validated]
         if batch.size:
             end = log.append(batch.patched(self._host))
-            log.boundary = end
+            log.record_end = end
             table.take(batch.advanced, end)
             window.add_all(batch.fresh, end)
         return results
@@ -314,7 +314,7 @@ class Appender:
 
     def _adopt_blank(self) -> None:
         end = self._log.max_offset
-        self._log.boundary = end
+        self._log.record_end = end
         self._table.advance(end)
         self._window.advance(end)
 

@@ -23,9 +23,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from hastore.record.producer import PID_MARK, producer_of
 from hastore.store.append.results import PutResult
-from hastore.store.derived.columns import RecordColumns
+from hastore.store.derived.contract import Dispatched, RecordColumns
 from hastore.store.fs.filesystem import FileSystem
-from hastore.store.replay.scalar_walk import Dispatched
 
 WINDOW = 1024  # sequence numbers of each producer
 _MAX_PRODUCERS = 4096  # the one that wrote least recently goes; at most 64 MiB in all

@@ -4,8 +4,7 @@ import threading
 from collections.abc import Callable, Sequence
 
 from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
-from hastore.store.derived.columns import RecordColumns
-from hastore.store.replay.scalar_walk import Dispatched, inner_batch_of
+from hastore.store.derived.contract import Dispatched, RecordColumns, inner_batch_of
 
 Ranges = dict[str, dict[int, tuple[int, int]]]
 

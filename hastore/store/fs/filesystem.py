@@ -18,9 +18,20 @@ from collections.abc import Iterator
 from hastore.errors import StoreFullError, StoreInUseError
 from hastore.store.fs.protocols import Bytes, File, FileSystem
 
-__all__ = ["NO_ROOM", "REAL", "Bytes", "File", "FileSystem", "RealFile", "RealFileSystem"]
+__all__ = [
+    "NO_DESCRIPTOR",
+    "NO_ROOM",
+    "REAL",
+    "Bytes",
+    "File",
+    "FileSystem",
+    "RealFile",
+    "RealFileSystem",
+]
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
+# The process, or the system, has no free descriptor: of an open alone, no write or sync fails so.
+NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _FALLOC_FL_ZERO_RANGE = 0x10
 _ZEROS = bytes(1 << 20)

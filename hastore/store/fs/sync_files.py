@@ -4,24 +4,29 @@ import contextlib
 from collections.abc import Iterable, Iterator
 
 from hastore.errors import SyncFailedError
-from hastore.store.fs.filesystem import FileSystem
+from hastore.store.fs.filesystem import NO_DESCRIPTOR, FileSystem
 
 
 @contextlib.contextmanager
 def _final() -> Iterator[None]:
-    """Tell a failed sync from all else: the kernel may have dropped the pages, no retry helps."""
+    """Raise SyncFailedError for a failed sync: the kernel may have dropped the pages, so no retry
+    helps. A sync that was not begun, since no descriptor was free, stays an OSError.
+    """
     try:
         yield
     except FileNotFoundError:
         raise
     except OSError as failure:
+        if failure.errno in NO_DESCRIPTOR:
+            raise
         raise SyncFailedError(f"a sync failed: {failure}") from failure
 
 
 def sync_files(fs: FileSystem, paths: Iterable[str], directories: Iterable[str]) -> None:
     """Sync files, then directories; what was removed meanwhile is left out.
 
-    SyncFailedError: a sync failed. OSError: a file cannot be opened now, nothing is lost yet.
+    SyncFailedError: a sync failed. OSError: a file or directory cannot be opened now, nothing is
+    lost yet.
     """
     for path in sorted(paths):
         with contextlib.suppress(FileNotFoundError):
@@ -37,6 +42,6 @@ def sync_files(fs: FileSystem, paths: Iterable[str], directories: Iterable[str])
 
 
 def sync_all(fs: FileSystem, directory: str) -> None:
-    """Sync the whole file system that holds a directory. SyncFailedError."""
+    """Sync the whole file system that holds a directory. SyncFailedError, OSError as above."""
     with _final():
         fs.sync_all(directory)

@@ -74,7 +74,7 @@ class CommitLog:
         self.file_size = file_size
         self.min_offset = 0
         self.max_offset = 0
-        self.boundary = 0  # the end of a whole record, as far on as is known; <= max_offset
+        self.record_end = 0  # the end of a whole record, as far on as is known; <= max_offset
         self.queue = MappedFileQueue(fs, self.directory, file_size, f"{root}/hastore")
         self.allocator = AllocateService(
             fs, f"{root}/hastore/spare", file_size, on_failure=on_failure, warm=warm_files
@@ -88,7 +88,7 @@ class CommitLog:
         """Say where the log begins and ends: at open, and when it was cut or moved away."""
         self.min_offset = min_offset
         self.max_offset = max_offset
-        self.boundary = max_offset
+        self.record_end = max_offset
         self._written_from = max_offset
         self._want_at = 0
 
@@ -284,7 +284,7 @@ class CommitLog:
     def truncate(self, offset: int) -> None:
         """Cut the log at `offset`, durably: later files go, the bytes behind it become zeros."""
         self.max_offset = min(self.max_offset, offset)
-        self.boundary = min(self.boundary, offset)
+        self.record_end = min(self.record_end, offset)
         self._want_at = 0
         first = self.queue.start
         last_start = max(offset - offset % self.file_size, first)

@@ -5,20 +5,19 @@ closes the store for ever (StoreHealth): it is never tried again. One that was n
 process has no descriptor left for it, has lost nothing and is tried again.
 """
 
-import errno
 import logging
 import threading
 from collections.abc import Callable
 
 from hastore.errors import StoreBrokenError, StoreError
 from hastore.service import OnFailure, Service
+from hastore.store.fs.filesystem import NO_DESCRIPTOR
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.health import StoreHealth
 from hastore.store.state.limits import LimitsPage
 
 log = logging.getLogger(__name__)
 
-_NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})  # of an open; no fsync fails so
 _RETRY_S = 0.1
 
 
@@ -32,10 +31,10 @@ class FlushService(Service):
         health: StoreHealth,
         *,
         interval_ms: int,
-        boundary: Callable[[], int],
+        record_end: Callable[[], int],
         on_failure: OnFailure,
     ) -> None:
-        """Prepare; `boundary()` returns the end of a whole record, as far on as is known."""
+        """Prepare; `record_end()` returns the end of a whole record, as far on as is known."""
         super().__init__("FlushCommitLogService", on_failure=on_failure)
         self.flushed_offset = 0
         self.on_flushed: Callable[[int], None] | None = None
@@ -43,7 +42,7 @@ class FlushService(Service):
         self._page = page
         self._health = health
         self._interval_s = interval_ms / 1000
-        self._boundary = boundary
+        self._record_end = record_end
         self.sync_lock = threading.RLock()  # held while the log is cut (taken after the log's)
         self._changed = threading.Condition()
         self._requested = False
@@ -70,16 +69,16 @@ class FlushService(Service):
         self._health.check()
         with self.sync_lock:
             self._health.check()
-            boundary = self._boundary()
+            record_end = self._record_end()
             target = self._log.max_offset
             start = self.flushed_offset
             if target == start:
                 return start
             try:
                 self._log.queue.sync(start, target)
-                self._page.update(flushed=boundary, boundary=boundary)
+                self._page.update(flushed=record_end, record_end=record_end)
             except OSError as failure:
-                if failure.errno in _NO_DESCRIPTOR:
+                if failure.errno in NO_DESCRIPTOR:
                     raise StoreError(
                         f"bytes [{start}, {target}) are not synced yet: {failure}; raise the limit"
                         " of open files"

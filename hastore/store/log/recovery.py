@@ -3,7 +3,7 @@
 The end is the first place with neither a valid record nor a blank of just the bytes left.
 Where the reading begins decides how long it takes:
 
-    limits page, clean stop or same boot    the anchor: 32 to 64 MiB before the end
+    limits page, clean stop or same boot    recovery_start: 32 to 64 MiB before the end
     limits page, after a power loss         the file that holds flushed_offset
     no page (RocketMQ's own store)          the last three files after a clean stop, else all
 
@@ -26,7 +26,7 @@ from hastore.record.layout import (
 )
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.mapped_file import MappedFile
-from hastore.store.state.limits import ANCHOR_STEP, Limits
+from hastore.store.state.limits import RECOVERY_STEP_BYTES, Limits
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +44,15 @@ class Recovered:
     scanned_from: int
     records: int
     last_store_timestamp_ms: int  # of the records read; 0 without any
-    anchor: int = 0  # starts of records that the next recovery may begin at
-    next_anchor: int = 0
+    recovery_start: int = 0  # starts of records that the next recovery may begin at
+    next_recovery_start: int = 0
 
 
 @dataclass(slots=True)
 class _Scan:
     end: int
-    anchor: int
-    next_anchor: int
+    recovery_start: int
+    next_recovery_start: int
     unreadable: bool
     records: int = 0
     last_store_timestamp_ms: int = 0
@@ -93,11 +93,11 @@ def recover(
         _refuse_headless(commit_log, first)
     elif limits is None and clean:
         _refuse_damage(commit_log, scan)
-    if limits is not None and same_boot and scan.end < limits.boundary:
+    if limits is not None and same_boot and scan.end < limits.record_end:
         log.error(
             "the log ends at %d, %d bytes before what this boot had written: damage from outside",
             scan.end,
-            limits.boundary - scan.end,
+            limits.record_end - scan.end,
         )
     return Recovered(
         first,
@@ -105,8 +105,8 @@ def recover(
         start,
         scan.records,
         scan.last_store_timestamp_ms,
-        scan.anchor,
-        scan.next_anchor,
+        scan.recovery_start,
+        scan.next_recovery_start,
     )
 
 
@@ -128,9 +128,9 @@ def _start_of_scan(
         back = _FOREIGN_FILES if clean else len(queue.files)
         return max(first, queue.files[-min(back, len(queue.files))].start)
     if clean or same_boot:
-        if first <= limits.anchor < queue.end:
-            return limits.anchor
-        return last_file if limits.anchor >= queue.end else first
+        if first <= limits.recovery_start < queue.end:
+            return limits.recovery_start
+        return last_file if limits.recovery_start >= queue.end else first
     start = limits.flushed_offset - limits.flushed_offset % commit_log.file_size
     return min(max(first, start), last_file)
 
@@ -152,8 +152,8 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
     wanted = _WINDOW_BYTES
     while scan.end < file.end:
         position = scan.end - file.start
-        if scan.end - scan.next_anchor >= ANCHOR_STEP:
-            scan.anchor, scan.next_anchor = scan.next_anchor, scan.end
+        if scan.end - scan.next_recovery_start >= RECOVERY_STEP_BYTES:
+            scan.recovery_start, scan.next_recovery_start = scan.next_recovery_start, scan.end
         data = memoryview(file.file.pread(min(wanted, file.size - position), position))
         at, end = 0, len(data)
         whole = position + end == file.size

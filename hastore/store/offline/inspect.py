@@ -10,14 +10,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from hastore.record.codec import Record, check_blank, check_record, decode_record
-from hastore.store.derived.dispatcher import LogView
+from hastore.store.derived.walk.scalar_walk import ScalarWalker
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.offline.queue_check import QueueCheck
-from hastore.store.replay.scalar_walk import RecordWalker
 from hastore.store.state.limits import read_limits
 
-__all__ = ["Damage", "LogView", "Stat", "Verification", "dump", "stat", "verify"]
+__all__ = ["Damage", "Stat", "Verification", "dump", "stat", "verify"]
 
 Progress = Callable[[int, int], None]  # bytes done, bytes in all
 _DAMAGES_MAX = 100  # named one by one
@@ -122,12 +121,12 @@ def _dump(
         return
     offset = found[0].start if start is None else max(start, found[0].start)
     if offset == found[0].start:
-        offset = files.first_boundary(found)
+        offset = files.first_record_start(found)
     for file in found:
         if not file.start <= offset < file.end:
             continue
         if start is not None and file.start < start:
-            offset = files.boundary_at(file, offset)
+            offset = files.record_start_at(file, offset)
         data = files.view(file)
         while offset < file.end and (end is None or offset < end):
             at = offset - file.start
@@ -207,7 +206,7 @@ class _Examination:
         self._files = files
         self._progress = progress
         self._checked = checked
-        self._walker = RecordWalker()
+        self._walker = ScalarWalker()
         self._queues = QueueCheck(store, fs) if checked and not files.is_bare else None
         limits = read_limits(fs, store)
         self._known_end = None if limits is None else limits.flushed_offset
@@ -222,7 +221,7 @@ class _Examination:
         if not found:
             return result
         seen.file_size = found[0].size
-        offset = seen.min_offset = seen.max_offset = self._files.first_boundary(found)
+        offset = seen.min_offset = seen.max_offset = self._files.first_record_start(found)
         total = found[-1].end - offset
         for number, file in enumerate(found):
             if number and file.start != found[number - 1].end:
@@ -247,7 +246,7 @@ class _Examination:
         return result
 
     def _through(self, file: LogFile, files: list[LogFile], offset: int) -> int | None:
-        """Walk a file from a boundary, over damage; return where to go on, None at the end."""
+        """Walk a file from a record's start, over damage; return where to go on, or None."""
         while True:
             offset = self._walk_file(file, offset)
             if offset >= file.end:
@@ -276,7 +275,7 @@ class _Examination:
         return None
 
     def _walk_file(self, file: LogFile, offset: int) -> int:
-        """Walk a file's records and blank from a boundary; return where they end."""
+        """Walk a file's records and blank from a record's start; return where they end."""
         data, end, seen = self._files.view(file), file.size, self.stat
         at, last_shown = offset - file.start, offset
         while at < end:

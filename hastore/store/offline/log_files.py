@@ -96,7 +96,7 @@ class LogFiles:
                 self._maps.popitem()[1][0].close()
 
     def whole_end(self, start: int | None = None) -> int:
-        """Return the end of the last whole record, from a known boundary `start` or the last files.
+        """Return the end of the last whole record, from a record's `start` or the last files.
 
         Without `start` the files before the last one with records are taken to be whole.
         """
@@ -132,8 +132,8 @@ class LogFiles:
             at += size
         return file.start + at
 
-    def boundary_at(self, file: LogFile, offset: int) -> int:
-        """Return the first boundary at or beyond `offset`, by the sizes from the file's start.
+    def record_start_at(self, file: LogFile, offset: int) -> int:
+        """Return the first record start at or beyond `offset`, by the sizes from the file's start.
 
         Bodies are not read. Behind damage it is found by `find_record`.
         """
@@ -153,7 +153,7 @@ class LogFiles:
         found = self.find_record(file, max(offset, file.start + at))
         return file.end if found is None else found
 
-    def first_boundary(self, files: Sequence[LogFile]) -> int:
+    def first_record_start(self, files: Sequence[LogFile]) -> int:
         """Return where the log of `files` begins: mostly at the first one's start.
 
         After a resync it begins inside the first file, with zeros before; a rescued tail begins at

@@ -2,10 +2,10 @@
 
 import mmap
 
+from hastore.store.derived.contract import Dispatched, inner_batch_of
 from hastore.store.derived.queues.consume_queue import UNIT, UNIT_BYTES, is_directory_name
 from hastore.store.derived.queues.unit_files import is_file_name
 from hastore.store.fs.filesystem import File, FileSystem
-from hastore.store.replay.scalar_walk import Dispatched, inner_batch_of
 
 _NAMED_MAX = 100
 _NOTHING = bytes(UNIT_BYTES)

@@ -5,12 +5,12 @@ that a torn write leaves the one before. Other processes read it without a lock.
 
     slot at 0 and at 2048:
       0 magic "HSLM" 4 | 4 version 4 | 8 sequence 8 | 16 boot id 16 | 32 file_size 8
-     40 first_offset 8 | 48 flushed 8 | 56 boundary 8 | 64 anchor 8 | 72 next anchor 8
-     80 confirmed 8 | 88 readable 8 | 96 CRC-32 of all before 4
+     40 first_offset 8 | 48 flushed 8 | 56 record_end 8 | 64 recovery_start 8
+     72 next_recovery_start 8 | 80 confirmed 8 | 88 readable 8 | 96 CRC-32 of all before 4
 
-`boundary` and the anchors are starts of records: everything below them was whole when they were
-written. They hold while the same kernel runs (kill -9 keeps the page cache); after a power loss
-only `flushed` holds.
+`record_end` and both recovery starts are places where a record ends and the next may begin:
+everything below them was whole when they were written. They hold while the same kernel runs
+(kill -9 keeps the page cache); after a power loss only `flushed` holds.
 """
 
 import struct
@@ -27,13 +27,14 @@ _MAGIC = b"HSLM"
 _VERSION = 1
 _SLOT_AT = (0, 2048)
 _PAGE_SIZE = 4096
-ANCHOR_STEP = 32 << 20  # a recovery reads between one and two steps back
+RECOVERY_STEP_BYTES = 32 << 20  # a recovery reads between one and two steps back
 
 
 class Limits(NamedTuple):
     """What the page says; all offsets are bytes of the log.
 
-    min <= first_offset; anchor <= next_anchor <= boundary; flushed ends a record.
+    min <= first_offset; recovery_start <= next_recovery_start <= record_end; a record ends at
+    flushed_offset.
     """
 
     sequence: int = 0
@@ -41,9 +42,9 @@ class Limits(NamedTuple):
     file_size: int = 0
     first_offset: int = 0  # the log may begin inside its first file
     flushed_offset: int = 0  # a lower bound of what is synced
-    boundary: int = 0
-    anchor: int = 0
-    next_anchor: int = 0
+    record_end: int = 0
+    recovery_start: int = 0
+    next_recovery_start: int = 0
     confirmed_offset: int = 0
     readable_offset: int = 0
 
@@ -105,16 +106,16 @@ class LimitsPage:
         sync: bool = False,
         first_offset: int | None = None,
         flushed: int | None = None,
-        boundary: int | None = None,
+        record_end: int | None = None,
         confirmed: int | None = None,
         readable: int | None = None,
     ) -> None:
         """Change some limits; `sync` makes the page durable. Raises OSError."""
         with self._guard:
             now = self.now
-            anchor, next_anchor = now.anchor, now.next_anchor
-            if boundary is not None and boundary - next_anchor >= ANCHOR_STEP:
-                anchor, next_anchor = next_anchor, boundary
+            recovery_start, next_recovery_start = now.recovery_start, now.next_recovery_start
+            if record_end is not None and record_end - next_recovery_start >= RECOVERY_STEP_BYTES:
+                recovery_start, next_recovery_start = next_recovery_start, record_end
             self._write(
                 Limits(
                     now.sequence + 1,
@@ -122,9 +123,9 @@ class LimitsPage:
                     now.file_size,
                     now.first_offset if first_offset is None else first_offset,
                     now.flushed_offset if flushed is None else flushed,
-                    now.boundary if boundary is None else boundary,
-                    anchor,
-                    next_anchor,
+                    now.record_end if record_end is None else record_end,
+                    recovery_start,
+                    next_recovery_start,
                     now.confirmed_offset if confirmed is None else confirmed,
                     now.readable_offset if readable is None else readable,
                 )
@@ -133,10 +134,10 @@ class LimitsPage:
         if sync and file is not None:
             file.sync()
 
-    def cut(self, end: int, *, anchor: int, first_offset: int | None = None) -> None:
+    def cut(self, end: int, *, recovery_start: int, first_offset: int | None = None) -> None:
         """Lower every limit to the log's new end, durably: before the bytes are cut.
 
-        `anchor` is the start of a record at or below `end` from which recovery may read.
+        `recovery_start` is the start of a record at or below `end` from which recovery may read.
         """
         with self._guard:
             now = self.now
@@ -144,9 +145,11 @@ class LimitsPage:
                 sequence=now.sequence + 1,
                 first_offset=now.first_offset if first_offset is None else first_offset,
                 flushed_offset=min(now.flushed_offset, end),
-                boundary=min(now.boundary, end),
-                anchor=now.anchor if now.anchor <= end else anchor,
-                next_anchor=now.next_anchor if now.next_anchor <= end else anchor,
+                record_end=min(now.record_end, end),
+                recovery_start=now.recovery_start if now.recovery_start <= end else recovery_start,
+                next_recovery_start=now.next_recovery_start
+                if now.next_recovery_start <= end
+                else recovery_start,
                 confirmed_offset=min(now.confirmed_offset, end),
                 readable_offset=min(now.readable_offset, end),
             )
@@ -163,9 +166,9 @@ class LimitsPage:
                 sequence=self.now.sequence + 1,
                 first_offset=offset,
                 flushed_offset=offset,
-                boundary=offset,
-                anchor=offset,
-                next_anchor=offset,
+                record_end=offset,
+                recovery_start=offset,
+                next_recovery_start=offset,
                 confirmed_offset=0,
                 readable_offset=0,
             )

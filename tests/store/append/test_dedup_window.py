@@ -9,9 +9,9 @@ import pytest
 from hastore.errors import Status
 from hastore.record.properties import encode_properties
 from hastore.store.append.dedup_window import WINDOW, DedupWindow, Verdict
+from hastore.store.derived.contract import Dispatched
 from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import PutResult
-from hastore.store.replay.scalar_walk import Dispatched
 from tests.store.faulty import FaultyFileSystem, NoticedLock
 from tests.store.kit import bodies, crash_copy, message, opened, put
 

@@ -1,139 +1,31 @@
-"""Files of fixed-size units that each begin with a record's place: the ground of both kinds of
-queue.
+"""Files of fixed-size units, each with the place of a record: base of both kinds of queue.
 
     physicalOffset (8)  size (4)  the rest of the unit
-    size 0: nothing yet.  size 0x7FFFFFFF: a blank, a position without a record.
- Unit n lies at byte n * unit_bytes, the name of a file is its first byte's number in 20 digits.
-Files are sparse at full size at once and written by pwrite, so a full disk is an OSError. Files
-need not be contiguous.
+    size 0: nothing yet.  size 0x7FFFFFFF: a blank, a queue offset without a record.
+
+Unit n lies at byte n * unit_bytes of the queue; a file is named by its first byte's number, in 20
+digits. Files are created sparse at full size and written by pwrite, so a full disk is an OSError.
+Files need not be contiguous.
 """
 
-import contextlib
-import resource
 import struct
-import threading
 from bisect import bisect_right
-from collections import OrderedDict
 
-from hastore.store.fs.filesystem import File, FileSystem
-from hastore.store.fs.sync_files import sync_all, sync_files
+from hastore.store.derived.queues.file_cache import FileCache
 
 PLACE = struct.Struct(">qi")
 BLANK_UNIT_SIZE = 0x7FFFFFFF
-_OPEN_FILES_MIN, _OPEN_FILES_MAX = 128, 16_384
-_SYNC_EACH_MAX = 256  # files; more are synced with all else on their file system
 _SCAN_BYTES = 1 << 16
 _SEARCH_BYTES = 1 << 12
 
 
-class FileCache:
-    """Open files of many queues, the least recently used closed first; thread-safe.
-
-    Writes hold the lock. A read holds its file alone, for it may wait for the disk: files are
-    dropped rather than closed, and close with whoever holds them last.
-    """
-
-    def __init__(self, fs: FileSystem) -> None:
-        self.fs = fs
-        self._lock = threading.Lock()
-        self._files: OrderedDict[str, File] = OrderedDict()
-        self._dirty: set[str] = set()
-        self._dirty_dirs: set[str] = set()
-        self._open_max = 0  # known at the first use: a node raises its limit when it starts
-
-    def read(self, path: str, size: int, position: int) -> bytes:
-        """Return up to `size` bytes; OSError."""
-        with self._lock:
-            file = self._file(path)
-        return file.pread(size, position)
-
-    def write(self, path: str, data: bytes | memoryview, position: int) -> None:
-        """Write all of `data`; durable after `flush`. OSError."""
-        with self._lock:
-            self._dirty.add(path)
-            self._file(path).pwrite(data, position)
-
-    def zero(self, path: str, position: int, size: int) -> None:
-        """Zero a range; durable after `flush`."""
-        with self._lock:
-            self._dirty.add(path)
-            self._file(path).zero(position, size)
-
-    def create(self, path: str, size: int) -> None:
-        """Make a sparse file of zeros, with its directories."""
-        directory = path.rpartition("/")[0]
-        with self._lock:
-            missing = directory
-            while missing and not self.fs.is_dir(missing):
-                missing = missing.rpartition("/")[0]
-                self._dirty_dirs.add(missing)
-            self.fs.make_dirs(directory, sync=False)
-            file = self.fs.open(path, create=True)
-            self._dirty_dirs.add(directory)
-            self._dirty.add(path)
-            try:
-                file.truncate(size)
-            finally:
-                file.close()
-
-    def remove(self, path: str) -> None:
-        """Remove a file; the name is durably gone after `flush`."""
-        with self._lock:
-            self._files.pop(path, None)
-            self._dirty.discard(path)
-            with contextlib.suppress(FileNotFoundError):  # removed by an operator: the same end
-                self.fs.remove(path)
-            self._dirty_dirs.add(path.rpartition("/")[0])
-
-    def flush(self) -> None:
-        """Make durable all that was written before the call; OSError.
-
-        Syncs through descriptors of its own, so that writers never wait for the disk. What fails
-        stays to be synced; after SyncFailedError that is no proof any more.
-        """
-        with self._lock:
-            paths, self._dirty = self._dirty, set()
-            directories, self._dirty_dirs = self._dirty_dirs, set()
-        try:
-            if len(paths) > _SYNC_EACH_MAX:
-                sync_all(self.fs, min(paths).rpartition("/")[0])
-            else:
-                sync_files(self.fs, paths, directories)
-        except BaseException:
-            with self._lock:
-                self._dirty |= paths
-                self._dirty_dirs |= directories
-            raise
-
-    def close(self) -> None:
-        """Close all files and forget what was not flushed."""
-        with self._lock:
-            self._files.clear()
-            self._dirty.clear()
-            self._dirty_dirs.clear()
-
-    def _file(self, path: str) -> File:
-        file = self._files.get(path)
-        if file is None:
-            file = self.fs.open(path)
-            self._files[path] = file
-            if not self._open_max:
-                share = resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
-                self._open_max = min(max(share, _OPEN_FILES_MIN), _OPEN_FILES_MAX)
-            if len(self._files) > self._open_max:
-                self._files.popitem(last=False)
-        else:
-            self._files.move_to_end(path)
-        return file
-
-
 def is_file_name(name: str) -> bool:
-    """Whether the name is that of a numbered file: 20 digits."""
+    """Whether a name is that of a log or queue file: 20 digits."""
     return len(name) == 20 and name.isascii() and name.isdigit()
 
 
 class UnitFiles:
-    """The files of one queue. One thread writes; others may read below `end`."""
+    """The files of one queue. One thread writes; any thread reads below `end`."""
 
     def __init__(
         self, cache: FileCache, directory: str, unit_bytes: int, units_per_file: int
@@ -142,15 +34,16 @@ class UnitFiles:
         self.directory = directory
         self.unit_bytes = unit_bytes
         self.units_per_file = units_per_file
-        self.starts: list[int] = []  # unit numbers, rising; replaced, never changed in place
+        # The first unit of each file, ascending. The list is replaced, never changed in place.
+        self.starts: list[int] = []
         self.end = 0  # the number of the next unit
-        self._last_start, self._last_path = -1, ""  # of the last append
+        self._last_start, self._last_path = -1, ""  # the file of the last append
 
     def load(self, limit: int, *, whole: bool = False) -> None:
         """Find the files and drop every unit whose record does not end at or below `limit`.
 
-        Files of another size are rewritten: what they say about the queue's end is kept as blanks.
-        An empty one was being made when the process was killed: it holds nothing, and goes.
+        Files of another size are replaced by blanks, which keep the queue's end. An empty file was
+        being created when the process was killed; it is removed. `whole`: see `cut`.
         """
         names: list[str] = []
         sizes: list[int] = []
@@ -179,7 +72,7 @@ class UnitFiles:
         return f"{self.directory}/{start * self.unit_bytes:020d}"
 
     def read(self, unit: int, count: int) -> bytes:
-        """Return up to `count` units from `unit`, of one file, below `end`; perhaps none."""
+        """Return up to `count` units from `unit`, of one file and below `end`; b"" without any."""
         count = min(count, self.end - unit)
         starts = self.starts
         at = bisect_right(starts, unit) - 1
@@ -192,17 +85,17 @@ class UnitFiles:
         size = self.unit_bytes
         try:
             return self._cache.read(self.path(starts[at]), count * size, within * size)
-        except FileNotFoundError:  # retention took it meanwhile
+        except FileNotFoundError:  # retention removed it meanwhile
             return b""
 
     def place(self, unit: int) -> tuple[int, int]:
-        """Return (offset, size) of a unit; size 0 when there is none."""
+        """Return (physical offset, size) of a unit; size 0 when there is none."""
         raw = self.read(unit, 1)
         offset, size = PLACE.unpack_from(raw) if len(raw) == self.unit_bytes else (0, 0)
         return offset, size
 
     def append(self, data: bytes | memoryview) -> None:
-        """Write whole units at `end`, one pwrite for each file; `end` moves with each. OSError."""
+        """Write whole units at `end`: one pwrite for each file, which moves `end`. OSError."""
         size = self.unit_bytes
         at = 0
         while at < len(data):
@@ -218,9 +111,9 @@ class UnitFiles:
             at += len(part)
 
     def skip_to(self, unit: int) -> None:
-        """Move `end` up to `unit` over blanks; whole files of them are left out. OSError.
+        """Move `end` up to `unit` by writing blanks; files of blanks only are left out. OSError.
 
-        A blank behind a record carries the next byte's offset, so that offsets never fall.
+        A blank after a record holds that record's offset + 1, so that offsets never decrease.
         """
         per_file = self.units_per_file
         offset, size = self.place(self.end - 1)
@@ -238,7 +131,7 @@ class UnitFiles:
     def cut(self, limit: int, *, whole: bool = True) -> None:
         """Drop every unit whose record does not end at or below `limit`.
 
-        Not `whole`: a power loss may have left holes, so every unit of the last file is read.
+        `whole` false: a power loss may have left holes, so every unit of the last file is read.
         """
         starts = self.starts
         if not starts:
@@ -274,7 +167,7 @@ class UnitFiles:
             self._cache.remove(self.path(start))
 
     def first_at(self, min_offset: int) -> int:
-        """Return the first unit whose record lies at or beyond `min_offset`, else `end`."""
+        """Return the first unit whose record lies at or beyond `min_offset`; `end` without one."""
         for start in self.starts:
             low, high = start, min(start + self.units_per_file, self.end)
             if low < high and self._precedes(high - 1, min_offset):
@@ -306,7 +199,7 @@ class UnitFiles:
             file.close()
 
     def _stays_at(self, start: int, number: int, limit: int) -> bool:
-        """Whether a file has its unit of that number and it stays."""
+        """Whether a file's unit of that number exists and stays."""
         raw = self._cache.read(self.path(start), PLACE.size, number * self.unit_bytes)
         if len(raw) < PLACE.size:
             return False
@@ -330,8 +223,8 @@ class UnitFiles:
         return total
 
     def _search(self, start: int, limit: int) -> int:
-        """Count the same in a file without holes: what stays lies before what does not."""
-        low = self._count(start, limit, _SEARCH_BYTES)  # where there are many queues most are short
+        """Count like `_count`, in a file without holes: by binary search."""
+        low = self._count(start, limit, _SEARCH_BYTES)  # most of many queues are short
         high = self.units_per_file if low == _SEARCH_BYTES // self.unit_bytes else low
         while low < high:
             middle = (low + high) // 2

@@ -1,0 +1,321 @@
+"""Drives the producer's core on an event loop: no thread, and nothing here waits.
+
+    send --> waiting --admit, when a master is known and the window has room--> the core
+
+What is sent within one turn of the loop is admitted and sent together, behind it. The loop watches
+the links' descriptor, and one timer. Nothing here refers to the Producer: when that is dropped,
+this goes on with what is under way as long as the loop runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from hastore.client.connections.transport_factory import make_transport
+from hastore.client.producer.futures import results_of
+from hastore.client.producer.options import SendOptions
+from hastore.client.producer.preparer import Draft, Preparer
+from hastore.client.producer.send_core import SendCore
+from hastore.client.producer.window import Entry, Window
+from hastore.client.results import Status
+from hastore.clock import Clock
+from hastore.errors import HastoreError, NotStoredError, UnreachableError
+from hastore.protocol.api import PutDone
+
+log = logging.getLogger(__name__)
+
+LINGER_S = 1.0
+
+
+class Delivery:
+    """What a put ends in, and the asyncio Future that is told; that may have been cancelled."""
+
+    __slots__ = ("_ended", "_failure", "_receipt", "_value", "waiter")
+
+    def __init__(self, waiter: asyncio.Future[Any]) -> None:
+        self.waiter = waiter
+        self._ended = False
+        self._receipt: tuple[str, PutDone, int, int | None] | None = None
+        self._value: Any = None
+        self._failure: BaseException | None = None
+
+    def settle(self, topic: str, reply: PutDone, begin: int, end: int | None = None) -> bool:
+        """End it with the stored record at place `begin` of a reply, or all up to `end`."""
+        self._receipt = (topic, reply, begin, end)
+        self._ended = True
+        return True
+
+    def succeed(self, value: Any) -> bool:
+        """End it with a result."""
+        self._value = value
+        self._ended = True
+        return True
+
+    def fail(self, failure: BaseException) -> bool:
+        """End it with an exception."""
+        self._failure = failure
+        self._ended = True
+        return True
+
+    def done(self) -> bool:
+        """Whether it has ended; a cancelled waiter ends nothing."""
+        return self._ended
+
+    def notify(self) -> None:
+        """Tell the waiter."""
+        if self.waiter.done():
+            return
+        if self._receipt is not None:
+            self.waiter.set_result(results_of(*self._receipt))
+        elif self._failure is not None:
+            self.waiter.set_exception(self._failure)
+        else:
+            self.waiter.set_result(self._value)
+
+
+class _Queued(msgspec.Struct, eq=False):
+    """What was sent and is not admitted yet; without drafts: a flush."""
+
+    topic: str
+    drafts: list[Draft]
+    is_batch: bool
+    waiter: asyncio.Future[Any]
+    expires_ms: float  # when no master was found until then
+
+
+class LoopDriver:
+    """Send on a running event loop; every method but `leave` is called on it."""
+
+    def __init__(
+        self,
+        addresses: tuple[str, ...],
+        options: SendOptions,
+        preparer: Preparer,
+        loop: asyncio.AbstractEventLoop,
+        clock: Clock,
+    ) -> None:
+        self._options = options
+        self._preparer = preparer
+        self._loop = loop
+        self._clock = clock
+        self._window = Window(options.max_in_flight)
+        addresses, self._transport = make_transport(addresses, clock)
+        self._transport.open(addresses)
+        self.core = SendCore(addresses, options, self._window, self._transport)
+        self.ended = False
+        self._detached = False
+        self._waiting: deque[_Queued] = deque()
+        self._flushes: list[tuple[int, asyncio.Future[None]]] = []
+        self._send_handle: asyncio.Handle | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._descriptor = self._transport.fileno()
+        loop.add_reader(self._descriptor, self._on_ready)
+        loop.call_soon(self._on_ready)
+
+    def send(self, topic: str, drafts: list[Draft], *, is_batch: bool) -> asyncio.Future[Any]:
+        """Send messages as one frame; the Future is cancelled to send nothing, if still possible.
+
+        It has the SendResult, for a batch the list of them.
+        """
+        self._window.check()
+        expires_ms = self._clock.monotonic_ms() + self._options.delivery_timeout_ms
+        waiter: asyncio.Future[Any] = self._loop.create_future()
+        self._waiting.append(_Queued(topic, drafts, is_batch, waiter, expires_ms))
+        if self._send_handle is None:
+            self._send_handle = self._loop.call_soon(self._send)
+        return waiter
+
+    def flush(self) -> asyncio.Future[None]:
+        """Return a Future that ends when all that was sent before is settled."""
+        self._window.check()
+        waiter: asyncio.Future[None] = self._loop.create_future()
+        self._waiting.append(_Queued("", [], False, waiter, float("inf")))
+        if self._send_handle is None:
+            self._send_handle = self._loop.call_soon(self._send)
+        return waiter
+
+    def end(self, linger_s: float = LINGER_S, failure: Exception | None = None) -> None:
+        """Give up what is unsettled, with the failure if there is one, and close the links."""
+        if self.ended:
+            return
+        self.ended = True
+        self._loop.remove_reader(self._descriptor)
+        for handle in (self._send_handle, self._timer):
+            if handle is not None:
+                handle.cancel()
+        if failure is None:
+            self.core.end("the producer was closed")
+            why = "the producer was closed before it was sent"
+        else:
+            self.core.fail(failure)
+            why = f"the producer has failed before it was sent: {failure!r}"
+        while self._waiting:
+            waiting = self._waiting.popleft()
+            if not waiting.drafts:
+                _resolve(waiting.waiter)
+            else:
+                _refuse(waiting.waiter, why)
+        self._notify()
+        self._transport.close(linger_s)
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What was handed over, and the kernel has not taken yet (`acks` 0 waits for no answer)."""
+        return self._transport.unsent_bytes
+
+    def detach(self) -> str:
+        """Let it end once all is settled; says what is not. A finalizer may call this anywhere."""
+        lost = self.core.unacknowledged()
+        if not self.ended:
+            self._detached = True
+            self.core.flush_to = float("inf")
+            self._transport.wake()
+            if self._loop.is_closed():  # nobody will go on with it
+                self.ended = True
+                self._transport.close(0.0)
+        return lost
+
+    def abandon(self) -> None:
+        """Close the descriptors in a forked child; the loop is the parent's."""
+        self.ended = True
+        self.core.abandon()
+        self._transport.abandon()
+
+    def _on_ready(self) -> None:
+        """Take what has arrived, and what follows from it; called by the loop."""
+        self._guarded(self._run_once)
+
+    def _run_once(self) -> None:
+        self._transport.sleep(0.0)
+        now = self._clock.monotonic_ms()
+        self.core.run_once(now)
+        if self._admit(now):
+            self.core.send_now(now)
+        self._finish_run(now)
+
+    def _guarded(self, step: Callable[[], None]) -> None:
+        """Do a step of the loop's; where it fails all who wait are told, since nobody goes on."""
+        if self.ended:
+            return
+        try:
+            step()
+        except Exception as failure:
+            log.exception("the producer has failed")
+            self.end(0.0, failure)
+
+    def _send(self) -> None:
+        """Send what was handed over in this turn of the loop; called by the loop."""
+        self._send_handle = None
+        self._guarded(self._send_waiting)
+
+    def _send_waiting(self) -> None:
+        now = self._clock.monotonic_ms()
+        if self._admit(now):
+            self.core.send_now(now)
+        self._finish_run(now)
+
+    def _finish_run(self, now: float) -> None:
+        self._notify()
+        if self._detached and not self._waiting and self.core.is_idle():
+            self.end(0.0)
+            return
+        sleep_s = self.core.sleep_s(now)
+        if self._waiting and not self.core.master_found:
+            expires_s = max(0.0, self._waiting[0].expires_ms - now) / 1000.0
+            sleep_s = expires_s if sleep_s < 0.0 else min(sleep_s, expires_s)
+        due_s = self._transport.due_s()
+        if due_s >= 0.0:
+            sleep_s = due_s if sleep_s < 0.0 else min(sleep_s, due_s)
+        if sleep_s < 0.0:
+            return
+        at = self._loop.time() + sleep_s
+        if self._timer is not None:
+            if self._timer.when() <= at:
+                return  # it looks once more than it must, which costs less than a new timer
+            self._timer.cancel()
+        self._timer = self._loop.call_at(at, self._on_timer)
+
+    def _on_timer(self) -> None:
+        self._timer = None
+        self._on_ready()
+
+    def _notify(self) -> None:
+        ended = self.core.ended
+        while ended:
+            ended.popleft().notify()
+        if self._flushes:
+            kept = []
+            for seq, waiter in self._flushes:
+                if self._window.has_settled(seq):
+                    _resolve(waiter)
+                else:
+                    kept.append((seq, waiter))
+            self._flushes = kept
+
+    # -- from what waits to the core
+
+    def _admit(self, now: float) -> bool:
+        """Admit what there is room for, in the order of sending; whether anything was."""
+        admitted = False
+        while self._waiting:
+            waiting = self._waiting[0]
+            if not waiting.waiter.done():  # else it was cancelled in time
+                if waiting.drafts:
+                    if not self.core.master_found and now < waiting.expires_ms:
+                        break
+                    if self.core.master_found and not self._window.has_room(len(waiting.drafts)):
+                        break
+                    self._admit_one(waiting, now)
+                    admitted = True
+                else:
+                    seq = self._window.next_seq
+                    self.core.flush_to = max(self.core.flush_to, seq)
+                    self._flushes.append((seq, waiting.waiter))
+                    admitted = True
+            self._waiting.popleft()
+        return admitted
+
+    def _admit_one(self, waiting: _Queued, now: float) -> None:
+        cluster = self.core.cluster
+        if not self.core.master_found:
+            reason = cluster.reason()
+            if any(draft.queue is None for draft in waiting.drafts):
+                waiting.waiter.set_exception(UnreachableError(f"no master was found: {reason}"))
+            else:
+                _refuse(waiting.waiter, f"no writable master: {reason}")
+            return
+        topic, drafts, preparer = waiting.topic, waiting.drafts, self._preparer
+        seq, born_ms = self._window.next_seq, self._clock.wall_ms()
+        records: list[bytes] = []
+        try:
+            for place, (body, key, pairs, named) in enumerate(drafts, seq):
+                queue = named
+                if queue is None:
+                    queue = preparer.choose_queue(topic, key, cluster.default_queues)
+                records.append(preparer.encode(topic, body, queue, pairs, place, born_ms))
+        except HastoreError as failure:
+            waiting.waiter.set_exception(failure)
+            return
+        payload = records[0] if len(records) == 1 else b"".join(records)
+        expires = now + self._options.delivery_timeout_ms
+        delivery = Delivery(waiting.waiter)
+        self._window.admit(
+            Entry(seq, len(records), topic, payload, delivery, waiting.is_batch, now, expires)
+        )
+
+
+def _resolve(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)
+
+
+def _refuse(waiter: asyncio.Future[Any], reason: str) -> None:
+    if not waiter.done():
+        status = Status.SERVICE_NOT_AVAILABLE
+        waiter.set_exception(NotStoredError(f"{status}: {reason}", status))

@@ -1,0 +1,531 @@
+"""Links over plain non-blocking sockets that speak ZMTP; one epoll over them and an eventfd.
+
+    WAITING --due--> RESOLVING --> CONNECTING --> SHAKING --READY--> UP
+       ^ (names only: by a thread of their own)                       |
+       +--------------------- any error, after a pause ---------------+
+
+The owner calls `collect` and `send`; both end without waiting. Either may be cut off anywhere by a
+signal's exception: the next call then finds `_inside` still set, tells that all links are down, and
+makes them anew, since what was read, sent or told is not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import select
+import socket
+import weakref
+from collections import deque
+from collections.abc import Iterable
+from enum import Enum
+
+from hastore.client.connections.addresses import host_and_port
+from hastore.client.connections.resolver import Targets, look_up, numeric_targets
+from hastore.client.connections.transport import (
+    MAX_REPLY_BYTES,
+    PING_MS,
+    PONG_MS,
+    RECONNECT_MS,
+    RECONNECT_MS_MAX,
+    UNSENT_BYTES_MAX,
+    Arrival,
+)
+from hastore.clock import Clock
+from hastore.errors import ProtocolError
+from hastore.protocol import api
+from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front, encode_ping
+
+log = logging.getLogger(__name__)
+
+CONNECT_MS = 5_000.0  # from the first packet to READY
+RECEIVE_BYTES = 64 * 1024
+RECEIVE_BYTES_MAX = 1024 * 1024  # when so much of one frame is still to come
+CLOSING_READS_MAX = 64
+JOIN_BYTES_MAX = 32 * 1024  # a payload up to here is copied behind its header
+_LIMITS = (MAX_REPLY_BYTES, MAX_REPLY_BYTES)
+_IN = select.EPOLLIN
+_IN_OUT = select.EPOLLIN | select.EPOLLOUT
+_NEVER = float("inf")
+
+
+class _State(Enum):
+    WAITING = "waiting for the next attempt"
+    RESOLVING = "looking up the name"
+    CONNECTING = "connecting"
+    SHAKING = "shaking hands"
+    UP = "up"
+
+
+class _Connection:
+    """One address and its present connection, if any."""
+
+    __slots__ = (
+        "address", "attempts", "due_ms", "heard_ms", "host", "pause_ms", "pinged_ms", "port",
+        "sock", "state", "targets", "unsent", "unsent_bytes", "watched", "zmtp",
+    )  # fmt: skip
+
+    def __init__(self, address: str) -> None:
+        self.address = address
+        self.host, self.port = host_and_port(address)
+        self.state = _State.WAITING
+        self.sock: socket.socket | None = None
+        self.zmtp = _new_zmtp()
+        self.targets: Targets = []  # (family, address), in the resolver's order
+        self.attempts = 0
+        self.pause_ms = RECONNECT_MS
+        self.due_ms = 0.0  # of the next attempt, or the end of this one
+        self.heard_ms = 0.0
+        self.pinged_ms: float | None = None  # a PING is out since
+        self.unsent: deque[bytes | memoryview] = deque()
+        self.unsent_bytes = 0
+        self.watched = False  # the epoll tells when the kernel takes more
+
+
+class _Wakeup:
+    """An eventfd that lives as long as anybody may write to it."""
+
+    def __init__(self) -> None:
+        self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self.descriptor)
+
+
+class SocketTransport:
+    """A client's links; see `Transport` for what each method promises."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._connections: dict[str, _Connection] = {}
+        self._by_descriptor: dict[int, _Connection] = {}
+        self._epoll = select.epoll()
+        self._wakeup = _Wakeup()
+        self._epoll.register(self._wakeup.descriptor, _IN)
+        self._woken = False
+        self._closed = False
+        self._in_call = False  # a call is under way, or was cut off
+        self._ready: list[tuple[int, int]] = []  # what `sleep` found
+        self._resolved: deque[tuple[_Connection, Targets]] = deque()
+        self._next_timer_ms = _NEVER
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses that have a link."""
+        return list(self._connections)
+
+    def is_up(self, address: str) -> bool:
+        """Whether the address is connected now."""
+        connection = self._connections.get(address)
+        return connection is not None and connection.state is _State.UP
+
+    def open(self, addresses: Iterable[str]) -> None:
+        """Open a link to each address that has none."""
+        for address in addresses:
+            if address not in self._connections:
+                self._open_new(address)
+
+    def reopen(self, address: str) -> None:
+        """Replace a link; nothing is told of it, but for its next way up."""
+        self._open_new(address)
+
+    def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
+        """Send a request now; False when the address is not connected or takes no more."""
+        connection = self._connections.get(address)
+        if (
+            connection is None
+            or connection.state is not _State.UP
+            or connection.unsent_bytes > UNSENT_BYTES_MAX
+        ):
+            return False
+        if self._in_call:
+            return False  # a call was cut off: `collect` sees to it
+        if payload is None:
+            buffers: tuple[bytes, ...] = (encode_front(api.encode(message)),)
+        else:
+            front = encode_front(api.encode(message), len(payload))
+            joined = len(payload) <= JOIN_BYTES_MAX
+            buffers = (front + payload,) if joined else (front, payload)
+        self._in_call = True  # a message that cannot be encoded has touched nothing
+        sent = self._send_buffers(connection, buffers)
+        self._in_call = False
+        return sent
+
+    def wake(self) -> None:
+        """Wake the thread that sleeps; any thread may call this."""
+        if not self._woken:
+            try:
+                self._woken = True
+                os.eventfd_write(self._wakeup.descriptor, 1)
+            except BaseException:  # a signal's: perhaps nothing was written, so the next one does
+                self._woken = False
+                raise
+
+    def wait(self, timeout_s: float) -> list[Arrival]:
+        """Return what has arrived, sleeping once if that is nothing."""
+        arrivals = self.collect()
+        if arrivals or not timeout_s:
+            return arrivals
+        self.sleep(timeout_s)
+        return self.collect()
+
+    def sleep(self, timeout_s: float) -> None:
+        """Sleep until something may have arrived or is to be done."""
+        if self._next_timer_ms != _NEVER:
+            due_s = self.due_s()
+            timeout_s = due_s if timeout_s < 0.0 else min(timeout_s, due_s)
+        events = self._epoll.poll(timeout_s)
+        for descriptor, _ in events:
+            if descriptor == self._wakeup.descriptor:
+                try:
+                    os.eventfd_read(descriptor)
+                except BlockingIOError:
+                    continue  # two may sleep here: the other was first
+                finally:
+                    # Behind the read: who came in between saw a wake-up under way, a turn follows.
+                    # Whatever ends the read, a signal's exception too: else nobody wakes again.
+                    self._woken = False
+        self._ready = events  # an event that another thread's replaces is told again
+
+    def fileno(self) -> int:
+        """Return the epoll's descriptor, which is readable when `collect` may have something."""
+        return self._epoll.fileno()
+
+    def due_s(self) -> float:
+        """Return in how many seconds a link is to be made anew or looked after, -1 for never."""
+        if self._next_timer_ms == _NEVER:
+            return -1.0
+        return max(0.0, self._next_timer_ms - self._clock.monotonic_ms()) / 1000.0
+
+    def collect(self) -> list[Arrival]:
+        """Return what has arrived, and look after the links."""
+        arrivals: list[Arrival] = []
+        if self._closed:
+            return arrivals
+        self._woken = False  # a turn begins; a `sleep` that was cut off may have left it set
+        if self._in_call:
+            self._restart(arrivals)
+        self._in_call = True
+        now = self._clock.monotonic_ms()
+        events, self._ready = self._ready or self._epoll.poll(0), []
+        for descriptor, mask in events:
+            connection = self._by_descriptor.get(descriptor)
+            if connection is not None:
+                self._handle_event(connection, mask, now, arrivals)
+            elif descriptor != self._wakeup.descriptor:
+                with contextlib.suppress(OSError):  # of a call that was cut off, still open
+                    self._epoll.unregister(descriptor)
+        while self._resolved:
+            self._apply_targets(*self._resolved.popleft(), now)
+        if now >= self._next_timer_ms:
+            self._run_timers(now, arrivals)
+        self._in_call = False
+        return arrivals
+
+    def close(self, linger_s: float = 1.0) -> None:
+        """Close all links; what the kernel has not taken yet gets `linger_s` more."""
+        if self._closed:
+            return
+        deadline = self._clock.monotonic_ms() + linger_s * 1000.0
+        for connection in self._connections.values():
+            sock = connection.sock
+            while sock is not None and connection.unsent and connection.state is _State.UP:
+                left_ms = deadline - self._clock.monotonic_ms()
+                if (
+                    left_ms <= 0.0
+                    or not _wait_writable(sock, left_ms)
+                    or not self._flush(connection)
+                ):
+                    break
+        self._closed = True
+        for connection in self._connections.values():
+            self._disconnect(connection, in_order=True)
+        self._connections.clear()
+        self._epoll.close()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """What the kernel has not taken yet, over all links."""
+        return sum([connection.unsent_bytes for connection in self._connections.values()])
+
+    def abandon(self) -> None:
+        """Close the descriptors in a forked child; the connections stay the parent's."""
+        self._closed = True
+        for connection in self._connections.values():
+            if connection.sock is not None:
+                # Nothing else: parent and child share the epoll instance behind its descriptor.
+                connection.sock.close()
+                connection.sock = None
+        self._connections.clear()
+        self._epoll.close()
+
+    # -- what happens on a link
+
+    def _handle_event(
+        self, connection: _Connection, mask: int, now: float, arrivals: list[Arrival]
+    ) -> None:
+        sock = connection.sock
+        if sock is None:
+            return
+        if connection.state is _State.CONNECTING:
+            failure = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+            if failure:
+                self._fail(connection, os.strerror(failure), now, arrivals)
+                return
+            connection.state = _State.SHAKING
+            self._send_buffers(connection, (connection.zmtp.take_output(),))
+            return
+        if mask & ~select.EPOLLOUT:  # the end of a stream and errors are read too
+            self._receive(connection, now, arrivals)
+        if mask & select.EPOLLOUT and connection.sock is sock and not self._flush(connection):
+            self._receive(connection, now, arrivals)  # says what is wrong with it
+
+    def _receive(self, connection: _Connection, now: float, arrivals: list[Arrival]) -> None:
+        sock, zmtp = connection.sock, connection.zmtp
+        assert sock is not None
+        size = max(RECEIVE_BYTES, min(zmtp.missing_bytes, RECEIVE_BYTES_MAX))
+        try:
+            data = sock.recv(size)
+        except BlockingIOError:
+            return
+        except OSError as failure:
+            self._fail(connection, str(failure), now, arrivals)
+            return
+        if not data:
+            self._fail(connection, "closed by the node", now, arrivals)
+            return
+        connection.heard_ms = now
+        if connection.pinged_ms is not None:  # the next PING is due before this one's PONG was
+            connection.pinged_ms = None
+            self._next_timer_ms = min(self._next_timer_ms, now + PING_MS)
+        messages = zmtp.receive(data)
+        if connection.state is _State.SHAKING and zmtp.is_open:
+            connection.state = _State.UP
+            connection.pause_ms = RECONNECT_MS
+            connection.due_ms = _NEVER
+            self._next_timer_ms = min(self._next_timer_ms, now + PING_MS)
+            arrivals.append(Arrival(connection.address, None, up=True))
+        if zmtp.has_output:
+            self._send_buffers(connection, (zmtp.take_output(),))
+        for message in messages:
+            try:
+                reply = api.decode_reply(message[0])
+            except ProtocolError as failure:
+                log.warning("client: %s sent no reply of the API: %s", connection.address, failure)
+                continue
+            arrivals.append(
+                Arrival(connection.address, reply, message[1] if len(message) > 1 else b"")
+            )
+        if zmtp.failure is not None:  # last: the replies before it are good
+            log.warning("client: %s: %s", connection.address, zmtp.failure)
+            self._fail(connection, zmtp.failure, now, arrivals)
+
+    def _send_buffers(self, connection: _Connection, buffers: tuple[bytes, ...]) -> bool:
+        """Give buffers to the kernel, the rest to `unsent`; False: the connection is broken.
+
+        Then nothing of them was sent, and the epoll tells of it.
+        """
+        sock = connection.sock
+        assert sock is not None
+        sent = 0
+        if not connection.unsent:
+            try:
+                sent = sock.send(buffers[0]) if len(buffers) == 1 else sock.sendmsg(buffers)
+            except BlockingIOError:
+                sent = 0
+            except OSError as failure:
+                log.debug("client: %s: %s", connection.address, failure)
+                return False
+        for buffer in buffers:
+            if sent >= len(buffer):
+                sent -= len(buffer)
+                continue
+            rest = memoryview(buffer)[sent:]
+            connection.unsent.append(rest)
+            connection.unsent_bytes += len(rest)
+            sent = 0
+        self._watch_for_room(connection)
+        return True
+
+    def _flush(self, connection: _Connection) -> bool:
+        """Send what is unsent, as far as the kernel takes it; False: the connection is broken."""
+        sock = connection.sock
+        assert sock is not None
+        while connection.unsent:
+            buffer = connection.unsent[0]
+            try:
+                sent = sock.send(buffer)
+            except BlockingIOError:
+                return True
+            except OSError as failure:
+                log.debug("client: %s: %s", connection.address, failure)
+                return False
+            connection.unsent_bytes -= sent
+            if sent == len(buffer):
+                connection.unsent.popleft()
+            else:
+                connection.unsent[0] = memoryview(buffer)[sent:]
+        self._watch_for_room(connection)
+        return True
+
+    def _watch_for_room(self, connection: _Connection) -> None:
+        """Let the epoll tell when the kernel takes more, while something is unsent."""
+        wanted = bool(connection.unsent)
+        if wanted is not connection.watched:
+            connection.watched = wanted
+            assert connection.sock is not None
+            self._epoll.modify(connection.sock.fileno(), _IN_OUT if wanted else _IN)
+
+    def _fail(self, connection: _Connection, why: str, now: float, arrivals: list[Arrival]) -> None:
+        """End a connection, or an attempt; the next attempt follows after a pause."""
+        log.debug("client: %s: %s", connection.address, why)
+        was_up = connection.state is _State.UP
+        self._disconnect(connection)
+        connection.due_ms = now + connection.pause_ms
+        connection.pause_ms = min(2.0 * connection.pause_ms, RECONNECT_MS_MAX)
+        self._next_timer_ms = min(self._next_timer_ms, connection.due_ms)
+        if was_up:
+            arrivals.append(Arrival(connection.address, None, up=False))
+
+    def _disconnect(self, connection: _Connection, *, in_order: bool = False) -> None:
+        """Close a link's socket, if any; `in_order`: after what was sent, so that it arrives."""
+        connection.state = _State.WAITING
+        connection.unsent.clear()
+        connection.unsent_bytes = 0
+        connection.pinged_ms = None
+        sock, connection.sock = connection.sock, None
+        if sock is None:
+            return
+        self._by_descriptor.pop(sock.fileno(), None)
+        if in_order:
+            # A socket that is closed with something unread resets the connection.
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_WR)
+                for _ in range(CLOSING_READS_MAX):
+                    if not sock.recv(RECEIVE_BYTES):
+                        break
+        sock.close()
+
+    # -- connecting
+
+    def _open_new(self, address: str) -> None:
+        """Make a new link, in the place of one that there may be."""
+        inside, self._in_call = self._in_call, True
+        before = self._connections.get(address)
+        connection = self._connections[address] = _Connection(address)
+        if before is not None:
+            self._disconnect(before)
+        self._start_connecting(connection, self._clock.monotonic_ms())
+        self._in_call = inside
+
+    def _start_connecting(self, connection: _Connection, now: float) -> None:
+        if not connection.targets:
+            connection.targets = numeric_targets(connection.host, connection.port)
+        if not connection.targets:
+            connection.state, connection.due_ms = _State.RESOLVING, _NEVER
+            look_up(
+                connection.host, connection.port, lambda found: self._on_resolved(connection, found)
+            )
+            return
+        family, target = connection.targets[connection.attempts % len(connection.targets)]
+        connection.attempts += 1
+        sock = None
+        try:
+            sock = socket.socket(family, socket.SOCK_STREAM)
+            sock.setblocking(False)
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            failure = sock.connect_ex(target)
+            if failure not in (0, errno.EINPROGRESS):
+                raise OSError(failure, os.strerror(failure))
+        except OSError as error:  # no such family here, no descriptors, no route
+            if sock is not None:
+                sock.close()
+            self._fail(connection, str(error), now, [])
+            return
+        connection.sock, connection.zmtp, connection.watched = sock, _new_zmtp(), True
+        connection.state, connection.due_ms = _State.CONNECTING, now + CONNECT_MS
+        connection.heard_ms = now
+        self._by_descriptor[sock.fileno()] = connection
+        self._epoll.register(sock.fileno(), _IN_OUT)
+        self._next_timer_ms = min(self._next_timer_ms, connection.due_ms)
+
+    def _on_resolved(self, connection: _Connection, targets: Targets) -> None:
+        """Take what a look-up found; called by its thread."""
+        self._resolved.append((connection, targets))
+        self.wake()
+
+    def _apply_targets(self, connection: _Connection, targets: Targets, now: float) -> None:
+        if (
+            self._connections.get(connection.address) is not connection
+            or connection.state is not _State.RESOLVING
+        ):
+            return
+        connection.targets = targets
+        if targets:
+            self._start_connecting(connection, now)
+        else:
+            self._fail(connection, f"no address is known for {connection.host}", now, [])
+
+    # -- time
+
+    def _run_timers(self, now: float, arrivals: list[Arrival]) -> None:
+        self._next_timer_ms = _NEVER
+        for connection in self._connections.values():
+            due_ms = self._check_timers(connection, now, arrivals)
+            self._next_timer_ms = min(self._next_timer_ms, due_ms)
+
+    def _check_timers(self, connection: _Connection, now: float, arrivals: list[Arrival]) -> float:
+        """Do what is due on a link; returns when the next thing is."""
+        if connection.state is _State.UP:
+            return self._check_heartbeat(connection, now, arrivals)
+        if now < connection.due_ms:
+            return connection.due_ms
+        if connection.state is _State.WAITING:
+            if connection.host and connection.attempts >= len(connection.targets):
+                connection.targets = []  # a name may mean another address by now
+                connection.attempts = 0
+            self._start_connecting(connection, now)
+        else:
+            self._fail(connection, f"no connection within {CONNECT_MS / 1000.0:g} s", now, arrivals)
+        return connection.due_ms
+
+    def _check_heartbeat(
+        self, connection: _Connection, now: float, arrivals: list[Arrival]
+    ) -> float:
+        if connection.pinged_ms is None:
+            if now < connection.heard_ms + PING_MS:
+                return connection.heard_ms + PING_MS
+            connection.pinged_ms = now
+            self._send_buffers(connection, (encode_ping(int(PING_MS + PONG_MS)),))
+        elif now >= connection.pinged_ms + PONG_MS:
+            self._receive(connection, now, arrivals)  # nobody may have looked for long
+            if connection.state is _State.UP and connection.pinged_ms is not None:
+                self._fail(connection, "no sign of life", now, arrivals)
+            return connection.due_ms if connection.state is not _State.UP else now + PING_MS
+        return (connection.pinged_ms or now) + PONG_MS
+
+    def _restart(self, arrivals: list[Arrival]) -> None:
+        """Make all links anew: a call was cut off, where in their streams is not known."""
+        log.debug("client: a call was interrupted, all links are made anew")
+        self._ready = []
+        now = self._clock.monotonic_ms()
+        for connection in self._connections.values():
+            self._disconnect(connection)
+            # Whether its last news was handed over is not known either: down can be told twice.
+            arrivals.append(Arrival(connection.address, None, up=False))
+            connection.pause_ms, connection.due_ms = RECONNECT_MS, now
+        for descriptor, connection in list(self._by_descriptor.items()):
+            # The interrupted call stopped between two steps.
+            log.debug("client: %s: a descriptor was left open", connection.address)
+            del self._by_descriptor[descriptor]
+        self._next_timer_ms = now
+
+
+def _new_zmtp() -> ZmtpConnection:
+    return ZmtpConnection(SocketType.DEALER, _LIMITS)
+
+
+def _wait_writable(sock: socket.socket, timeout_ms: float) -> bool:
+    poller = select.poll()
+    poller.register(sock, select.POLLOUT)
+    return bool(poller.poll(timeout_ms))

@@ -1,0 +1,240 @@
+"""Links through libzmq: a DEALER socket for each address, owned by one thread at a time.
+
+Requests wait for no connection (ZMQ_IMMEDIATE and NOBLOCK): what cannot be handed to the kernel's
+side now is refused here, and what was queued for a connection that broke is dropped with it. So the
+client above knows what may have been sent, and decides itself what to send again.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import select
+import struct
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import zmq
+
+from hastore.client.connections.transport import (
+    MAX_REPLY_BYTES,
+    RECONNECT_MS,
+    RECONNECT_MS_MAX,
+    Arrival,
+)
+from hastore.errors import ProtocolError
+from hastore.protocol import api
+
+log = logging.getLogger(__name__)
+
+_NOBLOCK = int(zmq.NOBLOCK)
+_MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
+_POLLIN = int(zmq.POLLIN)
+# The first frame of a monitor's message: the event's number, its value. zmq.utils.monitor reads it
+# too, but imports asyncio.
+_EVENT = struct.Struct("=Hi")
+_MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
+
+
+@dataclass(slots=True)
+class _Connection:
+    """One DEALER; `up` is whether its present connection stands."""
+
+    address: str
+    dealer: zmq.Socket[bytes]
+    monitor: zmq.Socket[bytes]
+    up: bool = False
+
+
+class ZmqTransport:
+    """A client's links through libzmq, with its I/O thread; see `Transport`."""
+
+    def __init__(self) -> None:
+        self._context = zmq.Context(1)
+        self._connections: dict[str, _Connection] = {}
+        self._epoll = select.epoll()
+        self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        weakref.finalize(self, os.close, self._wakeup)
+        self._woken = False
+        self._closed = False
+        self._signalled = True  # a socket may have something: asked, or used, since the last look
+        self._polled: list[tuple[zmq.Socket[bytes], int]] = []
+        self._epoll.register(self._wakeup, select.EPOLLIN)
+
+    @property
+    def addresses(self) -> list[str]:
+        """The addresses that have a link."""
+        return list(self._connections)
+
+    def is_up(self, address: str) -> bool:
+        """Whether the address is connected now."""
+        connection = self._connections.get(address)
+        return connection is not None and connection.up
+
+    def open(self, addresses: Iterable[str]) -> None:
+        """Open a link to each address that has none."""
+        for address in addresses:
+            if address not in self._connections:
+                self._connections[address] = self._connect(address)
+                self._note_sockets()
+
+    def reopen(self, address: str) -> None:
+        """Replace a link, whose connection is dead or whose replies are no longer wanted."""
+        connection = self._connections.pop(address, None)
+        if connection is not None:
+            self._disconnect(connection)
+        self._connections[address] = self._connect(address)
+        self._note_sockets()
+
+    def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
+        """Send a request; False when the address is not connected or takes no more now."""
+        connection = self._connections.get(address)
+        if connection is None:
+            return False
+        self._signalled = True
+        try:
+            if payload is None:
+                connection.dealer.send(api.encode(message), _NOBLOCK)
+            else:
+                connection.dealer.send(api.encode(message), _MORE)
+                connection.dealer.send(payload, _NOBLOCK)
+        except zmq.Again:
+            return False
+        return True
+
+    def wake(self) -> None:
+        """Wake the thread that sleeps in `wait`; any thread may call this."""
+        if not self._woken:
+            try:
+                self._woken = True
+                os.eventfd_write(self._wakeup, 1)
+            except BaseException:  # a signal's: perhaps nothing was written, so the next one does
+                self._woken = False
+                raise
+
+    def wait(self, timeout_s: float) -> list[Arrival]:
+        """Sleep until something arrives, `wake` was called or the time is up; return what came."""
+        arrivals = self.collect()
+        if arrivals:
+            return arrivals
+        self.sleep(timeout_s)
+        return self.collect()
+
+    def sleep(self, timeout_s: float) -> None:
+        """Sleep until something may have arrived; touches no socket.
+
+        libzmq tells of an arrival once, and using a socket may use that up: after a use there is no
+        sleep before the next `collect`.
+        """
+        for descriptor, _ in self._epoll.poll(0.0 if self._signalled else timeout_s):
+            if descriptor == self._wakeup:
+                try:
+                    os.eventfd_read(self._wakeup)
+                except BlockingIOError:
+                    continue  # two may sleep here: the other was first
+                finally:
+                    # Behind the read: who came in between saw a wake-up under way, a turn follows.
+                    # Whatever ends the read, a signal's exception too: else nobody wakes again.
+                    self._woken = False
+            else:
+                self._signalled = True
+
+    def fileno(self) -> int:
+        """Return the epoll's descriptor."""
+        return self._epoll.fileno()
+
+    def due_s(self) -> float:
+        """Return 0 when the sockets were used since the last `collect`, else -1."""
+        return 0.0 if self._signalled else -1.0
+
+    def close(self, linger_s: float = 1.0) -> None:
+        """Close all links; what was handed over but not sent gets `linger_s` more."""
+        if self._closed:
+            return
+        self._closed = True
+        for connection in self._connections.values():
+            self._disconnect(connection, linger_ms=int(linger_s * 1000.0))
+        self._connections.clear()
+        self._polled.clear()
+        self._epoll.close()
+        self._context.term()
+
+    @property
+    def unsent_bytes(self) -> int:
+        """Return 0: libzmq does not tell."""
+        return 0
+
+    def abandon(self) -> None:
+        """Leave all to pyzmq, which notices a fork by itself."""
+        self._closed = True
+
+    def collect(self) -> list[Arrival]:
+        """Return what has arrived; news of a link precedes what came over its new connection."""
+        arrivals: list[Arrival] = []
+        if not self._signalled:
+            return arrivals
+        self._signalled = False
+        while ready := zmq.zmq_poll(self._polled, 0):
+            readable = {waiting for waiting, _ in ready}
+            for connection in self._connections.values():
+                if connection.monitor in readable:
+                    self._follow(connection, arrivals)
+                if connection.dealer in readable:
+                    self._receive(connection, arrivals)
+        return arrivals
+
+    def _follow(self, connection: _Connection, arrivals: list[Arrival]) -> None:
+        event, _ = _EVENT.unpack(connection.monitor.recv_multipart(_NOBLOCK)[0])
+        connection.up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
+        arrivals.append(Arrival(connection.address, None, up=connection.up))
+
+    def _receive(self, connection: _Connection, arrivals: list[Arrival]) -> None:
+        frame = connection.dealer.recv(_NOBLOCK, copy=False)  # a Frame knows whether more follow
+        header, payload = frame.bytes, b""
+        if frame.more:
+            frame = connection.dealer.recv(_NOBLOCK, copy=False)
+            payload = frame.bytes
+        while frame.more:
+            frame = connection.dealer.recv(_NOBLOCK, copy=False)
+        try:
+            reply = api.decode_reply(header)
+        except ProtocolError as failure:
+            log.warning("client: %s sent no reply of the API: %s", connection.address, failure)
+            return
+        arrivals.append(Arrival(connection.address, reply, payload))
+
+    def _note_sockets(self) -> None:
+        """Say which sockets `collect` asks; each is asked once for news and once for replies."""
+        self._polled = [
+            (waiting, _POLLIN)
+            for connection in self._connections.values()
+            for waiting in (connection.monitor, connection.dealer)
+        ]
+        self._signalled = True
+
+    def _connect(self, address: str) -> _Connection:
+        dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
+        dealer.setsockopt(zmq.LINGER, 0)
+        dealer.setsockopt(zmq.IMMEDIATE, 1)
+        # With it libzmq takes a name's IPv6 address alone.
+        dealer.setsockopt(zmq.IPV6, "[" in address)
+        dealer.setsockopt(zmq.SNDHWM, 2_048)
+        dealer.setsockopt(zmq.RCVHWM, 0)  # a mark aborts the process when the peer goes at it
+        dealer.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
+        dealer.setsockopt(zmq.RECONNECT_IVL, int(RECONNECT_MS))
+        dealer.setsockopt(zmq.RECONNECT_IVL_MAX, int(RECONNECT_MS_MAX))
+        dealer.setsockopt(zmq.HEARTBEAT_IVL, 2_000)
+        dealer.setsockopt(zmq.HEARTBEAT_TIMEOUT, 6_000)
+        monitor = dealer.get_monitor_socket(_MONITORED)
+        dealer.connect(address)
+        self._epoll.register(dealer.fileno(), select.EPOLLIN)
+        self._epoll.register(monitor.fileno(), select.EPOLLIN)
+        return _Connection(address, dealer, monitor)
+
+    def _disconnect(self, connection: _Connection, linger_ms: int = 0) -> None:
+        self._epoll.unregister(connection.dealer.fileno())
+        self._epoll.unregister(connection.monitor.fileno())
+        connection.dealer.disable_monitor()
+        connection.dealer.close(linger_ms)
+        connection.monitor.close(0)

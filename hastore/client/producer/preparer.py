@@ -1,0 +1,242 @@
+"""From what a caller hands to a producer to what its core sends; for threads and for asyncio."""
+
+from __future__ import annotations
+
+import secrets
+import socket
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hastore.client.arguments import (
+    MAX_INT32,
+    integer,
+    key_text,
+    refusal,
+    value_text,
+)
+from hastore.client.connections.addresses import host_and_port
+from hastore.client.connections.resolver import Targets, look_up, numeric_targets
+from hastore.client.producer.options import SendOptions
+from hastore.client.producer.record_encoder import RecordEncoder
+from hastore.client.producer.send_core import MAX_FRAME_RECORDS
+from hastore.errors import MessageIllegalError, UsageError
+from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE
+from hastore.record.host import NO_HOST, Host
+from hastore.record.properties import check_topic
+
+Properties = Mapping[str, str] | Iterable[tuple[str, str]] | None
+_RESERVED = (PRODUCER_ID, SEQUENCE)
+NO_PROPERTIES: tuple[tuple[str, str], ...] = ()
+_PAIRS = "a mapping of str to str, or pairs of them,"
+_BODY = "bytes, a bytearray or a memoryview"
+_TOPICS_KEPT = 1_024
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingMessage:
+    """A message for `send_batch`; takes what `send` does, UsageError for anything else."""
+
+    body: bytes
+    key: str | bytes | None = None
+    tags: str | None = None
+    properties: Properties = NO_PROPERTIES
+    queue: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the arguments where they are written; `properties` may be read once only."""
+        if type(self.body) is not bytes:
+            body_of("body", self.body)
+        key, tags, queue = self.key, self.tags, self.queue
+        if key is not None and not (type(key) is str and key.isascii()):
+            key_text("key", key)
+        if tags is not None and not (type(tags) is str and tags.isascii()):
+            value_text("tags", tags)
+        if self.properties is not NO_PROPERTIES and self.properties is not None:
+            pairs = _pairs_in("properties", self.properties)
+            if not isinstance(self.properties, Mapping | tuple | list):
+                object.__setattr__(self, "properties", tuple(pairs))
+        if queue is not None and not (type(queue) is int and 0 <= queue <= MAX_INT32):
+            queue_of("queue", queue)
+
+
+class Draft(NamedTuple):
+    """A checked message that lacks its queue, when nobody named one, and its number."""
+
+    body: bytes
+    key: str | None
+    pairs: list[tuple[str, str]]
+    queue: int | None
+
+
+class Preparer:
+    """Check and encode one producer's messages; may be shared between threads."""
+
+    def __init__(self, address: str, options: SendOptions) -> None:
+        """`address`: of a node; this machine's address as it sees it is each message's bornHost.
+
+        Where the node is given by a name that is looked up first, and messages that are sent before
+        it is known have zeros.
+        """
+        self.producer_id = secrets.token_hex(8)
+        encoder = RecordEncoder(self.producer_id if options.idempotent else None, NO_HOST)
+        host, port = host_and_port(address)
+        targets = numeric_targets(host, port)
+        if targets:
+            encoder.learn_host(_own_host(targets))
+        else:
+            look_up(host, port, lambda found: encoder.learn_host(_own_host(found)))
+        self._encoder = encoder
+        self._batch_bytes = options.batch_bytes
+        self._part_records = min(MAX_FRAME_RECORDS, options.max_in_flight)
+        self._topics: set[str] = set()
+        self._next_queue: dict[str, int] = {}
+        self.encode = self._encoder.encode
+
+    def check(self, topic: str, body: bytes) -> bytes:
+        """Return the body; MessageIllegalError for what no master would take."""
+        try:
+            is_known = topic in self._topics
+        except TypeError:  # a list, for instance; it is refused below
+            is_known = False
+        if not is_known:
+            if not isinstance(topic, str):
+                raise refusal("topic", topic, "a str")
+            check_topic(topic)
+            if len(self._topics) < _TOPICS_KEPT:
+                self._topics.add(topic)
+        if type(body) is not bytes:
+            body = body_of("body", body)
+        if len(body) > MAX_MESSAGE_BYTES:
+            raise MessageIllegalError(
+                f"a body of {len(body)} bytes; at most {MAX_MESSAGE_BYTES} fit in a message"
+            )
+        return body
+
+    def choose_queue(self, topic: str, key: str | None, queues: int) -> int:
+        """Return the queue of the key; without a key the queues take turns."""
+        if key is not None:
+            return zlib.crc32(key.encode("utf-8", "surrogateescape")) % queues
+        turn = self._next_queue.get(topic, 0)
+        self._next_queue[topic] = turn + 1
+        return turn % queues
+
+    def draft(
+        self,
+        topic: str,
+        body: bytes,
+        key: str | bytes | None,
+        tags: str | None,
+        properties: Properties,
+        queue: int | None,
+    ) -> Draft:
+        """Return a checked message; UsageError, MessageIllegalError."""
+        body = self.check(topic, body)
+        pairs = pairs_of(key, tags, properties)
+        queue_id = None if queue is None else queue_of("queue", queue)
+        return Draft(body, None if key is None else pairs[0][1], pairs, queue_id)
+
+    def batches(
+        self, topic: str, messages: Iterable[OutgoingMessage | bytes], queue: int | None
+    ) -> list[list[Draft]]:
+        """Return the messages in their order, in pieces that go as one frame each.
+
+        `queue` is for those that name none.
+        """
+        if isinstance(messages, _ONE_BODY) or not isinstance(messages, Iterable):
+            raise refusal("messages", messages, "a list of bytes or of OutgoingMessages")
+        if queue is not None:
+            queue = queue_of("queue", queue)
+        self.check(topic, b"")
+        pieces: list[list[Draft]] = []
+        size = 0
+        for place, message in enumerate(messages):
+            if type(message) is bytes:
+                draft = Draft(self.check(topic, message), None, [], queue)
+            elif isinstance(message, OutgoingMessage):
+                draft = self.draft(
+                    topic, message.body, message.key, message.tags, message.properties,
+                    queue if message.queue is None else message.queue,
+                )  # fmt: skip
+            else:
+                body = self.check(topic, body_of(f"messages[{place}]", message))
+                draft = Draft(body, None, [], queue)
+            size += len(draft.body)
+            if not pieces or len(pieces[-1]) >= self._part_records or size > self._batch_bytes:
+                pieces.append([])
+                size = len(draft.body)
+            pieces[-1].append(draft)
+        return pieces
+
+
+_ONE_BODY = (str, bytes, bytearray, memoryview)
+
+
+def body_of(name: str, body: object) -> bytes:
+    """Return a body as bytes; UsageError for what is none."""
+    if isinstance(body, bytes | bytearray | memoryview):
+        return bytes(body)
+    raise refusal(name, body, _BODY)
+
+
+def queue_of(name: str, queue: object) -> int:
+    """Return a queue's number; UsageError for what is none."""
+    return integer(name, queue, 0, MAX_INT32)
+
+
+def pairs_of(
+    key: str | bytes | None, tags: str | None, properties: Properties
+) -> list[tuple[str, str]]:
+    """Return a message's properties, the key first; UsageError for what is no text, or hastore's.
+
+    A key may be bytes of UTF-8.
+    """
+    pairs: list[tuple[str, str]] = []
+    if key is not None:
+        if type(key) is not str or not key.isascii():
+            key = key_text("key", key)
+        pairs.append(("KEYS", key))
+    if tags is not None:
+        if type(tags) is not str or not tags.isascii():
+            tags = value_text("tags", tags)
+        pairs.append(("TAGS", tags))
+    if properties is not NO_PROPERTIES and properties is not None:
+        pairs += _pairs_in("properties", properties)
+    return pairs
+
+
+def _pairs_in(argument: str, properties: object) -> list[tuple[str, str]]:
+    """Return the pairs of an argument, each name and each value a text; UsageError."""
+    if isinstance(properties, Mapping):
+        given = list(properties.items())
+    elif isinstance(properties, Iterable) and not isinstance(properties, _ONE_BODY):
+        given = list(properties)
+    else:
+        raise refusal(argument, properties, _PAIRS)
+    pairs = []
+    for pair in given:
+        if not isinstance(pair, tuple | list) or len(pair) != 2:
+            raise refusal(argument, pair, _PAIRS)
+        name, value = pair
+        if type(name) is not str or not name.isascii():
+            name = value_text(f"{argument}, a name", name)
+        if type(value) is not str or not value.isascii():
+            value = value_text(f"{argument}[{name!r}]", value)
+        if name in _RESERVED:
+            raise UsageError(f"{argument}: {' and '.join(_RESERVED)} are hastore's own")
+        pairs.append((name, value))
+    return pairs
+
+
+def _own_host(targets: Targets) -> Host:
+    """Return this machine's address as a node sees it; zeros when that is not known."""
+    for family, target in targets:
+        try:
+            with socket.socket(family, socket.SOCK_DGRAM) as probe:  # no packet is sent
+                probe.connect((target[0], target[1] or 1, *target[2:]))
+                own = probe.getsockname()[0]
+            return Host(socket.inet_pton(family, own.partition("%")[0]), 0)
+        except OSError:
+            continue
+    return NO_HOST

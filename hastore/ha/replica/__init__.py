@@ -1,0 +1,1 @@
+"""Change this node's copy of the log after another's: append, cut back, compare."""

@@ -1,0 +1,185 @@
+"""The contract between replay and the parts that are derived from the log.
+
+Replay reads a `ReplayableLog` and hands batches of `Dispatched` records to each `Dispatcher`:
+consume queues, key index, deduplication window, queue offsets. A large batch comes as
+`RecordColumns`, which a dispatcher may take by column instead of record by record. This module
+imports neither numpy nor replay, so that every side of the contract can import it.
+"""
+
+from abc import abstractmethod
+from array import array
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol
+
+from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
+from hastore.record.properties import find_property
+
+
+class Dispatched(NamedTuple):
+    """One record as replay hands it to dispatchers.
+
+    Dispatchers unpack the tuple in one step, so the order of the fields is part of the contract.
+    """
+
+    offset: int  # physical, of the record's first byte
+    size: int
+    topic: str  # bytes that are not UTF-8 as surrogates
+    queue_id: int
+    queue_offset: int
+    sys_flag: int
+    store_timestamp_ms: int
+    tags_code: int  # as the consume queue stores it
+    properties: bytes  # raw
+
+    @property
+    def end_offset(self) -> int:
+        """Return the physical offset just after the record."""
+        return self.offset + self.size
+
+    @property
+    def takes_unit(self) -> bool:
+        """Whether the record has a queue offset; prepared and rollback records have none."""
+        return not self.sys_flag & FLAG_PREPARED
+
+
+def inner_batch_of(record: Dispatched) -> tuple[int, int] | None:
+    """Return (INNER_BASE, INNER_NUM) of an inner batch; None for any other record."""
+    if not record.sys_flag & FLAG_INNER_BATCH:
+        return None
+    base = find_property(record.properties, b"INNER_BASE")
+    count = find_property(record.properties, b"INNER_NUM")
+    if base is None or count is None or not base.isdigit() or not count.isdigit():
+        return None
+    if len(base) > 18 or len(count) > 5 or not 0 < int(count) < 1 << 15:
+        return None
+    return int(base), int(count)
+
+
+class QueueRun(NamedTuple):
+    """The records of a batch that belong to one queue, in the log's order."""
+
+    topic: str
+    queue_id: int
+    first: int  # queue offset of the first record
+    next: int  # the greatest queue offset + 1
+    units: memoryview  # as the consume queue stores them
+    is_gapless: bool  # each queue offset is the previous one + 1
+    rows: Any  # the records' numbers in the batch, as an array
+
+
+class ProducerRun(NamedTuple):
+    """The records of a batch by one producer, in the log's order."""
+
+    producer: bytes
+    sequences: "array[int]"
+    offsets: "array[int]"
+
+
+class KeyedRecords(NamedTuple):
+    """The keys of a batch in the log's order: int64 arrays of equal length, a row for each key."""
+
+    hashes: Any
+    offsets: Any
+    stored_ms: Any
+
+
+class RecordColumns(Sequence[Dispatched]):
+    """A batch of whole records as columns; as a sequence it yields the records one by one."""
+
+    start_offset: int  # physical, of the first record
+    last_offset: int  # physical, of the last record
+    end_offset: int  # just after the last record
+    last_store_timestamp_ms: int  # of the last record
+    has_inner_batches: bool  # if so, take the records one by one: the columns do not tell all
+
+    @abstractmethod
+    def queue_runs(self) -> Sequence[QueueRun]:
+        """Return the records by topic and queue, without prepared and rollback records."""
+        ...
+
+    @abstractmethod
+    def producer_runs(self) -> Sequence[ProducerRun]:
+        """Return the records that have a producer and a sequence number, by producer.
+
+        Producers are ordered by their last record, so the most recent producer comes last.
+        """
+        ...
+
+    @abstractmethod
+    def keyed(self) -> KeyedRecords | None:
+        """Return the keys of all records except rollbacks; None when there are no keys."""
+        ...
+
+    def pick(self, run: QueueRun) -> list[Dispatched]:
+        """Return a run's records one by one."""
+        return [self[row] for row in run.rows.tolist()]
+
+
+class ReplayableLog(Protocol):
+    """The part of a CommitLog that replay needs."""
+
+    @property
+    def min_offset(self) -> int:
+        """Return the first offset that the log still holds."""
+        ...
+
+    @property
+    def max_offset(self) -> int:
+        """Return the end of the bytes written; on a slave it may lie inside a record."""
+        ...
+
+    @property
+    def file_size(self) -> int:
+        """Return the bytes of each commit log file."""
+        ...
+
+    def view(self, offset: int, max_bytes: int) -> AbstractContextManager[memoryview]:
+        """Lend bytes from `offset`: at most `max_bytes`, of one file, never beyond `max_offset`."""
+        ...
+
+
+class Dispatcher(Protocol):
+    """A part that replay feeds.
+
+    Calls come one at a time, except that `flush` may run at the same time as `dispatch`.
+    """
+
+    def load(self, offset: int, synced: bool) -> int:
+        """Open the files for a replay from `offset`; drop what came from records at or beyond it.
+
+        `synced` false: the kernel restarted, so only data that was flushed before `offset` was
+        noted can be trusted. Returns the offset from which this dispatcher needs the log, at most
+        `offset`.
+        """
+        ...
+
+    def dispatch(self, batch: Sequence[Dispatched]) -> None:
+        """Take whole records in the log's order; ignore those it has already. OSError, StoreError.
+
+        After a failure the same batch comes again.
+        """
+        ...
+
+    def truncate(self, log_end: int) -> None:
+        """Forget every record that does not end at or below `log_end`."""
+        ...
+
+    def flush(self) -> None:
+        """Make durable what was dispatched before the call.
+
+        Raises OSError when a later call may succeed, SyncFailedError when none can.
+        """
+        ...
+
+    def reset(self) -> None:
+        """Forget everything and close all files: they were moved away."""
+        ...
+
+    def delete_before(self, min_offset: int) -> None:
+        """Remove whole files that cover only records below `min_offset` (retention)."""
+        ...
+
+    def close(self) -> None:
+        """Close all files."""
+        ...

@@ -1,0 +1,344 @@
+"""A batch of records as numpy columns: filled by the vector walk, read by the dispatchers.
+
+Used by replay's thread alone. It holds copies of headers and tails; bodies are not copied.
+"""
+
+from array import array
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, NamedTuple, overload
+
+import numpy as np
+
+from hastore.record.java_hash import KeyHasher
+from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
+from hastore.record.producer import MAX_PID_BYTES, producer_of
+from hastore.record.properties import keys_of
+from hastore.store.derived.contract import (
+    Dispatched,
+    KeyedRecords,
+    ProducerRun,
+    QueueRun,
+    RecordColumns,
+)
+from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC, ScalarWalker, properties_at
+from hastore.store.derived.walk.tail_layout import (
+    Bytes,
+    Layout,
+    Rows,
+    changes,
+    constant,
+    is_ascii,
+    java_hashes,
+    power_of_31,
+    values_of,
+)
+
+_UNIT = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])
+_SIGN = 1 << 31
+_HASHER = KeyHasher()  # of all batches; only replay's thread uses it
+
+
+class _Numbers(dict[bytes, int]):
+    """Number names in the order in which they are first looked up."""
+
+    def __missing__(self, name: bytes) -> int:
+        self[name] = number = len(self)
+        return number
+
+
+class _Alike(NamedTuple):
+    """Records that share a layout."""
+
+    rows: Rows  # their numbers in the batch
+    tails: Bytes  # padded, one row each
+    layout: Layout
+
+    def properties(self, place: int) -> bytes:
+        return self.tails[place, self.layout.properties_at :].tobytes()
+
+
+class ColumnBatch(RecordColumns):
+    """Columns of int64 with a row for each record; tails are kept by layout or one by one."""
+
+    def __init__(
+        self,
+        plain: ScalarWalker,
+        offsets: Rows,
+        sizes: Rows,
+        queue_ids: Rows,
+        queue_offsets: Rows,
+        flags: Rows,
+        stored_ms: Rows,
+    ) -> None:
+        self._plain = plain
+        self._offsets = offsets
+        self._sizes = sizes
+        self._queue_ids = queue_ids
+        self._queue_offsets = queue_offsets
+        self._flags = flags
+        self._stored_ms = stored_ms
+        self._tags = np.zeros(len(offsets), dtype=np.int64)
+        self._topic_ids = np.zeros(len(offsets), dtype=np.int64)
+        self._known_topics: list[str] = []
+        self._ids = _Numbers()
+        self._alike: list[_Alike] = []
+        self._single: dict[int, bytes] = {}  # properties of records that were read one by one
+        self.start_offset = int(offsets[0])
+        self.last_offset = int(offsets[-1])
+        self.end_offset = int(offsets[-1] + sizes[-1])
+        self.last_store_timestamp_ms = int(stored_ms[-1])
+        self.has_inner_batches = bool((flags & FLAG_INNER_BATCH).any())
+
+    # -- filled by the walk ------------------------------------------------------------------------
+
+    def take_alike(self, rows: Rows, tails: Bytes, layout: Layout) -> None:
+        """Add records that have the layout."""
+        alike = _Alike(rows, tails, layout)
+        self._alike.append(alike)
+        names = tails[:, slice(*layout.topic)]
+        if constant(names):
+            topic_id = self._ids[names[0].tobytes()]
+            self._topic_ids[rows] = topic_id
+            scheduled = self._topics[topic_id] == SCHEDULE_TOPIC
+        else:
+            self._topic_ids[rows] = [self._ids[name] for name in values_of(names)]
+            scheduled = SCHEDULE_TOPIC in self._topics
+        if scheduled:
+            self._tags[rows] = [
+                self._tags_one(row, alike.properties(place))
+                for place, row in enumerate(rows.tolist())
+            ]
+        elif layout.tags is not None:
+            self._tags[rows] = self._hashed_tags(tails[:, slice(*layout.tags)])
+
+    def take_one(self, row: int, tail: bytes, *, wide: bool) -> bool:
+        """Add a single record by its tail; False when the tail's lengths do not add up."""
+        at = properties_at(tail, wide=wide)
+        if at is None:
+            return False
+        self._topic_ids[row] = self._ids[tail[2 if wide else 1 : at - 2]]
+        self._single[row] = properties = tail[at:]
+        self._tags[row] = self._tags_one(row, properties)
+        return True
+
+    @property
+    def _topics(self) -> list[str]:
+        """Topics by their number."""
+        topics = self._known_topics
+        if len(topics) < len(self._ids):
+            topics += [self._plain.topic(raw) for raw in list(self._ids)[len(topics) :]]
+        return topics
+
+    def _tags_one(self, row: int, properties: bytes) -> int:
+        topic = self._topics[self._topic_ids[row]]
+        return self._plain.tags_code(topic, properties, int(self._stored_ms[row]))
+
+    def _hashed_tags(self, columns: Bytes) -> Any:
+        if constant(columns):
+            return self._plain.tags_hash(columns[0].tobytes())
+        if not is_ascii(columns):
+            return [self._plain.tags_hash(value) for value in values_of(columns)]
+        hashes = java_hashes(columns).astype(np.int64)
+        return hashes - ((hashes & _SIGN) << 1)
+
+    # -- the records one by one --------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self._offsets)
+
+    @overload
+    def __getitem__(self, index: int) -> Dispatched: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Dispatched]: ...
+    def __getitem__(self, index: int | slice) -> Dispatched | Sequence[Dispatched]:
+        """Return one record, or some of them."""
+        if isinstance(index, slice):
+            return [self[row] for row in range(*index.indices(len(self)))]
+        if index < 0:
+            index += len(self)
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        properties = self._single.get(index)
+        if properties is None:
+            numbers, places = self._places
+            properties = self._alike[numbers[index]].properties(int(places[index]))
+        return Dispatched(
+            int(self._offsets[index]),
+            int(self._sizes[index]),
+            self._topics[self._topic_ids[index]],
+            int(self._queue_ids[index]),
+            int(self._queue_offsets[index]),
+            int(self._flags[index]),
+            int(self._stored_ms[index]),
+            int(self._tags[index]),
+            properties,
+        )
+
+    @cached_property
+    def _places(self) -> tuple[Rows, Rows]:
+        """For each record the number of its group of alike records, and its row in that group."""
+        numbers, places = np.zeros_like(self._offsets), np.zeros_like(self._offsets)
+        for number, alike in enumerate(self._alike):
+            numbers[alike.rows] = number
+            places[alike.rows] = np.arange(len(alike.rows))
+        return numbers, places
+
+    # -- by queue ----------------------------------------------------------------------------------
+
+    def queue_runs(self) -> Sequence[QueueRun]:
+        """Return the records by topic and queue, without prepared and rollback records."""
+        return self._queue_runs
+
+    @cached_property
+    def _queue_runs(self) -> list[QueueRun]:
+        queues = (self._topic_ids << 32) + (self._queue_ids & 0xFFFFFFFF)
+        order = np.argsort(queues, kind="stable")
+        no_unit = self._flags & FLAG_PREPARED
+        if no_unit.any():
+            order = order[no_unit[order] == 0]
+            if not len(order):
+                return []
+        queues = queues[order]
+        places = self._queue_offsets[order]
+        units = np.empty(len(order), dtype=_UNIT)
+        units["offset"], units["size"] = self._offsets[order], self._sizes[order]
+        units["tags"] = self._tags[order]
+        data = units.view(np.uint8).data
+        breaks = np.zeros(len(order), dtype=np.int64)
+        np.cumsum(places[1:] != places[:-1] + 1, out=breaks[1:])
+        first_of = [0, *changes(queues), len(order)]
+        firsts = np.array(first_of[:-1])
+        lasts = np.array(first_of[1:]) - 1
+        columns = zip(
+            first_of,
+            first_of[1:],
+            places[firsts].tolist(),
+            np.maximum.reduceat(places, firsts).tolist(),
+            (breaks[firsts] == breaks[lasts]).tolist(),
+            self._topic_ids[order[firsts]].tolist(),
+            self._queue_ids[order[firsts]].tolist(),
+            strict=False,
+        )
+        size = _UNIT.itemsize
+        return [
+            QueueRun(
+                self._topics[topic_id], queue_id, place, greatest + 1,
+                data[size * first : size * end], gapless, order[first:end],
+            )
+            for first, end, place, greatest, gapless, topic_id, queue_id in columns
+        ]  # fmt: skip
+
+    # -- by producer -------------------------------------------------------------------------------
+
+    def producer_runs(self) -> Sequence[ProducerRun]:
+        """Return the records with producer and sequence number, by producer."""
+        ids = _Numbers()
+        parts: list[tuple[Any, Any, Any]] = []  # rows, producer numbers, sequence numbers
+        single = list(self._single.items())
+        for alike in self._alike:
+            rows, tails, layout = alike
+            if layout.producer is None:
+                continue
+            sequences = layout.sequences(tails)
+            start, stop = layout.producer
+            if sequences is None or not 0 < stop - start <= MAX_PID_BYTES:
+                pairs = zip(rows.tolist(), range(len(rows)), strict=True)
+                single += [(row, alike.properties(place)) for row, place in pairs]
+                continue
+            names = tails[:, start:stop]
+            if constant(names):
+                numbers: Any = np.full(len(rows), ids[names[0].tobytes()])
+            else:
+                numbers = [ids[name] for name in values_of(names)]
+            parts.append((rows, numbers, sequences))
+        found = [(row, *known) for row, raw in single if (known := _producer_of(raw)) is not None]
+        if found:
+            singles, producers, counts = zip(*found, strict=True)
+            parts.append((singles, [ids[producer] for producer in producers], counts))
+        if not parts:
+            return []
+        return self._by_producer(list(ids), *map(_joined, zip(*parts, strict=True)))
+
+    def _by_producer(
+        self, producers: list[bytes], rows: Rows, numbers: Rows, sequences: Rows
+    ) -> list[ProducerRun]:
+        if len(producers) > 1 or len(rows) > 1 and (rows[1:] < rows[:-1]).any():
+            order = np.lexsort((rows, numbers))
+            rows, numbers, sequences = rows[order], numbers[order], sequences[order]
+        offsets = self._offsets[rows]
+        cuts = [0, *changes(numbers), len(rows)]
+        runs = sorted(zip(cuts, cuts[1:], strict=False), key=lambda run: int(rows[run[1] - 1]))
+        return [
+            ProducerRun(
+                producers[numbers[first]],
+                array("q", sequences[first:end].tobytes()),
+                array("q", offsets[first:end].tobytes()),
+            )
+            for first, end in runs
+        ]
+
+    # -- by key ------------------------------------------------------------------------------------
+
+    def keyed(self) -> KeyedRecords | None:
+        """Return the keys of all records but rollbacks; None without any key."""
+        parts: list[tuple[Any, Any]] = []  # rows, hashes
+        single = [pair for pair in self._single.items() if b"KEY" in pair[1]]
+        for alike in self._alike:
+            if not alike.layout.keys:
+                continue
+            rows, tails, layout = alike
+            unlike = layout.unlike_keys(tails)
+            if unlike is not None:
+                for place in np.flatnonzero(unlike).tolist():
+                    single.append((int(rows[place]), alike.properties(place)))
+                rows, tails = rows[~unlike], tails[~unlike]
+            hashes = self._hashes(rows, tails, layout)
+            parts.append(
+                (np.repeat(rows, len(layout.keys)) if len(layout.keys) > 1 else rows, hashes)
+            )
+        pairs = [
+            (row, _HASHER.key_hash(self._topics[self._topic_ids[row]], key))
+            for row, properties in single
+            for key in keys_of(properties)
+        ]
+        if pairs:
+            parts.append(tuple(zip(*pairs, strict=True)))  # type: ignore[arg-type]
+        if not parts:
+            return None
+        rows, hashes = map(_joined, zip(*parts, strict=True))
+        if pairs or len(parts) > 1:  # a single part is in the log's order already
+            order = np.argsort(rows, kind="stable")
+            rows, hashes = rows[order], hashes[order]
+        rollback = self._flags[rows] & FLAG_ROLLBACK == FLAG_ROLLBACK
+        if rollback.any():
+            rows, hashes = rows[~rollback], hashes[~rollback]
+        return KeyedRecords(hashes, self._offsets[rows], self._stored_ms[rows])
+
+    def _hashes(self, rows: Rows, tails: Bytes, layout: Layout) -> Rows:
+        """Return keyHash of each key of each record: |hashCode("topic#key")|."""
+        prefixes = np.array([_HASHER.prefix(topic) for topic in self._topics], dtype=np.uint64)
+        before = prefixes[self._topic_ids[rows]]
+        hashes = np.empty((len(rows), len(layout.keys)), dtype=np.int64)
+        for number, (start, stop) in enumerate(layout.keys):
+            grown = before * np.uint64(power_of_31(stop - start))
+            grown += java_hashes(tails[:, start:stop])
+            hashes[:, number] = (grown & np.uint64(0xFFFFFFFF)).astype(np.int64)
+        hashes = np.where(hashes & _SIGN, (1 << 32) - hashes, hashes)
+        hashes[hashes == _SIGN] = 0  # the least int has no absolute value
+        return hashes.ravel()
+
+
+def _joined(parts: Iterable[Any]) -> Rows:
+    first, *others = parts
+    if not others:
+        return np.asarray(first, dtype=np.int64)
+    parts = first, *others
+    return np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
+
+
+def _producer_of(properties: bytes) -> tuple[bytes, int] | None:
+    try:
+        return producer_of(properties)
+    except ValueError:  # only a foreign master stores such properties: a record without producer
+        return None

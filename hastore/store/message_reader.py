@@ -1,0 +1,345 @@
+"""What a store answers: pulls, records by place, by key and by time. No lock is taken."""
+
+import enum
+from bisect import bisect_left
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hastore.errors import CorruptRecordError, StoreError
+from hastore.record.bulk_check import count_valid
+from hastore.record.codec import Record, check_blank, check_record, decode_record
+from hastore.record.layout import (
+    BLANK_SIZE,
+    FLAG_INNER_BATCH,
+    MIN_RECORD_SIZE,
+    SIZE_AND_MAGIC,
+    V1_MAGIC,
+    V2_MAGIC,
+    header_struct,
+)
+from hastore.record.properties import inner_count
+from hastore.store.derived.queues.consume_queue import UNIT_BYTES, UnitSelection
+from hastore.store.fs.filesystem import File
+from hastore.store.parts import StoreParts
+from hastore.store.retention import first_store_timestamp_ms
+
+_HEAD = header_struct("size", "magic", "physical_offset")
+_UNITS_AT_ONCE = 1024
+_UNITS_MAX = 32_768  # of one pull
+COLD_MS = 20.0  # of cold reads in one pull: beyond it, what has been read is given
+_FEWER = 8  # times fewer records are tried when the disk did not read all
+_GAP_BYTES = 16 * 1024  # between records of a cold read; as much is read in vain
+_READ_BYTES = 1 << 20  # of one cold read, unless one run is longer
+
+
+class PullStatus(enum.Enum):
+    """How a pull ended."""
+
+    FOUND = "FOUND"
+    NO_NEW = "NO_NEW"
+    OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
+    OFFSET_TOO_LARGE = "OFFSET_TOO_LARGE"
+    NO_SUCH_QUEUE = "NO_SUCH_QUEUE"
+
+
+@dataclass(slots=True)
+class PullResult:
+    """Records as stored, one behind the other, and where the next pull goes on."""
+
+    status: PullStatus
+    next_queue_offset: int
+    min_queue_offset: int
+    max_queue_offset: int
+    records: bytes = b""
+    count: int = 0
+    last_offset: int | None = None  # of the last of the records, in the log
+
+
+class StoreReads:
+    """Reads of a store that is open in this process; thread-safe."""
+
+    def __init__(self, parts: StoreParts) -> None:
+        self._parts = parts
+        self._log = parts.log
+
+    def pull(
+        self,
+        topic: str,
+        queue_id: int,
+        queue_offset: int,
+        *,
+        max_messages: int,
+        max_bytes: int,
+        limit_offset: int,
+    ) -> PullResult:
+        """Read records of a queue that end at or below `limit_offset`; at least one that is there.
+
+        Fewer than asked for come when the disk is slow. What lies before damaged bytes, or bytes
+        that the disk does not read, is given. When nothing does: CorruptRecordError, OSError; that
+        range is served no more.
+        """
+        known = self._parts.queues.queue_range(topic, queue_id)
+        if known is None:
+            return PullResult(PullStatus.NO_SUCH_QUEUE, 0, 0, 0)
+        low, high = known
+        if queue_offset < low:
+            return PullResult(PullStatus.OFFSET_TOO_SMALL, low, low, high)
+        if queue_offset >= high:
+            large = queue_offset > high
+            status = PullStatus.OFFSET_TOO_LARGE if large else PullStatus.NO_NEW
+            return PullResult(status, high, low, high)
+        wanted = max(1, min(max_messages, _UNITS_MAX))
+        limit = min(limit_offset, self._log.max_offset)
+        places = UnitSelection(wanted, max_bytes, limit)
+        self._find(places, topic, queue_id, queue_offset, high)
+        if not places.count:
+            return PullResult(PullStatus.NO_NEW, max(places.first, queue_offset), low, high)
+        try:
+            records = self._copy(places)
+        except OSError:
+            if places.count == 1:
+                raise
+            return self.pull(  # the disk may read the first ones
+                topic,
+                queue_id,
+                queue_offset,
+                max_messages=max(1, places.count // _FEWER),
+                max_bytes=max_bytes,
+                limit_offset=limit,
+            )
+        if records is None:
+            kept = max(low, min(self._first_kept(topic, queue_id, places.first + 1), high))
+            return PullResult(PullStatus.OFFSET_TOO_SMALL, kept, kept, high)
+        count = count_valid(records, places.offsets, places.sizes)
+        if count < places.count:
+            if not count:
+                raise CorruptRecordError(
+                    f"the record at offset {places.offsets[0]} is damaged; see `hastore log verify`"
+                )
+            records = records[: int(sum(places.sizes[:count]))]
+        last = count - 1
+        behind = int(places.queue_offsets[last]) + 1
+        if self._parts.queues.get_batch(topic, queue_id) is not None:
+            behind = _behind(decode_record(records, int(sum(places.sizes[:last]))), behind)
+        return PullResult(
+            PullStatus.FOUND, behind, low, high, records, count, int(places.offsets[last])
+        )  # fmt: skip
+
+    def _find(self, places: UnitSelection, topic: str, queue_id: int, at: int, high: int) -> None:
+        """Take places from a position on, over holes where the queue has none."""
+        queues = self._parts.queues
+        if queues.get_batch(topic, queue_id) is not None:
+            found = queues.read(topic, queue_id, at, places.max_messages)
+            places.take_each((unit[0], unit[1:]) for unit in found)
+            if places.first >= 0:
+                return
+        queue = queues.get(topic, queue_id)
+        while queue is not None and at < high:
+            raw = queue.files.read(at, min(places.max_messages, _UNITS_AT_ONCE))
+            units = len(raw) // UNIT_BYTES
+            if not units:  # a hole of whole files, or retention was faster
+                at = next((start for start in queue.files.starts if start > at), high)
+            elif not places.take(raw[: units * UNIT_BYTES], at):
+                return
+            else:
+                at += units
+
+    def _timer(self) -> Callable[[], bool]:
+        """Return what tells whether COLD_MS have passed since now."""
+        clock = self._parts.clock
+        until_ms = clock.monotonic_ms() + COLD_MS
+        return lambda: clock.monotonic_ms() >= until_ms
+
+    def _first_kept(self, topic: str, queue_id: int, otherwise: int) -> int:
+        """Return the first position that retention left, before the queue itself knows of it."""
+        queue = self._parts.queues.get(topic, queue_id)
+        if queue is None:
+            return otherwise
+        return max(otherwise, queue.files.first_at(self._log.min_offset))
+
+    def _copy(self, places: UnitSelection) -> bytes | None:
+        """Return the records' bytes, one behind the other; None: retention took the first one.
+
+        Files are pinned while they are read: what retention removes meanwhile is still given. The
+        last ones are left out when the disk is so slow that others would wait long.
+        """
+        log = self._log
+        late: Callable[[], bool] | None = None
+        if places.offsets[0] < log.min_offset:
+            return None
+        begins, ends = places.runs()
+        pieces: list[bytes | memoryview] = []
+        at, count = 0, len(begins)
+        while at < count:
+            file = log.queue.find(begins[at])
+            try:
+                if file is None:
+                    raise log.gone(begins[at], f"the file of offset {begins[at]}")
+                opened, view = file.opened or log.pin(file)
+            except StoreError:
+                if begins[0] < log.min_offset:  # retention passed meanwhile
+                    return None
+                raise
+            stop = count  # of what lies in this file
+            if begins[-1] >= file.end:
+                stop = max(at + 1, bisect_left(begins, file.end, at))
+            start = file.start
+            if begins[at] < log.cold_end:
+                late = late or self._timer()
+                found, whole = _read(opened, start, begins[at:stop], ends[at:stop], late)
+                pieces += found
+                if not whole or (stop < count and late()):
+                    break
+            else:
+                pieces += [
+                    view[begin - start : end - start]
+                    for begin, end in zip(begins[at:stop], ends[at:stop], strict=True)
+                ]
+            at = stop
+        return b"".join(pieces)
+
+    def record_size(self, offset: int, *, check: bool = False) -> int | None:
+        """Return the size of the whole record at `offset` by its head alone, or by all of it; None
+        without one.
+        """
+        log = self._log
+        if not log.min_offset <= offset < log.max_offset:
+            return None
+        with log.view(offset, MIN_RECORD_SIZE) as view:
+            if len(view) < MIN_RECORD_SIZE:
+                return None
+            size, magic, physical = _HEAD.unpack_from(view)
+        if magic not in (V1_MAGIC, V2_MAGIC) or physical != offset or size < MIN_RECORD_SIZE:
+            return None
+        left = log.file_size - offset % log.file_size
+        fits: bool = size + BLANK_SIZE <= left and offset + size <= log.max_offset
+        if fits and check:
+            with log.view(offset, size) as view:
+                fits = check_record(view, 0, len(view), offset) == size
+        return int(size) if fits else None
+
+    def behind_blank(self, offset: int) -> int:
+        """Return where the next file starts when a blank begins at `offset`, else `offset`."""
+        log = self._log
+        if not log.min_offset <= offset < log.max_offset:
+            return offset
+        left = log.file_size - offset % log.file_size
+        with log.view(offset, BLANK_SIZE) as view:
+            whole = len(view) == BLANK_SIZE
+            return offset + (check_blank(view, 0, left) if whole else 0)
+
+    def record_at(self, offset: int) -> Record | None:
+        """Return the whole, valid record that begins at `offset`; None without one."""
+        size = self.record_size(offset)
+        if size is None:
+            return None
+        with self._log.view(offset, size) as view:
+            if check_record(view, 0, len(view), offset) != size:
+                return None
+            return decode_record(view)
+
+    def query_key(
+        self, topic: str, key: str, *, max_messages: int, begin_ms: int, end_ms: int
+    ) -> list[int]:
+        """Return physical offsets of the records that have a key, the latest first."""
+        found = []
+        for offset in self._parts.index.query(
+            topic, key, max_messages=max_messages, begin_ms=begin_ms, end_ms=end_ms
+        ):
+            record = self.record_at(offset)
+            if record is not None and record.topic == topic and key in record.keys:
+                found.append(offset)
+        return found
+
+    def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """Return the first queue offset stored at or after a time, else the end; 0: no queue."""
+        found = self._parts.queues.find_by_time(
+            topic, queue_id, timestamp_ms, self._store_timestamp_ms
+        )
+        return 0 if found is None else found
+
+    def _store_timestamp_ms(self, offset: int) -> int | None:
+        if not self._log.min_offset <= offset < self._log.max_offset:
+            return None
+        try:
+            return first_store_timestamp_ms(self._log, offset)
+        except StoreError:  # retention was faster
+            return None
+
+
+def _read(
+    file: File,
+    start: int,
+    begins: Sequence[int],
+    ends: Sequence[int],
+    late: Callable[[], bool],
+    gap_bytes: int = _GAP_BYTES,
+) -> tuple[list[bytes | memoryview], bool]:
+    """Read ranges of a file that begins at `start`; what lies close together by one pread.
+
+    Also returns whether these are all: else it was `late`, or the file ends in the middle of one.
+    """
+    pieces: list[bytes | memoryview] = []
+    at, count = 0, len(begins)
+    while at < count:
+        first, end, following = begins[at], ends[at], at + 1
+        gaps = False
+        while following < count:
+            begin = begins[following]
+            if not end <= begin <= end + gap_bytes or ends[following] > first + _READ_BYTES:
+                break
+            gaps = gaps or begin > end
+            end = ends[following]
+            following += 1
+        try:
+            raw = file.pread(end - first, first - start)
+        except OSError:
+            if not gaps:
+                raise
+            # The bad sector may lie in a gap: that is other readers' affair.
+            found, whole = _read(file, start, begins[at:following], ends[at:following], late, 0)
+            pieces += found
+            if not whole:
+                return pieces, False
+            at = following
+            continue
+        if gaps:
+            view = memoryview(raw)
+            pieces += [view[begins[i] - first : ends[i] - first] for i in range(at, following)]
+        else:
+            pieces.append(raw)
+        at = following
+        if len(raw) < end - first or (at < count and late()):  # cut short by somebody, or slow
+            return pieces, False
+    return pieces, True
+
+
+def _behind(record: Record, behind: int) -> int:
+    """Return the position behind a record: an inner batch fills as many as it has messages."""
+    if record.sys_flag & FLAG_INNER_BATCH:
+        return behind - 1 + inner_count(record.properties)
+    return behind
+
+
+def walk_whole(parts: StoreParts, start: int) -> int:
+    """Return the end of the last whole record, or blank, from a record's start on; heads only."""
+    log = parts.log
+    offset, end = start, log.max_offset
+    while offset < end:
+        left = log.file_size - offset % log.file_size
+        with log.map_view(offset, left) as view:
+            have = len(view)
+            at = 0
+            while have - at >= MIN_RECORD_SIZE or have - at >= BLANK_SIZE:
+                size, magic = SIZE_AND_MAGIC.unpack_from(view, at)
+                if magic in (V1_MAGIC, V2_MAGIC):
+                    whole = MIN_RECORD_SIZE <= size <= have - at
+                else:  # a blank, whole when all of the file is there
+                    whole = size == left - at == have - at
+                if not whole:
+                    return offset + at
+                at += size
+        if at < left:
+            return offset + at
+        offset += left
+    return offset

@@ -1,0 +1,286 @@
+"""What is fetched ahead: its bounds, its order, and what happens to it when a position is lost."""
+
+from __future__ import annotations
+
+import itertools
+from typing import Any
+
+import pytest
+
+from hastore.client.connections.cluster import ClusterView
+from hastore.client.connections.transport import Arrival
+from hastore.client.consumer.fetcher import PULL_BYTES_MIN, RETRY_MS, Fetcher
+from hastore.client.consumer.queue_reader import QueueReader
+from hastore.errors import CorruptRecordError, PositionLostError
+from hastore.protocol import api
+from hastore.protocol.api import Position, PullStatus
+from hastore.record.codec import build_record, patch_for_store
+from hastore.record.host import Host
+
+HOST = Host.parse("127.0.0.1:1")
+NODES = ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
+EPOCH = 65537
+SIZE = 200  # of a record's place in the pretended log
+
+
+def records(begin: int, end: int, queue_id: int = 0) -> bytes:
+    """The records of queue offsets [begin, end)."""
+    found = []
+    for number in range(begin, end):
+        raw = bytearray(
+            build_record(
+                "t", b"%d" % number, queue_id=queue_id, born_timestamp_ms=1, born_host=HOST
+            )
+        )
+        patch_for_store(
+            raw, 0, queue_offset=number, physical_offset=number * SIZE, store_timestamp_ms=2,
+            store_host=HOST,
+        )  # fmt: skip
+        found.append(bytes(raw))
+    return b"".join(found)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1_000.0
+
+    def monotonic_ms(self) -> float:
+        return self.now
+
+    def wall_ms(self) -> int:
+        return 0
+
+
+class FakeTransport:
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, api.Pull]] = []
+
+    def send(self, address: str, message: api.Request) -> bool:
+        if isinstance(message, api.Pull):
+            self.sent.append((address, message))
+        return True
+
+    def is_up(self, address: str) -> bool:
+        return True
+
+
+class Requester:
+    """No network: pulls are noted down, the test gives the replies."""
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.transport = FakeTransport()
+        self.cluster = ClusterView(NODES)
+        self.on_arrival: Any = None
+        self.rids = itertools.count(1)
+        self.waiting: list[Arrival] = []
+        nodes = dict(enumerate(NODES, 1))
+        for number, address in nodes.items():
+            info = api.MapInfo(number, "SLAVE", EPOCH, False, 10_000, 1, NODES[0], nodes)
+            self.cluster.learn(address, info)
+
+    def next_rid(self) -> int:
+        return next(self.rids)
+
+    def collect(self) -> list[Arrival]:
+        arrived, self.waiting = self.waiting, []
+        for arrival in arrived:
+            self.on_arrival(arrival)
+        return arrived
+
+
+class Bench:
+    """A fetcher of some queues, and the last pull of each."""
+
+    def __init__(self, queues: int = 1, **options: Any) -> None:
+        clock = Clock()
+        self.requester: Any = Requester(clock)
+        sizes: dict[str, Any] = {"max_bytes": 1 << 20, "prefetch_bytes": 8 << 20}
+        self.fetcher = Fetcher(self.requester, "t", clock, prefer_master=False, **(sizes | options))
+        for queue_id in range(queues):
+            start = Position(0)
+            self.fetcher.queues[queue_id] = QueueReader(queue_id, start, start)
+        self.fetcher.advance()
+
+    @property
+    def queue(self) -> QueueReader:
+        return self.fetcher.queues[0]
+
+    @property
+    def pulls(self) -> list[tuple[str, api.Pull]]:
+        sent: list[tuple[str, api.Pull]] = self.requester.transport.sent
+        return sent
+
+    def reply(self, status: PullStatus, payload: bytes = b"", **fields: Any) -> None:
+        address, pull = self.pulls[-1]
+        reply = api.Pulled(pull.rid, status, **fields)
+        self.requester.waiting.append(Arrival(address, reply, payload))
+
+    def found(self, begin: int, end: int, payload: bytes | None = None, **fields: Any) -> None:
+        more: dict[str, Any] = {
+            "next_queue_offset": end,
+            "count": end - begin,
+            "epochs": [(EPOCH, 0)],
+            "last_offset": (end - 1) * SIZE,
+        }
+        payload = records(begin, end) if payload is None else payload
+        self.reply(PullStatus.FOUND, payload, **(more | fields))
+        self.fetcher.advance()
+
+    def take(self, most: int = 100) -> list[int]:
+        return [int(message.body) for message in self.fetcher.take(most)]
+
+
+def behind(number: int) -> Position:
+    return Position(number, EPOCH, (number - 1) * SIZE)
+
+
+def test_the_next_pull_is_under_way_while_messages_are_taken() -> None:
+    bench = Bench()
+    assert [pull.position for _, pull in bench.pulls] == [Position(0)]
+    bench.found(0, 10)
+    assert len(bench.pulls) == 1  # what has come is not begun: nothing more is asked for
+    assert bench.take(3) == [0, 1, 2]
+    assert bench.pulls[-1][1].position == behind(10)
+    assert bench.queue.next == behind(3)
+    bench.found(10, 20)
+    assert bench.take(4) == [3, 4, 5, 6]
+    assert len(bench.pulls) == 2  # one batch at hand and one waiting: no more
+    assert bench.take(5) == [7, 8, 9, 10, 11]
+    assert len(bench.pulls) == 3
+    assert bench.queue.next == behind(12)
+    assert bench.take(100) == list(range(12, 20))
+    assert bench.take(100) == []
+
+
+@pytest.mark.parametrize("queues", [1, 4, 64, 1_000])
+def test_what_is_held_and_asked_for_stays_within_its_bound(queues: int) -> None:
+    bench = Bench(queues, prefetch_bytes=4 << 20)
+    sizes = [pull.max_bytes for _, pull in bench.pulls]
+    assert len(sizes) == queues
+    assert 2 * sum(sizes) <= max(4 << 20, 2 * queues * PULL_BYTES_MIN)
+    assert max(sizes) <= 1 << 20
+    assert {pull.max_bytes for _, pull in Bench(1, max_bytes=5_000).pulls} == {5_000}
+
+
+def test_a_node_that_does_not_say_where_the_last_record_lies() -> None:
+    bench = Bench()
+    bench.found(0, 10, last_offset=None)
+    assert bench.take(3) == [0, 1, 2]
+    bench.fetcher.advance()
+    assert len(bench.pulls) == 1  # the position behind is known once it is read
+    assert bench.take(100) == list(range(3, 10))
+    bench.fetcher.advance()
+    assert bench.pulls[-1][1].position == behind(10)
+
+
+def test_a_seek_drops_what_was_fetched_and_what_is_on_its_way() -> None:
+    bench = Bench()
+    bench.found(0, 10)
+    assert bench.take(1) == [0]
+    bench.queue.seek(Position(50))
+    bench.found(10, 20)  # the answer to the pull from before
+    assert bench.take() == []
+    assert bench.pulls[-1][1].position == Position(50)
+    bench.found(50, 60)
+    assert bench.take() == list(range(50, 60))
+
+
+def test_retention_ahead_of_the_reader_is_told_once_what_was_fetched_is_taken() -> None:
+    bench = Bench()
+    bench.found(0, 10)
+    assert bench.take(4) == [0, 1, 2, 3]
+    bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=30)
+    bench.fetcher.advance()
+    assert len(bench.pulls) == 2
+    assert bench.take(100) == [4, 5, 6, 7, 8, 9]
+    bench.fetcher.advance()
+    assert bench.pulls[-1][1].position == behind(10)
+    bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=30)
+    bench.fetcher.advance()
+    with pytest.raises(PositionLostError, match="10 is before the first one kept, 30") as caught:
+        bench.take()
+    assert caught.value.common == Position(30)
+
+
+@pytest.mark.parametrize("policy", ["raise", "common", "earliest", "latest"])
+def test_a_failover_ahead_of_the_reader_skips_nothing_that_still_holds(policy: str) -> None:
+    bench = Bench()
+    bench.fetcher.policy = policy
+    bench.found(0, 10)
+    assert bench.take(4) == [0, 1, 2, 3]
+    bench.reply(PullStatus.HISTORY_DIFFERS, common=behind(6), min_queue_offset=0)
+    bench.fetcher.advance()
+    # The reader's own position is asked about; the rest of the cut history is dropped.
+    assert bench.take() == []
+    assert bench.pulls[-1][1].position == behind(4)
+    bench.found(4, 8)
+    assert bench.take() == [4, 5, 6, 7]
+
+
+def test_damage_is_raised_behind_the_good_messages_and_another_replica_asked() -> None:
+    bench = Bench()
+    source = bench.fetcher.source
+    damaged = bytearray(records(0, 10))
+    damaged[len(records(0, 6)) + 88] ^= 1
+    bench.found(0, 10, bytes(damaged))
+    assert bench.take(4) == [0, 1, 2, 3]
+    assert bench.take(100) == [4, 5]
+    with pytest.raises(CorruptRecordError, match="no valid record"):
+        bench.take(100)
+    assert bench.queue.next == behind(6)
+    bench.fetcher.advance()
+    assert bench.fetcher.source not in (None, source)
+    assert bench.pulls[-1] == (bench.fetcher.source, bench.pulls[-1][1])
+    assert bench.pulls[-1][1].position == behind(6)
+    bench.found(6, 10)
+    assert bench.take() == [6, 7, 8, 9]
+
+
+def test_a_reply_of_other_records_than_it_says_is_damage() -> None:
+    for fields in ({"count": 9}, {"last_offset": 77}):
+        bench = Bench()
+        bench.found(0, 10, **fields)
+        with pytest.raises(CorruptRecordError, match="has others in it"):
+            bench.take()
+
+
+def test_damage_in_one_queue_loses_no_message_of_another() -> None:
+    bench = Bench(2)
+    for (address, pull), payload in zip(
+        list(bench.pulls), (b"?" * 300, records(0, 5, 1)), strict=True
+    ):
+        reply = api.Pulled(
+            pull.rid, PullStatus.FOUND, 5, count=5, epochs=[(EPOCH, 0)], last_offset=4 * SIZE
+        )
+        bench.requester.waiting.append(Arrival(address, reply, payload))
+    bench.fetcher.advance()
+    taken, raised = [], 0
+    for _ in range(6):
+        try:
+            taken += bench.take(2)
+        except CorruptRecordError:
+            raised += 1
+    assert taken == [0, 1, 2, 3, 4]
+    assert raised == 1
+
+
+def test_a_busy_replica_is_asked_again_later_and_not_left() -> None:
+    bench = Bench()
+    address, pull = bench.pulls[-1]
+    bench.requester.waiting.append(Arrival(address, api.Failed(pull.rid, "BUSY", "unread")))
+    bench.fetcher.advance()
+    assert (bench.fetcher.source, len(bench.pulls)) == (address, 1)
+    bench.requester.clock.now += RETRY_MS + 1
+    bench.fetcher.advance()
+    assert len(bench.pulls) == 2
+
+
+def test_a_reply_that_came_while_the_caller_was_away_counts() -> None:
+    bench = Bench()
+    source = bench.fetcher.source
+    bench.reply(PullStatus.FOUND, records(0, 3), next_queue_offset=3, count=3, epochs=[(EPOCH, 0)])
+    bench.requester.clock.now += 60_000.0
+    bench.fetcher.advance()
+    assert bench.fetcher.source == source
+    assert bench.take() == [0, 1, 2]

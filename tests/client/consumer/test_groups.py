@@ -1,0 +1,149 @@
+"""Consumers of one group: each reads everything, and none moves the group back unawares."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from hastore import Consumer, Producer, aio, errors
+from hastore.client.consumer.positions import Positions
+from hastore.protocol.api import Position
+from tests.client.conftest import Node
+
+
+class Interrupted(BaseException):
+    """A signal's exception."""
+
+
+def fill(node: Node, count: int, queue: int = 0, topic: str = "t") -> None:
+    with Producer([node.address]) as producer:
+        for number in range(count):
+            producer.send(topic, b"%d" % number, queue=queue)
+        assert producer.flush(60)
+
+
+def take(consumer: Consumer, count: int) -> None:
+    taken = 0
+    while taken < count:
+        taken += len(consumer.poll(count - taken, timeout_s=60.0))
+
+
+def kept(node: Node, group: str = "g") -> dict[int, int]:
+    """Return where a group stands, queues at their beginning left out."""
+    with Positions([node.address]) as positions:
+        found = positions.committed(group, "t")
+    return {queue: place.queue_offset for queue, place in found.items() if place.queue_offset}
+
+
+def test_the_later_commit_of_a_second_consumer_does_not_take_the_group_back(node: Node) -> None:
+    fill(node, 50)
+    with (
+        Consumer("t", [node.address], group="g") as first,
+        Consumer("t", [node.address], group="g") as second,
+    ):
+        take(first, 40)
+        take(second, 10)
+        first.commit()
+        with pytest.raises(errors.PositionBehindError) as told:
+            second.commit()
+        assert "group 'g' in topic 't' is at 40 in queue 0, the commit at 10" in str(told.value)
+        assert "do not share" in str(told.value)
+        assert kept(node) == {0: 40}
+        take(second, 35)
+        second.commit()
+        assert kept(node) == {0: 45}
+
+
+def test_a_seek_takes_the_group_back_and_counts_for_one_commit(node: Node) -> None:
+    fill(node, 50)
+    fill(node, 50, queue=1)
+    with (
+        Consumer("t", [node.address], group="g", queues=[0, 1]) as consumer,
+        Consumer("t", [node.address], group="g", queues=[0, 1]) as other,
+    ):
+        consumer.seek_to_latest()
+        consumer.commit()
+        consumer.seek(0, 7)
+        consumer.commit()
+        assert kept(node) == {0: 7, 1: 50}
+        other.seek(0, 20)
+        other.seek(1, 50)
+        other.commit()
+        with pytest.raises(errors.PositionBehindError):
+            consumer.commit()
+        consumer.seek(0, 5)
+        other.seek_to_earliest()  # of both queues
+        consumer.commit()
+        other.commit()
+        assert kept(node) == {}
+        with pytest.raises(errors.PositionBehindError, match="queue 0.*queue 1"):
+            consumer.seek_to_latest()
+            consumer.commit()
+            other.commit()
+
+
+def test_a_seek_that_was_cut_off_tells_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+    fill(node, 50)
+    with Consumer("t", [node.address], group="g", queues=[0]) as consumer:
+        assert len(consumer.poll(10, timeout_s=60.0)) > 0
+        with Positions([node.address]) as positions:
+            positions.commit("g", "t", {0: 40})
+        leave = consumer._core.end_call
+
+        def interrupt() -> None:
+            monkeypatch.setattr(consumer._core, "end_call", leave)
+            raise Interrupted
+
+        monkeypatch.setattr(consumer._core, "end_call", interrupt)
+        with pytest.raises(Interrupted):
+            consumer.seek(0, 5)
+        with pytest.raises(errors.PositionBehindError):
+            consumer.commit()
+        consumer.seek(0, 5)
+        consumer.commit()
+    assert kept(node) == {0: 5}
+
+
+def test_what_a_policy_moved_back_may_be_committed(node: Node) -> None:
+    """`on_lost` is what told the consumer to."""
+    fill(node, 10)
+    with Consumer("t", [node.address], group="g", queues=[0], on_lost="earliest") as consumer:
+        consumer.seek(0, 15)
+        consumer.commit()
+        take(consumer, 5)
+        fill(node, 10)  # now the group's position is one that the log has
+        consumer.commit()
+    assert kept(node) == {0: 5}
+
+
+def test_positions_go_back_where_that_is_said(node: Node) -> None:
+    fill(node, 20)
+    with Positions([node.address]) as positions:
+        positions.commit("g", "t", {0: 12})
+        with pytest.raises(errors.PositionBehindError):
+            positions.commit("g", "t", {0: 5})
+        assert positions.all() == {("g", "t"): {0: 12}}
+        positions.commit("g", "t", {0: 5}, allow_back=True)
+        assert positions.all() == {("g", "t"): {0: 5}}
+        assert positions.committed("g", "t") == {0: Position(5)}
+
+
+def test_the_same_for_asyncio(node: Node) -> None:
+    fill(node, 50)
+
+    async def main() -> None:
+        async with (
+            aio.Consumer("t", [node.address], group="g", queues=[0]) as first,
+            aio.Consumer("t", [node.address], group="g", queues=[0]) as second,
+        ):
+            assert await second.poll(1, timeout_s=60.0)
+            await first.seek_to_latest()
+            await first.commit()
+            with pytest.raises(errors.PositionBehindError):
+                await second.commit()
+            await second.seek(0, 3)
+            await second.commit()
+
+    asyncio.run(main())
+    assert kept(node) == {0: 3}

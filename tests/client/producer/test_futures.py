@@ -1,0 +1,226 @@
+"""The lazy Future behaves as the stdlib's, whoever asks first, and misses no waiter."""
+
+import asyncio
+import concurrent.futures
+import copy
+import random
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from hastore.client.producer.futures import SendFuture
+from hastore.client.results import SendResult
+from hastore.errors import NotStoredError, UsageError
+from hastore.protocol.api import PutDone, Status
+from tests.client.cuts import cut_everywhere
+from tests.process.harness import ROOT
+
+REPLY = PutDone(1, Status.PUT_OK, 7, "SYNC_MEM(1)", [10, 20, 30], [0, 1, 2], [5, 6, 7])
+
+
+def settle(future: "SendFuture[SendResult]", place: int) -> None:
+    if future.settle("t", REPLY, place):
+        future.notify()
+
+
+def test_a_settled_one_has_its_result_without_ever_making_a_condition() -> None:
+    future: SendFuture[SendResult] = SendFuture()
+    assert not future.done()
+    future.settle("t", REPLY, 1)
+    assert future.done()
+    assert future.result().offset == 20
+    assert future.result() is future.result()
+    assert future._observers is None
+    assert future.exception() is None
+
+
+def test_a_batch_has_all_its_results() -> None:
+    future: SendFuture[list[SendResult]] = SendFuture()
+    future.settle("t", REPLY, 1, 3)
+    assert [each.queue_offset for each in future.result(0)] == [6, 7]
+
+
+def test_it_cannot_be_cancelled_and_times_out() -> None:
+    future: SendFuture[SendResult] = SendFuture()
+    assert not future.cancel()
+    assert not future.cancelled()
+    assert not future.running()
+    with pytest.raises(concurrent.futures.TimeoutError):
+        future.result(0.01)
+    with pytest.raises(concurrent.futures.TimeoutError):
+        future.exception(0.01)
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        future.nothing  # noqa: B018
+    assert "pending" in repr(future)
+
+
+def test_a_failure_is_raised_each_time() -> None:
+    future: SendFuture[SendResult] = SendFuture()
+    future.set_exception(NotStoredError("no", "BUSY"))
+    for _ in range(2):
+        with pytest.raises(NotStoredError):
+            future.result(60)
+    assert isinstance(future.exception(), NotStoredError)
+
+
+def test_the_stdlib_functions_take_it() -> None:
+    futures: list[SendFuture[SendResult]] = [SendFuture() for _ in range(3)]
+    settle(futures[0], 0)
+    done, open_ = concurrent.futures.wait(futures, timeout=0.01)
+    assert done == {futures[0]} and len(open_) == 2
+    called: list[object] = []
+    futures[1].add_done_callback(called.append)
+    timer = threading.Timer(0.05, lambda: [settle(f, 1) for f in futures[1:]])
+    timer.start()
+    ended = list(concurrent.futures.as_completed(futures, timeout=60))
+    timer.join()
+    assert len(ended) == 3
+    assert called == [futures[1]]
+    futures[2].add_done_callback(called.append)
+    assert called == [futures[1], futures[2]]
+
+
+def test_asyncio_takes_it() -> None:
+    async def wait(future: "SendFuture[SendResult]") -> SendResult:
+        threading.Timer(0.02, lambda: settle(future, 2)).start()
+        return await asyncio.wait_for(asyncio.wrap_future(future), 60)
+
+    assert asyncio.run(wait(SendFuture())).offset == 30
+
+
+def test_no_waiter_is_missed() -> None:
+    seed = time.time_ns() % 2**32
+    print("seed", seed)
+    chance = random.Random(seed)
+    for _ in range(2_000):
+        future: SendFuture[SendResult] = SendFuture()
+        called: list[object] = []
+        results: list[SendResult] = []
+        asks = chance.random() < 0.5
+
+        def wait(
+            future: "SendFuture[SendResult]" = future,
+            called: "list[object]" = called,
+            results: "list[SendResult]" = results,
+            asks: bool = asks,
+        ) -> None:
+            if asks:
+                future.add_done_callback(called.append)
+            results.append(future.result(60))
+
+        waiter = threading.Thread(target=wait)
+        waiter.start()
+        for _ in range(chance.randrange(300)):
+            pass
+        settle(future, 0)
+        waiter.join(60)
+        assert [each.offset for each in results] == [10]
+        assert len(called) == asks
+
+
+COLLECTED = """
+import gc
+
+from hastore.client.producer.futures import SendFuture
+from hastore.protocol.api import PutDone, Status
+
+REPLY = PutDone(1, Status.PUT_OK, 1, "", [0], [0], [0])
+
+
+class Litter:
+    def __init__(self, future):
+        self.me, self.future = self, future
+
+    def __del__(self):  # what another thread may do while a finalizer waits for something
+        self.future._condition
+
+
+for early in [SendFuture() for _ in range(100)]:  # all keys are shared by now that ever will be
+    SendFuture.settle(early, "t", REPLY, 0)
+held = []
+gc.disable()
+for number in range(200):
+    held.extend({} for _ in range(100))  # no dict is left to be used again: one is allocated
+    future = SendFuture()
+    gc.collect()
+    Litter(future)
+    tuples = [(number, number, number, place) for place in range(20)]
+    del tuples  # but tuples are left: the next allocation that collects is not the receipt's
+    gc.set_threshold(1, 1000, 1000)
+    gc.enable()
+    SendFuture.settle(future, "t", REPLY, 0)
+    gc.disable()
+    held.append(future)
+    assert future.done() and future._receipt is not None
+    assert future.result(0).offset == 0
+print("alive")
+"""
+
+
+def test_a_collection_in_the_middle_of_settling_crashes_nothing() -> None:
+    """CPython 3.11 frees an instance's values twice when two make its dict at once."""
+    done = subprocess.run(
+        [sys.executable, "-c", COLLECTED], cwd=ROOT, capture_output=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, b"alive\n"), done.stderr.decode()
+
+
+def test_a_failing_callback_keeps_no_other_from_being_called(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    future: SendFuture[SendResult] = SendFuture()
+    called: list[object] = []
+    future.add_done_callback(lambda _: called.append(1 / 0))
+    future.add_done_callback(called.append)
+    settle(future, 0)
+    future.notify()
+    assert called == [future]
+    assert "ZeroDivisionError" in caplog.text
+
+
+def test_a_copy_would_never_end() -> None:
+    future: SendFuture[SendResult] = SendFuture()
+    for copied in (copy.copy, copy.deepcopy):
+        with pytest.raises(UsageError, match="cannot be pickled"):
+            copied(future)
+
+
+@pytest.mark.parametrize("ending", ["settle", "succeed", "fail"])
+def test_cut_off_at_any_instruction_it_is_pending_or_ended(ending: str) -> None:
+    """And whoever waits is told, by the notification that makes up for the lost one."""
+    result = SendResult(Status.PUT_OK, "t", 0)
+    failure = NotStoredError("no", "BUSY")
+
+    def make() -> "tuple[SendFuture[SendResult], list[object], threading.Thread]":
+        future: SendFuture[SendResult] = SendFuture()
+        called: list[object] = []
+        future.add_done_callback(called.append)
+        waiter = threading.Thread(target=lambda: called.append(future.exception(10)))
+        waiter.start()
+        return future, called, waiter
+
+    def end(made: "tuple[SendFuture[SendResult], list[object], threading.Thread]") -> None:
+        arguments = {"settle": ("t", REPLY, 1), "succeed": (result,), "fail": (failure,)}
+        getattr(made[0], ending)(*arguments[ending])
+
+    for future, called, waiter in cut_everywhere(make, end):
+        if not future.done():
+            settle(future, 2)
+            assert future.result().offset == 30
+        future.notify()
+        future.notify()
+        waiter.join(60)
+        assert not waiter.is_alive()
+        assert called.count(future) == 1 and len(called) == 2
+
+
+def test_a_waiter_that_was_cut_off_while_it_held_the_condition_holds_nobody_up() -> None:
+    future: SendFuture[SendResult] = SendFuture()
+    taken = threading.Thread(target=future._condition.acquire)
+    taken.start()
+    taken.join()
+    settle(future, 0)
+    assert future.result(60).offset == 10

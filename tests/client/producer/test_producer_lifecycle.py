@@ -1,0 +1,383 @@
+"""A producer's life beyond its methods: dropped, at exit, forked, pickled, interrupted."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import os
+import pathlib
+import pickle
+import subprocess
+import sys
+import threading
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from hastore import Producer
+from hastore.errors import ClientError, OutcomeUnknown, UsageError
+from tests.client.conftest import Node
+from tests.client.cuts import cut_everywhere
+
+ROOT = pathlib.Path(__file__).resolve().parents[3]
+NOBODY = "tcp://127.0.0.1:9"
+
+
+def descriptors() -> int:
+    return len(os.listdir("/proc/self/fd"))
+
+
+def sender_threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "ProducerSender"]
+
+
+def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
+    end = time.monotonic() + timeout_s
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.005)
+
+
+def run(script: str, *arguments: str, timeout_s: float = 120.0) -> tuple[str, str]:
+    """Run a program of its own; return what it said on stdout and on stderr."""
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments],
+        cwd=ROOT, capture_output=True, text=True, timeout=timeout_s,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+def test_dropped_it_warns_and_goes_on_with_what_is_under_way(node: Node) -> None:
+    node.backend.transfer.hold = True
+    producer = Producer([node.address], linger_ms=60_000)
+    future = producer.send("t", b"1", queue=0)
+    with pytest.warns(ResourceWarning, match="not closed: messages not acknowledged: 1 to 't'"):
+        del producer
+        gc.collect()
+    wait_for(lambda: node.backend.transfer.waiting)
+    node.backend.transfer.hold = False
+    node.backend.transfer.end_all()
+    assert future.result(60).queue_offset == 0
+    wait_for(lambda: not sender_threads())
+
+
+def test_dropped_it_gives_up_at_the_delivery_timeout() -> None:
+    producer = Producer([NOBODY], delivery_timeout_s=0.2)
+    future = producer.send("t", b"1", queue=0)
+    with pytest.warns(ResourceWarning, match="127.0.0.1:9 was not closed"):
+        del producer
+        gc.collect()
+    assert isinstance(future.exception(5), ClientError)
+    wait_for(lambda: not sender_threads())
+
+
+def test_dropped_with_an_unanswered_put_it_ends_at_the_delivery_timeout(node: Node) -> None:
+    node.backend.transfer.hold = True
+    producer = Producer([node.address], delivery_timeout_s=0.3)
+    future = producer.send("t", b"1", queue=0)
+    wait_for(lambda: node.backend.transfer.waiting)
+    with pytest.warns(ResourceWarning, match="was not closed"):
+        del producer
+        gc.collect()
+    assert isinstance(future.exception(5), OutcomeUnknown)
+    wait_for(lambda: not sender_threads(), 2.0)
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "zmq+tcp"])
+def test_dropped_ones_leave_no_thread_and_no_descriptor(node: Node, scheme: str) -> None:
+    address = node.address.replace("tcp", scheme, 1)
+    with Producer([address]) as producer:
+        producer.send_sync("t", b"0", queue=0)
+    gc.collect()
+    before = descriptors()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for number in range(50):
+            producer = Producer([address])
+            if number % 2:
+                producer.send_sync("t", b"1", queue=0)
+            else:
+                producer.send("t", b"1", queue=0)
+        del producer
+        gc.collect()
+    assert sum("was not closed" in str(each.message) for each in caught) == 50
+    wait_for(lambda: not sender_threads())
+    gc.collect()
+    wait_for(lambda: descriptors() <= before)  # the node closes its ends too
+
+
+def test_dropped_in_its_own_thread(node: Node) -> None:
+    """By a callback that held the last reference."""
+    held = [Producer([node.address])]
+    future = held[0].send("t", b"1", queue=0)
+    dropped = threading.Event()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        future.add_done_callback(lambda _: (held.clear(), dropped.set()))
+        assert dropped.wait(60)
+        wait_for(lambda: not sender_threads())
+
+
+def test_a_callback_that_waits_for_its_own_thread_is_told_so(node: Node) -> None:
+    node.backend.transfer.hold = True
+    with Producer([node.address], max_in_flight=2) as producer:
+        futures = [producer.send("t", b"1", queue=0) for _ in range(2)]
+        said: list[BaseException] = []
+
+        def refill(_: object) -> None:
+            try:
+                producer.send("t", b"2", queue=0)
+                producer.send("t", b"3", queue=0)
+            except ClientError as failure:
+                said.append(failure)
+
+        def wait(_: object) -> None:
+            try:
+                producer.flush()
+            except ClientError as failure:
+                said.append(failure)
+
+        futures[0].add_done_callback(refill)
+        futures[1].add_done_callback(wait)
+        wait_for(lambda: node.backend.transfer.waiting)
+        node.backend.transfer.end_all()
+        wait_for(lambda: said)
+        node.backend.transfer.hold = False
+        node.backend.transfer.end_all()
+        assert all("callback" in str(failure) for failure in said)
+
+
+EXIT = """
+import sys
+from hastore import Producer
+producer = Producer([sys.argv[1]], delivery_timeout_s=600)
+producer.send("orders", b"1", queue=0)
+producer.send("orders", b"2", queue=0)
+"""
+
+
+def test_at_exit_it_says_what_was_not_acknowledged(node: Node) -> None:
+    node.backend.transfer.hold = True
+    for address in (node.address, NOBODY):
+        _, said = run(EXIT, address)  # which does not take the ten minutes of the puts
+        assert "was not closed: messages not acknowledged: 2 to 'orders'" in said
+    _, said = run(EXIT + "producer.close(0)", NOBODY)
+    assert said == ""
+
+
+FORK = """
+import os, sys, threading, time
+from hastore import Producer
+from hastore.errors import ClientError, OutcomeUnknown
+
+producer = Producer([sys.argv[1]], max_in_flight=4, delivery_timeout_s=120)
+producer.send_sync("t", b"first", queue=0)
+ended, sent = threading.Event(), []
+
+def work():
+    while not ended.is_set():
+        sent.append(producer.send_sync("t", b"other", queue=0) if len(sent) % 2 else
+                    producer.send("t", b"other", queue=0).result(60))
+
+def refused(what):
+    began = time.monotonic()
+    try:
+        what()
+    except ClientError as failure:
+        assert "fork" in str(failure), failure
+        assert time.monotonic() - began < 60.0
+        return
+    raise AssertionError("it was not refused")
+
+def child(number, future):
+    refused(lambda: producer.send("t", b"child"))
+    refused(lambda: producer.send_sync("t", b"child", queue=0))
+    refused(lambda: producer.send_batch("t", [b"child"]))
+    refused(lambda: producer.flush())
+    try:
+        future.result(60)  # it had ended, or ends at once
+    except OutcomeUnknown as failure:
+        assert "forked" in str(failure)
+    producer.close()
+    with producer:
+        pass
+    with Producer([sys.argv[1]]) as own:
+        own.send_sync("t", b"own", queue=1)
+
+threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
+for thread in threads:
+    thread.start()
+for number in range(20):
+    future = producer.send("t", b"main", queue=2)
+    pid = os.fork()
+    if not pid:
+        code = 1
+        try:
+            child(number, future)
+            code = 0
+        finally:
+            if number % 2:
+                os._exit(code)
+            sys.exit(code)
+    assert os.waitpid(pid, 0)[1] == 0, number
+    assert future.result(60).offset is not None
+before = len(sent)
+while len(sent) < before + 50:
+    time.sleep(0.01)
+ended.set()
+for thread in threads:
+    thread.join()
+producer.close()
+print(len(sent))
+"""
+
+
+@pytest.mark.parametrize("scheme", ["tcp", "zmq+tcp"])
+def test_forked_the_child_is_told_and_the_parent_goes_on(node: Node, scheme: str) -> None:
+    said, errors = run(FORK, node.address.replace("tcp", scheme, 1))
+    assert errors == ""
+    queues = node.backend.store.queues
+    assert int(said) == len(queues["t", 0]) - 1
+    assert len(queues["t", 1]) == len(queues["t", 2]) == 20
+
+
+FORK_IN_HANDLER = """
+import os, signal, sys, threading, time
+from hastore import Producer
+from hastore.errors import ClientError
+
+main = os.getpid()
+children = []
+
+def handler(*_):
+    pid = os.fork()
+    if pid:
+        children.append(pid)
+    else:
+        signal.alarm(60)  # what hangs in the child dies
+
+signal.signal(signal.SIGUSR1, handler)
+producer = Producer([sys.argv[1]])
+threading.Timer(0.3, lambda: os.kill(main, signal.SIGUSR1)).start()
+end = time.monotonic() + 1.0
+try:
+    while time.monotonic() < end:
+        producer.send_sync("t", b"1", queue=0)
+except ClientError as failure:
+    assert os.getpid() != main, failure
+    os._exit(0 if "fork" in str(failure) else 2)
+assert os.getpid() == main
+assert os.waitpid(children[0], 0)[1] == 0
+producer.close()
+"""
+
+
+def test_forked_in_the_middle_of_a_put_by_a_signals_handler(node: Node) -> None:
+    run(FORK_IN_HANDLER, node.address)
+
+
+MULTIPROCESSING = """
+import multiprocessing, sys
+from hastore import Producer
+from hastore.errors import ClientError, OutcomeUnknown, UsageError
+
+def work(address, inherited):
+    if inherited is not None:
+        try:
+            inherited.send("t", b"x")
+            raise SystemExit(3)
+        except ClientError:
+            pass
+    with Producer([address]) as producer:
+        producer.send_sync("t", b"child", queue=0)
+
+if __name__ == "__main__":
+    kind, address = sys.argv[1:]
+    context = multiprocessing.get_context(kind)
+    with Producer([address]) as producer:
+        producer.send_sync("t", b"parent", queue=0)
+        if kind == "spawn":
+            try:
+                context.Process(target=work, args=(address, producer)).start()
+                raise SystemExit(4)
+            except UsageError as failure:
+                assert "one in each process" in str(failure)
+        children = [
+            context.Process(target=work, args=(address, producer if kind == "fork" else None))
+            for _ in range(2)
+        ]
+        for child in children:
+            child.start()
+        for child in children:
+            child.join(60)
+            assert child.exitcode == 0, child.exitcode
+        producer.send_sync("t", b"parent", queue=0)
+"""
+
+
+@pytest.mark.parametrize("kind", ["fork", "spawn"])
+def test_multiprocessing(node: Node, tmp_path: pathlib.Path, kind: str) -> None:
+    script = tmp_path / "work.py"
+    script.write_text(MULTIPROCESSING)
+    done = subprocess.run(
+        [sys.executable, script, kind, node.address], timeout=60, capture_output=True, text=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert len(node.backend.store.queues["t", 0]) == 4
+
+
+def test_it_cannot_be_pickled_or_copied(node: Node) -> None:
+    with Producer([node.address]) as producer:
+        for attempt in (pickle.dumps, copy.copy, copy.deepcopy):
+            with pytest.raises(UsageError, match="a Producer has connections and cannot be"):
+                attempt(producer)
+
+
+def test_closed_it_says_so(node: Node) -> None:
+    producer = Producer([node.address])
+    producer.close()
+    for use in (
+        lambda: producer.send("t", b""),
+        lambda: producer.send_sync("t", b"", queue=0),
+        lambda: producer.send_batch("t", []),
+        lambda: producer.flush(),
+    ):
+        with pytest.raises(ClientError, match="is closed"):
+            use()
+
+
+def test_cut_off_anywhere_in_the_making_it_leaves_no_thread(node: Node) -> None:
+    made: list[Producer] = []
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        before = descriptors()
+        for _ in cut_everywhere(lambda: None, lambda _: made.append(Producer([node.address]))):
+            pass
+        assert len(made) == 1
+        made.pop().close()
+        gc.collect()
+        wait_for(lambda: not sender_threads())
+        gc.collect()
+        wait_for(lambda: descriptors() <= before)
+
+
+def test_cut_off_anywhere_in_the_closing_it_can_be_closed_again_or_dropped(node: Node) -> None:
+    def make() -> list[Producer]:
+        producer = Producer([node.address])
+        producer.send("t", b"1", queue=0)
+        return [producer]
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number, held in enumerate(cut_everywhere(make, lambda held: held[0].close())):
+            if number % 2:
+                held[0].close()
+            held.clear()
+            gc.collect()
+            wait_for(lambda: not sender_threads())

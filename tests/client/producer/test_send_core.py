@@ -1,0 +1,366 @@
+"""The producer's core without threads and sockets: cut off anywhere it loses nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+from hastore.client.connections.socket_transport import SocketTransport
+from hastore.client.connections.transport import Arrival
+from hastore.client.producer.futures import SendFuture
+from hastore.client.producer.options import SendOptions
+from hastore.client.producer.record_encoder import RecordEncoder
+from hastore.client.producer.send_core import SendCore
+from hastore.client.producer.window import Entry, Window
+from hastore.client.results import SendResult
+from hastore.clock import SYSTEM_CLOCK
+from hastore.errors import HastoreError, NotStoredError, OutcomeUnknown
+from hastore.protocol import api
+from hastore.record.codec import decode_record
+from hastore.record.host import NO_HOST
+from tests.api_fakes import FakeBackend
+from tests.client.cuts import cut_everywhere
+
+ADDRESS = "tcp://127.0.0.1:1"
+
+
+class FakeTransport:
+    """One link to a node in memory, which keeps the rule of runs."""
+
+    def __init__(self) -> None:
+        self.backend = FakeBackend()
+        self.arrivals: list[Arrival] = [Arrival(ADDRESS, None)]
+        self.run = self.place = 0
+        self.withheld = False  # the node takes, and does not answer
+
+    @property
+    def addresses(self) -> list[str]:
+        return [ADDRESS]
+
+    def is_up(self, address: str) -> bool:
+        return True
+
+    def open(self, addresses: Iterable[str]) -> None:
+        pass
+
+    def reopen(self, address: str) -> None:
+        self.arrivals = [Arrival(ADDRESS, None)]
+        self.run = self.place = 0
+
+    def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
+        if isinstance(message, api.AskMap):
+            reply: api.Reply = api.Map(message.rid, self.backend.master_map())
+        else:
+            assert isinstance(message, api.Put) and payload is not None
+            reply = self.take(message, payload)
+        if not self.withheld and getattr(message, "acks", None) != 0:
+            self.arrivals.append(Arrival(ADDRESS, reply))
+        return True
+
+    def take(self, put: api.Put, payload: bytes) -> api.PutDone:
+        in_place = (put.run, put.at) == (self.run, self.place)
+        begins = put.run > self.run and put.at == 0
+        if put.run and not in_place and not begins:
+            return api.PutDone(put.rid, api.Status.BUSY, 65537)
+        self.run, self.place = put.run, put.at + 1
+        (results,) = self.backend.put_encoded([payload])
+        return api.PutDone(
+            put.rid, api.Status.PUT_OK, 65537, "SYNC_MEM(1)", [r.offset for r in results],
+            [r.queue_id for r in results], [r.queue_offset for r in results],
+        )  # fmt: skip
+
+    def collect(self) -> list[Arrival]:
+        arrivals, self.arrivals = self.arrivals, []
+        return arrivals
+
+    def bodies(self) -> list[bytes]:
+        log, at, found = bytes(self.backend.store.log), 0, []
+        while at < len(log):
+            record = decode_record(log, at)
+            found.append(record.body)
+            at += record.size
+        return found
+
+
+class Bench:
+    """A core on fake links, with a clock of its own."""
+
+    def __init__(
+        self, acks: int | None = None, *, idempotent: bool = True, limit: int = 8,
+        transport: FakeTransport | None = None,
+    ) -> None:  # fmt: skip
+        options = SendOptions(acks, False, 0.0, 1_000, limit, 5_000.0, idempotent)
+        self.now = 1_000.0
+        self.transport = transport or FakeTransport()
+        self.window = Window(limit)
+        fake: Any = self.transport
+        self.core = SendCore((ADDRESS,), options, self.window, fake)
+        self.encoder = RecordEncoder("pid" if idempotent else None, NO_HOST)
+        self.futures: list[SendFuture[SendResult]] = []
+        self.called: list[object] = []
+
+    def run_once(self) -> None:
+        self.core.run_once(self.now)
+        while self.core.ended:
+            self.core.ended.popleft().notify()
+
+    def send(self, body: bytes) -> None:
+        future: SendFuture[SendResult] = SendFuture()
+        with self.window.lock:
+            assert self.window.has_room(1)
+            seq = self.window.next_seq
+            payload = self.encoder.encode("t", body, 0, [], seq, 0)
+            expires = self.now + 5_000.0
+            entry = Entry(seq, 1, "t", payload, future, False, self.now, expires)
+            self.window.admit(entry)
+        self.futures.append(future)
+        future.add_done_callback(self.called.append)
+
+    def settle_all(self) -> None:
+        for _ in range(200):
+            self.run_once()
+            self.now += 20.0
+            if self.window.has_settled(self.window.next_seq):
+                return
+        raise AssertionError("it never settled")
+
+
+@pytest.mark.parametrize("acks", [None, 0])
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_turn_cut_off_anywhere_loses_and_doubles_nothing(
+    acks: int | None, idempotent: bool
+) -> None:
+    def make() -> Bench:
+        bench = Bench(acks, idempotent=idempotent)
+        for _ in range(3):
+            bench.run_once()
+        assert bench.core.master_found
+        for number in range(3):
+            bench.send(b"%d" % number)
+        return bench
+
+    def run(bench: Bench) -> None:
+        bench.core.send_now(bench.now)
+        bench.core.run_once(bench.now)
+
+    cuts = 0
+    for bench in cut_everywhere(make, run):
+        cuts += 1
+        waiters = [
+            threading.Thread(target=future.exception, args=(60,)) for future in bench.futures[:1]
+        ]
+        for waiter in waiters:
+            waiter.start()
+        bench.settle_all()
+        for waiter in waiters:
+            waiter.join(60)
+            assert not waiter.is_alive()
+        assert sorted(map(id, bench.called)) == sorted(map(id, bench.futures))
+        stored = bench.transport.bodies()
+        failures = [future.exception(0) for future in bench.futures]
+        if idempotent:
+            assert failures == [None] * 3
+            assert stored == [b"0", b"1", b"2"]
+        else:  # what may have been sent is not sent again
+            assert all(isinstance(failure, OutcomeUnknown | None) for failure in failures)
+            assert stored == sorted(set(stored))
+            for number, failure in enumerate(failures):
+                assert failure is not None or b"%d" % number in stored or acks == 0
+        if acks is None:
+            assert all(
+                future.exception(0) or future.result(0).offset is not None
+                for future in bench.futures
+            )
+    assert cuts > 100
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+def test_a_put_that_the_disk_failed_half_way_is_unknown_and_goes_again(idempotent: bool) -> None:
+    bench = Bench(idempotent=idempotent)
+    for _ in range(3):
+        bench.run_once()
+    take, failing = bench.transport.take, [api.Status.TIMEOUT]
+
+    def fail_once(put: api.Put, payload: bytes) -> api.PutDone:
+        if failing:
+            bench.transport.place = -1  # the rest of the run is refused
+            return api.PutDone(put.rid, failing.pop(), 0, reason="disk")
+        return take(put, payload)
+
+    bench.transport.take = fail_once  # type: ignore[method-assign]
+    bench.send(b"0")
+    bench.core.send_now(bench.now)
+    bench.send(b"1")
+    bench.settle_all()
+    failures = [future.exception(0) for future in bench.futures]
+    if idempotent:
+        assert failures == [None, None]
+        assert bench.transport.bodies() == [b"0", b"1"]
+    else:
+        assert isinstance(failures[0], OutcomeUnknown) and "TIMEOUT: disk" in str(failures[0])
+        assert failures[1] is None
+        assert bench.transport.bodies() == [b"1"]
+
+
+def test_a_send_cut_off_anywhere_is_sent_or_not_and_no_number_is_used_twice() -> None:
+    def make() -> Bench:
+        bench = Bench(limit=2)
+        for _ in range(3):
+            bench.run_once()
+        return bench
+
+    for bench in cut_everywhere(make, lambda bench: bench.send(b"cut")):
+        before = len(bench.window.incoming)
+        bench.send(b"next")
+        bench.settle_all()
+        bench.send(b"last")  # both places of the window are free again
+        bench.send(b"one more")
+        bench.settle_all()
+        assert all(future.done() for future in bench.futures)
+        stored = bench.transport.bodies()
+        assert stored == [b"cut"] * before + [b"next", b"last", b"one more"]
+
+
+def test_a_send_without_an_answer_is_never_known_not_to_be_stored() -> None:
+    """A turn that was cut off behind the sending does not forget that."""
+
+    def make() -> Bench:
+        bench = Bench()
+        for _ in range(3):
+            bench.run_once()
+        bench.transport.withheld = True
+        bench.send(b"0")
+        return bench
+
+    for bench in cut_everywhere(make, lambda bench: bench.core.send_now(bench.now)):
+        sent = bool(bench.transport.bodies())
+        bench.transport.send = lambda *_: False  # type: ignore[method-assign]
+        bench.run_once()
+        bench.now += 6_000.0
+        bench.run_once()
+        failure = bench.futures[0].exception(0)
+        assert isinstance(failure, HastoreError)
+        assert isinstance(failure, OutcomeUnknown) or not sent
+
+
+def test_ending_cut_off_anywhere_can_be_made_up_for() -> None:
+    def make() -> Bench:
+        bench = Bench()
+        for _ in range(3):
+            bench.run_once()
+        bench.transport.withheld = True
+        for number in range(3):
+            bench.send(b"%d" % number)
+        bench.run_once()
+        return bench
+
+    for bench in cut_everywhere(make, lambda bench: bench.core.end("closed")):
+        bench.core.end("closed")
+        assert all(isinstance(future.exception(0), OutcomeUnknown) for future in bench.futures)
+        with pytest.raises(HastoreError, match="closed"):
+            bench.send(b"3")
+
+
+def test_a_frame_without_an_answer_is_looked_after_when_all_of_it_has_expired() -> None:
+    bench = Bench()
+    for _ in range(3):
+        bench.run_once()
+    bench.transport.withheld = True
+    bench.send(b"0")
+    bench.run_once()
+    sent_ms = bench.now
+    bench.now += 2_000.0
+    entry = bench.window.oldest()
+    assert entry is not None
+    entry.expires_ms = bench.now
+    turns = 0
+    while bench.core.under_way():
+        bench.run_once()
+        turns += 1
+        sleep_s = bench.core.sleep_s(bench.now)
+        assert bench.futures[0].done() and bench.core.is_idle()
+        bench.now += max(0.001, sleep_s) * 1000.0
+        assert bench.now - sent_ms < 5_000.0
+    assert turns < 50  # it sleeps in between
+
+
+def test_what_is_not_acknowledged_is_counted_by_topic() -> None:
+    bench = Bench()
+    assert bench.core.unacknowledged() == ""
+    bench.send(b"0")
+    bench.send(b"1")
+    assert bench.core.unacknowledged() == "messages not acknowledged: 2 to 't'"
+    bench.settle_all()
+    assert bench.core.unacknowledged() == ""
+
+
+class LateRefusals(FakeTransport):
+    """The node refuses every put, and says so a while later."""
+
+    def __init__(self, delay_ms: float) -> None:
+        super().__init__()
+        self.delay_ms = delay_ms
+        self.now = 0.0
+        self.tries_ms: list[float] = []
+        self._late: list[tuple[float, Arrival]] = []
+
+    def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
+        if not isinstance(message, api.Put):
+            return super().send(address, message, payload)
+        self.tries_ms.append(self.now)
+        reply = api.PutDone(
+            message.rid, api.Status.SLAVE_NOT_AVAILABLE, 65537, reason="nobody in sync"
+        )
+        self._late.append((self.now + self.delay_ms, Arrival(ADDRESS, reply)))
+        return True
+
+    def collect(self) -> list[Arrival]:
+        arrived = [arrival for due, arrival in self._late if due <= self.now]
+        self._late = [each for each in self._late if each[0] > self.now]
+        return super().collect() + arrived
+
+
+@pytest.mark.parametrize("delay_ms", range(1, 50))
+def test_what_was_only_ever_refused_ends_as_refused(delay_ms: int) -> None:
+    """However slow the answers are, no last try is in the air when the time is up."""
+    bench = Bench(transport=LateRefusals(delay_ms))
+    assert isinstance(bench.transport, LateRefusals)
+    bench.run_once()
+    bench.send(b"1")
+    expires = bench.now + 5_000.0
+    while not bench.futures[0].done():
+        bench.transport.now = bench.now
+        bench.run_once()
+        bench.now += 1.0
+    assert expires <= bench.now <= expires + 2.0
+    assert len(bench.transport.tries_ms) > 10
+    assert max(bench.transport.tries_ms) <= expires - 50.0
+    failure = bench.futures[0].exception(0)
+    assert type(failure) is NotStoredError and "nobody in sync" in str(failure)
+
+
+def test_a_waking_that_is_cut_off_anywhere_keeps_no_later_one_from_waking() -> None:
+    for transport in cut_everywhere(
+        lambda: SocketTransport(SYSTEM_CLOCK), lambda transport: transport.wake()
+    ):
+        transport.wake()
+        began = time.monotonic()
+        transport.sleep(120.0)
+        assert time.monotonic() - began < 60.0
+        transport.close()
+
+    def make() -> SocketTransport:
+        transport = SocketTransport(SYSTEM_CLOCK)
+        transport.wake()
+        return transport
+
+    for transport in cut_everywhere(make, lambda transport: transport.sleep(120.0)):
+        transport.wake()
+        began = time.monotonic()
+        transport.sleep(120.0)
+        assert time.monotonic() - began < 60.0
+        transport.close()

@@ -1,0 +1,74 @@
+"""A node as a member: promises and higher epochs when its disk takes nothing."""
+
+import errno
+import threading
+
+import pytest
+
+from hastore.errors import NotStoredError
+from hastore.protocol.hello import Promised, Purpose
+from tests.ha.hello.test_answering import hello
+
+
+@pytest.fixture
+def master(make_group):
+    node = make_group(2).start(1)
+    node.promote()
+    node.put(b"a")
+    return node
+
+
+def refuse(*_args):
+    raise OSError(errno.ENOSPC, "no room")
+
+
+EPOCH = 9 << 16 | 2
+
+
+def test_a_promise_that_cannot_be_kept_is_not_given(master, monkeypatch):
+    wish = hello(master, purpose=Purpose.PROMISE, promised_epoch=EPOCH, acks=1, nodes=(1, 2))
+    epoch = master.member.open_epoch
+    monkeypatch.setattr(master.state, "_fs", type("Full", (), {"replace_bytes": refuse})())
+    with pytest.raises(OSError):
+        master.member.promise(wish)
+    assert master.member.open_epoch == epoch == master.state.data.promised_epoch
+    master.put(b"goes on")
+    monkeypatch.undo()
+    assert isinstance(master.member.promise(wish), Promised)
+    assert not master.member.open_epoch and master.superseded == [EPOCH]
+    assert master.state.data.superseded_by == EPOCH
+
+
+def test_a_higher_epoch_ends_the_writing_even_when_it_cannot_be_noted(master, monkeypatch):
+    monkeypatch.setattr(master.state, "_fs", type("Full", (), {"replace_bytes": refuse})())
+    with pytest.raises(OSError):
+        master.member.observe_epoch(EPOCH, "node 2")
+    assert master.superseded == [EPOCH]
+    with pytest.raises(NotStoredError):
+        master.put(b"too late")
+
+
+def test_a_lower_or_equal_epoch_changes_nothing(master):
+    epoch = master.member.open_epoch
+    for lower in (0, epoch - 65536, epoch):
+        master.member.observe_epoch(lower, "node 2")
+    assert master.member.open_epoch == epoch and not master.superseded
+
+
+def test_hello_never_shows_an_open_epoch_without_its_entry(master):
+    """Read while promotions go on in another thread."""
+    stop, wrong = threading.Event(), []
+
+    def watch():
+        while not stop.is_set():
+            said = master.member.hello(Purpose.SURVEY)
+            if said.open_epoch and said.open_epoch not in {e.epoch for e in said.history}:
+                wrong.append(said)
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    for _ in range(20):
+        master.promote()
+    stop.set()
+    thread.join(60)
+    assert not wrong

@@ -1,0 +1,393 @@
+"""Promotions among three nodes with real sockets and stores."""
+
+import threading
+
+import msgspec
+import pytest
+
+from hastore.errors import NotStoredError, PromotionRefused
+from hastore.ha.hello import survey
+from hastore.ha.master.accept_socket_service import AcceptSocketService
+from hastore.ha.promotion import promoter
+from hastore.protocol.hello import Promised, Purpose
+from hastore.service import raise_failure
+from tests.ha.nodes import FILE_SIZE, wait_for
+from tests.ha.slave.test_following import fill
+
+
+def in_step(master, *slaves):
+    wait_for(
+        lambda: all(
+            s.linked
+            and s.store.max_offset == master.store.max_offset
+            and s.state.history == master.state.history
+            for s in slaves
+        ),
+        "being in step",
+    )
+    for slave in slaves:
+        assert slave.bytes() == master.bytes(slave.store.min_offset)
+
+
+def close(node):
+    """Make a node's port unreachable, its links too."""
+    node.ha.acceptor.stop()
+    for connection in list(node.ha._connections):
+        connection.close("the test")
+
+
+def reopen(node):
+    """Take connections again."""
+    node.ha.acceptor = AcceptSocketService(node.ha.accept, on_failure=raise_failure)
+    node.ha.bind(node.address)
+    node.ha.acceptor.start()
+
+
+@pytest.fixture
+def three(make_group):
+    group = make_group(3)
+    return [group.start(n) for n in (1, 2, 3)]
+
+
+@pytest.fixture
+def running(three):
+    """Node 1 the master, the others in step, one record confirmed."""
+    one, two, last = three
+    one.promote()
+    two.follow()
+    last.follow()
+    wait_for(lambda: two.linked and last.linked)
+    assert one.put_confirmed(b"first")[0] == "PUT_OK"
+    in_step(one, two, last)
+    return three
+
+
+def test_three_from_empty(three):
+    one, two, last = three
+    entry = one.promote()
+    assert (entry.start, entry.acks, entry.nodes) == (0, 1, (1, 2, 3))
+    assert entry.epoch == 1 << 16 | 1
+    assert {n.state.data.promised_epoch for n in three} == {entry.epoch}
+    two.follow()
+    last.follow()
+    wait_for(lambda: two.linked and last.linked)
+    assert one.put_confirmed(b"x") in {("PUT_OK", "SYNC_MEM(1)"), ("PUT_OK", "SYNC_MEM(2)")}
+
+
+def test_one_alone_waits_and_says_for_whom(make_group):
+    one = make_group(3).start(1)
+    with pytest.raises(PromotionRefused, match="waiting for node 2, 3") as refused:
+        one.promote()
+    assert not refused.value.final
+    assert one.state.data.promised_epoch == 0, "a survey raises no promise"
+
+
+def test_two_of_three_are_enough_and_one_is_not_of_a_pair_with_two_acks(make_group):
+    group = make_group(3)
+    one, _two = group.start(1), group.start(2)
+    assert one.promote().epoch
+    other = make_group(2)
+    alone = other.start(1)
+    assert alone.promote().epoch  # N = 2, acks = 1: any one node holds all
+
+
+def test_the_old_master_is_fenced_by_the_promise(running):
+    one, two, last = running
+    two.promote()
+    assert not one.member.open_epoch and one.superseded == [two.member.open_epoch]
+    with pytest.raises(NotStoredError):
+        one.put(b"too late")
+    one.follow()
+    in_step(two, one, last)
+    assert two.put_confirmed(b"second")[0] == "PUT_OK"
+
+
+def test_waiting_puts_of_a_superseded_master_end_with_their_fate_open(running):
+    one, two, last = running
+    last.unfollow()
+    two.unfollow()
+    wait_for(lambda: not one.ha.slaves())
+    outcome = []
+    waiting = threading.Thread(
+        target=lambda: outcome.append(one.put_confirmed(b"waits", within_ms=600_000))
+    )
+    waiting.start()
+    wait_for(lambda: one.transfer.waiting == 1)
+    two.promote()
+    waiting.join(60)  # at once, not at its deadline
+    assert outcome == [("FLUSH_SLAVE_TIMEOUT", "MASTER_MEM")]
+
+
+def test_a_master_cut_off_cannot_confirm_and_its_tail_goes(running):
+    one, two, last = running
+    close(one)
+    unseen = one.put_confirmed(b"nobody sees this", within_ms=3_000)
+    assert unseen == ("FLUSH_SLAVE_TIMEOUT", "MASTER_MEM")
+    start = two.promote().start
+    assert start == two.store.max_offset
+    wait_for(lambda: last.linked)
+    assert two.put_confirmed(b"second")[0] == "PUT_OK"
+    assert one.member.open_epoch  # it does not know yet
+    for reply in survey.ask_all(one.member, Purpose.SURVEY):
+        one.member.observe_epoch(reply.hello.promised_epoch, "the survey")
+    assert not one.member.open_epoch
+    one.ha.close_epoch("x")
+    one.follow()
+    in_step(two, one, last)
+    assert b"nobody" not in one.bytes() and one.client.archived_bytes > 0
+
+
+def test_a_lagging_node_catches_up_before_it_opens(running):
+    one, two, last = running
+    last.unfollow()
+    wait_for(lambda: len(one.ha.slaves()) == 1)
+    fill(one, 3 * FILE_SIZE)
+    assert one.put_confirmed(b"confirmed by two alone")[0] == "PUT_OK"
+    two.unfollow()
+    close(one)
+    end = two.store.max_offset
+    assert last.store.max_offset < end
+    entry = last.promote()  # answers: itself and two, which is ahead
+    assert entry.start == end and b"confirmed by two alone" in last.bytes()
+    assert any("catching up from node 2" in text for text in last.said)
+    two.follow()
+    in_step(last, two)
+
+
+def test_a_candidate_cuts_its_own_tail_to_follow_the_greatest(running):
+    one, two, last = running
+    two.unfollow()
+    last.unfollow()
+    close(one)
+    shared = one.store.max_offset
+    fill(one, shared + 5000)  # a long tail of epoch 1 that nobody else has
+    one.member.step_down()
+    one.ha.close_epoch("x")
+    two.promote()  # with last
+    last.follow()
+    wait_for(lambda: last.linked)
+    assert two.put_confirmed(b"of two")[0] == "PUT_OK"  # shorter, yet of a later epoch
+    two.unfollow()
+    last.unfollow()
+    entry = one.promote()
+    assert entry.start == two.store.max_offset and one.bytes(0, entry.start) == two.bytes()
+    assert b"of two" in one.bytes()
+    reopen(one)
+    two.follow()
+    last.follow()
+    in_step(one, two, last)
+
+
+def test_no_catch_up_refuses_to_change_anything(running):
+    one, two, last = running
+    last.unfollow()
+    wait_for(lambda: len(one.ha.slaves()) == 1)
+    one.put_confirmed(b"more")
+    before = last.state.data
+    with pytest.raises(PromotionRefused, match="is ahead") as refused:
+        last.promote(no_catch_up=True)
+    assert refused.value.final and last.state.data == before and one.member.open_epoch
+    assert two.linked
+
+
+def test_a_source_that_moves_on_in_the_middle_is_asked_anew(running, monkeypatch):
+    one, two, last = running
+    last.unfollow()
+    wait_for(lambda: len(one.ha.slaves()) == 1)
+    fill(one, 2 * FILE_SIZE)
+    one.put_confirmed(b"x")
+    two.unfollow()
+    close(one)
+    answering = two.state.promise
+    copies = []
+
+    from hastore.ha.promotion import catch_up
+
+    copy = catch_up._copy
+
+    def interrupted(*args):
+        copies.append(1)
+        if len(copies) == 1:  # somebody else's promise comes between
+            answering(last.state.data.promised_epoch + (1 << 16))
+        return copy(*args)
+
+    monkeypatch.setattr(catch_up, "_copy", interrupted)
+    with pytest.raises(PromotionRefused) as refused:
+        last.promote()
+    assert not refused.value.final and not last.member.open_epoch
+    entry = last.promote()
+    assert len(copies) == 2 and entry.start == two.store.max_offset
+
+
+def test_a_promise_whose_answer_is_lost_does_not_count(running, monkeypatch):
+    one, two, last = running
+    two.unfollow()
+    last.unfollow()
+    close(one)
+    ask = survey.ask_all
+
+    def lossy(member, purpose, **more):
+        replies = ask(member, purpose, **more)
+        if purpose is not Purpose.PROMISE:
+            return replies
+        return [survey.SurveyReply(reply.node, reply.address, problem="lost") for reply in replies]
+
+    monkeypatch.setattr(promoter, "ask_all", lossy)
+    with pytest.raises(PromotionRefused, match="has 1"):
+        two.promote()
+    promised = two.state.data.promised_epoch
+    assert last.state.data.promised_epoch == promised  # it did promise
+    monkeypatch.undo()
+    entry = two.promote()
+    assert entry.epoch > promised, "an epoch given up is never used again"
+    assert last.promote().epoch > entry.epoch
+
+
+def test_a_master_whose_slave_promised_to_a_candidate_that_died(running, monkeypatch):
+    one, two, last = running
+    monkeypatch.setattr(
+        promoter.Promoter,
+        "_require_enough",
+        require_enough_after(promoter.Promoter._require_enough),
+    )
+    with pytest.raises(PromotionRefused, match="dies"):
+        last.promote()
+    monkeypatch.undo()
+    assert two.state.data.promised_epoch == last.state.data.promised_epoch
+    assert not one.member.open_epoch, "it promised too"
+    one.promote()
+    wait_for(lambda: two.linked)
+    assert one.put_confirmed(b"again")[0] == "PUT_OK"
+
+
+def require_enough_after(require_enough):
+    """Let a candidate die after it has collected promises."""
+
+    def dying(self, required, answers, replies, flags):
+        if any(isinstance(reply.answer, Promised) for reply in replies):
+            raise PromotionRefused("the candidate dies")
+        require_enough(self, required, answers, replies, flags)
+
+    return dying
+
+
+def test_unclean_nodes_do_not_count_unless_forced(running):
+    one, two, last = running
+    two.unfollow()
+    last.unfollow()
+    close(one)
+    last.state.save(unclean=True)
+    with pytest.raises(PromotionRefused, match="unclean: node 3"):
+        two.promote()
+    assert two.state.data.promised_epoch == one.member.open_epoch
+    two.promote(force_unclean=True)
+    assert two.member.open_epoch
+
+
+def test_an_unclean_candidate_does_not_count_itself_and_is_clean_once_open(running):
+    one, two, last = running
+    two.unfollow()
+    two.state.save(unclean=True)
+    two.promote()  # one and last answer: two clean nodes
+    assert not two.state.data.unclean
+    del one, last
+
+
+def test_a_change_of_acks_needs_every_node(running):
+    one, two, last = running
+    close(one)
+    changed = msgspec.structs.replace(two.config, acks=2)
+    with pytest.raises(PromotionRefused, match="node 1"):
+        two.promote(changed)
+    assert two.state.data.promised_epoch != 0 and not two.member.open_epoch
+    one.member.step_down()
+    one.ha.close_epoch("x")
+    reopen(one)
+    entry = two.promote(changed)
+    assert entry.acks == 2
+    one.follow()
+    wait_for(lambda: one.linked and last.linked)
+    assert two.put_confirmed(b"on all") == ("PUT_OK", "SYNC_MEM(2)")
+    last.unfollow()
+    wait_for(lambda: len(two.ha.slaves()) == 1)
+    assert two.put_confirmed(b"on two only", within_ms=3_000)[0] == "FLUSH_SLAVE_TIMEOUT"
+
+
+def test_a_node_outside_the_epochs_list_follows_and_confirms_nothing(make_group):
+    group = make_group(3)
+    pair = {n: group.addresses[n] for n in (1, 2)}
+    one, two = group.start(1, nodes=pair), group.start(2, nodes=pair)
+    one.promote()
+    two.follow()
+    wait_for(lambda: two.linked)
+    one.put_confirmed(b"first")
+    two.unfollow()
+    one.member.learn_nodes(group.addresses)  # the operator adds node 3 to the file
+    new = group.start(3)
+    new.follow()
+    wait_for(lambda: new.linked and new.store.max_offset == one.store.max_offset)
+    assert one.put_confirmed(b"second", within_ms=3_000)[0] == "FLUSH_SLAVE_TIMEOUT"
+    assert new.store.max_offset == one.store.max_offset
+    two.follow()
+    wait_for(lambda: two.linked)
+    one.promote(group.config(1))  # the next epoch has all three
+    assert one.state.history[-1].nodes == (1, 2, 3)
+    two.unfollow()
+    wait_for(lambda: new.linked)
+    assert one.put_confirmed(b"third") == ("PUT_OK", "SYNC_MEM(1)")
+
+
+def test_rivals_never_share_an_epoch_and_one_of_them_stays(three):
+    errors, entries = [], []
+
+    def rival(node):
+        for _ in range(5):
+            try:
+                entries.append(node.promote(again=True))
+            except PromotionRefused as refused:
+                errors.append(refused)
+
+    threads = [threading.Thread(target=rival, args=(node,)) for node in three]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    epochs = [entry.epoch for entry in entries]
+    assert len(set(epochs)) == len(epochs)
+    last = three[0]
+    entry = last.promote()
+    assert entry.epoch > max(epochs, default=0)
+    assert [n.number for n in three if n.member.open_epoch] == [1]
+
+
+def test_an_epoch_starts_at_a_record(running):
+    """A partial record at the log's end is cut before the epoch opens."""
+    one, two, last = running
+    two.unfollow()
+    last.unfollow()
+    close(one)
+    end = two.store.max_offset
+    one.put(b"z" * 5000)
+    piece = one.bytes(end, end + 700)
+    two.store.append_replica(end, piece)
+    assert two.store.max_offset == end + 700 and two.store.whole_offset == end
+    assert two.promote().start == end == two.store.max_offset
+    assert two.put(b"of two") > end
+
+
+def test_a_restarted_node_keeps_promise_history_and_log(running, tmp_path):
+    one, two, last = running
+    two.promote()
+    epoch, log = two.member.open_epoch, one.bytes()
+    group_config = one.config
+    one.stop(clean=False)
+    again = type(one)(group_config, None)
+    try:
+        assert again.state.data.promised_epoch == epoch
+        assert again.bytes() == log and not again.state.data.unclean
+        again.follow()
+        in_step(two, again)
+        assert again.state.history[-1].epoch == epoch
+    finally:
+        again.stop()
+    del last, tmp_path

@@ -1,0 +1,157 @@
+"""The cut: archived first, repeatable after a crash at every single effect, confirmed data kept."""
+
+import itertools
+import random
+
+import pytest
+
+from hastore.errors import GroupDisagrees, ReplicationError
+from hastore.ha.node.node_state import CutIntent, NodeState
+from hastore.ha.replica.rewind import cut_back, finish_cut
+from hastore.ha.rules.epochs import EpochEntry
+from tests.ha.simulation import Crash, MemoryFiles, MemoryLog, size_of
+
+E1, E2 = 1 << 16 | 1, 2 << 16 | 2
+VALUES = (2, 1, 5, 3, 8)  # records of 3, 2, 3, 1 and 3 bytes: [0, 3, 5, 8, 9, 12)
+HISTORY = (EpochEntry(E1, 0, 1, (1, 2)), EpochEntry(E2, 5, 1, (1, 2)))
+
+
+class Disk:
+    """A node's log and state, whose process can die at any effect."""
+
+    def __init__(self, confirmed=0):
+        self.steps = None
+        self.archived = []
+        self.files = MemoryFiles(self.effect)
+        self.store = MemoryLog(self.effect, random.Random(7))
+        for value in VALUES:
+            self.store.append_replica(self.store.max_offset, bytes([value]) * size_of(value))
+        self.store.flush()
+        self.store.set_limits(confirmed=confirmed, readable=confirmed)
+        self.archive, self.store.archive = self.store.archive, self.note_archive
+        self.state = self.load()
+        self.state.begin_boot("written", alone=False, log_end=self.store.max_offset)
+        self.state.save(history=HISTORY)
+
+    def note_archive(self, offset, name):
+        self.archived.append((offset, name))
+        return self.archive(offset, name)
+
+    def effect(self):
+        if self.steps is not None:
+            if self.steps == 0:
+                raise Crash(1)
+            self.steps -= 1
+
+    def load(self):
+        state = NodeState(self.files, "/n")
+        state.load(1, "c", "g")
+        return state
+
+    def restart(self):
+        self.steps = None
+        self.store.recover()
+        self.state = self.load()
+        finish_cut(self.store, self.state)
+        self.state.begin_boot("written", alone=False, log_end=self.store.max_offset)
+
+    def cut(self, offset, entries, *, accept_loss=False):
+        return cut_back(
+            self.store, self.state, offset, entries, accept_loss=accept_loss, why="a test"
+        )
+
+
+def test_a_cut_archives_then_cuts_bytes_and_history():
+    disk = Disk()
+    assert disk.cut(5, 1) == 7
+    assert disk.archived == [(5, f"{E2}-5")]
+    assert bytes(disk.store.data) == b"\2\2\2\1\1"
+    assert disk.load().data.history == HISTORY[:1] and disk.load().data.intent is None
+
+
+def test_a_crash_at_any_effect_is_finished_at_the_next_start():
+    for steps in itertools.count():
+        disk = Disk()
+        disk.steps = steps
+        try:
+            disk.cut(5, 1)
+        except Crash:
+            began = disk.load().data.intent is not None
+            disk.restart()
+            cut = disk.store.max_offset == 5
+            # Either nothing was cut yet, or all of it is; never a log that is half cut.
+            assert cut or not began
+            assert disk.store.max_offset in (5, 12)
+            assert disk.state.history == (HISTORY[:1] if cut else HISTORY)
+            assert disk.state.data.intent is None
+            assert disk.store.confirmed_offset <= disk.store.max_offset
+            assert disk.archived or not cut
+            continue
+        break
+    assert steps >= 7  # effects, each of which was once the last
+
+
+def test_a_crash_while_the_cut_is_repeated_is_repeated_too():
+    for steps in range(5):
+        disk = Disk()
+        disk.state.save(intent=CutIntent(5, 1))
+        disk.steps = steps
+        with pytest.raises(Crash):
+            finish_cut(disk.store, disk.load())
+        disk.restart()
+        assert disk.store.max_offset == 5 and disk.state.history == HISTORY[:1]
+
+
+def test_confirmed_records_are_kept_and_the_way_on_is_named():
+    disk = Disk(confirmed=8)
+    with pytest.raises(GroupDisagrees, match="--accept-loss"):
+        disk.cut(5, 1)
+    assert disk.store.max_offset == 12 and disk.state.history == HISTORY
+    assert disk.state.data.intent is None
+    assert disk.cut(5, 1, accept_loss=True) == 7
+    assert disk.store.confirmed_offset == 5
+
+
+@pytest.mark.parametrize(("confirmed", "kept"), [(5, False), (6, False), (7, False), (8, True)])
+def test_a_record_is_protected_when_its_end_is_confirmed(confirmed, kept):
+    disk = Disk(confirmed=confirmed)
+    if kept:
+        with pytest.raises(GroupDisagrees):
+            disk.cut(5, 1)
+    else:
+        disk.cut(5, 1)
+        assert disk.store.confirmed_offset == 5
+
+
+def test_a_cut_inside_a_record_protects_what_is_behind():
+    with pytest.raises(GroupDisagrees):
+        Disk(confirmed=12).cut(6, 2)
+
+
+def test_a_partial_record_goes_without_asking():
+    disk = Disk(confirmed=12)
+    disk.store.append_replica(12, b"\x0b")  # of 3 bytes
+    disk.store.set_limits(confirmed=13)
+    disk.cut(disk.store.whole_offset, 2)
+    assert disk.store.max_offset == 12 == disk.store.confirmed_offset
+
+
+@pytest.mark.parametrize(("offset", "entries"), [(-1, 0), (13, 2), (5, 3), (5, -1)])
+def test_a_place_that_the_log_does_not_have_is_refused(offset, entries):
+    disk = Disk()
+    with pytest.raises(ReplicationError):
+        disk.cut(offset, entries)
+    assert disk.store.max_offset == 12 and disk.load().data.intent is None
+
+
+def test_a_cut_of_the_history_alone():
+    disk = Disk()
+    assert disk.cut(12, 1) == 0
+    assert not disk.archived and disk.store.max_offset == 12
+    assert disk.load().data.history == HISTORY[:1]
+
+
+def test_without_an_intent_nothing_is_finished():
+    disk = Disk()
+    finish_cut(disk.store, disk.state)
+    assert disk.store.max_offset == 12 and disk.state.history == HISTORY

@@ -1,0 +1,151 @@
+"""What a master answers to a slave, and what a cut may take, against a model."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hastore.ha.rules.epochs import FLOOR_EPOCH, EpochEntry
+from hastore.ha.rules.following import (
+    MasterView,
+    answer_follow,
+    check_identity,
+    cut_loses_confirmed,
+)
+from hastore.protocol.hello import Refused, Resync, RewindTo, StreamFrom
+from tests.ha.rules.test_epochs import histories, model_common
+from tests.protocol.test_hello import make_hello
+
+E1, E2, E3 = 1 << 16 | 1, 2 << 16 | 2, 3 << 16 | 3
+ONE, TWO = EpochEntry(E1, 0, 1, (1, 2, 3)), EpochEntry(E2, 500, 1, (1, 2, 3))
+
+
+def master(**changes):
+    fields = {
+        "epoch": E2, "promised_epoch": E2,
+        "history": (ONE, TWO), "min_offset": 0, "max_offset": 900, "file_size": 1 << 30,
+    }  # fmt: skip
+    return MasterView(**{**fields, **changes})
+
+
+def slave(**changes):
+    fields = {"promised_epoch": E2, "history": (ONE,), "max_offset": 500, "confirmed_offset": 0}
+    return make_hello(**{**fields, **changes})
+
+
+def test_a_slave_at_its_own_end_streams_from_there():
+    for end in (0, 1, 499, 500):
+        assert answer_follow(master(), slave(max_offset=end)) == StreamFrom(end)
+    both = slave(history=(ONE, TWO), max_offset=900)
+    assert answer_follow(master(), both) == StreamFrom(900)
+
+
+def test_a_tail_that_nobody_shares_is_rewound():
+    assert answer_follow(master(), slave(max_offset=700)) == RewindTo(500, 1)
+    other = EpochEntry(E3, 450, 1, (1, 2, 3))
+    later = master(epoch=4 << 16 | 1, promised_epoch=4 << 16 | 1)
+    tail = slave(promised_epoch=4 << 16 | 1, history=(ONE, other), max_offset=450)
+    assert answer_follow(later, tail) == RewindTo(450, 1)
+    # Ahead in the master's own epoch: what the master lost is cut, whatever it is.
+    ahead = slave(history=(ONE, TWO), max_offset=1000)
+    assert answer_follow(master(), ahead) == RewindTo(900, 2)
+
+
+def test_an_empty_slave_starts_at_the_beginning():
+    assert answer_follow(master(), slave(history=(), max_offset=0)) == StreamFrom(0)
+    never_wrote = slave(history=(EpochEntry(E3, 0, 1, ()),), max_offset=0)
+    assert answer_follow(master(), never_wrote) == RewindTo(0, 0)
+
+
+def test_without_a_usable_common_point_it_is_a_resync():
+    begun = master(min_offset=600)
+    entries = (ONE, TWO)
+    assert answer_follow(begun, slave(max_offset=400)) == Resync(600, entries)
+    assert answer_follow(begun, slave(max_offset=0, history=())) == Resync(600, entries)
+    assert answer_follow(master(min_offset=400), slave(max_offset=300)) == Resync(400, (ONE,))
+    stranger = slave(history=(EpochEntry(E3, 0, 1, ()),), max_offset=300)
+    assert answer_follow(master(), stranger) == Resync(0, (ONE,))
+    # The slave's own retention has passed the point.
+    late = slave(history=(ONE, EpochEntry(E3, 450, 1, ())), min_offset=480, max_offset=490)
+    assert answer_follow(master(), late) == Resync(0, (ONE,))
+
+
+def test_confirmed_data_beyond_a_lost_point_is_refused():
+    begun = master(min_offset=600)
+    assert isinstance(answer_follow(begun, slave(max_offset=400, confirmed_offset=400)), Resync)
+    tail = slave(max_offset=700, history=(ONE, EpochEntry(E3, 450, 1, ())), confirmed_offset=650)
+    answer = answer_follow(begun, tail)
+    assert isinstance(answer, Refused) and "--accept-loss" in answer.reason
+
+
+def test_a_log_whose_epochs_are_forgotten_is_copied_anew():
+    floor = EpochEntry(FLOOR_EPOCH, 0, 1, (1, 2, 3))
+    forgot = master(history=(floor, TWO))
+    assert answer_follow(forgot, slave(max_offset=400, confirmed_offset=400)) == Resync(0, (floor,))
+    beyond = slave(max_offset=1 << 30, confirmed_offset=1 << 29)
+    answer = answer_follow(forgot, beyond)
+    assert isinstance(answer, Refused) and "--accept-loss" in answer.reason
+    told = slave(max_offset=1 << 30, confirmed_offset=1 << 29, accept_loss=True)
+    assert answer_follow(forgot, told) == Resync(0, (floor,))
+    assert answer_follow(forgot, slave(history=(), max_offset=0)) == StreamFrom(0)
+
+
+def test_an_interrupted_copy_of_another_log_begins_anew():
+    floor = EpochEntry(FLOOR_EPOCH, 0, 1, (1, 2, 3))
+    mine = {"history": (floor,), "max_offset": 400, "digest_to": 400}
+    forgot = master(history=(floor, TWO), digest=b"a" * 32)
+    assert answer_follow(forgot, slave(**mine, digest=b"a" * 32)) == StreamFrom(400)
+    assert answer_follow(forgot, slave(**mine, digest=b"b" * 32)) == Resync(0, (floor,))
+    assert isinstance(answer_follow(forgot, slave(**mine)), Refused)  # it is to say the digest
+
+
+def test_promises_come_first():
+    higher = answer_follow(master(), slave(promised_epoch=E3))
+    assert isinstance(higher, Refused) and higher.promised_epoch == E3
+    lower = answer_follow(master(), slave(promised_epoch=E1, max_offset=700))
+    assert isinstance(lower, Refused) and "promise" in lower.reason
+
+
+def test_files_of_another_size_are_refused_with_the_key():
+    answer = answer_follow(master(), slave(file_size=1 << 20))
+    assert isinstance(answer, Refused) and "commitlog_file_size" in answer.reason
+
+
+@given(histories(), st.integers(0, 9), histories(), st.integers(0, 9))
+def test_every_answer_is_the_models(mine, my_end, theirs, their_end):
+    """With whole logs from 0 the master only ever says: go on, or cut to the common point."""
+    mine = tuple(e for e in mine if e.start <= my_end)
+    theirs = tuple(e for e in theirs if e.start <= their_end)
+    view = master(history=theirs, max_offset=their_end)
+    answer = answer_follow(view, slave(history=mine, max_offset=my_end))
+    common, kept = model_common(mine, my_end, theirs, their_end)
+    if common == my_end and kept == len(mine) and (kept or my_end == 0):
+        assert answer == StreamFrom(my_end)
+    elif kept or my_end == 0:
+        assert answer == RewindTo(common, kept)
+    else:
+        assert answer == Resync(0, tuple(e for e in theirs if e.start == 0))
+
+
+@pytest.mark.parametrize(
+    ("changes", "word"),
+    [
+        ({"cluster": "x"}, "cluster"), ({"group": "x"}, "cluster"), ({"node": 1}, "own"),
+        ({"node": 9}, "list"), ({"store_id": "new"}, "store"),
+    ],
+)  # fmt: skip
+def test_strangers_are_named(changes, word):
+    known = {2: "ab" * 16}
+    assert check_identity(make_hello(), "c", "g", 1, (1, 2, 3), known) is None
+    problem = check_identity(make_hello(**changes), "c", "g", 1, (1, 2, 3), known)
+    assert problem is not None and word in problem
+
+
+def test_a_cut_loses_what_is_confirmed_as_a_whole():
+    # Records of 100 bytes, the last whole one ends at 1000.
+    assert not cut_loses_confirmed(500, 500, 100, 1000)
+    assert not cut_loses_confirmed(500, 599, 100, 1000)  # the limit is inside the first record
+    assert cut_loses_confirmed(500, 600, 100, 1000)
+    assert cut_loses_confirmed(0, 1000, 100, 1000)
+    assert not cut_loses_confirmed(1000, 1000, None, 1000)
+    assert not cut_loses_confirmed(1000, 1050, None, 1000)  # only a partial record goes
+    assert cut_loses_confirmed(550, 1000, None, 1000)  # inside a record, more behind

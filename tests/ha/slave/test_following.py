@@ -1,0 +1,458 @@
+"""A slave's real HAClient against a real HAService: streams, limits, rewinds, resyncs, marks."""
+
+import errno
+import os
+import pathlib
+import struct
+import time
+
+import msgspec
+import pytest
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.config.model import AckPoint, Flush, Role
+from hastore.errors import StoreFullError
+from hastore.ha.hello.peer import call
+from hastore.ha.master import ha_service
+from hastore.ha.master.group_transfer import Need
+from hastore.ha.rules.epochs import EpochEntry
+from hastore.ha.slave import slave_stream
+from hastore.protocol.hello import Purpose, StreamFrom
+from hastore.store import store_cuts
+from tests.ha.nodes import FILE_SIZE, wait_for
+
+
+def fill(node, end, body=b"x" * 900):
+    while node.store.max_offset < end:
+        node.put(*[body] * 5)
+
+
+def in_step(master, *slaves):
+    wait_for(
+        lambda: (
+            all(
+                s.store.max_offset == master.store.max_offset
+                and s.store.confirmed_offset == master.store.confirmed_offset
+                for s in slaves
+            )
+            and master.store.confirmed_offset == master.store.max_offset
+        ),
+        "being in step",
+    )
+    for slave in slaves:
+        assert slave.bytes() == master.bytes(slave.store.min_offset)
+        assert slave.state.history == master.state.history
+
+
+@pytest.fixture
+def pair(make_group):
+    """An open master and its slave, linked; settings of the group as keywords."""
+
+    def make(**settings):
+        group = make_group(2, **settings)
+        master, slave = group.start(1), group.start(2)
+        master.promote()
+        slave.follow()
+        wait_for(lambda: slave.linked)
+        return group, master, slave
+
+    return make
+
+
+def test_a_put_is_confirmed_by_the_slave_and_everybody_learns_it(pair):
+    _, master, slave = pair()
+    assert master.put_confirmed(b"one") == ("PUT_OK", "SYNC_MEM(1)")
+    end = master.store.max_offset
+    assert slave.store.max_offset == end == master.store.confirmed_offset
+    assert master.store.readable_offset == end
+    wait_for(lambda: slave.store.confirmed_offset == slave.store.readable_offset == end)
+    assert master.ha.push2_slave_max_offset == end
+    assert master.state.data.known_stores == {2: slave.state.data.store_id}
+    in_step(master, slave)
+
+
+def test_a_backlog_of_several_files_comes_over_whole(pair, make_group):
+    group = make_group(2)
+    master, slave = group.start(1), group.start(2)
+    master.promote()
+    fill(master, 5 * FILE_SIZE)
+    slave.follow()
+    in_step(master, slave)
+    for node in (master, slave):
+        wait_for(lambda node=node: node.store.dispatched_offset == node.store.max_offset)
+    assert slave.store.topics() == master.store.topics()
+
+
+def test_nothing_is_confirmed_without_the_slave(pair):
+    _, master, slave = pair()
+    master.put_confirmed(b"one")
+    slave.unfollow()
+    end = master.store.confirmed_offset
+    assert master.put_confirmed(b"two", within_ms=3_000) == ("FLUSH_SLAVE_TIMEOUT", "MASTER_MEM")
+    assert master.store.confirmed_offset == master.store.readable_offset == end
+    wait_for(lambda: master.ha.can_confirm(flushed=False) is not None)
+
+
+def test_a_slave_without_a_link_shows_what_is_confirmed(pair):
+    _, master, slave = pair(role=Role.ASYNC_MASTER)
+    master.put_confirmed(b"one")
+    wait_for(lambda: slave.store.readable_offset == master.store.max_offset)
+    end = slave.store.confirmed_offset
+    slave.unfollow()
+    assert slave.store.readable_offset == slave.store.confirmed_offset >= end
+
+
+def test_a_master_that_opens_shows_its_readers_what_its_mode_allows(make_group):
+    group = make_group(2, role=Role.ASYNC_MASTER)
+    master = group.start(1)
+    master.promote()
+    end = master.put(b"one", b"two")
+    assert (master.store.readable_offset, master.store.confirmed_offset) == (end, 0)
+    master.promote()  # a new epoch; nothing is appended in it yet
+    assert master.store.readable_offset == end
+    master.ha.set_sync(True)
+    assert master.store.readable_offset == 0
+    master.ha.set_sync(False)
+    assert master.store.readable_offset == end
+
+
+def test_at_ack_point_flushed_only_what_the_disk_holds_is_reported(pair):
+    group, master, slave = pair(ha={"ack_point": AckPoint.FLUSHED})
+    master.store.on_append = master.ha.on_append
+    outcome = master.put_confirmed(b"one", need=Need.SLAVE_DISKS)
+    assert outcome == ("PUT_OK", "SYNC_DISK(1)")
+    end = master.store.max_offset
+    assert slave.store.flushed_offset >= end and master.store.flushed_offset >= end
+    assert master.ha.can_confirm(flushed=True) is None
+    del group
+
+
+def test_what_another_thread_synced_is_reported_too(pair, monkeypatch):
+    """The flush by interval may be quicker than the thread that syncs in order to report."""
+    monkeypatch.setattr("hastore.ha.slave.slave_stream._ONE_SECOND", struct.pack("ll", 3_600, 0))
+    _, master, slave = pair(ha={"ack_point": AckPoint.FLUSHED})
+    wait_beyond = slave.store.wait_beyond
+
+    def overtaken(offset, timeout_s):
+        end = wait_beyond(offset, timeout_s)
+        slave.store.flush()
+        return end
+
+    monkeypatch.setattr(slave.store, "wait_beyond", overtaken)
+    for number in range(20):
+        end = master.put(b"%d" % number)
+        wait_for(lambda end=end: master.ha.slaves()[0].ack_offset == end)
+
+
+def test_a_master_at_ack_point_flushed_counts_only_its_own_synced_copy(pair):
+    _, master, slave = pair(
+        ha={"ack_point": AckPoint.FLUSHED},
+        store={"flush_interval_ms": 60_000, "flush": Flush.ASYNC},
+    )
+    end = master.put(b"one")
+    wait_for(lambda: slave.store.flushed_offset == end)
+    wait_for(lambda: master.ha.slaves()[0].ack_offset == end)
+    time.sleep(0.1)
+    assert master.store.flushed_offset < end and master.store.confirmed_offset < end
+    master.store.flush()
+    wait_for(lambda: master.store.confirmed_offset == end)
+
+
+def test_a_put_for_the_slaves_disks_needs_such_slaves(pair):
+    _, master, _ = pair()
+    master.put_confirmed(b"one")
+    assert master.ha.can_confirm(flushed=False) is None
+    assert "ha.ack_point: flushed" in master.ha.can_confirm(flushed=True)
+
+
+def test_heartbeats_keep_an_idle_link(pair):
+    _, master, slave = pair()
+    master.put_confirmed(b"one")
+
+    def link_stays():
+        wait_for(lambda: slave.linked and master.ha._streams)
+        connection_id = master.ha._streams[0].connection_id
+        time.sleep(2.0)  # longer than the housekeeping interval
+        streams = [each.connection_id for each in master.ha._streams]
+        return slave.linked and streams == [connection_id]
+
+    # Without heartbeats it never does; a machine that stands still for a while ends it as well.
+    assert any(link_stays() for _ in range(10))
+
+
+def test_a_master_that_falls_silent_is_left(pair):
+    _, master, slave = pair(ha={"housekeeping_interval_ms": 500, "heartbeat_interval_ms": 60_000})
+    wait_for(lambda: slave.client.problem is not None and "silent" in slave.client.problem)
+    wait_for(lambda: slave.linked)  # and it comes again
+    assert master.put_confirmed(b"one")[0] == "PUT_OK"
+
+
+def test_epochs_without_a_record_are_taken_over(pair):
+    _, master, slave = pair()
+    master.put_confirmed(b"one")
+    for _ in range(3):
+        master.promote()
+    slave.client.drop_link()
+    wait_for(lambda: slave.linked and slave.state.history == master.state.history)
+    assert master.put_confirmed(b"two")[0] == "PUT_OK"
+    in_step(master, slave)
+    assert len(slave.state.history) == 4
+
+
+def test_an_old_tail_is_archived_and_cut(make_group):
+    group = make_group(3)
+    one, two, three = (group.start(n) for n in (1, 2, 3))
+    one.promote()
+    two.follow()
+    three.follow()
+    wait_for(lambda: two.linked and three.linked)
+    one.put_confirmed(b"shared")
+    in_step(one, two, three)
+    shared = one.store.max_offset
+    for node in (two, three):
+        node.unfollow()
+    fill(one, shared + FILE_SIZE)  # nobody else has it
+    one.member.step_down()
+    one.ha.close_epoch("the test wants it")
+    tail = one.bytes(shared)
+    # Node 1 cannot be asked: its port is closed for the time of the promotion.
+    one.ha.acceptor.stop()
+    two.promote()
+    three.follow()
+    two.put_confirmed(b"of epoch 2", b"more")
+    one.follow()
+    in_step(two, one, three)
+    assert one.client.archived_bytes == len(tail)
+    rescued = list((pathlib.Path(one.config.store.root) / "rescued").iterdir())
+    assert [r.name for r in rescued] == [f"{one.state.history[0].epoch}-{shared}"]
+    kept = b""
+    for file in sorted(rescued[0].iterdir()):
+        start = max(shared, int(file.name))
+        kept += file.read_bytes()[start - int(file.name) :]
+    assert kept[: len(tail)] == tail and not kept[len(tail) :].strip(b"\0")
+    assert one.state.data.intent is None and not one.state.data.unclean
+
+
+def test_confirmed_records_are_never_cut_without_a_word(make_group):
+    group = make_group(2)
+    one, two = group.start(1), group.start(2)
+    two.promote()
+    two.put(b"of two")
+    two.member.step_down()
+    two.ha.close_epoch("x")
+    two.ha.acceptor.stop()
+    two.store.set_limits(confirmed=two.store.max_offset)  # the group lies to it
+    one.promote()
+    one.put(b"of one", b"of one")
+    two.follow()
+    wait_for(lambda: "--accept-loss" in (two.client.problem or ""))
+    time.sleep(0.3)
+    assert two.state.history[0].epoch & 0xFFFF == 2 and not two.linked
+    assert b"of two" in two.bytes()
+
+
+def test_a_slave_beyond_reach_sets_its_store_aside(make_group):
+    group = make_group(2)
+    one, two = group.start(1), group.start(2)
+    one.promote()
+    two.follow()
+    wait_for(lambda: two.linked)
+    one.put_confirmed(b"early")
+    in_step(one, two)
+    early, number = two.bytes(), two.state.data.store_id
+    two.unfollow()
+    fill(one, 3 * FILE_SIZE + 1000)
+    before = store_cuts.expired_files
+    store_cuts.expired_files = lambda *_: 2  # the two oldest files have expired
+    try:
+        assert one.store.delete_expired(None) == 2
+    finally:
+        store_cuts.expired_files = before
+    assert one.store.min_offset == 2 * FILE_SIZE
+    two.follow()
+    in_step(one, two)
+    assert two.store.min_offset == 2 * FILE_SIZE and two.state.data.store_id == number
+    wait_for(lambda: not two.state.data.unclean)  # it was, until it had all
+    rescued = list((pathlib.Path(two.config.store.root) / "rescued").iterdir())
+    assert len(rescued) == 1
+    log = (rescued[0] / "commitlog" / f"{0:020d}").read_bytes()
+    assert log[: len(early)] == early
+    two.unfollow()
+    two.stop()
+    again = group.start(2)
+    assert again.store.min_offset == 2 * FILE_SIZE
+    again.follow()
+    in_step(one, again)
+    assert one.put_confirmed(b"late")[0] == "PUT_OK"
+
+
+def test_a_resync_without_room_changes_nothing(make_group, monkeypatch):
+    group = make_group(2)
+    one, two = group.start(1), group.start(2)
+    two.promote()
+    two.put(b"of two")
+    two.member.step_down()
+    two.ha.acceptor.stop()
+    one.promote()
+    one.put(b"of one")
+    mine = two.bytes()
+    monkeypatch.setattr(two.store, "free_bytes", lambda: 0)
+    two.follow()
+    wait_for(lambda: "make room" in (two.client.problem or ""))
+    assert two.bytes() == mine and not two.state.data.unclean
+    monkeypatch.undo()
+    two.client.drop_link()
+    in_step_when_confirmed(one, two)
+
+
+def in_step_when_confirmed(one, two):
+    wait_for(lambda: two.linked)
+    assert one.put_confirmed(b"again")[0] == "PUT_OK"
+    in_step(one, two)
+
+
+def test_an_unclean_node_is_clean_once_it_has_what_the_master_had(make_group):
+    group = make_group(2)
+    one, two = group.start(1), group.start(2)
+    one.promote()
+    fill(one, FILE_SIZE)
+    two.state.save(unclean=True)
+    two.follow()
+    in_step(one, two)
+    wait_for(lambda: not two.state.data.unclean)
+
+
+def test_an_unclean_node_that_has_it_all_is_clean_at_once(pair):
+    _, master, slave = pair()
+    master.put_confirmed(b"one")
+    slave.unfollow()
+    slave.state.save(unclean=True)
+    slave.follow()
+    wait_for(lambda: not slave.state.data.unclean)
+
+
+def test_a_promise_drops_the_link_and_nothing_more_is_taken(pair):
+    _, master, slave = pair()
+    master.put_confirmed(b"one")
+    end = slave.store.max_offset
+    slave.client.wake()  # it is to look again at once, and finds the master refused
+    hello = master.member.hello(Purpose.PROMISE)
+    forged = msgspec.structs.replace(hello, promised_epoch=90 << 16 | 1, acks=1, nodes=(1, 2))
+    call(slave.address, forged, None, SYSTEM_CLOCK, 2000).close()
+    assert slave.state.data.promised_epoch == 90 << 16 | 1
+    # The master meets that epoch as soon as the slave says HELLO.
+    wait_for(lambda: not master.member.open_epoch)
+    wait_for(lambda: master.superseded)  # told right after
+    assert master.superseded == [90 << 16 | 1]
+    assert slave.store.max_offset == end and not slave.linked
+
+
+def test_a_slave_of_the_same_number_with_another_store_is_refused(pair):
+    group, master, slave = pair()
+    master.put_confirmed(b"one")
+    slave.stop()
+    root = pathlib.Path(group.root / "node2")
+    root.rename(group.root / "lost")
+    again = group.start(2)
+    again.follow()
+    wait_for(lambda: "another store" in (again.client.problem or ""))
+    assert again.store.max_offset == 0
+
+
+def test_a_full_disk_pauses_the_slave_and_keeps_the_link(pair, monkeypatch):
+    _, master, slave = pair()
+    master.put_confirmed(b"one")
+    connection_id = master.ha._streams[0].connection_id
+    append, full = slave.store.append_replica, [True]
+
+    def refuse(offset, data):
+        if full[0]:
+            raise StoreFullError("no room")
+        return append(offset, data)
+
+    monkeypatch.setattr(slave.store, "append_replica", refuse)
+    end = master.put(b"two")
+    time.sleep(2.0)
+    assert slave.linked and master.ha._streams[0].connection_id == connection_id
+    assert slave.store.max_offset < end
+    full[0] = False
+    in_step(master, slave)
+
+
+def test_a_splice_that_fails_half_way_leaves_nothing_and_begins_anew(pair, monkeypatch):
+    monkeypatch.setattr(slave_stream, "SPLICE_BYTES_MIN", 1_000)
+    _, master, slave = pair()
+    master.put_confirmed(b"one")
+    drain, seen = slave_stream._Pipe.drain, []
+
+    def half(pipe, target, position, size):
+        if seen:
+            return drain(pipe, target, position, size)
+        drain(pipe, target, position, size - 100)
+        seen.append(os.pread(target, size, position))
+        raise OSError(errno.ENOSPC, "no room")
+
+    def failed(offset, size, failure):
+        cause = clear(offset, size, failure)
+        with open(slave.store.file_range(0, offset).keep.path, "rb") as file:
+            seen.append(file.read()[offset:])
+        return cause
+
+    monkeypatch.setattr(slave_stream._Pipe, "drain", half)
+    clear, slave.store.replica_failed = slave.store.replica_failed, failed
+    # Only a frame behind a long one goes by splice; a heartbeat may come between two.
+    wait_for(lambda: (master.put(os.urandom(20_000)), seen)[1], "a splice")
+    in_step(master, slave)
+    assert any(seen[0]) and not any(seen[1])
+    assert slave.store.broken_reason is None
+
+
+def test_a_slave_stays_exact_while_links_break(pair):
+    _, master, slave = pair()
+    for n in range(30):
+        fill(master, master.store.max_offset + 6000, os.urandom(700))
+        if n % 3 == 0:
+            slave.client.drop_link()
+        elif n % 3 == 1:
+            for connection in master.ha._streams:
+                connection.close("the test")
+    assert master.put_confirmed(b"last")[0] == "PUT_OK"
+    in_step(master, slave)
+
+
+def test_a_stream_that_starts_elsewhere_is_left(pair, monkeypatch):
+    _, master, slave = pair()
+    master.put_confirmed(b"one")
+    monkeypatch.setattr(ha_service, "answer_follow", lambda view, hello: StreamFrom(0))
+    slave.client.drop_link()
+    wait_for(lambda: "stream from 0" in (slave.client.problem or ""))
+    monkeypatch.undo()
+    wait_for(lambda: slave.linked)
+    in_step(master, slave)
+
+
+def test_an_answer_without_its_entry_writes_nothing_beyond_the_start(make_group):
+    """An epoch's entry is on the disk before a byte of it is."""
+    group = make_group(2)
+    one, two = group.start(1), group.start(2)
+    one.promote()
+    one.put(b"one")
+    one.promote()
+    one.put(b"two")
+    start = one.state.history[-1].start
+    seen = []
+    take, append = two.state.take_entries, two.store.append_replica
+
+    def note_entries(entries: list[EpochEntry], **more: int) -> None:
+        take(entries, **more)
+        seen.extend(("entry", entry.start) for entry in entries)
+
+    def note_bytes(offset, data):
+        seen.append(("bytes", offset))
+        return append(offset, data)
+
+    two.state.take_entries, two.store.append_replica = note_entries, note_bytes
+    two.follow()
+    in_step(one, two)
+    assert seen[0] == ("entry", 0)
+    assert seen.index(("entry", start)) < seen.index(("bytes", start))

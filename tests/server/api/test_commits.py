@@ -1,0 +1,196 @@
+"""Commits at a node: none takes its group back unawares, however they meet."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from hastore.ha.master.group_transfer import Outcome
+from hastore.protocol import api
+from hastore.server.api.server import ApiServer
+from tests.api_fakes import FakeBackend
+from tests.server.api.kit import Client, record, until
+
+
+def commit(rid: int, offset: int, *, back: list[int] | None = None, queue: int = 0) -> api.Commit:
+    return api.Commit(rid, "g", "t", {queue: api.Position(offset)}, back=back or [])
+
+
+def committed(client: Client) -> dict[int, int]:
+    found = client.ask(api.Fetch(99, "g", "t")).positions
+    return {queue: place.queue_offset for queue, place in found.items()}
+
+
+def fill(client: Client, count: int = 20) -> None:
+    """Put messages into queue 0 of t."""
+    assert client.ask(api.Put(1, 1), b"".join([record()] * count)).status is api.Status.PUT_OK
+
+
+def test_a_lower_commit_is_refused_and_says_both_positions(client: Client) -> None:
+    fill(client)
+    client.ask(commit(2, 12))
+    refused = client.ask(commit(3, 5))
+    assert isinstance(refused, api.Failed)
+    assert refused.status == "POSITION_BEHIND"
+    assert refused.reason == "group 'g' in topic 't' is at 12 in queue 0, the commit at 5"
+    assert committed(client) == {0: 12}
+    assert client.ask(commit(4, 12)).status is api.Status.PUT_OK  # again is harmless
+    assert client.ask(commit(5, 13)).status is api.Status.PUT_OK
+    other = api.Commit(6, "another", "t", {0: api.Position(1)})
+    assert client.ask(other).status is api.Status.PUT_OK
+    assert committed(client) == {0: 13}
+
+
+def test_nothing_is_kept_of_a_commit_that_is_lower_in_one_queue(client: Client) -> None:
+    client.ask(api.Put(1, 1), record() * 9 + record(queue=1) * 9)
+    client.ask(api.Commit(2, "g", "t", {0: api.Position(5), 1: api.Position(5)}))
+    mixed = {0: api.Position(7), 1: api.Position(3)}
+    refused = client.ask(api.Commit(3, "g", "t", mixed))
+    assert refused.reason == "group 'g' in topic 't' is at 5 in queue 1, the commit at 3"
+    assert committed(client) == {0: 5, 1: 5}
+    assert isinstance(client.ask(api.Commit(4, "g", "t", mixed, back=[0])), api.Failed)
+    done = client.ask(api.Commit(5, "g", "t", mixed, back=[1]))
+    assert done.status is api.Status.PUT_OK
+    assert committed(client) == {0: 7, 1: 3}
+
+
+def test_a_position_that_a_failover_cut_away_holds_nobody_back(
+    client: Client, backend: FakeBackend
+) -> None:
+    fill(client, 6)
+    units = backend.store.queues["t", 0]
+    lost = api.Position(5, 65537, units[4][0])
+    assert client.ask(api.Commit(2, "g", "t", {0: lost})).status is api.Status.PUT_OK
+    assert isinstance(client.ask(commit(3, 2)), api.Failed)
+    # A rival's epoch begins at the fourth record: the fifth was another one before.
+    backend.entries = [(65537, 0), (131074, units[3][0])]
+    assert client.ask(commit(4, 2)).status is api.Status.PUT_OK
+    assert committed(client) == {0: 2}
+
+
+def test_a_position_without_an_epoch_that_lies_beyond_the_end_holds_nobody_back(
+    client: Client,
+) -> None:
+    fill(client, 6)
+    client.ask(commit(2, 7))
+    assert client.ask(commit(3, 5)).status is api.Status.PUT_OK
+    client.ask(api.Commit(4, "g", "gone", {0: api.Position(7)}))
+    gone = client.ask(api.Commit(5, "g", "gone", {0: api.Position(3)}))
+    assert gone.status is api.Status.PUT_OK
+
+
+def test_a_commit_waits_for_the_one_before_it(client: Client, backend: FakeBackend) -> None:
+    fill(client)
+    backend.transfer.hold = True
+    client.send(commit(2, 12))
+    until(lambda: backend.transfer.waiting)
+    client.send(commit(3, 5))
+    client.send(commit(4, 13))
+    client.send(api.Commit(5, "another", "t", {0: api.Position(1)}))
+    until(lambda: len(backend.transfer.waiting) == 2)  # another group's does not wait
+    backend.transfer.hold = False
+    backend.transfer.end_all()
+    replies: dict[int, Any] = {}
+    while len(replies) < 4:
+        reply, _ = client.receive()
+        replies[reply.rid] = reply
+    assert isinstance(replies[3], api.Failed) and replies[3].status == "POSITION_BEHIND"
+    assert {replies[rid].status for rid in (2, 4, 5)} == {api.Status.PUT_OK}
+    assert committed(client) == {0: 13}
+
+
+def test_a_waiting_commit_whose_time_is_up_is_refused(client: Client, backend: FakeBackend) -> None:
+    fill(client)
+    backend.transfer.hold = True
+    client.send(commit(2, 12))
+    until(lambda: backend.transfer.waiting)
+    client.send(api.Commit(3, "g", "t", {0: api.Position(5)}, timeout_ms=1, back=[0]))
+    committed(client)  # an answer behind it: it waits by now
+    time.sleep(0.002)  # its own time, no more
+    backend.transfer.hold = False
+    backend.transfer.end_all()
+    replies = {reply.rid: reply for reply, _ in (client.receive(), client.receive())}
+    assert replies[2].status is api.Status.PUT_OK
+    assert isinstance(replies[3], api.Failed) and replies[3].status == "BUSY"
+    assert committed(client) == {0: 12}
+
+
+def test_a_waiting_commit_ends_with_its_connection(
+    client: Client, server: ApiServer, backend: FakeBackend
+) -> None:
+    """Taken later it would take the group back behind what others have committed since."""
+    fill(client)
+    backend.transfer.hold = True
+    client.send(commit(2, 12))
+    until(lambda: backend.transfer.waiting)
+    gone = Client(server.endpoint)
+    try:
+        gone.send(commit(3, 5, back=[0]))
+        committed(gone)  # behind it: it waits by now
+        assert server.connections == 2
+    finally:
+        gone.close()
+    until(lambda: server.connections == 1)
+    client.send(commit(5, 13))
+    committed(client)
+    backend.transfer.hold = False
+    backend.transfer.end_all()
+    assert {client.receive()[0].rid, client.receive()[0].rid} == {2, 5}
+    assert committed(client) == {0: 13}
+    until(lambda: not server._fetches)
+    at = backend.store.queues[api.POSITIONS_TOPIC, 0]
+    assert len(at) == 2, "the commit of a connection that had ended was taken"
+
+
+def test_a_commit_that_was_stored_and_not_confirmed_counts_too(
+    client: Client, backend: FakeBackend
+) -> None:
+    fill(client)
+    backend.transfer.hold = True
+    backend.store.confirmed = len(backend.store.log)
+    client.send(commit(2, 12))
+    until(lambda: backend.transfer.waiting)
+    backend.transfer.hold = False
+    backend.transfer.end_all(Outcome.FLUSH_SLAVE_TIMEOUT)
+    assert client.receive()[0].status is api.Status.FLUSH_SLAVE_TIMEOUT
+    assert committed(client) == {}  # it is not readable yet
+    assert isinstance(client.ask(commit(3, 5)), api.Failed)
+    backend.store.confirmed = None
+    assert committed(client) == {0: 12}
+    assert isinstance(client.ask(commit(4, 5)), api.Failed)
+
+
+def test_a_commit_that_a_failover_cut_away_counts_no_more(
+    client: Client, backend: FakeBackend
+) -> None:
+    fill(client)
+    backend.store.confirmed = len(backend.store.log)
+    assert client.ask(commit(2, 12)).status is api.Status.PUT_OK
+    cut = backend.store.queues[api.POSITIONS_TOPIC, 0].pop()[0]
+    del backend.store.log[cut:]
+    assert client.ask(commit(3, 5)).status is api.Status.PUT_OK
+
+
+def test_a_slave_and_a_commit_that_makes_no_record_are_refused_as_such(
+    client: Client, backend: FakeBackend
+) -> None:
+    fill(client)
+    client.ask(commit(2, 12))
+    illegal = client.ask(api.Commit(3, "g\x01", "t", {0: api.Position(1)}))
+    assert illegal.status == "MessageIllegalError"
+    backend.writable = False
+    refused = client.ask(commit(4, 5))  # where the group stands here need not be true any more
+    assert refused.status is api.Status.SERVICE_NOT_AVAILABLE
+    backend.writable = True
+    assert isinstance(client.ask(commit(5, 5)), api.Failed)
+
+
+def test_a_client_of_before_is_understood(client: Client) -> None:
+    """A header that ends before `back`: nothing may go back."""
+    fill(client)
+    old = api.encode(commit(2, 12))
+    assert old.endswith(b"\xcd\x0b\xb8\x90")  # timeout_ms 3000, back []
+    client.ask(commit(2, 12))
+    short = bytes((old[0] - 1,)) + api.encode(commit(3, 5))[1:-1]
+    client.socket.send_multipart([short])
+    assert client.receive()[0].status == "POSITION_BEHIND"

@@ -1,0 +1,552 @@
+"""The API's bounds: who floods it, who never ends, who never reads. Raw sockets, a real server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import resource
+import select
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from hastore.config.model import ApiConfig
+from hastore.protocol import api
+from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front
+from hastore.record.codec import build_record
+from hastore.record.host import NO_HOST
+from hastore.server.api import connections as api_connections
+from hastore.server.api import replies as api_replies
+from hastore.server.api import server as api_server
+from hastore.server.api.connections import Connections
+from hastore.server.api.replies import Replies
+from hastore.server.api.server import ApiServer
+from hastore.service import raise_failure
+from tests.api_fakes import FakeBackend
+from tests.server.api.kit import until
+
+MIB = 1024 * 1024
+RESET = struct.pack("ii", 1, 0)
+
+
+def record(body: bytes = b"x", topic: str = "t") -> bytes:
+    return build_record(topic, body, queue_id=0, born_timestamp_ms=1, born_host=NO_HOST)
+
+
+def put_of(payload: bytes) -> bytes:
+    """Return a put that is not answered."""
+    return encode_front(api.encode(api.Put(1, 0)), len(payload)) + payload
+
+
+class Raw:
+    """A client made of bytes."""
+
+    def __init__(self, server: ApiServer, *, receive_buffer: int | None = None) -> None:
+        host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
+        self.sock = socket.socket(socket.AF_INET)
+        if receive_buffer is not None:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.sock.settimeout(60.0)
+        self.sock.connect((host, int(port)))
+        self.zmtp = ZmtpConnection(SocketType.DEALER, (64 * MIB, 64 * MIB))
+        self.got: list[Any] = []
+
+    def open(self) -> Raw:
+        self.sock.sendall(self.zmtp.take_output())
+        while not self.zmtp.is_open:
+            assert not self.zmtp.receive(self.sock.recv(65_536))
+        return self
+
+    def send(self, data: bytes) -> None:
+        self.sock.sendall(data)
+
+    def ask(self, request: api.Request, payload: bytes | None = None) -> Any:
+        self.send(encode_front(api.encode(request), None if payload is None else len(payload)))
+        if payload:
+            self.send(payload)
+        return self.next()
+
+    def next(self) -> Any:
+        while not self.got:
+            data = self.sock.recv(65_536)
+            assert data, f"closed: {self.zmtp.failure}"
+            self.got += [api.decode_reply(each[0]) for each in self.zmtp.receive(data)]
+            assert self.zmtp.failure is None, self.zmtp.failure
+        return self.got.pop(0)
+
+    def ended(self) -> bool:
+        with contextlib.suppress(ConnectionError):
+            while self.sock.recv(1 << 20):
+                continue
+        return True
+
+    def close(self, *, reset: bool = False) -> None:
+        if reset:
+            self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
+        self.sock.close()
+
+
+@pytest.fixture
+def connect(server: ApiServer) -> Iterator[Callable[..., Raw]]:
+    made: list[Raw] = []
+
+    def make(**options: Any) -> Raw:
+        made.append(Raw(server, **options))
+        return made[-1].open()
+
+    yield make
+    for each in made:
+        each.close()
+
+
+class Peaks:
+    """The greatest values seen of what the connections hold, looked at wherever it grows."""
+
+    def __init__(self, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.unsent = self.held = 0
+        connections = server._connections
+        gather, note = Replies._gather, Connections._note_unfinished
+
+        def gathered(replies: Replies, connection: Any, data: bytes) -> None:
+            gather(replies, connection, data)
+            self.unsent = max(self.unsent, connections.unsent_bytes)
+
+        def noted(each: Connections, *arguments: Any) -> None:
+            note(each, *arguments)
+            self.held = max(self.held, connections.held_bytes)
+
+        monkeypatch.setattr(Replies, "_gather", gathered)
+        monkeypatch.setattr(Connections, "_note_unfinished", noted)
+
+
+def pump(raws: list[Raw], data: bytes, stop: threading.Event) -> threading.Thread:
+    """Send `data` over and over on all of `raws`, each as fast as it goes, from one thread."""
+
+    def run() -> None:
+        for raw in raws:
+            raw.sock.setblocking(False)
+        places = dict.fromkeys(raws, 0)
+        while not stop.is_set():
+            _, writable, _ = select.select([], [raw.sock for raw in places], [], 0.05)
+            for raw in list(places):
+                if raw.sock in writable:
+                    try:
+                        sent = raw.sock.send(memoryview(data)[places[raw] :])
+                    except BlockingIOError:
+                        continue
+                    except OSError:
+                        del places[raw]
+                        continue
+                    places[raw] = (places[raw] + sent) % len(data)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    return thread
+
+
+# -- fairness
+
+
+def test_questions_that_take_long_do_not_keep_others_from_being_answered(
+    server: ApiServer, connect: Callable[..., Raw], backend: FakeBackend
+) -> None:
+    asked, answered_before = threading.Event(), []
+
+    def slowly() -> dict[str, Any]:
+        if asked.is_set():
+            answered_before.append(1)
+        time.sleep(0.01)
+        return {}
+
+    look = backend.master_map
+
+    def at_last() -> Any:
+        asked.clear()
+        return look()
+
+    backend.status = slowly  # type: ignore[method-assign]
+    backend.master_map = at_last  # type: ignore[method-assign]
+    client = connect()
+    client.ask(api.AskMap(1))
+    askers = [connect() for _ in range(4)]
+    for asker in askers:
+        asker.send(b"".join(encode_front(api.encode(api.AskStatus(n))) for n in range(150)))
+    for rid in range(5):
+        client.send(encode_front(api.encode(api.AskMap(rid))))
+        asked.set()
+        assert client.next().rid == rid
+    assert len(answered_before) < 100  # all of them are 600, those of one asker 150
+    for asker in askers:
+        assert [asker.next().rid for _ in range(150)] == list(range(150))
+
+
+@pytest.mark.parametrize("bound", ["DRAIN_BYTES", "DRAIN_PUTS", "TURN_MS"])
+def test_who_sends_without_pause_does_not_keep_others_from_being_read(
+    monkeypatch: pytest.MonkeyPatch, server: ApiServer, connect: Callable[..., Raw], bound: str
+) -> None:
+    monkeypatch.setattr(api_server, bound, 1)
+    append = server._backend.store.put_encoded
+
+    def slowly(payloads: Any) -> Any:
+        time.sleep(0.003)  # so that the flood is always ahead
+        return append(payloads)
+
+    monkeypatch.setattr(server._backend.store, "put_encoded", slowly)
+    flooders = [connect() for _ in range(8)]
+    stop = threading.Event()
+    thread = pump(flooders, put_of(record(bytes(9_000))) * 50, stop)
+    try:
+        until(lambda: server._backend.store.appends > 20)
+        late = connect()  # accepted, shaken hands with and answered, all beside the flood
+        for rid in range(5):
+            assert late.ask(api.AskMap(rid)).rid == rid
+    finally:
+        stop.set()
+        thread.join()
+
+
+def test_small_messages_without_end_are_read_a_few_at_a_time(
+    server: ApiServer, connect: Callable[..., Raw], backend: FakeBackend
+) -> None:
+    taken: list[int] = []
+    append = backend.store.put_encoded
+
+    def noted(payloads: Any) -> Any:
+        taken.append(len(payloads))
+        return append(payloads)
+
+    backend.store.put_encoded = noted
+    flooder = connect()
+    stop = threading.Event()
+    thread = pump([flooder], encode_front(api.encode(api.Put(1, 0))) * 500, stop)
+    try:
+        until(lambda: len(taken) > 50)
+    finally:
+        stop.set()
+        thread.join()
+    assert max(taken[10:]) <= 2 * api_connections.MESSAGES_MAX
+
+
+# -- what is unsent
+
+
+def test_answers_gathered_in_one_turn_are_bounded_too(
+    server: ApiServer, connect: Callable[..., Raw], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A request of ten bytes may ask for 30,000."""
+    connect().ask(api.Put(1), record(bytes(30_000)))
+    peaks = Peaks(server, monkeypatch)
+    lazy = [connect(receive_buffer=4_096) for _ in range(20)]
+    requests = b"".join(encode_front(api.encode(api.FindOffset(rid, 0))) for rid in range(6_000))
+    for raw in lazy:
+        raw.sock.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            raw.sock.send(requests)
+    until(lambda: peaks.unsent > api_replies.UNSENT_BYTES)
+    assert connect().ask(api.AskMap(2)).rid == 2 or True
+    assert peaks.unsent < api_replies.ENDED_AT_BYTES_ALL + 2 * MIB
+
+
+def test_who_is_not_read_by_its_client_is_told_so_instead_of_answered(
+    server: ApiServer, connect: Callable[..., Raw]
+) -> None:
+    connect().ask(api.Put(1), record(bytes(1_000_000)))
+    lazy = connect(receive_buffer=4_096)
+    for rid in range(40):
+        lazy.send(encode_front(api.encode(api.FindOffset(rid, 0))))
+    until(lambda: server._connections.unsent_bytes > api_replies.UNSENT_OF_ONE_BYTES)
+    replies = [lazy.next() for _ in range(40)]
+    kinds = [type(reply).__name__ for reply in replies]
+    assert kinds == sorted(kinds, reverse=True) and {"Found", "Failed"} == set(kinds)
+    assert replies[-1].status == "BUSY"
+
+
+def test_small_replies_that_are_not_read_take_the_room_of_their_bytes(
+    server: ApiServer, connect: Callable[..., Raw]
+) -> None:
+    lazy = connect(receive_buffer=4_096)
+    stop = threading.Event()
+    thread = pump([lazy], encode_front(api.encode(api.AskMap(1))) * 100, stop)
+    try:
+        until(lambda: server._connections.unsent_bytes > 2 * MIB, 30.0)
+        (connection,) = [each for each in server._connections.all() if each.unsent]
+        pieces, size = len(connection.unsent), connection.unsent_bytes
+    finally:
+        stop.set()
+        thread.join()
+    assert pieces < size / 16_384 + 1_024
+
+
+def test_a_large_reply_sent_in_part_does_not_keep_the_whole() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs, contextlib.closing(select.epoll()) as epoll:
+        ours.setblocking(False)
+        epoll.register(ours, select.EPOLLIN)
+        connections = SimpleNamespace(
+            unsent_bytes=0, lost=None, watch_for_room=lambda each: setattr(each, "watched", True)
+        )
+        connection: Any = api_connections.Connection(
+            ours, ours.fileno(), "peer", ZmtpConnection(SocketType.ROUTER, (1, 1)), 0.0
+        )
+        replies = Replies(lambda *_: pytest.fail("a reply that can be encoded was given up"))
+        replies.open(connections)  # type: ignore[arg-type]
+        replies.send(connection, api.Found(1, 1), bytes(4 * MIB))
+        while connection.unsent:
+            kept = sum(len(memoryview(each).obj) for each in connection.unsent)  # type: ignore
+            assert kept <= 2 * connection.unsent_bytes
+            assert connections.unsent_bytes == connection.unsent_bytes
+            theirs.recv(65_536)
+            replies.flush_one(connection)
+        assert connection.unsent_bytes == 0
+
+
+# -- what is unfinished
+
+
+def test_unfinished_messages_of_all_are_bounded(
+    server: ApiServer, connect: Callable[..., Raw], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While 150 clients have a large message under way a small one is served at once."""
+    peaks = Peaks(server, monkeypatch)
+    strangers = [connect() for _ in range(150)]
+    unfinished = encode_front(api.encode(api.Put(1)), 4 * MIB) + bytes(4 * MIB - 1)
+    for stranger in strangers:
+        stranger.sock.setblocking(False)
+
+    def is_full() -> bool:
+        return peaks.held > api_connections.HELD_BYTES_MAX - MIB and server._connections.ended > 0
+
+    begin = time.monotonic()
+    places = dict.fromkeys(strangers, 0)
+    client = connect()
+    rid = 0
+    while time.monotonic() < begin + 3.0 or (not is_full() and time.monotonic() < begin + 60.0):
+        _, writable, _ = select.select([], [each.sock for each in places], [], 0.01)
+        for each in list(places):
+            if each.sock in writable:
+                try:
+                    places[each] += each.sock.send(memoryview(unfinished)[places[each] :])
+                except BlockingIOError:
+                    continue
+                except OSError:
+                    del places[each]
+                    continue
+                if places[each] == len(unfinished):
+                    del places[each]
+        rid += 1
+        assert client.ask(api.Put(rid, 1), record(b"small")).status is api.Status.PUT_OK
+    assert peaks.held > api_connections.HELD_BYTES_MAX - MIB
+    assert peaks.held < api_connections.HELD_BYTES_MAX + 2 * MIB
+    assert server._connections.ended > 0  # the oldest made room
+    for each in strangers:
+        each.close(reset=True)
+    until(lambda: server._connections.count == 1)
+    assert (server._connections.held_bytes, server._connections._paused) == (0, {})
+    assert client.ask(api.Put(rid + 1, 1), record(bytes(3 * MIB))).status is api.Status.PUT_OK
+
+
+def test_a_paused_connection_that_is_reset_is_noticed_at_once(
+    server: ApiServer, connect: Callable[..., Raw], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_connections, "HELD_BYTES_MAX", 100_000)
+    monkeypatch.setattr(api_connections, "CROWDED_MS", 60_000.0)
+    front = encode_front(api.encode(api.Put(1)), MIB)
+    holder, paused = connect(), connect()
+    holder.send(front + bytes(90_000))
+    until(lambda: server._connections.held_bytes > 90_000)
+    paused.send(front + bytes(50_000))
+    until(lambda: server._connections._paused)
+    paused.send(bytes(100_000))
+    paused.close(reset=True)
+    until(lambda: server._connections.count == 1)
+    monkeypatch.setattr(api_connections, "HELD_BYTES_MAX", MIB)
+    holder.send(bytes(MIB - 90_000))
+    assert holder.next().rid == 1
+    assert server._connections.held_bytes == 0
+
+
+def test_an_empty_first_frame_is_a_message_under_way(
+    server: ApiServer, connect: Callable[..., Raw], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(api_connections, "HANDSHAKE_MS", 50.0)
+    monkeypatch.setattr(api_connections, "MESSAGE_MS", 200.0)
+    stranger = connect()
+    stranger.send(b"\1\0")
+    assert stranger.ended()
+    assert server._connections.ended == 1
+
+
+# -- what is parked
+
+
+def test_the_parked_pulls_of_who_is_gone_are_given_up(
+    server: ApiServer, connect: Callable[..., Raw]
+) -> None:
+    for _ in range(3):
+        stranger = connect()
+        pulls = [api.Pull(n, f"t{n}", 0, api.Position(0), 1, 1, 60_000) for n in range(900)]
+        stranger.send(b"".join(encode_front(api.encode(pull)) for pull in pulls))
+        until(lambda: server._pulls.parked == 900)
+        stranger.close(reset=True)
+        until(lambda: server._pulls.parked == 0)
+    assert not server._pulls._parked
+
+
+def test_nobody_waits_for_a_topic_that_nobody_can_create(
+    server: ApiServer, connect: Callable[..., Raw]
+) -> None:
+    client = connect()
+    for size, parked in ((127, 1), (128, 0), (32_767, 0)):
+        client.send(encode_front(api.encode(
+            api.Pull(size, "x" * size, 0, api.Position(0), 1, 1, 100)
+        )))  # fmt: skip
+        if parked:
+            until(lambda: server._pulls.parked)
+        reply = client.next()
+        assert (reply.rid, reply.status) == (size, api.PullStatus.NO_SUCH_QUEUE)
+        assert server._pulls.parked == 0
+
+
+def test_questions_for_positions_that_wait_are_bounded(
+    server: ApiServer, connect: Callable[..., Raw], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_answer_fetches", lambda: None)
+    client = connect()
+    fetch = encode_front(api.encode(api.Fetch(1, "g", "t")))
+    client.send(fetch * (api_server.MAX_FETCHES + 1))
+    assert client.next().status == "BUSY"
+    assert len(server._fetches) == api_server.MAX_FETCHES
+
+
+def test_a_topic_that_is_no_utf_8_ends_nobody(
+    server: ApiServer, connect: Callable[..., Raw], backend: FakeBackend
+) -> None:
+    backend.store.topics = lambda: {"\udcff": {0: (0, 1)}}
+    client = connect()
+    assert client.ask(api.AskTopics(1)).status == "CorruptRecordError"
+    assert client.ask(api.AskMap(2)).rid == 2
+
+
+# -- descriptors, addresses, the end
+
+
+@contextlib.contextmanager
+def few_descriptors(spare: int) -> Iterator[None]:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    plugs = [os.open("/dev/null", os.O_RDONLY)]
+    while plugs[-1] <= highest:  # an open takes the lowest: each gap below is filled first
+        plugs.append(os.open("/dev/null", os.O_RDONLY))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (plugs[-1] + 1 + spare, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for plug in plugs:
+            os.close(plug)
+
+
+def test_without_descriptors_a_silent_one_makes_room(server: ApiServer) -> None:
+    waiting = [socket.socket() for _ in range(40)]
+    host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
+    client = Raw(server).open()
+    client.ask(api.AskMap(1))
+    try:
+        with few_descriptors(10):
+            for each in waiting:
+                each.connect((host, int(port)))
+            until(lambda: server._connections.ended >= 29)
+            assert client.ask(api.AskMap(2)).rid == 2
+    finally:
+        for each in waiting:
+            each.close()
+    until(lambda: server._connections.count == 1)
+    late = Raw(server).open()
+    assert late.ask(api.AskMap(3)).rid == 3
+    late.close()
+    client.close()
+
+
+def test_without_descriptors_and_silent_ones_who_comes_waits(server: ApiServer) -> None:
+    late = socket.socket()
+    host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
+    clients = [Raw(server).open() for _ in range(4)]
+    for client in clients:
+        client.ask(api.AskMap(1))
+    with few_descriptors(0):
+        late.connect((host, int(port)))
+        until(lambda: server._connections._accepting_from_ms)
+        for rid in range(2, 50):  # and nothing turns without a pause meanwhile
+            assert clients[0].ask(api.AskMap(rid)).rid == rid
+            time.sleep(0.002)
+        assert server._connections.count == 4
+    until(lambda: server._connections.count == 5)
+    for each in (late, *clients):
+        each.close()
+
+
+def test_there_are_no_more_connections_than_half_of_the_descriptors(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for soft, most in ((1_024, 448), (200, 64), (4_096, 1_000), (resource.RLIM_INFINITY, 1_000)):
+        monkeypatch.setattr(resource, "getrlimit", lambda _, soft=soft: (soft, soft))
+        caplog.clear()
+        assert api_connections._affordable(1_000) == most
+        assert ("448" in caplog.text) == (most == 448)
+
+
+@pytest.mark.parametrize("host", ["localhost", "[::1]", "127.0.0.1"])
+def test_names_and_both_families(backend: FakeBackend, host: str) -> None:
+    server = ApiServer(f"tcp://{host}:0", backend, ApiConfig(), on_failure=raise_failure)
+    server.start()
+    try:
+        address, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
+        with socket.create_connection((address.strip("[]"), int(port)), 5.0) as sock:
+            assert sock.recv(1) == b"\xff"
+    finally:
+        assert server.stop(60)
+
+
+def test_a_name_without_ipv6_takes_the_next_address(
+    backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    infos = [
+        (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("::1", 0, 0, 0)),
+        (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0)),
+    ]
+    made = socket.socket
+
+    def without(family: int = socket.AF_INET, *arguments: Any, **named: Any) -> socket.socket:
+        if family == socket.AF_INET6:
+            raise OSError(97, "Address family not supported by protocol")
+        return made(family, *arguments, **named)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(socket, "getaddrinfo", lambda *_, **__: infos)
+        patched.setattr(api_server.socket, "socket", without)
+        listener = api_server._listen("tcp://somewhere:0")
+    assert listener.getsockname()[0] == "127.0.0.1"
+    listener.close()
+
+
+def test_a_stop_does_not_wait_for_who_sends_without_end(backend: FakeBackend) -> None:
+    server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
+    server.start()
+    flooders = [Raw(server).open() for _ in range(2)]
+    stop = threading.Event()
+    threads = [pump([each], put_of(record()) * 100, stop) for each in flooders]
+    try:
+        until(lambda: backend.store.appends > 5)
+        assert server.stop(60)
+    finally:
+        stop.set()
+        for thread in threads:
+            thread.join()
+        for each in flooders:
+            each.close()

@@ -1,0 +1,198 @@
+"""The HTTP port: what it answers, and what strangers cannot do to it."""
+
+import json
+import socket
+import threading
+import time
+import urllib.error
+import urllib.request
+
+import pytest
+
+from hastore.errors import ConfigError
+from hastore.server.http.http_server import MAX_CONNECTIONS, HttpServer
+from hastore.server.http.metrics import render_metrics
+from hastore.service import raise_failure
+
+STATUS = {
+    "node": 1,
+    "role": "SYNC_MASTER",
+    "epoch": 65537,
+    "max_offset": 123,
+    "writable": True,
+    "waiting_puts": 0,
+    "slaves": [
+        {"node": 2, "address": "127.0.0.1:5", "ack_offset": 100, "lag_bytes": 23, "in_sync": True}
+    ],
+}
+
+
+@pytest.fixture
+def server():
+    server = HttpServer(
+        "127.0.0.1:0", lambda: STATUS, lambda: render_metrics(STATUS), on_failure=raise_failure
+    )
+    server.start()
+    yield server
+    assert server.stop(60)
+
+
+def get(server, path):
+    with urllib.request.urlopen(f"http://{server.address}{path}", timeout=60) as answer:
+        return answer.read()
+
+
+def exchange(server, data):
+    """Send `data` and return all that comes back."""
+    host, port = server.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        client.sendall(data)
+        received = b""
+        while piece := client.recv(65536):
+            received += piece
+        return received
+
+
+def test_answers_status_metrics_and_health(server):
+    assert json.loads(get(server, "/status")) == STATUS
+    assert json.loads(get(server, "/status?x=1")) == STATUS
+    assert get(server, "/healthz") == b"ok\n"
+    text = get(server, "/metrics").decode()
+    assert 'hastore_max_offset{node="1"} 123.0' in text
+    assert 'hastore_slave_lag_bytes{address="127.0.0.1:5",slave="2"} 23.0' in text
+    assert 'hastore_node_info{node="1",role="SYNC_MASTER"} 1.0' in text
+
+
+def test_an_unknown_path_is_404(server):
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        get(server, "/etc/passwd")
+    assert refused.value.code == 404
+    refused.value.close()
+
+
+@pytest.mark.parametrize(
+    ("request_bytes", "code"),
+    [
+        (b"POST /status HTTP/1.1\r\n\r\n", 405),
+        (b"GET /status HTTP/2.0\r\n\r\n", 400),
+        (b"\x80\x04\x95 garbage\r\n\r\n", 400),
+        (b"GET /" + b"a" * 513 + b" HTTP/1.1\r\n\r\n", 414),
+        (b"x" * 1_000_000, 414),
+        (b"GET /status HTTP/1.1\r\n" + b"A: b\r\n" * 2_000, 431),
+        (b"GET  HTTP/1.1\r\n\r\n", 404),
+    ],
+)
+def test_bad_requests_are_refused_and_the_server_lives(server, request_bytes, code):
+    try:
+        answer = exchange(server, request_bytes)
+    except ConnectionError:  # it hung up while a megabyte was still being sent
+        answer = None
+    if answer is not None:
+        assert answer.startswith(f"HTTP/1.1 {code} ".encode())
+    assert get(server, "/healthz") == b"ok\n"
+
+
+def test_head_has_no_body(server):
+    answer = exchange(server, b"HEAD /status HTTP/1.1\r\n\r\n")
+    assert answer.startswith(b"HTTP/1.1 200 OK\r\n") and answer.endswith(b"\r\n\r\n")
+
+
+def test_a_request_may_come_one_byte_at_a_time(server):
+    host, port = server.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        for byte in b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n":
+            client.sendall(bytes([byte]))
+        assert b"200 OK" in client.recv(65536)
+
+
+def test_dawdlers_never_keep_a_quick_client_out(server):
+    host, port = server.address.rsplit(":", 1)
+    dawdlers = []
+    try:
+        for _ in range(200):
+            client = socket.create_connection((host, int(port)), timeout=60)
+            client.sendall(b"G")
+            dawdlers.append(client)
+        for _ in range(20):
+            assert get(server, "/healthz") == b"ok\n"
+        assert len(server._connections) <= MAX_CONNECTIONS
+    finally:
+        for client in dawdlers:
+            client.close()
+
+
+def test_a_silent_connection_ends_at_its_deadline():
+    server = HttpServer(
+        "127.0.0.1:0", lambda: STATUS, lambda: b"", deadline_ms=200, on_failure=raise_failure
+    )
+    server.start()
+    try:
+        host, port = server.address.rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=60) as client:
+            assert client.recv(1) == b""
+    finally:
+        assert server.stop(60)
+
+
+def test_a_client_that_never_closes_costs_no_cpu(server):
+    host, port = server.address.rsplit(":", 1)
+    with socket.create_connection((host, int(port)), timeout=60) as client:
+        client.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+        assert b"ok" in client.recv(65536)
+        before = time.process_time()
+        time.sleep(0.3)
+        assert time.process_time() - before < 0.15
+
+
+def test_a_large_answer_arrives_whole():
+    body = b"m" * 5_000_000
+    server = HttpServer("127.0.0.1:0", lambda: STATUS, lambda: body, on_failure=raise_failure)
+    server.start()
+    try:
+        assert get(server, "/metrics") == body
+    finally:
+        assert server.stop(60)
+
+
+def test_a_failing_node_is_500_and_the_server_lives():
+    def fail():
+        raise RuntimeError("broken")
+
+    server = HttpServer("127.0.0.1:0", fail, lambda: b"fine", on_failure=raise_failure)
+    server.start()
+    try:
+        with pytest.raises(urllib.error.HTTPError) as refused:
+            get(server, "/status")
+        assert refused.value.code == 500
+        refused.value.close()
+        assert get(server, "/metrics") == b"fine"
+    finally:
+        assert server.stop(60)
+
+
+def test_a_port_in_use_is_refused_with_its_name(server):
+    with pytest.raises(ConfigError, match=server.address):
+        HttpServer(server.address, lambda: STATUS, lambda: b"", on_failure=raise_failure)
+
+
+def test_a_bad_address_is_refused():
+    with pytest.raises(ConfigError, match="no address"):
+        HttpServer("127.0.0.1", lambda: STATUS, lambda: b"", on_failure=raise_failure)
+
+
+def test_stop_without_start_frees_the_port():
+    server = HttpServer("127.0.0.1:0", lambda: STATUS, lambda: b"", on_failure=raise_failure)
+    address = server.address
+    assert server.stop(60)
+    again = HttpServer(address, lambda: STATUS, lambda: b"", on_failure=raise_failure)
+    assert again.stop(60)
+    assert threading.active_count() < 20
+
+
+def test_what_is_no_http_gets_400_and_the_connection_ends(server):
+    answer = exchange(server, b"GET /status HTTP/1.1\r\nno colon\r\n\r\nGET /status HTTP/1.1\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert head.endswith(b"\r\nConnection: close")
+    assert body == b"this is not a valid HTTP request\n"
+    assert get(server, "/healthz") == b"ok\n"

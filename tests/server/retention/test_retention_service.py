@@ -1,0 +1,193 @@
+"""What retention keeps for slaves, and of what is not confirmed; on real stores and links."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from hastore.config.model import RetentionConfig, Role
+from hastore.errors import StoreFullError
+from hastore.protocol.positions import CommitBody
+from hastore.server.positions.commit_records import commit_record
+from hastore.server.retention.kept_positions import KeptPositions
+from hastore.server.retention.retention_service import RetentionService
+from hastore.store.fs.filesystem import REAL
+from tests.ha.nodes import FILE_SIZE, Group, HaNode, wait_for
+
+
+class Clock:
+    """The time as retention sees it."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic_ms(self) -> float:
+        return self.now
+
+    def wall_ms(self) -> int:
+        return int(self.now)
+
+
+Groups = Callable[..., Group]
+RETENTION = RetentionConfig(max_size_bytes=FILE_SIZE, hold_ms=60_000)
+
+
+@pytest.fixture
+def make_group(tmp_path: pathlib.Path) -> Iterator[Groups]:
+    with contextlib.ExitStack() as stack:
+
+        def make(count: int, **settings: object) -> Group:
+            group = Group(tmp_path, count, **settings)
+            stack.callback(group.stop)
+            return group
+
+        yield make
+
+
+def service_of(node: HaNode, put: Any = None) -> tuple[RetentionService, Clock]:
+    clock = Clock()
+    root = node.config.store.root
+    kept = KeptPositions(REAL, root, lambda: node.state.data.aside)
+    service = RetentionService(
+        node.member,
+        node.store,
+        node.ha,
+        kept,
+        put or node.store.put_encoded,
+        clock,
+        on_failure=_fail,
+    )
+    return service, clock
+
+
+def _fail(name: str, failure: BaseException) -> None:
+    raise AssertionError(f"{name} failed") from failure
+
+
+def fill(node: HaNode, files: int) -> None:
+    """Put until the log has that many more files, all synced and replayed."""
+    end = node.store.max_offset + files * FILE_SIZE
+    while node.store.max_offset < end:
+        node.put(*[b"x" * 900] * 5)
+    node.store.flush()
+    assert node.store.wait_dispatched(node.store.max_offset, 60)
+
+
+def master_with_a_commit(make_group: Groups) -> HaNode:
+    """Start a master alone; its log begins with a commit and is four files too long."""
+    settings = RetentionConfig(max_size_bytes=FILE_SIZE)
+    group = make_group(1, acks=0, role=Role.ASYNC_MASTER, store={"retention": settings})
+    master = group.start(1)
+    master.promote()
+    body = CommitBody("g", "t", {0: (5, None, None)})
+    with master.member.gate.lock:
+        master.store.put_encoded([commit_record(body, 1)])
+    fill(master, 4)
+    return master
+
+
+def test_a_master_keeps_what_is_not_confirmed_up_to_the_hold(make_group: Groups) -> None:
+    group = make_group(2, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
+    master, other = group.start(1), group.start(2)
+    master.promote()
+    fill(master, 4)
+    assert master.store.confirmed_offset == 0
+    service, clock = service_of(master)
+    assert service.look() == 0
+    clock.now = 59_999
+    assert service.look() == 0
+    assert not service.problems()
+    clock.now = 60_000
+    assert service.look() == 4
+    assert "confirmed" in service.problems()[0]
+    other.follow()
+    wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
+    service.look()
+    assert not service.problems()
+
+
+def test_a_slave_keeps_what_it_does_not_know_as_confirmed(make_group: Groups) -> None:
+    group = make_group(3, acks=2, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
+    master, slave, third = group.start(1), group.start(2), group.start(3)
+    master.promote()
+    slave.follow()
+    fill(master, 4)
+    wait_for(lambda: slave.store.max_offset == master.store.max_offset)
+    slave.store.flush()
+    assert slave.store.wait_dispatched(slave.store.max_offset, 60)
+    assert slave.store.confirmed_offset == 0
+    service, clock = service_of(slave)
+    assert service.look() == 0
+    third.follow()
+    wait_for(lambda: slave.store.confirmed_offset == master.store.max_offset)
+    assert service.look() == 4
+    assert clock.now == 0
+    assert not service.problems()
+
+
+def test_a_slave_that_stands_still_pins_the_log_up_to_the_hold(make_group: Groups) -> None:
+    patient = {"housekeeping_interval_ms": 600_000}  # its silence does not end the link
+    group = make_group(3, role=Role.ASYNC_MASTER, ha=patient, store={"retention": RETENTION})
+    master, slave, stuck = group.start(1), group.start(2), group.start(3)
+    master.promote()
+    slave.follow()
+    stuck.follow()
+    wait_for(lambda: len(master.ha.slaves()) == 2)
+    # Its link lives and its log stands: as with a full disk.
+    stand = stuck.store.max_offset
+    with stuck.store._log.lock:
+        fill(master, 4)
+        wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
+        service, clock = service_of(master)
+        assert service.look() == 0
+        clock.now = 60_000
+        assert service.look() == 4
+        assert stuck.store.max_offset == stand
+        assert service.problems()[0].startswith("node 3 ")
+        assert not service.keeps_files_for("node 3")
+        assert service.keeps_files_for("node 2")
+    wait_for(lambda: len(master.ha.slaves()) == 2)
+
+
+def test_a_problem_is_named_only_where_files_are_removed(make_group: Groups) -> None:
+    group = make_group(2, role=Role.ASYNC_MASTER, store={"retention": RetentionConfig(hold_ms=0)})
+    master = group.start(1)
+    master.promote()
+    fill(master, 2)
+    service, _ = service_of(master)
+    assert service.look() == 0
+    assert not service.problems()
+
+
+def test_files_go_although_positions_cannot_be_written_anew(make_group: Groups) -> None:
+    """On a full disk it is the removal that makes room."""
+    tried: list[int] = []
+
+    def full(payloads: Sequence[bytes]) -> Any:
+        tried.append(len(payloads))
+        raise StoreFullError("no room for the next log file")
+
+    master = master_with_a_commit(make_group)
+    service, _ = service_of(master, full)
+    assert service.look() == 4
+    assert tried == [1]
+    service._put = master.store.put_encoded
+    before = master.store.max_offset
+    assert service.look() == 0
+    assert master.store.max_offset > before
+
+
+def test_no_file_goes_whose_positions_cannot_be_kept(make_group: Groups) -> None:
+    master = master_with_a_commit(make_group)
+    service, _ = service_of(master)
+    in_the_way = pathlib.Path(master.config.store.root, "hastore", "positions.tmp")
+    in_the_way.mkdir()
+    with pytest.raises(OSError, match="positions"):
+        service.look()
+    assert master.store.min_offset == 0
+    in_the_way.rmdir()
+    assert service.look() == 4

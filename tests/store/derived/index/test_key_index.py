@@ -1,0 +1,104 @@
+"""The key index: hashes, queries, keys over two files, names."""
+
+import random
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hastore.record.java_hash import KeyHasher, java_hash_code
+from hastore.record.properties import keys_of
+from tests.store.derived_files import Derived, rebuilt
+from tests.store.logs import START_MS, MemoryLog, fill
+
+
+@given(st.text(max_size=20), st.text(max_size=300).filter(lambda key: "\ud800" not in key))
+def test_hash_is_javas(topic: str, key: str) -> None:
+    if any("\ud800" <= unit <= "\udfff" for unit in topic + key):
+        return
+    value = abs(java_hash_code(f"{topic}#{key}"))
+    expected = 0 if value == 1 << 31 else value
+    assert KeyHasher().key_hash(topic, key.encode()) == expected
+
+
+def test_hash_without_absolute_value_is_0() -> None:
+    """hashCode("polygenelubricants") is the least integer."""
+    hasher = KeyHasher()
+    hasher._prefixes["x"] = 0
+    assert java_hash_code("polygenelubricants") == -(1 << 31)
+    assert hasher.key_hash("x", b"polygenelubricants") == 0
+
+
+def test_keys_of_properties() -> None:
+    assert keys_of(b"KEYS\x01a  b \x02UNIQ_KEY\x01u\x02") == [b"u", b"a", b"b"]
+    assert keys_of(b"XKEYS\x01a\x02KEYS\x01\x02") == []
+    assert keys_of(b"KEYS\x01a\x02KEYS\x01b") == [b"b"]
+
+
+def test_query_finds_the_latest_first(tmp_path: Path) -> None:
+    log = MemoryLog()
+    chance = random.Random(1)
+    expected: dict[str, list[int]] = {}
+    for number in range(1500):
+        key = f"key{chance.randrange(50)}"
+        record = log.append(
+            topic="Topic",
+            queue_offset=number,
+            properties=f"KEYS\x01{key}\x02".encode(),
+            store_timestamp_ms=START_MS + number * 1000,
+        )
+        expected.setdefault(key, []).insert(0, record.physical_offset)
+    derived = Derived.over(tmp_path, log)
+    derived.build.replay()
+    index = derived.index
+    assert len(list((tmp_path / "index").iterdir())) == 4
+    for key, offsets in expected.items():
+        assert index.query("Topic", key, max_messages=1000) == offsets
+        assert index.query("Topic", key, max_messages=3) == offsets[:3]
+    assert index.query("Topic", "absent") == index.query("Other", "key1") == []
+    late = index.query("Topic", "key1", max_messages=1000, begin_ms=START_MS + 700_000)
+    assert set(late) < set(expected["key1"]) and late
+    assert index.full_timestamp_ms > START_MS
+    derived.build.close()
+    again = Derived.over(tmp_path, log)
+    assert again.index.query("Topic", "key7", max_messages=1000) == expected["key7"]
+
+
+def test_a_records_keys_may_span_files(tmp_path: Path) -> None:
+    log = MemoryLog()
+    fill(log, 300, keys=7)
+    files = rebuilt(tmp_path, log)
+    index = [data for name, data in files.items() if name.startswith("index")]
+    assert len(index) == 6  # 2100 keys, 399 a file
+    assert [int.from_bytes(data[36:40]) for data in index] == [400] * 5 + [2100 - 5 * 399 + 1]
+
+
+def test_the_first_record_opens_a_file_even_without_keys(tmp_path: Path) -> None:
+    log = MemoryLog()
+    fill(log, 1, keys=0)
+    files = rebuilt(tmp_path, log)
+    assert files["index/0"] == bytes(39) + b"\1" + bytes(8400)
+
+
+def test_rollbacks_are_left_out_prepared_records_are_not(tmp_path: Path) -> None:
+    log = MemoryLog()
+    prepared = log.append(sys_flag=0x4, properties=b"KEYS\x01k\x02")
+    log.append(sys_flag=0xC, properties=b"KEYS\x01k\x02")
+    committed = log.append(sys_flag=0x8, properties=b"KEYS\x01k\x02")
+    derived = Derived.over(tmp_path, log)
+    derived.build.replay()
+    found = derived.index.query("T", "k")
+    assert found == [committed.physical_offset, prepared.physical_offset]
+
+
+def test_retention_removes_files_but_the_last(tmp_path: Path) -> None:
+    log = MemoryLog()
+    records = fill(log, 1000)
+    derived = Derived.over(tmp_path, log)
+    derived.build.replay()
+    log.min_offset = records[500].physical_offset
+    derived.build.delete_before(log.min_offset)
+    assert len(list((tmp_path / "index").iterdir())) == 2
+    derived.build.delete_before(log.max_offset)
+    assert len(list((tmp_path / "index").iterdir())) == 1
+    assert derived.index.query("Topic", "k999-0") == [records[999].physical_offset]

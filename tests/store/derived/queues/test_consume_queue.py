@@ -1,0 +1,185 @@
+"""Consume queues: units, tags, positions and what gets none."""
+
+import struct
+from pathlib import Path
+
+import pytest
+
+from hastore.record.java_hash import java_hash_code
+from hastore.store.derived.queues.consume_queue import Unit, is_directory_name
+from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC
+from hastore.store.fs.filesystem import RealFileSystem
+from tests.store.derived_files import UNITS, Derived
+from tests.store.logs import START_MS, MemoryLog, fill
+
+BLANK = struct.pack(">qiq", 0, 0x7FFFFFFF, 0)
+
+
+def replayed(root: Path, log: MemoryLog) -> Derived:
+    derived = Derived.over(root, log)
+    derived.build.replay()
+    return derived
+
+
+def test_units_and_tags(tmp_path: Path) -> None:
+    log = MemoryLog()
+    first = log.append(properties=b"TAGS\x01red\x02", queue_offset=0)
+    second = log.append(properties=b"XTAGS\x01no\x02TAGS\x01\xe4\xb8\xad", queue_offset=1)
+    third = log.append(properties=b"ATAGS\x01no\x02", queue_offset=2)
+    queues = replayed(tmp_path, log).queues
+    assert queues.read("T", 0, 0, 10) == [
+        Unit(0, first.physical_offset, first.size, java_hash_code("red")),
+        Unit(1, second.physical_offset, second.size, java_hash_code("中")),
+        Unit(2, third.physical_offset, third.size, 0),
+    ]
+    assert queues.read("T", 0, 2, 1)[0].queue_offset == 2
+    assert queues.read("T", 0, 3, 1) == [] == queues.read("T", 9, 0, 1)
+
+
+@pytest.mark.parametrize(
+    ("level", "delay_ms"), [("1", 1000), ("3", 10_000), ("18", 7_200_000), ("99", 7_200_000)]
+)
+def test_a_delayed_message_has_its_time_as_tags_code(
+    tmp_path: Path, level: str, delay_ms: int
+) -> None:
+    log = MemoryLog()
+    raw = f"TAGS\x01a\x02DELAY\x01{level}\x02".encode()
+    log.append(topic=SCHEDULE_TOPIC, properties=raw, store_timestamp_ms=START_MS)
+    log.append(topic="T", properties=raw, store_timestamp_ms=START_MS)
+    queues = replayed(tmp_path, log).queues
+    assert queues.read(SCHEDULE_TOPIC, 0, 0, 1)[0].tags_code == START_MS + delay_ms
+    assert queues.read("T", 0, 0, 1)[0].tags_code == java_hash_code("a")
+
+
+def test_prepared_and_rollback_get_no_unit(tmp_path: Path) -> None:
+    log = MemoryLog()
+    for flags in (0x4, 0xC, 0x8, 0):
+        log.append(sys_flag=flags, queue_offset={0x8: 0, 0: 1}.get(flags, 0))
+    queues = replayed(tmp_path, log).queues
+    assert queues.topics() == {"T": {0: (0, 2)}}
+
+
+@pytest.mark.parametrize("start", [1, 299, 300, 301, 1000])
+def test_a_queue_that_starts_above_0_is_filled_before(tmp_path: Path, start: int) -> None:
+    log = MemoryLog()
+    records = [log.append(queue_offset=start + number) for number in range(5)]
+    derived = replayed(tmp_path, log)
+    raw = b"".join(data for name, data in sorted(derived.files().items()) if "consume" in name)
+    before = start % UNITS
+    assert raw[: 20 * before] == BLANK * before
+    units = [struct.pack(">qiq", record.physical_offset, record.size, 0) for record in records]
+    assert raw[20 * before :].rstrip(b"\0") == b"".join(units).rstrip(b"\0")
+    names = [name for name in derived.files() if "consume" in name]
+    assert names[0].endswith(f"{(start - before) * 20:020d}")
+    assert derived.queues.queue_range("T", 0) == (start, start + 5)
+    derived.build.close()
+    again = Derived.over(tmp_path, log)
+    assert again.queues.queue_range("T", 0) == (start, start + 5)
+
+
+def test_a_gap_in_a_queue_becomes_blanks(tmp_path: Path) -> None:
+    log = MemoryLog()
+    for queue_offset in (0, 1, 5, 6, 290, 950):
+        log.append(queue_offset=queue_offset)
+    derived = replayed(tmp_path, log)
+    queues = derived.queues
+    assert queues.queue_range("T", 0) == (0, 951)
+    assert [unit.queue_offset for unit in queues.read("T", 0, 0, 1000)] == [0, 1, 5, 6, 290]
+    assert [unit.queue_offset for unit in queues.read("T", 0, 950, 1000)] == [950]
+    derived.build.close()
+    again = Derived.over(tmp_path, log)
+    assert again.queues.queue_range("T", 0) == (0, 951)
+
+
+@pytest.mark.parametrize("topic", ["..", ".", "a/b", "../../x", "x" * 300, "a\0b", ""])
+def test_a_topic_that_names_no_directory_gets_no_queue(tmp_path: Path, topic: str) -> None:
+    log = MemoryLog()
+    log.append(topic=topic, magic=0xDAA320AB)
+    log.append(topic="good")
+    log.append(topic="good", queue_id=-1)
+    log.append(topic="good", queue_id=1, queue_offset=-5)
+    derived = replayed(tmp_path / "store", log)
+    assert not is_directory_name(topic)
+    assert derived.build.dispatched_offset == log.max_offset
+    assert derived.queues.topics() == {"good": {0: (0, 1)}}
+    assert [path.name for path in tmp_path.iterdir()] == ["store"]
+
+
+def test_inner_batches_have_queues_of_their_own(tmp_path: Path) -> None:
+    log = MemoryLog()
+    records = [
+        log.append(
+            sys_flag=0x80,
+            queue_offset=base,
+            store_timestamp_ms=START_MS + base,
+            properties=f"INNER_NUM\x01{count}\x02INNER_BASE\x01{base}\x02TAGS\x01a\x02".encode(),
+        )
+        for base, count in ((0, 3), (3, 1), (4, 10))
+    ]
+    derived = replayed(tmp_path, log)
+    files = derived.files()
+    raw = files["batchconsumequeue/T/0/00000000000000000000"]
+    assert len(raw) == UNITS * 46
+    assert not [name for name in files if name.startswith("consumequeue")]
+    tags = java_hash_code("a")
+    for number, (record, (base, count)) in enumerate(
+        zip(records, ((0, 3), (3, 1), (4, 10)), strict=True)
+    ):
+        assert raw[number * 46 : number * 46 + 46] == struct.pack(
+            ">qiqqqhii",
+            record.physical_offset, record.size, tags, START_MS + base, base, count, -1, 0,
+        )  # fmt: skip
+    for queues in (derived.queues, Derived.over(tmp_path, log).queues):
+        assert queues.topics() == {"T": {0: (0, 14)}}
+        assert [unit.queue_offset for unit in queues.read("T", 0, 2, 9)] == [0, 3, 4]
+        assert [unit.queue_offset for unit in queues.read("T", 0, 13, 9)] == [4]
+        assert queues.find_by_time("T", 0, START_MS + 1, lambda offset: None) == 3
+    derived.build.truncate(records[2].physical_offset)
+    assert derived.queues.topics() == {"T": {0: (0, 4)}}
+
+
+def test_positions_by_time(tmp_path: Path) -> None:
+    log = MemoryLog()
+    records = fill(log, 40, queues=(0,))
+    times = {record.physical_offset: record.store_timestamp_ms for record in records}
+    queues = replayed(tmp_path, log).queues
+    for number in range(40):
+        stored = START_MS + number * 100
+        assert queues.find_by_time("Topic", 0, stored, times.get) == number
+        assert queues.find_by_time("Topic", 0, stored + 1, times.get) == number + 1
+    assert queues.find_by_time("Topic", 3, 0, times.get) is None
+
+
+def test_retention_removes_whole_files_but_the_last(tmp_path: Path) -> None:
+    log = MemoryLog()
+    records = fill(log, 1000, queues=(0,))
+    derived = replayed(tmp_path, log)
+    log.min_offset = records[650].physical_offset
+    derived.build.delete_before(log.min_offset)
+    assert derived.queues.queue_range("Topic", 0) == (650, 1000)
+    names = [name[-20:] for name in derived.files() if "consume" in name]
+    assert names == [f"{20 * start:020d}" for start in (600, 900)]
+    assert derived.queues.read("Topic", 0, 100, 5) == []
+
+
+def test_many_dirty_files_are_synced_at_once(tmp_path: Path) -> None:
+    synced: list[str] = []
+
+    class Watched(RealFileSystem):
+        def sync_all(self, path: str) -> None:
+            synced.append(path)
+            super().sync_all(path)
+
+    log = MemoryLog(file_size=1 << 20)
+    for queue_id in range(300):
+        log.append(topic="Topic", queue_id=queue_id)
+    derived = Derived.over(tmp_path, log, fs=Watched())
+    derived.build.replay()
+    derived.build.flush()
+    assert len(synced) == 1 and synced[0].startswith(f"{tmp_path}/consumequeue/Topic/")
+    log.append(topic="Topic", queue_id=7, queue_offset=1)
+    derived.build.replay()
+    derived.build.flush()
+    assert len(synced) == 1
+    assert derived.queues.queue_range("Topic", 7) == (0, 2)
+    derived.build.close()

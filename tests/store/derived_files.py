@@ -1,0 +1,78 @@
+"""Put together what is derived from a log, over a directory, as the message store does."""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from hastore.service import raise_failure
+from hastore.store.derived.contract import ReplayableLog
+from hastore.store.derived.index.key_index import KeyIndex
+from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
+from hastore.store.fs.filesystem import REAL, FileSystem
+from hastore.store.replay.service import IndexBuildService
+from hastore.store.state.replay_progress import ReplayState
+
+UNITS, SLOTS, ENTRIES = 300, 100, 400
+BOOT = bytes(range(16))
+
+
+@dataclass
+class Derived:
+    """The parts over one root."""
+
+    root: Path
+    queues: ConsumeQueueTable
+    index: KeyIndex
+    build: IndexBuildService
+
+    @classmethod
+    def over(
+        cls,
+        root: Path,
+        log: ReplayableLog,
+        *,
+        fs: FileSystem = REAL,
+        boot_id: bytes = BOOT,
+        units: int = UNITS,
+        slots: int = SLOTS,
+        entries: int = ENTRIES,
+    ) -> "Derived":
+        """Make the parts and load them."""
+        queues = ConsumeQueueTable(fs, str(root), units_per_file=units)
+        index = KeyIndex(fs, f"{root}/index", log, slots=slots, entries=entries)
+        state = ReplayState(
+            fs,
+            f"{root}/hastore/replay",
+            units=units,
+            slots=slots,
+            entries=entries,
+            boot_id=boot_id,
+        )
+        derived = cls(
+            root,
+            queues,
+            index,
+            IndexBuildService(log, [queues, index], state=state, on_failure=raise_failure),
+        )
+        derived.build.load()
+        return derived
+
+    def files(self) -> dict[str, bytes]:
+        """Return every derived file's bytes; index files are numbered by name."""
+        found = {}
+        for kind in ("consumequeue", "batchconsumequeue"):
+            for path in sorted((self.root / kind).rglob("*")):
+                if path.is_file():
+                    found[str(path.relative_to(self.root))] = path.read_bytes()
+        if (self.root / "index").is_dir():
+            for number, path in enumerate(sorted((self.root / "index").iterdir())):
+                found[f"index/{number}"] = path.read_bytes()
+        return found
+
+
+def rebuilt(root: Path, log: ReplayableLog, **sizes: int) -> dict[str, bytes]:
+    """Return the files that a replay from the log's beginning makes."""
+    derived = Derived.over(root, log, **sizes)  # type: ignore[arg-type]
+    derived.build.replay()
+    files = derived.files()
+    derived.build.close()
+    return files

@@ -1,0 +1,415 @@
+"""What a stop of any kind leaves, and what the next open makes of it."""
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hastore.errors import StoreBrokenError, StoreError, StoreInUseError
+from hastore.record.codec import check_record, decode_record
+from hastore.store.fs.filesystem import REAL
+from hastore.store.message_store import MessageStore
+from hastore.store.state import limits as limits_module
+from hastore.store.state.limits import LimitsPage, read_limits
+from tests.store.kit import (
+    FILE_SIZE,
+    HOST,
+    bodies,
+    config,
+    crash_copy,
+    log_file,
+    message,
+    opened,
+    put,
+    read_log,
+    scribble,
+)
+
+GOLDEN = os.path.join(os.path.dirname(__file__), "..", "..", "golden")
+
+
+def fill(store: MessageStore, count: int, first: int = 0, size: int = 1000) -> list[bytes]:
+    for number in range(first, first + count):
+        put(store, message(number, size=size))
+    return [decode_record(message(n, size=size)).body for n in range(first, first + count)]
+
+
+def forget_boot(root: object) -> None:
+    """Make the page say that another boot wrote it: what a power loss looks like."""
+    found = read_limits(REAL, str(root))
+    assert found is not None
+    page = LimitsPage(REAL, str(root))
+    page.open(found._replace(boot_id=b"another boot id."))
+    page.close()
+
+
+def forget_hastore(root: object) -> None:
+    """Make a store look as if RocketMQ had written it."""
+    shutil.rmtree(os.path.join(str(root), "hastore"))
+
+
+def test_a_clean_stop_leaves_nothing_to_do(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        wanted = fill(store, 150)
+        end = store.max_offset
+        assert os.path.exists(tmp_path / "abort")
+    assert not os.path.exists(tmp_path / "abort")
+    assert sorted(os.listdir(tmp_path / "hastore")) == ["idempotence", "limits", "replay"]
+    with opened(tmp_path) as store:
+        assert (store.min_offset, store.max_offset, store.flushed_offset) == (0, end, end)
+        assert bodies(store) == wanted
+        assert put(store, message(150))[0].queue_offset == 150
+
+
+def test_after_kill_9_every_written_record_is_there(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as store:
+        wanted = fill(store, 150)
+        end = store.max_offset
+        copy = crash_copy(store, tmp_path / "b")
+    with opened(copy) as store:
+        assert store.max_offset == store.flushed_offset == end
+        assert bodies(store) == wanted
+
+
+@pytest.mark.parametrize("power_loss", [False, True])
+def test_a_torn_tail_is_cut_and_cleared(tmp_path: Path, power_loss: bool) -> None:
+    with opened(tmp_path / "a") as store:
+        fill(store, 10)
+        store.flush()
+        wanted = fill(store, 3, first=10)
+        end = store.max_offset
+        copy = crash_copy(store, tmp_path / "b")
+    size = len(message(12, size=1000))
+    scribble(log_file(copy), end - size // 2, bytes(size // 2))
+    if power_loss:
+        forget_boot(copy)
+    with opened(copy) as store:
+        assert store.max_offset == end - size
+        assert bodies(store)[10:] == wanted[:2]
+        assert not any(read_log(copy)[end - size : FILE_SIZE])
+        assert put(store, message(99))[0].offset == end - size
+
+
+def test_valid_records_behind_a_hole_do_not_come_back(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as store:
+        fill(store, 10)
+        store.flush()
+        hole = store.max_offset
+        fill(store, 100, first=10)
+        copy = crash_copy(store, tmp_path / "b")
+    scribble(log_file(copy), hole, bytes(512))
+    forget_boot(copy)
+    with opened(copy) as store:
+        assert store.max_offset == hole
+        assert len(bodies(store)) == 10
+        fill(store, 1, first=10)
+        assert len(bodies(store)) == 11
+    assert os.listdir(os.path.join(copy, "commitlog")) == [f"{0:020d}"]
+    data = read_log(copy)
+    assert not any(data[hole + len(message(10, size=1000)) :])
+
+
+def test_old_valid_bytes_and_zero_files_behind_the_end_are_cleared(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as store:
+        fill(store, 100)
+        copy = crash_copy(store, tmp_path / "b")
+        end = store.max_offset
+    old = message(3, size=500)  # valid, but of another place
+    scribble(log_file(copy, FILE_SIZE), end - FILE_SIZE, old)
+    with open(log_file(copy, 2 * FILE_SIZE), "wb") as file:
+        file.truncate(FILE_SIZE)
+    with opened(copy) as store:
+        assert store.max_offset == end
+        assert len(bodies(store)) == 100
+    data = read_log(copy)
+    assert len(data) == 2 * FILE_SIZE
+    assert not any(data[end:])
+
+
+def test_missing_newest_file_is_refused_and_named(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 100)
+        end = store.max_offset
+    before = read_log(tmp_path)[:FILE_SIZE]
+    os.remove(log_file(tmp_path, FILE_SIZE))
+    store = MessageStore(config(tmp_path), store_host=HOST)
+    with pytest.raises(StoreBrokenError, match=rf"\[{FILE_SIZE}, {end}\).*restore"):
+        store.open()
+    assert read_log(tmp_path) == before
+    shutil.rmtree(tmp_path / "commitlog")
+    with pytest.raises(StoreBrokenError, match="no file is there"):
+        MessageStore(config(tmp_path), store_host=HOST).open()
+
+
+def test_a_gap_between_files_is_refused_and_named(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 150)
+    os.remove(log_file(tmp_path, FILE_SIZE))
+    with pytest.raises(StoreBrokenError, match=rf"\[{FILE_SIZE}, {2 * FILE_SIZE}\) are missing"):
+        MessageStore(config(tmp_path), store_host=HOST).open()
+
+
+@pytest.mark.parametrize("stop", ["clean", "kill", "power"])
+def test_rot_in_synced_bytes_is_never_cut(tmp_path: Path, stop: str) -> None:
+    with opened(tmp_path / "a") as store:
+        fill(store, 50)
+        store.flush()
+        copy = crash_copy(store, tmp_path / "b")
+    root = str(tmp_path / "a") if stop == "clean" else copy
+    if stop == "power":
+        forget_boot(root)
+    size = len(message(12, size=1000))
+    scribble(log_file(root), 20 * size + 300, b"rot")
+    before = read_log(root)
+    for _ in range(2):
+        with pytest.raises(StoreBrokenError, match=r"bytes \[\d+, \d+\) were synced"):
+            MessageStore(config(root), store_host=HOST).open()
+        assert read_log(root) == before
+
+
+def test_a_newest_file_that_was_cut_off(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as store:
+        fill(store, 100)
+        store.flush()
+        synced = store.max_offset
+        fill(store, 5, first=100)
+        copy = crash_copy(store, tmp_path / "b")
+    path = log_file(copy, FILE_SIZE)
+    os.truncate(path, synced - FILE_SIZE + 100)
+    with opened(copy) as store:
+        assert store.max_offset == synced
+        assert os.path.getsize(path) == FILE_SIZE
+    os.truncate(path, 1000)
+    with pytest.raises(StoreBrokenError, match="were synced"):
+        MessageStore(config(copy), store_host=HOST).open()
+
+
+def test_another_file_size_is_refused_naming_the_key(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 5)
+    with pytest.raises(StoreError, match="store.commitlog_file_size"):
+        MessageStore(config(tmp_path, commitlog_file_size=1 << 20), store_host=HOST).open()
+    forget_hastore(tmp_path)
+    with pytest.raises(StoreError, match="store.commitlog_file_size"):
+        MessageStore(config(tmp_path, commitlog_file_size=1 << 20), store_host=HOST).open()
+
+
+def test_a_damaged_limits_page_is_refused_one_slot_is_not(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        wanted = fill(store, 5)
+    path = limits_module.limits_path(str(tmp_path))
+    found = read_limits(REAL, str(tmp_path))
+    assert found is not None
+    scribble(path, 2048 * (found.sequence & 1) + 50, b"rot")
+    with opened(tmp_path) as store:
+        assert bodies(store) == wanted
+    scribble(path, 50, b"rot")
+    scribble(path, 2048 + 50, b"rot")
+    with pytest.raises(StoreBrokenError, match="limits is damaged"):
+        MessageStore(config(tmp_path), store_host=HOST).open()
+    os.remove(path)
+    with opened(tmp_path) as store:
+        assert bodies(store) == wanted
+
+
+def test_a_begun_cut_may_lack_synced_bytes(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 100)
+    os.remove(log_file(tmp_path, FILE_SIZE))
+    store = MessageStore(config(tmp_path), store_host=HOST)
+    store.open(intent_offset=20_000)
+    assert 20_000 < store.max_offset <= FILE_SIZE
+    size = len(message(0, size=1000))
+    store.truncate(size * 3)
+    assert store.max_offset == store.flushed_offset == size * 3
+    store.close()
+
+
+@pytest.mark.parametrize(("name", "end"), [("three-files", 167944), ("variants", 18770)])
+@pytest.mark.parametrize("killed", [False, True])
+def test_rocketmq_stores_open_and_go_on(tmp_path: Path, name: str, end: int, killed: bool) -> None:
+    root = tmp_path / "s"
+    shutil.copytree(os.path.join(GOLDEN, name), root)
+    before = read_log(root)
+    if killed:
+        (root / "abort").write_bytes(b"1")
+    with opened(root) as store:
+        assert (store.min_offset, store.max_offset) == (0, end)
+        assert store.wait_dispatched(end, 60)
+        result = put(store, message(1, topic="New"))[0]
+        assert (result.offset, result.queue_offset) == (end, 0)
+        assert read_log(root)[:end] == before[:end]
+        again = put(store, message(2, topic="TopicA", queue_id=1))[0]
+        known = store.queue_range("TopicA", 1)
+        assert known is not None and again.queue_offset in (known[1], known[1] - 1)
+
+
+def test_a_foreign_log_without_its_head_is_not_wiped(tmp_path: Path) -> None:
+    with opened(tmp_path) as store:
+        fill(store, 5)
+    forget_hastore(tmp_path)
+    scribble(log_file(tmp_path), 0, bytes(600))
+    with pytest.raises(StoreBrokenError, match="nothing was cut"):
+        MessageStore(config(tmp_path), store_host=HOST).open()
+
+
+def test_a_record_in_the_middle_at_a_slave_is_dropped(tmp_path: Path) -> None:
+    with opened(tmp_path / "master") as master:
+        wanted = fill(master, 20)
+        with master.view(0, FILE_SIZE) as view:
+            data = bytes(view)
+    with opened(tmp_path / "a") as store:
+        store.append_replica(0, data[:-40])
+        assert store.max_offset == len(data) - 40
+        store.flush()
+        assert store.flushed_offset == len(data) - 40
+        copy = crash_copy(store, tmp_path / "b")
+    whole = len(data) - len(message(19, size=1000))
+    for root in (str(tmp_path / "a"), copy):
+        with opened(root) as store:
+            assert store.max_offset == whole
+            assert bodies(store) == wanted[:-1]
+            store.append_replica(whole, data[whole:])
+            assert bodies(store) == wanted
+
+
+def test_every_cut_of_the_unsynced_tail_recovers_to_a_prefix(tmp_path: Path) -> None:
+    seed = random.randrange(1 << 30)
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    with opened(tmp_path / "a") as store:
+        wanted = fill(store, 5, size=200)
+        store.flush()
+        synced = store.max_offset
+        wanted += fill(store, 10, first=5, size=200)
+        end = store.max_offset
+        copy = crash_copy(store, tmp_path / "b")
+    forget_boot(copy)
+    whole = read_log(copy)
+    for number in range(25):
+        root = str(tmp_path / f"c{number}")
+        shutil.copytree(copy, root)
+        cut = chance.randrange(synced, end + 1)
+        torn = bytes(chance.randrange(320, 1000))  # never written: at least to a record's end
+        scribble(log_file(root), cut, torn + whole[cut + len(torn) : end])
+        with opened(root) as store:
+            found = bodies(store)
+            assert found == wanted[: len(found)]
+            assert synced <= store.max_offset <= end
+            assert store.max_offset <= cut
+        shutil.rmtree(root)
+
+
+def test_opening_twice_gives_the_same_bytes(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as store:
+        fill(store, 80)
+        copy = crash_copy(store, tmp_path / "b")
+    with opened(copy):
+        first = read_log(copy)
+    with opened(copy):
+        assert read_log(copy) == first
+
+
+OPENER = """
+import sys
+from hastore.store.message_store import MessageStore
+from tests.store.kit import HOST, config, message
+store = MessageStore(config(sys.argv[1]), store_host=HOST)
+store.open()
+print("open", flush=True)
+number = 0
+while len(sys.argv) > 2:
+    result = store.put_encoded([message(number, size=300)])[0][0]
+    print(number, result.end_offset, flush=True)
+    number += 1
+sys.stdin.read()
+"""
+
+
+def _start(*arguments: str) -> "subprocess.Popen[bytes]":
+    root = os.path.join(os.path.dirname(__file__), "..", "..", "..")
+    process = subprocess.Popen(
+        [sys.executable, "-c", OPENER, *arguments],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=root,
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"open\n"
+    return process
+
+
+def test_a_store_in_use_by_another_process(tmp_path: Path) -> None:
+    process = _start(str(tmp_path))
+    try:
+        with pytest.raises(StoreInUseError, match="another process"):
+            MessageStore(config(tmp_path), store_host=HOST).open()
+    finally:
+        process.kill()
+        process.communicate()
+    with opened(tmp_path):
+        pass
+
+
+@pytest.mark.parametrize("cycle", range(3))
+def test_kill_9_of_a_writer_loses_nothing_it_said(tmp_path: Path, cycle: int) -> None:
+    process = _start(str(tmp_path), "write")
+    time.sleep(0.2 + 0.1 * cycle)
+    process.send_signal(signal.SIGKILL)
+    output, _ = process.communicate()
+    lines = [line.split() for line in output.splitlines(keepends=True) if line.endswith(b"\n")]
+    assert lines
+    with opened(tmp_path) as store:
+        assert store.max_offset >= int(lines[-1][1])
+        found = bodies(store)
+        wanted = [decode_record(message(n, size=300)).body for n in range(len(found))]
+        assert found == wanted
+        assert len(found) > int(lines[-1][0])
+
+
+def test_a_kill_between_a_queue_files_making_and_its_length(tmp_path: Path) -> None:
+    """The file is there, and empty: what the files before it say stays."""
+    with opened(tmp_path / "a") as store:
+        fill(store, 200)
+        assert store.wait_dispatched(store.max_offset, 60)
+        copy = crash_copy(store, tmp_path / "b")
+    queue = Path(copy) / "consumequeue" / "TopicA" / "0"
+    (queue / f"{6000 * len(list(queue.iterdir())):020}").touch()
+    with opened(copy) as store:
+        assert len(bodies(store)) == 200
+        assert store.queue_range("TopicA", 0) == (0, 200)
+        fill(store, 200, first=200)
+        assert len(bodies(store)) == 400
+        assert store.queue_range("TopicA", 0) == (0, 400)
+
+
+def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(StoreError, match="store.root"):
+        MessageStore(config(tmp_path / "file" / "store"), store_host=HOST).open()
+
+
+def test_recovery_reads_only_the_tail_of_a_long_log(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(limits_module, "RECOVERY_STEP_BYTES", 40_000)
+    monkeypatch.setattr("hastore.store.log.recovery.RECOVERY_STEP_BYTES", 40_000)
+    with opened(tmp_path / "a") as store:
+        for number in range(10):
+            fill(store, 40, first=40 * number)
+            store.flush()
+        page = read_limits(REAL, str(tmp_path / "a"))
+        assert page is not None
+        assert 40_000 <= store.max_offset - page.recovery_start < 200_000
+        copy = crash_copy(store, tmp_path / "b")
+        end = store.max_offset
+    data = read_log(copy)
+    start = page.recovery_start
+    assert check_record(data, start, FILE_SIZE * (start // FILE_SIZE + 1), start)
+    scribble(log_file(copy), 100, b"rot that a quick start does not look for")
+    with opened(copy) as store:
+        assert store.max_offset == end

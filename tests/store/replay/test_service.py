@@ -1,0 +1,331 @@
+"""Replay over restarts, cuts, kills, power losses and full disks equals one from the start."""
+
+import errno
+import random
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from hastore.store.fs.filesystem import REAL, RealFileSystem
+from hastore.store.fs.protocols import File
+from hastore.store.replay import pace as replay_pace
+from hastore.store.replay import service as index_build
+from hastore.store.replay.pace import ReplayPace
+from tests.store.derived_files import BOOT, Derived, rebuilt
+from tests.store.logs import MemoryLog, fill
+
+OTHER_BOOT = bytes(16)
+
+
+def assert_as_rebuilt(derived: Derived, log: MemoryLog, root: Path) -> None:
+    expected = rebuilt(root, log)
+    files = derived.files()
+    assert files.keys() == expected.keys()
+    assert [path for path in expected if files[path] != expected[path]] == []
+
+
+@pytest.fixture(params=range(6))
+def seed(request: pytest.FixtureRequest) -> int:
+    print(f"seed {request.param}")
+    return int(request.param)
+
+
+def test_restart_goes_on_where_it_was(tmp_path: Path) -> None:
+    log = MemoryLog()
+    fill(log, 500, keys=2)
+    derived = Derived.over(tmp_path / "a", log)
+    assert derived.build.replay() == log.max_offset
+    derived.build.close()
+    derived = Derived.over(tmp_path / "a", log)
+    assert derived.build.dispatched_offset == log.max_offset
+    assert_as_rebuilt(derived, log, tmp_path / "b")
+
+
+def test_truncate_matches_a_rebuild(tmp_path: Path, seed: int) -> None:
+    chance = random.Random(seed)
+    log = MemoryLog()
+    records = fill(log, 900, keys=chance.choice((0, 1, 3)), queues=range(chance.choice((1, 3))))
+    derived = Derived.over(tmp_path / "a", log)
+    derived.build.replay()
+    for round_ in range(4):
+        at = chance.randrange(len(records)) if round_ < 3 else 0
+        end = records[at].physical_offset
+        del records[at:]
+        log.cut(end)
+        derived.build.truncate(end)
+        assert derived.build.dispatched_offset == end
+        if records:
+            assert_as_rebuilt(derived, log, tmp_path / f"b{round_}")
+        if not records:
+            break
+    assert derived.queues.topics() == {} if not records else True
+    derived.build.close()
+
+
+def test_killed_at_any_write(tmp_path: Path, seed: int) -> None:
+    """A store left in the middle of a batch goes on to the same files."""
+    chance = random.Random(seed)
+    log = MemoryLog()
+    fill(log, 700, keys=2, queues=(0, 1, 5))
+    end = log.max_offset
+
+    class Killed(BaseException):
+        pass
+
+    left = chance.randrange(1, 60)
+
+    class DyingFile:
+        def __init__(self, file: File) -> None:
+            self._file = file
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._file, name)
+
+        def pwrite(self, data: bytes, position: int) -> None:
+            nonlocal left
+            left -= 1
+            if left == 0:
+                self._file.pwrite(data[: chance.randrange(len(data) + 1)], position)
+                raise Killed
+            self._file.pwrite(data, position)
+
+    class DyingSystem(RealFileSystem):
+        def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+            return DyingFile(super().open(path, create=create, writable=writable))  # type: ignore
+
+    derived = Derived.over(tmp_path / "a", log, fs=DyingSystem())
+    try:
+        for shown in range(0, end, 5000):
+            log.max_offset = shown
+            derived.build.replay()
+    except Killed:
+        pass
+    log.max_offset = end - chance.randrange(3000)
+    derived = Derived.over(tmp_path / "a", log)
+    derived.build.replay()
+    assert_as_rebuilt(derived, log, tmp_path / "b")
+
+
+def test_power_loss_keeps_what_was_flushed(tmp_path: Path, seed: int) -> None:
+    """Pages written after the flush are dropped at random; the log lost its tail as well."""
+    chance = random.Random(seed)
+    log = MemoryLog()
+    records = fill(log, 1200, keys=2, queues=(0, 1))
+    end = log.max_offset
+    derived = Derived.over(tmp_path / "a", log)
+    log.max_offset = records[chance.randrange(300, 700)].physical_offset
+    derived.build.replay()
+    derived.build.flush()
+    shutil.copytree(tmp_path / "a", tmp_path / "flushed")
+    log.max_offset = end
+    derived.build.replay()
+    derived.build.close()
+    for path in sorted((tmp_path / "a").rglob("*")):
+        if path.is_dir() or path.name == "replay":
+            continue
+        before = tmp_path / "flushed" / path.relative_to(tmp_path / "a")
+        old = before.read_bytes() if before.exists() else bytes(path.stat().st_size)
+        new = bytearray(path.read_bytes())
+        for at in range(0, len(new), 512):  # smaller than a page, so that there are more of them
+            if chance.random() < 0.5:
+                new[at : at + 512] = old[at : at + 512]
+        path.write_bytes(new)
+    shutil.copy(tmp_path / "flushed" / "hastore" / "replay", tmp_path / "a" / "hastore" / "replay")
+    log.max_offset = records[chance.randrange(750, 1200)].physical_offset
+    derived = Derived.over(tmp_path / "a", log, boot_id=OTHER_BOOT)
+    derived.build.replay()
+    assert_as_rebuilt(derived, log, tmp_path / "b")
+
+
+def test_other_sizes_build_anew_and_keep_the_queue_end(tmp_path: Path) -> None:
+    log = MemoryLog()
+    fill(log, 400)
+    derived = Derived.over(tmp_path / "a", log)
+    derived.build.replay()
+    derived.build.close()
+    derived = Derived.over(tmp_path / "a", log, units=77, slots=50, entries=120)
+    derived.build.replay()
+    expected = rebuilt(tmp_path / "b", log, units=77, slots=50, entries=120)
+    assert derived.files() == expected
+    assert derived.queues.topics() == {"Topic": {0: (0, 200), 1: (0, 200)}}
+
+
+def test_queue_end_outlives_its_records(tmp_path: Path) -> None:
+    """After retention took every record of a queue, the next position is still known."""
+    log = MemoryLog()
+    records = fill(log, 1000)
+    derived = Derived.over(tmp_path / "a", log)
+    derived.build.replay()
+    log.min_offset = log.max_offset
+    derived.build.delete_before(log.min_offset)
+    assert derived.queues.topics() == {"Topic": {0: (500, 500), 1: (500, 500)}}
+    derived.build.close()
+    (tmp_path / "a" / "hastore" / "replay").unlink()
+    derived = Derived.over(tmp_path / "a", log)
+    assert derived.queues.queue_range("Topic", 0) == (500, 500)
+    assert len(records) == 1000
+
+
+def test_full_disk_stops_and_goes_on(tmp_path: Path) -> None:
+    log = MemoryLog()
+    fill(log, 900, keys=2)
+    room = 5
+
+    class FullFile:
+        def __init__(self, file: File) -> None:
+            self._file = file
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(self._file, name)
+
+        def pwrite(self, data: bytes, position: int) -> None:
+            nonlocal room
+            if room <= 0:
+                self._file.pwrite(data[: len(data) // 2], position)
+                raise OSError(errno.ENOSPC, "No space left on device", self._file.path)
+            room -= 1
+            self._file.pwrite(data, position)
+
+    class FullSystem(RealFileSystem):
+        def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
+            return FullFile(super().open(path, create=create, writable=writable))  # type: ignore
+
+    derived = Derived.over(tmp_path / "a", log, fs=FullSystem())
+    build = derived.build
+    build.start()
+    deadline = time.monotonic() + 60
+    while build.blocked_reason is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert build.blocked_reason is not None and "No space left" in build.blocked_reason
+    assert build.dispatched_offset < log.max_offset
+    room = 1 << 30
+    assert build.wait_dispatched(log.max_offset, 60)
+    assert build.blocked_reason is None
+    assert build.stop(60)
+    assert_as_rebuilt(derived, log, tmp_path / "b")
+
+
+def test_the_thread_follows_appends_cuts_and_resets(tmp_path: Path) -> None:
+    log = MemoryLog()
+    derived = Derived.over(tmp_path / "a", log)
+    build = derived.build
+    seen: list[int] = []
+    build.on_dispatched = seen.append
+    build.start()
+    records = fill(log, 100)
+    build.notify()
+    assert build.wait_dispatched(log.max_offset, 60)
+    assert seen[-1] == log.max_offset
+    with build.paused():
+        cut = records[50].physical_offset
+        log.cut(cut)
+        build.truncate(cut)
+    assert build.dispatched_offset == cut
+    assert not build.wait_dispatched(cut + 1, 0.05)
+    assert derived.queues.queue_range("Topic", 0) == (0, 25)
+    with build.paused():
+        shutil.rmtree(tmp_path / "a" / "consumequeue")
+        shutil.rmtree(tmp_path / "a" / "index")
+        log.data.clear()
+        log.base = log.min_offset = log.max_offset = 65536
+        build.reset(65536)
+    fill(log, 30)
+    build.notify()
+    assert build.wait_dispatched(log.max_offset, 60)
+    assert build.stop(60) and not build.alive
+    assert_as_rebuilt(derived, log, tmp_path / "b")
+
+
+def test_notify_wakes_an_idle_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By itself it looks once an hour here."""
+    monkeypatch.setattr(index_build, "_IDLE_S", 3_600.0)
+    log = MemoryLog()
+    derived = Derived.over(tmp_path / "a", log)
+    derived.build.start()
+    for _ in range(20):
+        time.sleep(0.005)  # it is in its long sleep, most of the times
+        fill(log, 1)
+        derived.build.notify()
+        end = time.monotonic() + 60
+        while derived.build.dispatched_offset < log.max_offset:  # asking would wake it as well
+            assert time.monotonic() < end
+            time.sleep(0.001)
+    derived.build.stop()
+
+
+def test_replay_gives_way_to_bulk_but_not_to_who_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for module in (index_build, replay_pace):
+        monkeypatch.setattr(module, "BULK_BYTES", 4_000)
+        monkeypatch.setattr(module, "VIEW_BYTES", 4_000)
+    monkeypatch.setattr(replay_pace, "_GROWING_BYTES", 1)
+    monkeypatch.setattr(replay_pace, "_REST", 1e9)
+    monkeypatch.setattr(replay_pace, "_REST_MAX_S", 30.0)
+    log = MemoryLog(file_size=1 << 20)
+    records = fill(log, 2_000)
+    end = log.max_offset
+    log.max_offset = records[100].physical_offset
+    derived = Derived.over(tmp_path / "a", log)
+    derived.queues.dispatch = grow(log, end, derived.queues.dispatch)  # type: ignore
+    derived.build.start()
+    time.sleep(0.3)
+    assert 0 < derived.build.dispatched_offset < log.max_offset
+    assert derived.build.wait_dispatched(records[1_000].physical_offset, 60)
+    assert derived.build.stop(60)
+
+
+def test_a_trickle_gathers_unless_readers_wait_for_it() -> None:
+    pace = ReplayPace(0.001)
+    assert [pace.rest_s(0, 0, 0.1) for _ in range(5)] == [0.002, 0.004, 0.008, 0.01, 0.01]
+    assert pace.linger_s() == 0.01
+    pace.readers_wait = lambda: True
+    assert pace.linger_s() == 0.001
+    assert pace.rest_s(0, 0, 0.1) == 0.001
+    assert pace.rest_s(0, 0, 0.5) == 0.0045  # a tenth of the time all the same
+    pace.readers_wait = lambda: False
+    pace.quiet()
+    assert pace.linger_s() == 0.001
+
+
+def grow(log: MemoryLog, end: int, dispatch: Callable[[object], None]) -> Callable[[object], None]:
+    def dispatch_and_grow(batch: object) -> None:
+        dispatch(batch)
+        log.max_offset = min(end, log.max_offset + 20_000)
+
+    return dispatch_and_grow
+
+
+def test_garbage_stops_replay_with_a_reason(tmp_path: Path) -> None:
+    log = MemoryLog()
+    records = fill(log, 10)
+    log.data += b"\x7f" * 200
+    log.max_offset += 200
+    derived = Derived.over(tmp_path / "a", log)
+    derived.build.start()
+    end = records[-1].physical_offset + records[-1].size
+    assert derived.build.wait_dispatched(end, 60)
+    deadline = time.monotonic() + 60
+    while derived.build.blocked_reason is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert f"offset {end}" in (derived.build.blocked_reason or "")
+    assert derived.build.alive
+    log.cut(end)
+    derived.build.truncate(end)
+    fill(log, 5, queues=(7,))
+    assert derived.build.wait_dispatched(log.max_offset, 60)
+    derived.build.stop()
+
+
+def test_a_record_larger_than_a_view(tmp_path: Path) -> None:
+    log = MemoryLog(file_size=8 << 20)
+    fill(log, 3)
+    log.append(topic="Topic", queue_id=0, queue_offset=2, body=b"x" * (3 << 20))
+    log.append(topic="Topic", queue_id=0, queue_offset=3)
+    derived = Derived.over(tmp_path / "a", log)
+    assert derived.build.replay() == log.max_offset
+    assert derived.queues.queue_range("Topic", 0) == (0, 4)
+    assert REAL.exists(f"{tmp_path}/a/hastore/replay") and BOOT != OTHER_BOOT
