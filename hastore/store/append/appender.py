@@ -19,6 +19,7 @@ from hastore.record.layout import (
     FLAG_BORN_IPV6,
     FLAG_PREPARED,
     IPV6_EXTRA,
+    MIN_RECORD_SIZE,
     OFFSETS,
     OFFSETS_AT,
     PREFIX,
@@ -153,7 +154,7 @@ class _Batch:
         if not self._log.min_offset <= seen < self.start:
             return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
         try:
-            view = self._log.view(seen, PREFIX.size + 32)
+            view = self._log.view(seen, MIN_RECORD_SIZE)
         except OSError as failure:  # it is stored all the same
             log.error("the original of a duplicate at offset %d cannot be read: %s", seen, failure)
             return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
