@@ -5,6 +5,8 @@ for more than a place in a queue. The checks are those of
 `PutValidator.validate`, which takes what is not alike, and what fails here: it says why.
 """
 
+from collections.abc import Set
+
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
@@ -48,7 +50,7 @@ class UniformBatch(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_uniform_batch(
-    topics: dict[bytes, str | None], max_body: int, max_record: int, payload: bytes
+    topics: Set[bytes], max_body: int, max_record: int, payload: bytes
 ) -> UniformBatch | None:
     """Check a payload; None when it is no run of alike records, or one of them is not right.
 
@@ -63,7 +65,7 @@ def read_uniform_batch(
         return None
     name = payload[name_at : name_at + 1 + payload[name_at]]
     topic = name[1:]
-    if topics.get(topic, "") is not None:
+    if topic not in topics:
         return None
     starts: list[int] = []
     queue_ids: list[int] = []

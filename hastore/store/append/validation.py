@@ -20,9 +20,9 @@ from hastore.record.layout import (
     FLAG_STORE_IPV6,
     HEADER_SIZES,
     MAX_PROPERTIES_BYTES,
-    MIN_RECORD_SIZE,
     STORE_IPV4,
     STORE_IPV6,
+    V2_MAGIC,
     header_struct,
     offset_of,
     store_at,
@@ -35,11 +35,12 @@ from hastore.store.append.uniform_batch import FLAGS_REFUSED, UniformBatch, read
 _TOPICS_MAX = 8192  # cached
 _SIZE = header_struct("size")
 _QUEUE_ID = header_struct("queue_id")
+_V2 = V2_MAGIC.to_bytes(4)
 _SYS_FLAG_AT = offset_of("sys_flag")
 _SYS_FLAG = header_struct("sys_flag", start=_SYS_FLAG_AT)
 
 
-class Entry(NamedTuple):
+class ValidRecord(NamedTuple):
     """A record that passed: where it lies in its payload, and what the store needs of it."""
 
     at: int
@@ -57,7 +58,7 @@ class PutValidator:
         self._max_body = config.max_message_size
         self._max_record = config.commitlog_file_size - BLANK_SIZE
         self._ipv6 = store_host.is_ipv6
-        self._topics: dict[bytes, str | None] = {}  # why not, None: allowed
+        self._topics: set[bytes] = set()  # that passed
         # Takes a payload of records that are alike; None: `validate` is to say what it is.
         self.validate_uniform: Callable[[bytes], UniformBatch | None] = partial(
             read_uniform_batch, self._topics, self._max_body, self._max_record
@@ -65,13 +66,13 @@ class PutValidator:
         if self._ipv6:
             self.validate_uniform = _no_uniform_batch
 
-    def validate(self, payload: bytes) -> tuple[bytes, list[Entry | PutResult]]:
-        """Split a payload into its records: for each an Entry, or the result that refuses it.
+    def validate(self, payload: bytes) -> tuple[bytes, list[ValidRecord | PutResult]]:
+        """Split a payload into its records: for each a ValidRecord, or the result that refuses it.
 
         Returns the payload with them: a copy when a storeHost had to be widened. When the payload
         itself cannot be split, the one result refuses all of it.
         """
-        found: list[Entry | PutResult] = []
+        found: list[ValidRecord | PutResult] = []
         append = found.append
         view = memoryview(payload)
         at, end = 0, len(payload)
@@ -83,9 +84,7 @@ class PutValidator:
             topic = payload[topic_at : topic_at + topic_size]
             after = at + size
             properties = payload[properties_at:after]
-            reason = self._topics.get(topic, "")
-            if reason == "":
-                reason = self._check_topic(topic)
+            reason = None if topic in self._topics else self._check_topic(topic)
             if reason is None and (
                 flags & FLAGS_REFUSED
                 or body_size > self._max_body
@@ -106,7 +105,7 @@ class PutValidator:
                 return self.validate(_with_store_host(payload, self._ipv6))
             else:
                 (queue_id,) = _QUEUE_ID.unpack_from(payload, at)
-                append(Entry(at, size, flags, topic, queue_id, producer))
+                append(ValidRecord(at, size, flags, topic, queue_id, producer))
             at = after
         return payload, found
 
@@ -117,7 +116,7 @@ class PutValidator:
             return str(failure)  # not cached: a stranger's topics must not push others out
         if len(self._topics) >= _TOPICS_MAX:
             self._topics.clear()
-        self._topics[topic] = None
+        self._topics.add(topic)
         return None
 
     def _why_not(self, layout: Layout) -> str:
@@ -128,8 +127,6 @@ class PutValidator:
             return f"a body of {body_size} bytes; store.max_message_size is {self._max_body}"
         if size > self._max_record:
             return f"a record of {size} bytes; a commit log file holds {self._max_record}"
-        if layout[8] is not None and size < MIN_RECORD_SIZE:
-            return "the record is too short"
         return "the body's CRC is wrong, or the properties are no `name 0x01 value 0x02` pairs"
 
 
@@ -143,21 +140,18 @@ def _is_well_formed(properties: bytes) -> bool:
 
 def _unreadable(payload: bytes, at: int) -> PutResult:
     """Say why the bytes at `at` are no record; too many properties have a status of their own."""
-    try:
-        flag_at = at + _SYS_FLAG_AT
-        flags = int.from_bytes(payload[flag_at : flag_at + _SYS_FLAG.size])  # may be cut off
-        body_at = at + HEADER_SIZES[flags & FLAG_IPV6]
-        topic_at = body_at + int.from_bytes(payload[body_at - 4 : body_at])
-        wide = payload[at + 7] == 0xAB
-        topic_size = int.from_bytes(payload[topic_at : topic_at + 1 + wide])
-        length_at = topic_at + 1 + wide + topic_size
-        if int.from_bytes(payload[length_at : length_at + 2]) > MAX_PROPERTIES_BYTES:
-            return PutResult(
-                Status.PROPERTIES_SIZE_EXCEEDED,
-                reason=f"more than {MAX_PROPERTIES_BYTES} bytes of properties",
-            )
-    except IndexError:
-        return PutResult(Status.MESSAGE_ILLEGAL, reason=f"no record at byte {at} of the payload")
+    flag_at = at + _SYS_FLAG_AT
+    flags = int.from_bytes(payload[flag_at : flag_at + _SYS_FLAG.size])  # may be cut off
+    body_at = at + HEADER_SIZES[flags & FLAG_IPV6]
+    topic_at = body_at + int.from_bytes(payload[body_at - 4 : body_at])
+    wide = payload[at + 4 : at + 8] == _V2
+    topic_size = int.from_bytes(payload[topic_at : topic_at + 1 + wide])
+    length_at = topic_at + 1 + wide + topic_size
+    if int.from_bytes(payload[length_at : length_at + 2]) > MAX_PROPERTIES_BYTES:
+        return PutResult(
+            Status.PROPERTIES_SIZE_EXCEEDED,
+            reason=f"more than {MAX_PROPERTIES_BYTES} bytes of properties",
+        )
     return PutResult(Status.MESSAGE_ILLEGAL, reason=f"no record at byte {at} of the payload")
 
 
