@@ -197,7 +197,6 @@ class Appender:
         self._table = table
         self._replay = replay
         self._host = store_host
-        self._host_bytes = store_host.packed
         self._clock = clock
         self._validator = PutValidator(config, store_host)
         self.last_store_timestamp_ms = 0
@@ -267,7 +266,7 @@ class Appender:
         size = append.end - start
         if not size or size + BLANK_SIZE > log.file_size or log.room(size):
             return None
-        data = append.patched(self._host_bytes)
+        data = append.patched(self._host)
         log.record_end = log.append(data)
         append.settle()
         return append.results, data

@@ -10,6 +10,7 @@ from collections.abc import Set
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
+from hastore.record.host import Host
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_INNER_BATCH,
@@ -22,6 +23,7 @@ from hastore.record.layout import (
     OFFSETS,
     OFFSETS_AT,
     STORE_AT,
+    STORE_IPV4,
     V1_MAGIC,
     header_struct,
 )
@@ -193,10 +195,10 @@ class UniformAppend:
         )
         return True
 
-    def patched(self, store_host: bytes) -> bytearray:
+    def patched(self, host: Host) -> bytearray:
         """Return the joined records, with what only the master knows filled in."""
         buffer = bytearray().join(self._payloads)
-        stamp = self._now_ms.to_bytes(8) + store_host
+        stamp = STORE_IPV4.pack(self._now_ms, host.address, host.port)
         width = len(stamp)
         pack_offsets = OFFSETS.pack_into
         start = self._start
