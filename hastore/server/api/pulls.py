@@ -9,6 +9,7 @@ from hastore.clock import Clock
 from hastore.heap import keep_freed
 from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
 from hastore.record.codec import decode_record
+from hastore.record.layout import header_struct
 from hastore.record.properties import MAX_CREATED_TOPIC
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
@@ -29,6 +30,7 @@ EXPIRE_MS = 5.0  # between checks for ended waits, when many pulls are parked
 MANY = 100
 UNREAD = "earlier replies are not read yet"
 KEPT_BYTES = 8 * 1024 * 1024  # of freed memory, kept for the next replies
+_PHYSICAL_OFFSET = header_struct("physical_offset")
 _STATUSES = {status.name: status for status in PullStatus}
 
 
@@ -222,7 +224,8 @@ class PullHandler:
         return reply, (found.records if found.count else None)
 
     def _epochs(self, history: History, records: bytes) -> list[tuple[int, int]]:
-        first = int.from_bytes(records[28:36], "big")  # physicalOffset of the first record
+        """Return the epochs from the first of the records on."""
+        (first,) = _PHYSICAL_OFFSET.unpack_from(records)
         return epochs_of(history, first, self._backend.store.max_offset)
 
     def _lost(self, history: History, request: Pull, common: int) -> Pulled:
