@@ -83,7 +83,7 @@ def test_a_slave_is_read_first_and_the_master_if_it_lags(monkeypatch):
     fill(slave.store, 20)
     asked = []
     for backend in (master, slave):
-        pull = backend.store.pull
+        pull = backend.store.reader.pull
 
         def spy(*args, node=backend.node, pull=pull, **more):
             asked.append(node)
