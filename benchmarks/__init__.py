@@ -1,1 +1,1 @@
-"""Benchmarks: each figure beside a peer that runs in the same minutes on the same machine."""
+"""Benchmarks: each figure is measured next to a peer, in the same run on the same machine."""

@@ -1,4 +1,4 @@
-"""What the machine can do at all: the same bytes over bare TCP, by as little Python as possible."""
+"""The limit of the machine: the same bytes over bare TCP, with as little Python as possible."""
 
 import contextlib
 import multiprocessing
@@ -17,7 +17,7 @@ PIECE_BYTES = MIB
 
 
 def receive(sock: socket.socket, size: int) -> bytes:
-    """Return exactly `size` bytes, empty at the end."""
+    """Return exactly `size` bytes, or no bytes at the end of the stream."""
     data = sock.recv(size)
     while data and len(data) < size:
         more = sock.recv(size - len(data))
@@ -28,7 +28,7 @@ def receive(sock: socket.socket, size: int) -> bytes:
 
 
 def relay(listener: socket.socket, onward: tuple[str, int] | None) -> None:
-    """Take 1 KiB messages; pass each on and its reply back, or reply at once at the chain's end."""
+    """Pass 1 KiB messages to `onward` and the replies back; without `onward` reply at once."""
     sock, _ = listener.accept()
     with contextlib.ExitStack() as stack:
         stack.enter_context(sock)
@@ -46,7 +46,7 @@ def relay(listener: socket.socket, onward: tuple[str, int] | None) -> None:
 
 
 def ping_pong(count: int) -> list[float]:
-    """Return the round trips, in ms, of `count` messages through three processes."""
+    """Return the round-trip times, in ms, of `count` messages through three processes."""
     fork = multiprocessing.get_context("fork")
     with contextlib.ExitStack() as stack:
         last = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
@@ -69,7 +69,7 @@ def ping_pong(count: int) -> list[float]:
 
 
 def timed(call: Callable[[], Any], count: int) -> list[float]:
-    """Return how long each call took, in ms; a tenth more are made first, for warmth."""
+    """Return the duration of each call, in ms, after a warm-up with 10 % as many calls."""
     for _ in range(count // 10):
         call()
     clock, took = time.perf_counter, []
@@ -81,17 +81,17 @@ def timed(call: Callable[[], Any], count: int) -> list[float]:
 
 
 def send_file(path: str, listener: socket.socket, size: int) -> None:
-    """Send the first `size` bytes of a file to whoever connects."""
+    """Send the first `size` bytes of a file to the first connection."""
     sock, _ = listener.accept()
     with sock, open(path, "rb") as file:
         position = 0
         while position < size:
             position += os.sendfile(sock.fileno(), file.fileno(), position, size - position)
-        sock.recv(1)  # until the receiver has all
+        sock.recv(1)  # the receiver answers when it has everything
 
 
 def bare_copy(path: pathlib.Path, size: int, target: pathlib.Path | None) -> float:
-    """Copy a file's bytes over loopback, into memory or into a new file; returns seconds."""
+    """Copy a file's bytes over loopback, into memory or into a new file; return the seconds."""
     with socket.create_server(("127.0.0.1", 0)) as listener, contextlib.ExitStack() as stack:
         fork = multiprocessing.get_context("fork")
         sender = fork.Process(target=send_file, args=(str(path), listener, size), daemon=True)

@@ -1,11 +1,11 @@
-"""What the benchmarks share: nodes as real processes, what they cost, and how figures are told.
+"""Shared parts of the benchmarks: nodes as processes, their CPU and memory, figures and targets.
 
     with Group(folder) as group:
         group.start(1)
         group.start(2)
         group.wait_in_sync()
 
-A Group leaves nothing running and no store behind, however its block ends.
+However its block ends, a Group leaves no process running; `scratch` removes the stores.
 """
 
 import argparse
@@ -46,7 +46,7 @@ Status = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Spread:
-    """A figure over its repeats."""
+    """The minimum, median and maximum of a figure's repeats."""
 
     minimum: float
     median: float
@@ -63,31 +63,31 @@ class Spread:
 
 
 def percentile(samples: Sequence[float], share: float) -> float:
-    """Return the sample below which `share` of all lie."""
+    """Return the sample below which the fraction `share` of all samples lies."""
     ordered = sorted(samples)
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Target:
-    """What the project has promised: of the ratio to the peer, or of the figure itself."""
+    """A target of the project, for the ratio to the peer or for the figure itself."""
 
     limit: float
     sense: str  # "at least" | "at most"
     of: str = "ratio"  # | "figure"
 
     def met(self, value: float) -> bool:
-        """Whether a median meets it."""
+        """Return whether a median meets the target."""
         return value >= self.limit if self.sense == "at least" else value <= self.limit
 
 
 def at_least(limit: float) -> Target:
-    """Return the target of a ratio in which more is better."""
+    """Return the target of a ratio of which more is better."""
     return Target(limit, "at least")
 
 
 def at_most(limit: float) -> Target:
-    """Return the target of a ratio in which less is better."""
+    """Return the target of a ratio of which less is better."""
     return Target(limit, "at most")
 
 
@@ -100,9 +100,9 @@ def figure(
     target: Target | None = None,
     **more: Any,
 ) -> dict[str, Any]:
-    """Return one figure; the ratio is ours over the peer's, repeat by repeat.
+    """Return one figure; its ratio is ours over the peer's, computed for each repeat.
 
-    A peer without samples did not run: the figure stands alone then.
+    A peer without samples did not run; the figure then has no ratio.
     """
     out: dict[str, Any] = {"name": name, "unit": unit, "ours": Spread.of(samples).as_dict()}
     if peer is not None and peer_samples:
@@ -118,7 +118,7 @@ def figure(
 
 
 def machine() -> dict[str, Any]:
-    """Return what the figures depend on, without naming the machine."""
+    """Return the properties of the machine on which the figures depend, without its name."""
     model = "unknown"
     for line in pathlib.Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
@@ -138,7 +138,7 @@ def machine() -> dict[str, Any]:
 
 
 def save(name: str, figures: Sequence[Mapping[str, Any]], settings: Mapping[str, Any]) -> None:
-    """Write `results/NAME.json`, and the figures to stdout, one JSON object a line."""
+    """Write `results/NAME.json`, and print the figures to stdout, one JSON object per line."""
     RESULTS.mkdir(exist_ok=True)
     document = {"benchmark": name, "machine": machine(), "settings": settings, "figures": figures}
     path = RESULTS / f"{name}.json"
@@ -148,21 +148,21 @@ def save(name: str, figures: Sequence[Mapping[str, Any]], settings: Mapping[str,
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal, on stderr."""
+    """Print a line for the person at the terminal, on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
 def arguments(text: str | None, **numbers: int) -> argparse.Namespace:
-    """Return what every benchmark takes: repeats, a scale for trials, where the stores lie.
+    """Parse the options of every benchmark: repeats, a scale for trials, the folder of the stores.
 
-    `numbers` are more options, with their defaults.
+    `numbers` are the names and defaults of further options.
     """
     parser = argparse.ArgumentParser(
         description=text, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0, help="of all amounts, to try it out")
-    parser.add_argument("--dir", help="where the stores lie (default: the temporary folder)")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for all amounts")
+    parser.add_argument("--dir", help="folder for the stores (default: the temporary folder)")
     for name, value in numbers.items():
         parser.add_argument(f"--{name}", type=int, default=value)
     return parser.parse_args()
@@ -173,8 +173,9 @@ def arguments(text: str | None, **numbers: int) -> argparse.Namespace:
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class Cost:
-    """What a process has used so far: CPU seconds (all threads), resident MiB, and how many of
-    those are its own rather than mapped files.
+    """What a process has used so far: CPU seconds of all threads, and memory in MiB.
+
+    `anonymous_mib` is the part of the resident memory that is not mapped files.
     """
 
     cpu_s: float
@@ -191,13 +192,13 @@ class Cost:
         return cls(ticks / os.sysconf("SC_CLK_TCK"), sizes["VmRSS"], sizes["RssAnon"])
 
     def memory(self) -> dict[str, float]:
-        """Return the memory as it goes into the JSON, MiB."""
+        """Return the memory in the form of the JSON results, MiB."""
         not_mapped = round(self.anonymous_mib, 1)
         return {"resident": round(self.resident_mib, 1), "not_mapped": not_mapped}
 
 
 def wait_until(what: Callable[[], Any], timeout_s: float, text: str, poll_s: float = 0.01) -> Any:
-    """Return the first true value of `what()`; TimeoutError with `text` when none comes."""
+    """Return the first true value of `what()`; raise TimeoutError with `text` if there is none."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = what()
@@ -209,7 +210,7 @@ def wait_until(what: Callable[[], Any], timeout_s: float, text: str, poll_s: flo
 
 
 class Node:
-    """One node: its file, its store, and its process while it runs."""
+    """One node: its configuration file, its store, and its process while it runs."""
 
     def __init__(self, number: int, folder: pathlib.Path, settings: dict[str, Any]) -> None:
         self.number = number
@@ -230,7 +231,7 @@ class Node:
         return self.process.pid
 
     def start(self) -> float:
-        """Start it by its command and wait for the ready line; returns the seconds that took."""
+        """Start the node by its command; return the seconds until its ready line."""
         role = yaml.safe_load(self.config.read_text())["role"]
         kind = "slave" if role == "SLAVE" else "master"
         command = [sys.executable, str(ROOT / "bin" / f"hastore-{kind}"), "-c", str(self.config)]
@@ -252,16 +253,16 @@ class Node:
         return seconds
 
     def check_alive(self) -> None:
-        """Raise RuntimeError, with its last words, when it has ended by itself."""
+        """Raise RuntimeError, with the end of its log, if the process has ended by itself."""
         if self.process is not None and self.process.poll() is not None:
             raise RuntimeError(f"node {self.number} has ended: {self.last_words()}")
 
     def last_words(self) -> str:
-        """Return the end of what it said on stderr."""
+        """Return the last lines of its stderr."""
         return " | ".join(self._errors.read_text().strip().splitlines()[-4:])
 
     def said(self, text: str) -> float | None:
-        """Return when it last said `text` on stderr, in seconds since the epoch."""
+        """Return the time of its last log line with `text`, in seconds since 1970."""
         for line in reversed(self._errors.read_text().splitlines()):
             if text in line:
                 when = datetime.datetime.strptime(line[:23], "%Y-%m-%d %H:%M:%S,%f")
@@ -269,16 +270,16 @@ class Node:
         return None
 
     def become(self, role: str) -> None:
-        """Change its role in its file; it follows at once when it runs, else at its next start."""
+        """Change the role in its file; the node applies it within a second, or at its start."""
         settings = yaml.safe_load(self.config.read_text()) | {"role": role}
         self.config.write_text(yaml.safe_dump(settings, sort_keys=False))
 
     def kill(self) -> None:
-        """Send SIGKILL and reap."""
+        """Send SIGKILL and reap the process."""
         self.stop(signal.SIGKILL)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """End the process, and reap it."""
+        """Send a signal and reap the process; kill it after 15 s."""
         process, self.process = self.process, None
         if process is None:
             return
@@ -303,7 +304,7 @@ class Node:
 
 
 class Group:
-    """Nodes of one group on loopback: node 1 is the master, the others are slaves."""
+    """The nodes of one group on loopback: node 1 is the master, the others are slaves."""
 
     def __init__(
         self,
@@ -374,24 +375,24 @@ class Group:
         }
 
     def close(self) -> None:
-        """End all nodes at once; what is in the stores no longer matters."""
+        """Kill all nodes at once; their stores are not needed any more."""
         for node in self._nodes.values():
             node.stop(signal.SIGKILL)
 
 
-_ports_given: set[int] = set()  # they may be bound much later
+_ports_given: set[int] = set()  # they may be bound long after `free_ports` returned them
 
 
 def free_ports(count: int) -> list[int]:
-    """Return free ports of loopback, outside the range that outgoing connections take theirs of.
+    """Return free ports of loopback, outside the range of ports of outgoing connections.
 
-    None is given twice in one process.
+    No port is returned twice in one process.
     """
     text = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
     top = min(int(text.split()[0]), 60_000)
     found: list[int] = []
     candidates = range(top - 1, 1_024, -1) if top > 12_000 else range(65_535, 61_000, -1)
-    skip = os.getpid() % 1_000  # two runs at once look in different places
+    skip = os.getpid() % 1_000  # two runs at the same time search different ports
     for port in candidates[skip:]:
         if port in _ports_given:
             continue
@@ -410,9 +411,9 @@ def free_ports(count: int) -> list[int]:
 
 @contextlib.contextmanager
 def scratch(parent: str | None, need_bytes: int) -> Iterator[pathlib.Path]:
-    """Lend a temporary folder with room for `need_bytes`; it is removed with all in it.
+    """Lend a temporary folder with room for `need_bytes`, and remove it afterwards.
 
-    From here on SIGTERM ends the process in order, so that nothing is left behind then either.
+    From here on SIGTERM raises SystemExit, so that the folder is removed in that case too.
     """
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     folder = pathlib.Path(tempfile.mkdtemp(prefix="hastore-bench-", dir=parent))
@@ -429,10 +430,10 @@ def scratch(parent: str | None, need_bytes: int) -> Iterator[pathlib.Path]:
 
 
 def touch_memory(folder: pathlib.Path, size: int) -> None:
-    """Write and remove a file, so that the machine's memory behind the page cache was used before.
+    """Write and remove a file, so that the pages of the page cache have been used before.
 
     A virtual machine may get its memory from the host at the first touch, which costs about 2 s of
-    CPU a GiB: whoever writes first would pay for all who follow.
+    CPU per GiB. Without this the first writer would pay for all later ones.
     """
     piece = os.urandom(MIB)
     with open(folder / "touch", "wb", buffering=0) as file:
@@ -443,7 +444,7 @@ def touch_memory(folder: pathlib.Path, size: int) -> None:
 
 @contextlib.contextmanager
 def ended(*processes: Any) -> Iterator[None]:
-    """End and reap helper processes (multiprocessing's) when the block ends."""
+    """Join the processes of multiprocessing when the block ends; kill them after 5 s."""
     try:
         yield
     finally:
@@ -455,9 +456,9 @@ def ended(*processes: Any) -> Iterator[None]:
 
 
 def fill_store(root: pathlib.Path, size: int, file_size: int) -> int:
-    """Write a closed store whose log holds about `size` bytes of 1 KiB messages; return its end.
+    """Write a store with about `size` bytes of 1 KiB messages, close it, return its end offset.
 
-    By the store's own append, in this process: the log is what a node would have written.
+    The store's own append writes it, in this process, so the log is the same as a node's.
     """
     from hastore.config.model import StoreConfig
     from hastore.record.codec import build_record

@@ -1,14 +1,16 @@
-"""Read a million messages of 1 KiB by one consumer, from the first to the last.
+"""Read a million messages of 1 KiB with one consumer, from the first to the last.
 
     python -m benchmarks.consume [--repeats 5] [--scale 1] [--dir FOLDER]
 
-Both read the same log of four queues from the page cache: hastore's node the original, RocketMQ's
-broker a copy, which it opens as its own. Both are masters alone. hastore: `Consumer.poll` in this
-process, a MiB in each answer; each body's length is looked at. RocketMQ: its DefaultMQPullConsumer
-in a JVM that stays warm, a thread for each queue, twice: with 32 messages in each answer, which is
-the most that a broker gives as it comes (0.3 M messages), and with 1,024 and a MiB, which both ends
-must be told (maxTransferCountOnMessageInMemory, maxTransferBytesOnMessageInMemory). The target of
-32 an answer is the older one: it is what RocketMQ's users have, and nobody has taken it back.
+Both systems read the same log of four queues from the page cache: hastore's node the original,
+RocketMQ's broker a copy, which it opens as its own. Both are masters without slaves.
+
+hastore: `Consumer.poll` in this process, 1 MiB per reply; the length of each body is checked.
+RocketMQ: its DefaultMQPullConsumer in a JVM that stays warm, with a thread for each queue. It runs
+twice: with 32 messages per reply, a broker's default limit (0.3 M messages), and with 1,024
+messages or 1 MiB, for which both ends must be configured (maxTransferCountOnMessageInMemory,
+maxTransferBytesOnMessageInMemory). The target against 32 per reply is the older one. It still
+holds, because RocketMQ's users have that limit.
 """
 
 import contextlib
@@ -49,7 +51,7 @@ LIMIT_S = 120.0
 
 
 def read(bootstrap: list[str], count: int) -> float:
-    """Return messages a second of one consumer that reads `count`."""
+    """Return the messages per second of one consumer that reads `count` messages."""
     left, size = count, 0
     deadline = time.monotonic() + LIMIT_S
     with Consumer(TOPIC, bootstrap) as consumer:
@@ -60,7 +62,7 @@ def read(bootstrap: list[str], count: int) -> float:
                 size += len(message.body)
             left -= len(messages)
             if not messages and time.monotonic() > deadline:
-                raise RuntimeError(f"{left} messages did not come")
+                raise RuntimeError(f"{left} messages did not arrive")
         seconds = time.perf_counter() - began
     if size != count * BODY_BYTES:
         raise RuntimeError(f"{size} bytes of {count} bodies")
@@ -68,15 +70,15 @@ def read(bootstrap: list[str], count: int) -> float:
 
 
 def read_rocket(rocket: RocketPair, count: int, batch: int) -> float:
-    """Return messages a second of RocketMQ's consumer."""
+    """Return the messages per second of RocketMQ's consumer."""
     seconds, size = rocket.consume(TOPIC, count, QUEUES, batch)
     if size < count * BODY_BYTES:
-        raise RuntimeError(f"RocketMQ brought {size} bytes of {count} bodies")
+        raise RuntimeError(f"RocketMQ's consumer received {size} bytes of {count} bodies")
     return count / seconds
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     given = arguments(__doc__)
     size = int(MESSAGES * RECORD_BYTES * given.scale)
     with contextlib.ExitStack() as stack:

@@ -1,12 +1,13 @@
-"""Kill the master with SIGKILL; how long until the next synchronous put is acknowledged.
+"""Kill the master with SIGKILL; measure the time to the next acknowledged synchronous put.
 
     python -m benchmarks.failover [--repeats 5] [--scale 1] [--dir FOLDER]
 
-hastore: three nodes, `acks: 1`; `hastore promote` on a slave is issued at once, and a producer that
-was at work sends on. Between repeats the killed node comes back as a slave. RocketMQ cannot promote
-its slave by a flip of its configuration while it runs: its master is started again at once, on its
-own store, and its producer tries until it has an acknowledgement by both. One of these takes long,
-so that it has fewer messages to recover than in `restart`.
+hastore: three nodes, `acks: 1`. `hastore promote` runs on a slave at once, and the producer goes on
+sending. Between repeats the killed node comes back as a slave.
+
+RocketMQ cannot promote a running slave by a change of its configuration. Its master is started
+again at once, on its own store, and its producer retries until both nodes have the message. This
+takes long, so there are fewer messages to recover than in `restart`.
 """
 
 import contextlib
@@ -40,7 +41,7 @@ NODES = 3
 
 
 def fail_over(group: Group, number: int, heir: int) -> tuple[float, float]:
-    """Kill a master and promote another node; seconds to the next put, and to `promote`'s end."""
+    """Kill a master, promote another node; return the seconds to the next put and to its end."""
     node = group[heir]
     with Producer(group.bootstrap) as producer:
         producer.send_sync("failover", BODY)
@@ -57,7 +58,7 @@ def fail_over(group: Group, number: int, heir: int) -> tuple[float, float]:
 
 
 def promote(node: Node) -> "subprocess.Popen[str]":
-    """Issue `hastore promote`."""
+    """Start `hastore promote`."""
     command = [sys.executable, str(ROOT / "bin" / "hastore"), "promote", "-c", str(node.config)]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True
@@ -77,7 +78,7 @@ def rejoin(group: Group, number: int, master: int) -> None:
 
 
 def restart_master(rocket: RocketPair) -> float:
-    """Kill RocketMQ's master and start it again; seconds to the next acknowledged put."""
+    """Kill and restart RocketMQ's master; return the seconds to the next acknowledged put."""
     client = rocket.jvms["client"]
     client.call("load.blocking", count=1)
     began = time.perf_counter()
@@ -91,7 +92,7 @@ def restart_master(rocket: RocketPair) -> float:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     given = arguments(__doc__)
     ours: list[float] = []
     theirs: list[float] = []

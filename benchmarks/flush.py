@@ -1,11 +1,11 @@
-"""Put 1 KiB messages that both disks must have: synchronous flush on both sides, 64 in flight.
+"""Put 1 KiB messages that both disks must have: synchronous flush on both nodes, 64 in flight.
 
     python -m benchmarks.flush [--repeats 5] [--scale 1] [--dir FOLDER]
 
-hastore end to end: client, master and slave are processes, the master syncs, the slave syncs before
-it reports. RocketMQ with less to do: its stores alone, 64 threads in the master's own process and
-no client, SYNC_FLUSH on both sides; its slave reports what is in its page cache, whatever its own
-setting says.
+hastore runs end to end: client, master and slave are processes, the master syncs, and the slave
+syncs before it reports. RocketMQ has less to do: only its stores run, with 64 threads in the
+master's process, no client, and SYNC_FLUSH on both nodes. Its slave reports messages that are in
+its page cache, whatever its own setting says.
 """
 
 import contextlib
@@ -21,14 +21,14 @@ ROCKETMQ = "RocketMQ"
 
 
 def start_stores(rocket: RocketStores) -> None:
-    """Open both, and wait for the slave."""
+    """Open both stores, and wait until the slave is in sync."""
     rocket.open("master")
     rocket.open("slave")
     rocket.jvms["master"].wait_slaves(1)
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     given = arguments(__doc__)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(scratch(given.dir, 8 * 1024 * MIB))

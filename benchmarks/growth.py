@@ -1,13 +1,16 @@
-"""Put with more of everything: does the rate stay flat?
+"""Put with more producers, slaves and queues: does the rate stay flat?
 
     python -m benchmarks.growth [--repeats 5] [--scale 1] [--dir FOLDER]
 
-Synchronous puts of 1 KiB, each beside the smallest of its kind in the same repeat: 1, 4, 16 and 64
-producers in up to four client processes, 256 puts in flight between them, and beside each the same
-with a client over zmq+tcp://; 1, 2 and 4 slaves,
-`acks: 1`, 64 in flight; 1, 100 and 10,000 queues, 256 in flight. The size of the log has a
-benchmark of its own, `growth_log`. Everything shares the machine's cores: what costs more CPU a
-message shows here.
+Synchronous puts of 1 KiB. Each figure is compared with the smallest of its kind in the same repeat:
+
+  * 1, 4, 16 and 64 producers in up to four client processes, which share 256 puts in flight; also
+    with clients over zmq+tcp://;
+  * 1, 2 and 4 slaves, `acks: 1`, 64 in flight;
+  * 1, 100 and 10,000 queues, 256 in flight.
+
+`growth_log` measures the size of the log. All processes share the machine's cores, so a higher CPU
+cost per message lowers the rate.
 """
 
 import contextlib
@@ -33,18 +36,18 @@ IN_FLIGHT = 256  # shared by the producers
 TARGETS = {"64 producers, 4 in flight each": at_least(0.6)}
 SLAVES = (1, 2, 4)
 QUEUES = (1, 100, 10_000)
-# A queue's first file is allocated whole: with the default of 300,000 units 10,000 queues would
+# A queue's first file is allocated whole: with the default of 300,000 units, 10,000 queues would
 # take 60 GB.
 QUEUE_UNITS = 3_000
 
 
 def row(name: str, load: Any, count: int) -> Row:
-    """Return a row of hastore alone."""
+    """Return a row without peers."""
     return Row(name, "msg/s", {OURS: (count, load)}, {})
 
 
 def producers_row(hosts: list[str], over_zmq: list[str] | None, number: int) -> Row:
-    """Return the row of so many producers, with the same over libzmq where that is here."""
+    """Return the row for a number of producers; also over libzmq if that is installed."""
 
     def load(where: list[str]) -> Any:
         return lambda n: shared(where, producers=number, in_flight=IN_FLIGHT, count=n)
@@ -85,7 +88,7 @@ def rows_of(groups: dict[int, Group], many: Group) -> dict[str, list[Row]]:
 
 
 def figures_of(kinds: dict[str, list[Row]]) -> list[dict[str, Any]]:
-    """Return a figure for each row, beside the smallest of its kind, then beside its peers."""
+    """Return for each row a figure against the smallest of its kind, then against its peers."""
     out = []
     for rows in kinds.values():
         least = rows[0]
@@ -107,7 +110,7 @@ def figures_of(kinds: dict[str, list[Row]]) -> list[dict[str, Any]]:
 
 
 def costs_of(groups: list[Group]) -> dict[str, Cost]:
-    """Return what the nodes have used, those of the same name together: one group is at work."""
+    """Sum what nodes of the same name have used; only one group has load at a time."""
     out: dict[str, Cost] = {}
     for group in groups:
         for who, cost in group.costs().items():
@@ -117,7 +120,7 @@ def costs_of(groups: list[Group]) -> dict[str, Cost]:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     given = arguments(__doc__)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(scratch(given.dir, 30 * 1024 * MIB))

@@ -1,9 +1,10 @@
-"""Put, read and restart with a log of 1 GiB, and with one of 16 GiB: does the size of it matter?
+"""Put and restart with a log of 1 GiB and with one of 16 GiB: does the size matter?
 
     make bench-growth            # python -m benchmarks.growth_log [--gib 16] [--dir FOLDER]
 
-Writes 2 * (1 + GIB) GiB: a master's log by its own append, a slave's by replication. With less room
-it takes what fits, and says so. It takes 8 to 20 s a GiB, so it is no part of `make bench`.
+Writes 2 * (1 + GIB) GiB: the master's log by its own append, the slave's by replication. With less
+free space it uses a smaller log, and says so. It takes 8 to 20 s per GiB, so it is not part of
+`make bench`.
 """
 
 import contextlib
@@ -43,13 +44,14 @@ def make_group(folder: pathlib.Path, gib: int) -> Group:
     def here() -> bool:
         return all(slave["ack_offset"] == end for slave in group[1].status()["slaves"])
 
-    # In sync it is at once, with that gap: puts must not wait behind the whole log.
+    # With the large max_gap_not_in_sync the slave counts as in sync at once, so wait for its
+    # report.
     wait_until(here, START_S, f"the slave did not get {gib} GiB", poll_s=0.2)
     return group
 
 
 def restarts(group: Group) -> list[float]:
-    """Return how long a slave's process takes until it serves, after a clean stop."""
+    """Return the seconds from a slave's start to its ready line, each after a clean stop."""
     took = []
     for _ in range(RESTARTS):
         group[2].stop()
@@ -59,14 +61,14 @@ def restarts(group: Group) -> list[float]:
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     given = arguments(__doc__, gib=16)
     gib = given.gib
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(scratch(given.dir, 8 * FILE_BYTES))
         fits = int(shutil.disk_usage(folder).free / FILE_BYTES - 8) // 2
         if fits < gib:
-            say(f"growth_log: {gib} GiB do not fit here twice; taking {fits}")
+            say(f"growth_log: there is no room for {gib} GiB twice; using {fits}")
             gib = fits
         sizes = (1, gib)
         groups = [stack.enter_context(make_group(folder, size)) for size in sizes]

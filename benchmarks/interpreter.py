@@ -1,6 +1,6 @@
-"""Which Python runs, and whether it was built with profile-guided optimisation (PGO).
+"""Describe the running Python, and whether it was built with profile-guided optimisation (PGO).
 
-Python code runs slower without it, so each result says what it was measured with.
+Python code runs slower without PGO, so each result names its interpreter.
 """
 
 import os
@@ -11,29 +11,30 @@ from typing import Any
 
 _SIGNS = ("--enable-optimizations", "-fprofile-use")
 _FLAGS = ("CONFIG_ARGS", "PY_CFLAGS", "PY_CFLAGS_NODIST")
-# All of them are in listobject.c, whose code is some 20 KiB. A compiler that follows a profile puts
-# what ran often in one place and what never ran in another: they lie more than a MiB apart then.
+# All of these are in listobject.c, whose code takes some 20 KiB. With a profile the compiler places
+# hot and cold functions in separate sections, more than a MiB apart.
 _ONE_FILE = ("PyList_New", "PyList_Append", "PyList_Insert", "PyList_GetItem", "PyList_Reverse")
 _APART_BYTES = 256 * 1024
 
 
 def spread_bytes() -> int | None:
-    """Return how far apart the functions of one source file lie; None when that cannot be seen."""
+    """Return the distance between the functions of one source file; None if it is unknown."""
     try:
         import ctypes
 
         functions = [getattr(ctypes.pythonapi, name) for name in _ONE_FILE]
         places = [ctypes.cast(function, ctypes.c_void_p).value for function in functions]
-    except (ImportError, AttributeError):  # no CPython, or one without ctypes
+    except (ImportError, AttributeError):  # not CPython, or without ctypes
         return None
     found = [place for place in places if place]
     return max(found) - min(found)
 
 
 def pgo() -> tuple[bool | None, str]:
-    """Return whether this interpreter was built with PGO (None: unknown), and what tells.
+    """Return whether this interpreter was built with PGO (None: unknown), and the evidence.
 
-    Debian builds with PGO but keeps the flags out of sysconfig; the layout of the code tells then.
+    Debian builds with PGO but does not record the flags in sysconfig; the layout of the code then
+    shows it.
     """
     flags = " ".join(str(sysconfig.get_config_var(name) or "") for name in _FLAGS)
     for sign in _SIGNS:
@@ -46,7 +47,7 @@ def pgo() -> tuple[bool | None, str]:
 
 
 def describe() -> dict[str, Any]:
-    """Return what names this interpreter, without a path of the machine."""
+    """Return a description of this interpreter, without a path of the machine."""
     built, seen_by = pgo()
     return {
         "implementation": platform.python_implementation(),
@@ -59,9 +60,9 @@ def describe() -> dict[str, Any]:
 
 
 def told(machine: dict[str, Any]) -> str:
-    """Return the interpreter of a result's machine as a report shows it."""
+    """Return the interpreter of a result's machine as text for a report."""
     one = machine.get("interpreter")
-    if one is None:  # a result from before it was noted
+    if one is None:  # an old result, which did not record it
         return f"Python {machine['python']}"
     built = {True: "built with PGO", False: "built without PGO", None: "PGO unknown"}[one["pgo"]]
     return f"{one['implementation']} {one['version']} ({one['name']}, {one['compiler']}, {built})"

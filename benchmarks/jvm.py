@@ -1,4 +1,4 @@
-"""A JVM with RocketMQ's own classes, told what to do by lines of JSON (java/rocketmq)."""
+"""A JVM with RocketMQ's own classes, controlled by lines of JSON (java/rocketmq)."""
 
 import json
 import os
@@ -12,8 +12,8 @@ from typing import Any
 from benchmarks.common import Cost
 
 CALL_S = 180.0
-# What RocketMQ's own start script gives a broker on a Java of today; its 8 GiB of heap would be
-# held against it in the comparison of memory, and a quarter of a GiB is what it uses here.
+# The flags of RocketMQ's own start script for a broker on a current Java. Its 8 GiB of heap would
+# be unfair in the comparison of memory; the broker uses a quarter of a GiB here.
 SERVER_FLAGS = (
     *("-server", "-XX:+UseG1GC", "-XX:G1HeapRegionSize=16m", "-XX:G1ReservePercent=25"),
     *("-XX:InitiatingHeapOccupancyPercent=30", "-XX:MaxDirectMemorySize=4g"),
@@ -32,7 +32,7 @@ class PeerError(RuntimeError):
 
 
 class Jvm:
-    """One process; `call` asks and waits for the answer."""
+    """One process; `call` sends a request and waits for the answer."""
 
     def __init__(self, class_path: str, folder: pathlib.Path, name: str, heap: str = "1g") -> None:
         self.name = name
@@ -42,7 +42,7 @@ class Jvm:
         command = ["java", *_OPENS, *SERVER_FLAGS, f"-Xms{heap}", f"-Xmx{heap}"]
         command += [f"-Duser.home={home}", "-Dpeer.log=ERROR", "-Djava.net.preferIPv4Stack=true"]
         command += ["-Drocketmq.broker.diskSpaceWarningLevelRatio=0.99"]
-        command += [f"-Djava.io.tmpdir={home}"]  # netty's keys and lz4's library stay behind a kill
+        command += [f"-Djava.io.tmpdir={home}"]  # else netty and lz4 leave files in /tmp at a kill
         command += ["-cp", class_path, "bench.Bench"]
         with open(self._errors, "ab") as errors:
             self._process = subprocess.Popen(
@@ -61,7 +61,7 @@ class Jvm:
         return self._process.pid
 
     def begin(self, op: str, **arguments: Any) -> None:
-        """Ask for something; `finish` has the answer."""
+        """Send a request; `finish` returns its answer."""
         assert self._process.stdin is not None
         text = json.dumps({"op": op, **arguments})
         try:
@@ -71,7 +71,7 @@ class Jvm:
             raise PeerError(f"{self.name} has ended: {self.last_words()}") from None
 
     def finish(self, timeout_s: float = CALL_S) -> Any:
-        """Wait for the answer to what was asked for; PeerError for what RocketMQ threw."""
+        """Wait for the answer to `begin`; raise PeerError if RocketMQ failed or ended."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], timeout_s)[0]:
             raise PeerError(f"{self.name} did not answer within {timeout_s:g} s")
@@ -84,12 +84,12 @@ class Jvm:
         return answer.get("result")
 
     def call(self, op: str, *, timeout_s: float = CALL_S, **arguments: Any) -> Any:
-        """Ask for something and wait for it."""
+        """Send a request and wait for its answer."""
         self.begin(op, **arguments)
         return self.finish(timeout_s)
 
     def wait_slaves(self, count: int, timeout_s: float = 60.0) -> None:
-        """Wait until the store in this process has so many slaves, and they all it has."""
+        """Wait until the store in this process has `count` slaves that have its whole log."""
         deadline = time.monotonic() + timeout_s
         while True:
             status = self.call("store.status")
@@ -104,11 +104,11 @@ class Jvm:
         return Cost.of(self.pid)
 
     def last_words(self, lines: int = 6) -> str:
-        """Return the end of what it logged."""
+        """Return the last lines of its log."""
         return " | ".join(self._errors.read_text(errors="replace").splitlines()[-lines:])
 
     def kill(self) -> None:
-        """SIGKILL and reap."""
+        """Send SIGKILL and reap the process."""
         if self._process.poll() is None:
             self._process.send_signal(signal.SIGKILL)
         self._process.wait()

@@ -1,7 +1,8 @@
-"""Kafka beside hastore: two brokers, every message on both before it is acknowledged.
+"""Kafka as a peer: two brokers; every message is on both before it is acknowledged.
 
-KRaft, the first broker is the controller too; `acks=all` with `min.insync.replicas=2`, nothing is
-synced to a disk. The client is confluent-kafka (librdkafka) in this process, like hastore's.
+The brokers run in KRaft mode, the first is also the controller. The client uses `acks=all`, the
+topic `min.insync.replicas=2`; nothing is synced to a disk. The client is confluent-kafka
+(librdkafka) in this process, like hastore's.
 """
 
 import os
@@ -18,7 +19,7 @@ TOPIC = "bench"
 PARTITIONS = 4
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 START_S = 60.0
-# As in Kafka's own start script, with a heap that is large for what is sent here.
+# As in Kafka's own start script; the heap is large for these loads.
 FLAGS = (
     *("-server", "-Xms1g", "-Xmx1g", "-XX:+UseG1GC", "-XX:MaxGCPauseMillis=20"),
     *("-XX:InitiatingHeapOccupancyPercent=35", "-XX:+ExplicitGCInvokesConcurrent"),
@@ -30,7 +31,7 @@ class KafkaPair:
     """Two brokers on loopback."""
 
     def __init__(self, folder: pathlib.Path) -> None:
-        """Choose ports; NoPeer without Java or confluent-kafka."""
+        """Choose ports; raise NoPeer without Java or confluent-kafka."""
         try:
             import confluent_kafka
         except ImportError:
@@ -50,7 +51,7 @@ class KafkaPair:
         self.close()
 
     def start(self) -> "KafkaPair":
-        """Format both, start both, create the topic."""
+        """Format the storage of both brokers, start them, create the topic."""
         files = [self._configure(number) for number in (1, 2)]
         tool = ("kafka.tools.StorageTool", "format", "-t", CLUSTER_ID, "-c")
         for running in [self._java("format", [*tool, str(file)]) for file in files]:
@@ -114,7 +115,7 @@ class KafkaPair:
                 if len(admin.list_topics(timeout=2.0).brokers) == 2:
                     break
             except self._client.KafkaException:
-                pass  # not there yet
+                pass  # the brokers are not ready yet
             if time.monotonic() > deadline:
                 raise RuntimeError(f"Kafka did not start: {self._said('broker 1')}")
             time.sleep(0.1)
@@ -131,7 +132,7 @@ class KafkaPair:
                 "acks": "all",
                 "enable.idempotence": True,
                 "compression.type": "none",  # the bodies are random
-                "sticky.partitioning.linger.ms": 100,  # at 64 in flight twice the rate of 10 ms
+                "sticky.partitioning.linger.ms": 100,  # twice the rate of 10 ms, at 64 in flight
                 "socket.nagle.disable": True,
                 "log_level": 0,
                 **{key.replace("_", "."): value for key, value in more.items()},
@@ -139,7 +140,7 @@ class KafkaPair:
         )
 
     def blocking(self, count: int) -> list[float]:
-        """Return how long each of `count` synchronous puts took, in ms, on a warm producer."""
+        """Return the duration of each of `count` synchronous puts, in ms, with a warm producer."""
         producer, clock = self._producer(linger_ms=0), time.perf_counter
         failures, note = self._noting()
         took = []
@@ -153,7 +154,7 @@ class KafkaPair:
         return took
 
     def in_flight(self, limit: int, count: int, linger_ms: float = 0.0) -> float:
-        """Return messages a second with at most `limit` unacknowledged."""
+        """Return the messages per second with at most `limit` unacknowledged messages."""
         producer = self._producer(linger_ms=linger_ms)
         failures, note = self._noting()
         pending = 0
@@ -178,7 +179,7 @@ class KafkaPair:
         return count / seconds
 
     def batching(self, count: int) -> float:
-        """Return messages a second with linger 5 ms and nothing held back."""
+        """Return the messages per second with a linger of 5 ms and no limit in flight."""
         producer = self._producer(
             linger_ms=5,
             batch_size=1024**2,
@@ -201,7 +202,7 @@ class KafkaPair:
 
     @staticmethod
     def _noting() -> tuple[list[Any], Callable[[Any, Any], None]]:
-        """Return a list, and a callback that puts what was not delivered into it."""
+        """Return a list, and a delivery callback that appends failures to it."""
         failures: list[Any] = []
 
         def note(failure: Any, _message: Any) -> None:
@@ -216,11 +217,11 @@ class KafkaPair:
             raise RuntimeError(f"Kafka: {failures[0]}")
 
     def costs(self) -> dict[str, Cost]:
-        """Return what each broker has used."""
+        """Return the CPU and memory of each broker."""
         return {name: Cost.of(process.pid) for name, process in self._brokers.items()}
 
     def close(self) -> None:
-        """Kill both at once."""
+        """Kill both brokers at once."""
         for process in self._brokers.values():
             process.kill()
         for process in self._brokers.values():

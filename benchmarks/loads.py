@@ -1,4 +1,4 @@
-"""What hastore's client is asked to do: each load returns its rate, or the times of its puts."""
+"""The loads for hastore's client: each returns its rate, or the times of its puts."""
 
 import contextlib
 import importlib.util
@@ -23,9 +23,9 @@ SOCKETS_SCHEME, ZMQ_SCHEME = "tcp://", "zmq+tcp://"
 
 
 def over_zmq(bootstrap: list[str]) -> list[str]:
-    """Return the same nodes for a client whose transport is libzmq; NoPeer when it cannot be.
+    """Return the addresses of the same nodes over libzmq; raise NoPeer if pyzmq is missing.
 
-    Nothing is connected: a process that will fork must have no client of its own.
+    This opens no connection: a process that will fork must have no client of its own.
     """
     addresses = [address.replace(SOCKETS_SCHEME, ZMQ_SCHEME, 1) for address in bootstrap]
     try:
@@ -38,7 +38,7 @@ def over_zmq(bootstrap: list[str]) -> list[str]:
 
 
 def blocking(bootstrap: list[str], count: int) -> list[float]:
-    """Return the times, in ms, of synchronous puts one after the other."""
+    """Return the durations, in ms, of synchronous puts, one after the other."""
     with Producer(bootstrap, max_in_flight=1) as producer:
         return timed(lambda: producer.send_sync("blocking", BODY), count)
 
@@ -52,7 +52,7 @@ def pipelined(
     sync_flush: bool = False,
     queues: int | None = None,
 ) -> float:
-    """Return messages a second with so many puts in flight; to `queues` queues in turn."""
+    """Return the messages per second with `in_flight` puts unacknowledged, to queues in turn."""
     with Producer(bootstrap, max_in_flight=in_flight, acks=acks, sync_flush=sync_flush) as producer:
         producer.send_sync("pipelined", BODY)
         began = time.perf_counter()
@@ -71,10 +71,11 @@ def pipelined(
 
 
 def shared(bootstrap: list[str], *, producers: int, in_flight: int, count: int) -> float:
-    """Return messages a second of so many producers that share `in_flight`.
+    """Return the messages per second of several producers that share `in_flight`.
 
-    A thread each, in up to four processes: one interpreter would measure itself. The Producers are
-    made after the fork, and this process must have none: a client does not live through a fork.
+    Each has a thread, in up to four processes: a single interpreter would be the bottleneck. The
+    Producers are created after the fork, and this process must have none, since a client cannot be
+    used after a fork.
     """
     processes = min(producers, CLIENT_PROCESSES)
     fork = multiprocessing.get_context("fork")
@@ -115,7 +116,7 @@ def _producers(bootstrap: list[str], threads: int, in_flight: int, count: int, r
 
 
 def batched(bootstrap: list[str], *, batch: int, in_flight: int, count: int) -> float:
-    """Return messages a second by `send_batch`."""
+    """Return the messages per second with `send_batch`."""
     bodies = [BODY] * batch
     with Producer(bootstrap, max_in_flight=batch * in_flight) as producer:
         producer.send_sync("batched", BODY)

@@ -1,7 +1,7 @@
-"""Get the peers from Maven Central: RocketMQ with the little program that drives it, and Kafka.
+"""Get the peers from Maven Central: RocketMQ, with the small program that drives it, and Kafka.
 
-The class paths are worked out once, by Maven, into `benchmarks/java/*/target`. Another version:
-HASTORE_ROCKETMQ_VERSION, HASTORE_KAFKA_VERSION.
+Maven resolves the class paths once, into `benchmarks/java/*/target`. HASTORE_ROCKETMQ_VERSION and
+HASTORE_KAFKA_VERSION choose other versions.
 """
 
 import fcntl
@@ -18,12 +18,12 @@ BUILD_S = 600.0
 
 
 class NoPeer(Exception):
-    """A peer that cannot run on this machine; the text is for a person."""
+    """A peer cannot run on this machine; the text tells the user why."""
 
 
 @functools.cache
 def java_missing() -> str | None:
-    """Return what a machine lacks to run the peers in Java, None when nothing."""
+    """Return what this machine lacks to run the peers in Java, or None if nothing."""
     for program in ("java", "javac", "mvn"):
         if shutil.which(program) is None:
             return f"no {program} here: the peers need Java 17 or later and Maven"
@@ -36,7 +36,7 @@ def java_missing() -> str | None:
 
 @functools.cache
 def class_path(peer: str) -> str:
-    """Return the class path of `rocketmq` or `kafka`; builds it first. NoPeer when that fails."""
+    """Return the class path of `rocketmq` or `kafka`, built if needed; raise NoPeer on failure."""
     missing = java_missing()
     if missing is not None:
         raise NoPeer(missing)
@@ -75,14 +75,14 @@ def _build(folder: pathlib.Path, peer: str, version: str) -> None:
     if version:
         command.append(f"-D{peer}.version={version}")
     said = ""
-    for offline in (["-o"], []):  # what is there already is not asked for again
+    for offline in (["-o"], []):  # first without the network: all files may be there already
         done = subprocess.run(
             [*command, *offline], capture_output=True, text=True, timeout=BUILD_S, check=False
         )
         if done.returncode == 0:
             return
         said = done.stdout + done.stderr
-    first = next((line for line in said.splitlines() if "ERROR" in line), "no word from it")
+    first = next((line for line in said.splitlines() if "ERROR" in line), "it printed no error")
     raise NoPeer(f"Maven could not get {peer}: {first}")
 
 

@@ -1,4 +1,4 @@
-"""Draw docs/img/benchmarks.png: every promised ratio as "times better than the peer".
+"""Draw docs/img/benchmarks.png: every ratio that has a target, as "times better than the peer".
 
 python -m benchmarks.plot
 """
@@ -15,7 +15,7 @@ MET, MISSED = "#2c7fb8", "#d95f0e"
 
 
 def better(one: dict[str, Any]) -> tuple[float, float, float, float | None]:
-    """Return (low, median, high, target) of how many times better we are."""
+    """Return how many times better hastore is: (low, median, high, target)."""
     ratio, limit = one["ratio"], one["target"]["limit"]
     promised = limit if one["target"]["of"] == "ratio" else None
     if one["target"]["sense"] == "at least":
@@ -68,16 +68,16 @@ def main() -> None:
     try:
         import matplotlib  # noqa: F401
     except ImportError:
-        say("no plot: matplotlib is not here; pip install 'hastore[bench]'")
+        say("no plot: matplotlib is not installed; pip install 'hastore[bench]'")
         return
     source = RESULTS / "summary.json"
     if not source.exists():
-        sys.exit(f"{source} is not there: python -m benchmarks.run_all")
+        sys.exit(f"{source} does not exist; run: python -m benchmarks.run_all")
     summary = json.loads(source.read_text())
     machine = summary["machine"]
     title = f"hastore beside its peers, {machine['date']}, {machine['cores']} cores"
     draw(summary["figures"], title, IMAGE)
-    say(f"{IMAGE.relative_to(ROOT)} is drawn")
+    say(f"drew {IMAGE.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

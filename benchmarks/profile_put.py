@@ -2,15 +2,15 @@
 
     python -m benchmarks.profile_put [--repeats 5] [--scale 1] [--dir FOLDER]
 
-A client puts 1 KiB messages one after the other, a master and its slave store them; each is a
-process of its own, and nothing else is up. What each used a put is read from /proc before and after
-3,000 puts: CPU in user space and in the kernel, voluntary context switches (it went to sleep, so
-somebody had to wake it) and involuntary ones, of all its threads. Then `strace -c` counts the
-system calls of 300 puts, one process at a time: traced, they are slower, so no clock runs. Where
-both transports of the client are there, they take turns.
+A client puts 1 KiB messages one after the other; a master and its slave store them. Each is a
+process of its own, and nothing else runs. /proc is read before and after 3,000 puts, for all
+threads of each process: CPU in user space and in the kernel, voluntary context switches (the thread
+went to sleep, so another thread had to wake it) and involuntary ones. Then `strace -c` counts the
+system calls of 300 puts, one process at a time. Traced processes are slower, so these puts are not
+timed. If both transports of the client are available, they run in turn.
 
-The whole CPU is exact (schedstat, nanoseconds); how it is shared out between user space and kernel
-may be a matter of samples, by how the kernel was built: ask for more repeats then.
+The total CPU is exact (schedstat, nanoseconds). Depending on the kernel, its division between user
+space and kernel may be sampled: ask for more repeats in that case.
 """
 
 import contextlib
@@ -58,7 +58,7 @@ TOLD = {
     "involuntary": ("involuntary context switches", "a put"),
     "calls": ("system calls", "a put"),
 }
-Profile = dict[str, float]  # by the keys of TOLD, a put
+Profile = dict[str, float]  # per put, by the keys of TOLD
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ class Usage:
 
     @classmethod
     def of(cls, pid: int) -> "Usage":
-        """Read /proc; what threads used that have ended meanwhile is missing."""
+        """Read /proc. Threads that have ended are not counted."""
         process = pathlib.Path(f"/proc/{pid}")
         fields = (process / "stat").read_text().rpartition(")")[2].split()
         ran: dict[int, int] = {}
@@ -91,7 +91,7 @@ class Usage:
         return cls(int(fields[11]), int(fields[12]), ran, names, *switches)
 
     def since(self, before: "Usage", puts: int) -> Profile:
-        """Return what it used a put."""
+        """Return the usage per put since `before`."""
         cpu_us = sum(self.threads_us(before, puts).values())
         user = self.user_ticks - before.user_ticks
         system = self.system_ticks - before.system_ticks
@@ -105,7 +105,7 @@ class Usage:
         }
 
     def threads_us(self, before: "Usage", puts: int) -> dict[int, float]:
-        """Return the CPU us a put of each thread."""
+        """Return the CPU us per put of each thread."""
         return {
             thread: (ns - before.thread_ns.get(thread, 0)) / 1e3 / puts
             for thread, ns in self.thread_ns.items()
@@ -113,7 +113,7 @@ class Usage:
 
 
 class Client:
-    """A process with one Producer, which puts as many messages as it is told."""
+    """A process with one Producer, which puts as many messages as `put` asks for."""
 
     def __init__(self, bootstrap: list[str]) -> None:
         command = [sys.executable, "-m", "benchmarks.profile_put", AS_CLIENT, *bootstrap]
@@ -126,7 +126,7 @@ class Client:
 
     def __exit__(self, *_exc: object) -> None:
         if self._process.stdin is not None:
-            self._process.stdin.close()  # it ends then
+            self._process.stdin.close()  # this ends the process
         try:
             self._process.wait(ANSWER_S)
         finally:
@@ -141,7 +141,7 @@ class Client:
         return self._process.pid
 
     def put(self, count: int) -> list[float]:
-        """Return the time of each of `count` blocking puts, in ms."""
+        """Return the duration of each of `count` blocking puts, in ms."""
         assert self._process.stdin is not None and self._process.stdout is not None
         self._process.stdin.write(f"{count}\n")
         self._process.stdin.flush()
@@ -153,7 +153,7 @@ class Client:
 
 
 def serve_puts(bootstrap: list[str]) -> None:
-    """Be the client's process: put as many messages as each line of stdin says."""
+    """Run the client's process: put as many messages as each line of stdin says."""
     with Producer(bootstrap, max_in_flight=1) as producer:
         for line in sys.stdin:
             clock, took = time.perf_counter, []
@@ -165,7 +165,7 @@ def serve_puts(bootstrap: list[str]) -> None:
 
 
 def parse_counts(text: str) -> dict[str, int]:
-    """Return the calls of each system call out of the table of `strace -c`."""
+    """Return the number of calls of each system call from the table of `strace -c`."""
     # % time, seconds, usecs/call, calls, errors (may be empty), name
     row = re.compile(r"^ *[\d.]+ +[\d.]+ +\d+ +(\d+) +(?:\d+ +)?([a-z]\w+)$", re.M)
     counts = {name: int(calls) for calls, name in row.findall(text)}
@@ -174,9 +174,9 @@ def parse_counts(text: str) -> dict[str, int]:
 
 
 def traced(pid: int, folder: pathlib.Path, client: Client, count: int) -> dict[str, float]:
-    """Return how often one process made each system call, a put.
+    """Return how often one process made each system call, per put.
 
-    RuntimeError when strace may not attach to it.
+    Raises RuntimeError if strace may not attach to it.
     """
     table = folder / "strace"
     strace = subprocess.Popen(
@@ -189,7 +189,7 @@ def traced(pid: int, folder: pathlib.Path, client: Client, count: int) -> dict[s
             raise RuntimeError(first.strip() or "strace has ended")
         client.put(count)
     finally:
-        strace.send_signal(signal.SIGINT)  # it writes its table and lets go
+        strace.send_signal(signal.SIGINT)  # strace writes its table and detaches
         try:
             strace.communicate(timeout=ANSWER_S)
         finally:
@@ -198,7 +198,7 @@ def traced(pid: int, folder: pathlib.Path, client: Client, count: int) -> dict[s
 
 
 class Runs:
-    """What was measured of one transport, repeat by repeat."""
+    """The measurements of one transport, for each repeat."""
 
     def __init__(self, client: Client, group: Group) -> None:
         self._client = client
@@ -209,7 +209,7 @@ class Runs:
         self.calls: dict[str, dict[str, float]] = {}  # of the last repeat
 
     def measure(self, count: int) -> None:
-        """Put, and keep what each process used."""
+        """Put `count` messages, and keep what each process used."""
         before = {who: Usage.of(pid) for who, pid in self._pids.items()}
         self.took.append(self._client.put(count))
         for who, pid in self._pids.items():
@@ -227,13 +227,13 @@ class Runs:
             self.profiles[who][-1]["calls"] = sum(self.calls[who].values())
 
     def median(self, who: str, key: str) -> float | None:
-        """Return the median of one number of one process; None when it was not measured."""
+        """Return the median of one number of one process; None if it was not measured."""
         found = [profile[key] for profile in self.profiles[who] if key in profile]
         return statistics.median(found) if found else None
 
 
 def figures_of(all_runs: dict[str, Runs]) -> list[dict[str, Any]]:
-    """Return the figures, beside the same over libzmq where that ran."""
+    """Return the figures, against those over libzmq if that ran."""
     ours, other = all_runs[OURS], all_runs.get(ZMQ)
     out = []
     for told, of in (("p50", 0.50), ("p99", 0.99)):
@@ -246,13 +246,13 @@ def figures_of(all_runs: dict[str, Runs]) -> list[dict[str, Any]]:
             theirs = [one[key] for one in other.profiles[who] if key in one] if other else []
             if all(theirs) and mine:
                 out.append(figure(f"{who}, {told}", unit, mine, ZMQ_TOLD, theirs))
-            elif mine:  # none of the peer's is no divisor
+            elif mine:  # the peer's figure is 0 or missing: no ratio
                 out.append(figure(f"{who}, {told}", unit, mine))
     return out
 
 
 def show(all_runs: dict[str, Runs]) -> None:
-    """Tell the medians in one table on stderr, and under it what the threads and calls were."""
+    """Print a table of the medians to stderr, then the CPU of each thread and the calls."""
     heads = ("process", "CPU us", "user", "system", "voluntary", "involuntary", "system calls")
     table = Table("client's transport", *heads, title="a put, medians", box=None)
     for system, runs in all_runs.items():
@@ -273,7 +273,7 @@ def show(all_runs: dict[str, Runs]) -> None:
 
 
 def start_clients(stack: contextlib.ExitStack, group: Group, puts: int) -> dict[str, Runs]:
-    """Start a client for each transport that is here, and warm it up."""
+    """Start a client for each available transport, and warm it up."""
     all_runs: dict[str, Runs] = {}
     for name, hosts in ((OURS, group.bootstrap), (ZMQ, zmq_hosts(group.bootstrap))):
         if hosts is not None:
@@ -284,12 +284,12 @@ def start_clients(stack: contextlib.ExitStack, group: Group, puts: int) -> dict[
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     given = arguments(__doc__)
     count = max(100, int(PUTS * given.scale))
     strace = shutil.which("strace") is not None
     if not strace:
-        say("system calls are left out: strace is not here")
+        say("system calls are left out: strace is not installed")
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(scratch(given.dir, 4 * 1024 * MIB))
         group = stack.enter_context(Group(folder))

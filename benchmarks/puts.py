@@ -1,12 +1,14 @@
-"""Put 1 KiB messages that a slave must confirm: client, master and slave as processes of their own.
+"""Put 1 KiB messages that a slave must confirm; client, master and slave are separate processes.
 
     python -m benchmarks.puts [--repeats 5] [--scale 1] [--dir FOLDER]
 
-hastore, RocketMQ (its Java client) and Kafka (confluent-kafka) run side by side, each warm, and
-take turns with each load; nothing waits for a disk. So does hastore's client over zmq+tcp://, which
-reaches the same nodes by libzmq: without a target, it shows what the transport is worth. Beside one
-blocking put stands a bare Python TCP ping-pong through three processes: 1 KiB from the first to the
-second and on to the third, 8 bytes back the same way; without a target too.
+hastore, RocketMQ (its Java client) and Kafka (confluent-kafka) run at the same time, warmed up, and
+take turns with each load. No put waits for a disk. Two more rows have no target:
+
+  * hastore's client over zmq+tcp://, which reaches the same nodes through libzmq, shows what the
+    transport costs;
+  * a bare Python ping-pong over TCP is compared with one blocking put: 1 KiB from the first process
+    to the second and on to the third, and 8 bytes back the same way.
 """
 
 import contextlib
@@ -50,19 +52,19 @@ from benchmarks.side_by_side import (
 ROCKETMQ, KAFKA, BARE = "RocketMQ", "Kafka", "bare"
 ONE, MANY, BATCH = "one blocking put", "64 puts in flight", "send_batch of 100, 8 in flight"
 OWN, LOOSE = "own batching, nothing held back", "acks=1, 512 in flight"
-Load = tuple[int, Callable[[int], Any]]  # how many, and what takes that number
+Load = tuple[int, Callable[[int], Any]]  # a count, and a function that puts that many messages
 IDLE_S = 2.0
-SETTLE_S = 4.0  # after the start, with what each does in its first quiet seconds
-# Pages of the log are touched ahead, in both systems that can: half RocketMQ's CPU a message of a
-# batch, a quarter of hastore's. Where a store is young and short (replication, restart) it would
-# only cost.
+SETTLE_S = 4.0  # after the start, before the CPU of idle systems is measured
+# Both systems touch the pages of the log in advance. This saves half of RocketMQ's CPU per message
+# of a batch, and a quarter of hastore's. With a new, short store (replication, restart) it would
+# only cost CPU.
 WARM: dict[str, Any] = {"warmMapedFileEnable": True}
 OWN_WARM: dict[str, Any] = {"warm_files": True}
 MEMORY = "memory of the {} that is not mapped log"
 
 
 def own_loads(hosts: list[str]) -> dict[str, Load]:
-    """Return what hastore's client is asked to do, by row."""
+    """Return the loads of hastore's client, by row."""
     return {
         ONE: (1_500, lambda n: blocking(hosts, n)),
         MANY: (30_000, lambda n: pipelined(hosts, in_flight=64, count=n)),
@@ -73,7 +75,7 @@ def own_loads(hosts: list[str]) -> dict[str, Load]:
 
 
 def rocket_loads(rocket: RocketPair) -> dict[str, Load]:
-    """Return what RocketMQ's client is asked to do, by row."""
+    """Return the loads of RocketMQ's client, by row."""
     return {
         ONE: (1_500, rocket.blocking),
         MANY: (15_000, lambda n: rocket.threads(64, n)),
@@ -83,7 +85,7 @@ def rocket_loads(rocket: RocketPair) -> dict[str, Load]:
 
 
 def kafka_loads(kafka: KafkaPair) -> dict[str, Load]:
-    """Return what Kafka's client is asked to do, by row."""
+    """Return the loads of Kafka's client, by row."""
     return {
         ONE: (1_500, kafka.blocking),
         MANY: (30_000, lambda n: kafka.in_flight(64, n)),
@@ -92,9 +94,9 @@ def kafka_loads(kafka: KafkaPair) -> dict[str, Load]:
 
 
 def all_rows(loads: dict[str, dict[str, Load]]) -> list[Row]:
-    """Return the rows: what each system is asked to do, and what is promised."""
+    """Return the rows: the load of each system, and the targets."""
     promised: dict[str, dict[str, tuple[str, Target | None]]] = {
-        ONE: {},  # each percentile has targets of its own
+        ONE: {},  # each percentile has its own targets, see `blocking_figures`
         MANY: {
             ROCKETMQ: ("RocketMQ, 64 threads", at_least(5.0)),
             KAFKA: ("Kafka, idempotent", at_least(3.0)),
@@ -118,7 +120,7 @@ def all_rows(loads: dict[str, dict[str, Load]]) -> list[Row]:
 
 
 def idle_shares(systems: dict[str, Any]) -> dict[str, float]:
-    """Return the share of one core that each system takes while nobody asks it for anything."""
+    """Return the share of one core that each system uses without any load."""
 
     def used() -> dict[str, float]:
         return {
@@ -136,7 +138,7 @@ def idle_shares(systems: dict[str, Any]) -> dict[str, float]:
 
 
 def blocking_figures(row: Row) -> list[dict[str, Any]]:
-    """Return p50 and p99 beside each peer."""
+    """Return p50 and p99 against each peer."""
     out = []
     for told, of, targets in (
         ("p50", 0.50, {ROCKETMQ: at_most(0.7), KAFKA: at_most(0.3)}),
@@ -153,7 +155,7 @@ def blocking_figures(row: Row) -> list[dict[str, Any]]:
 
 
 def memory_figures(held: dict[str, dict[str, list[Cost]]]) -> list[dict[str, Any]]:
-    """Return the memory of each node beside RocketMQ's node, and the client's."""
+    """Return the memory of each node, and of the client, against RocketMQ's."""
     out = []
     for ours, theirs, target in (
         ("master", "master", at_most(0.15)),
@@ -179,7 +181,7 @@ def memory_figures(held: dict[str, dict[str, list[Cost]]]) -> list[dict[str, Any
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     given = arguments(__doc__)
     with contextlib.ExitStack() as stack:
         folder = stack.enter_context(scratch(given.dir, int(16 * 1024 * MIB * given.scale)))

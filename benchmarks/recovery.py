@@ -2,11 +2,11 @@
 
     python -m benchmarks.recovery [--gib 1] [--repeats 5] [--dir FOLDER]
 
-The node is a master alone in its group, started by its command; the clock runs from the start of
-the process to the ready line. Before each SIGKILL it is put new messages, so that the log's end is
-beyond everything that a clean stop wrote down. Beside it: the interpreter importing the same
-modules, which is the floor of any start; and a foreign store, without hastore's own files, of which
-recovery must read far more.
+The node is a master without slaves, started by its command. The time is that from the start of the
+process to the ready line. Before each SIGKILL the benchmark puts new messages, so that the log ends
+after everything that a clean stop recorded. The peers are an interpreter that imports the same
+modules, the minimum of any start; and, for a store without hastore's own files, of which recovery
+must read far more, reading all of its log files.
 """
 
 import argparse
@@ -17,22 +17,22 @@ import subprocess
 import sys
 import time
 
+from benchmarks.bare import PIECE_BYTES
 from benchmarks.common import MIB, Group, figure, fill_store, save, say, scratch
-from benchmarks.puts import pipelined
-from benchmarks.replication import PIECE_BYTES
+from benchmarks.loads import pipelined
 
 FRESH_PUTS = 5_000
 
 
 def bare_start() -> float:
-    """Return the seconds in which an interpreter imports what a node imports."""
+    """Return the seconds that an interpreter takes to import the modules of a node."""
     began = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import hastore.server.node"], check=True, timeout=30.0)
     return time.perf_counter() - began
 
 
 def read_all(folder: pathlib.Path) -> float:
-    """Return the seconds in which the log's files are read through once."""
+    """Return the seconds that it takes to read the log's files once."""
     began = time.perf_counter()
     buffer = bytearray(PIECE_BYTES)
     for path in sorted((folder / "commitlog").iterdir()):
@@ -43,16 +43,16 @@ def read_all(folder: pathlib.Path) -> float:
 
 
 def forget(store: pathlib.Path) -> None:
-    """Make a closed store look as if RocketMQ had written it: without hastore's own files."""
+    """Remove hastore's own files from a closed store, as if RocketMQ had written it."""
     shutil.rmtree(store / "hastore")
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gib", type=float, default=1.0)
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--dir", help="where the stores lie (default: the temporary folder)")
+    parser.add_argument("--dir", help="folder for the stores (default: the temporary folder)")
     given = parser.parse_args()
     size, file_size = int(given.gib * 1024 * MIB), 1024 * MIB
     bare: list[float] = []

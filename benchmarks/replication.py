@@ -1,16 +1,18 @@
-"""Replicate a log of 1 GiB to a new, empty slave, beside RocketMQ and beside bare copies of it.
+"""Replicate a log of 1 GiB to a new, empty slave; the peers are RocketMQ and bare copies of it.
 
     python -m benchmarks.replication [--repeats 5] [--scale 1] [--dir FOLDER]
 
 Each repeat runs all of these, in turn:
-  * `sendfile` to `recv_into` of 1 MiB buffers: what loopback and the page cache can do at all;
-  * the same, and each piece is written to a new file, preallocated like a log file;
+
+  * `sendfile` to `recv_into` with 1 MiB buffers: the limit of loopback and the page cache;
+  * the same, with each piece written to a new file, preallocated like a log file;
   * RocketMQ: a bare store as the master and one as the slave, without brokers, in JVMs that stay
-    warm. Clock: from the connection to the last byte, and until the slave's queues know it all;
-  * hastore: a fresh master process on the log, a fresh slave process on an empty store. Clock: from
-    the moment the slave says that it follows, to the master having its report of the last byte, and
-    further until the slave's queues and index know all of it.
-CPU seconds count from the slave's start on; those of RocketMQ until its queues are caught up.
+    warm. Timed from the connection to the last byte, and until the slave's queues are complete;
+  * hastore: a new master process on the log, a new slave process on an empty store. Timed from the
+    slave's log line that it follows, to its report of the last byte, and until its queues and
+    index are complete.
+
+CPU seconds count from the start of the slave; RocketMQ's until its queues are complete.
 """
 
 import contextlib
@@ -19,7 +21,7 @@ import shutil
 import time
 from typing import Any
 
-from benchmarks.bare import PIECE_BYTES, bare_copy
+from benchmarks.bare import bare_copy
 from benchmarks.common import (
     BODY_BYTES,
     MIB,
@@ -39,15 +41,14 @@ from benchmarks.maven import peer_version
 from benchmarks.rocketmq import RocketStores
 from benchmarks.side_by_side import start_peer
 
-__all__ = ["PIECE_BYTES"]  # for recovery.py
 REPLAY_S = 60.0
-WARM_ROUNDS = 2  # of RocketMQ alone: its first copy takes twice the CPU of its third
+WARM_ROUNDS = 2  # of RocketMQ only: its first copy takes twice the CPU of its third
 FILE_BYTES = 1024 * MIB
 Run = dict[str, Any]
 
 
 def replicate(group: Group, end: int) -> Run:
-    """Start a new pair on the log in node 1's store; returns seconds and costs."""
+    """Start a new pair on the log in node 1's store; return the seconds and costs."""
     master, slave = group[1], group[2]
     shutil.rmtree(slave.store, ignore_errors=True)
     (master.store / "hastore" / "node.json").unlink(missing_ok=True)  # a new group each time
@@ -81,7 +82,7 @@ def replicate(group: Group, end: int) -> Run:
 
 
 def check_equal(left: pathlib.Path, right: pathlib.Path, end: int) -> None:
-    """Compare both logs byte by byte up to `end`; what was fast but wrong is no figure."""
+    """Compare both logs byte by byte up to `end`; a wrong copy must not count as a figure."""
     for path in sorted((left / "commitlog").iterdir()):
         start = int(path.name)
         with open(path, "rb") as one, open(right / "commitlog" / path.name, "rb") as other:
@@ -94,7 +95,7 @@ def check_equal(left: pathlib.Path, right: pathlib.Path, end: int) -> None:
 
 
 def open_copy(rocket: RocketStores, store: pathlib.Path) -> None:
-    """Give RocketMQ's master a copy of hastore's store, which it opens as one of its own."""
+    """Open a copy of hastore's store as the store of RocketMQ's master."""
     shutil.copytree(store, rocket.root("master"), ignore=shutil.ignore_patterns("hastore"))
     rocket.open("master")
 
@@ -146,7 +147,7 @@ def figures_of(
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     given = arguments(__doc__)
     size = int(FILE_BYTES * given.scale)
     bare: list[float] = []

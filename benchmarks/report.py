@@ -1,4 +1,4 @@
-"""Tell the results: tables for a terminal and for the documents, and a summary for programs."""
+"""Present the results: tables for the terminal and the documents, a JSON summary for programs."""
 
 import json
 import pathlib
@@ -15,7 +15,7 @@ DOCUMENT = ROOT / "docs" / "benchmarks.md"
 README = ROOT / "README.md"
 FIGURES = ("<!-- figures -->", "<!-- end of figures -->")
 HEADLINE = ("<!-- headline -->", "<!-- end of headline -->")
-# What README shows: how a row of the summary begins, and its peer's name.
+# The rows in README.md: the start of a figure's name, and a part of its peer's name.
 HEADLINES = (
     ("one blocking put, p50", "RocketMQ"),
     ("one blocking put, p50", "Kafka"),
@@ -36,14 +36,14 @@ Document = dict[str, Any]
 
 
 def read(name: str) -> Document | None:
-    """Return the latest result of one benchmark, None when there is none."""
+    """Return the latest result of one benchmark, or None if there is none."""
     path = pathlib.Path(RESULTS / f"{name}.json")
     document: Document | None = json.loads(path.read_text()) if path.exists() else None
     return document
 
 
 def number(value: float) -> str:
-    """Return a number in three digits or more."""
+    """Format a number with at least three significant digits."""
     if value >= 100:
         return f"{value:,.0f}"
     return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
@@ -56,7 +56,7 @@ def told(spread: dict[str, float]) -> str:
 
 
 def target(one: Document) -> str:
-    """Return what was promised of a figure."""
+    """Return the target of a figure as text."""
     if "target" not in one:
         return ""
     unit = f" {one['unit']}" if one["target"]["of"] == "figure" else ""
@@ -64,14 +64,14 @@ def target(one: Document) -> str:
 
 
 def verdict(one: Document) -> str:
-    """Return whether it was kept."""
+    """Return whether the target was met, as text."""
     if "target" not in one:
         return ""
     return {True: "met", False: "**missed**", None: "not run"}[one["met"]]
 
 
 def rows(document: Document) -> list[tuple[str, ...]]:
-    """Return the table of one result."""
+    """Return the rows of one result's table."""
     out: list[tuple[str, ...]] = []
     for one in document["figures"]:
         beside = f"{one['peer']}: {told(one['theirs'])}" if "theirs" in one else ""
@@ -82,12 +82,12 @@ def rows(document: Document) -> list[tuple[str, ...]]:
 
 
 def used(costs: dict[str, float]) -> str:
-    """Return CPU us a message, process by process."""
+    """Return the CPU us per message of each process, as text."""
     return ", ".join(f"{who} {us:g}" for who, us in costs.items())
 
 
 def cpu_rows(document: Document) -> list[tuple[str, str, str]]:
-    """Return what each process used in each load, ours and the peers'."""
+    """Return the CPU rows of a result: load, system, and the CPU of its processes."""
     out: list[tuple[str, str, str]] = []
     for one in document["figures"]:
         load = one["name"].removesuffix(", p50").removesuffix(", p99")
@@ -100,7 +100,7 @@ def cpu_rows(document: Document) -> list[tuple[str, str, str]]:
 
 
 def resident_rows(document: Document) -> list[tuple[str, str, str]]:
-    """Return resident memory with the mapped log."""
+    """Return the rows of resident memory, which includes the mapped log."""
     out = []
     for one in document["figures"]:
         if "resident" in one:
@@ -112,7 +112,7 @@ def resident_rows(document: Document) -> list[tuple[str, str, str]]:
 
 def show(document: Document) -> None:
     """Print one result as a table."""
-    heads = ("figure", "ours", "beside", "ratio", "target", "")
+    heads = ("figure", "ours", "peer", "ratio", "target", "")
     title = f"{document['benchmark']}: {interpreter.told(document['machine'])}"
     table = Table(*heads, title=title, box=None)
     for row in rows(document):
@@ -151,19 +151,20 @@ def table_of(heads: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
 
 
 def between(path: pathlib.Path, marks: tuple[str, str], text: str) -> None:
-    """Put text between a document's two marks."""
+    """Replace the text between a document's two marks."""
     head, first, rest = path.read_text().partition(marks[0])
     _, last, tail = rest.partition(marks[1])
     if not first or not last:
-        raise SystemExit(f"{path}: the marks {marks[0]} and {marks[1]} are not there")
+        raise SystemExit(f"{path}: the marks {marks[0]} and {marks[1]} are missing")
     path.write_text(f"{head}{first}\n{text}{last}{tail}")
-    say(f"{path.relative_to(ROOT)} has the figures")
+    say(f"wrote the figures into {path.relative_to(ROOT)}")
 
 
 def section(document: Document) -> str:
     """Return one benchmark's part of docs/benchmarks.md."""
     machine = document["machine"]
-    heads = ("figure", "ours: median (min to max)", "beside it", "ratio", "target", "")
+    peer = "peer: median (min to max)"
+    heads = ("figure", "ours: median (min to max)", peer, "ratio", "target", "")
     parts = [
         f"\n### {document['benchmark']}\n\n{machine['date']}, {machine['processor']}, "
         f"{machine['cores']} cores, {machine['memory_gib']:g} GiB, Linux {machine['linux']}, "
@@ -172,14 +173,14 @@ def section(document: Document) -> str:
     ]
     cpu, resident = cpu_rows(document), resident_rows(document)
     if cpu:
-        parts += ["\n", table_of(("load", "system", "CPU us a message, median"), cpu)]
+        parts += ["\n", table_of(("load", "system", "CPU us per message, median"), cpu)]
     if resident:
         parts += ["\n", table_of(("resident, MiB, with the mapped log", "ours", "peer"), resident)]
     return "".join(parts)
 
 
 def write_docs(documents: Sequence[Document], summary: Document) -> None:
-    """Put the figures into docs/benchmarks.md, and the headline into README.md."""
+    """Write the figures into docs/benchmarks.md, and the headline table into README.md."""
     counts = f"{summary['met']} targets met, {summary['missed']} missed"
     if summary["not_run"]:
         counts += f", {summary['not_run']} not run"
@@ -193,5 +194,5 @@ def write_docs(documents: Sequence[Document], summary: Document) -> None:
                 ours = f"{number(one['ours']['median'])} {one['unit']}"
                 theirs = f"{number(one['theirs']['median'])} {one['unit']}"
                 lines.append((one["name"], ours, f"{one['peer']}: {theirs}", ratio))
-    table = table_of(("median of five", "hastore", "beside it, in the same run", "ratio"), lines)
+    table = table_of(("median of five", "hastore", "peer, in the same run", "ratio"), lines)
     between(README, HEADLINE, f"\n{table}\n")

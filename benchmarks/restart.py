@@ -2,10 +2,10 @@
 
     python -m benchmarks.restart [--repeats 5] [--scale 1] [--dir FOLDER]
 
-Both are masters alone, on the same bytes: RocketMQ's broker has a copy, which it has opened and
-closed once before the clock runs. The clock: from the start of the process to hastore's ready line,
-and to the moment RocketMQ's broker has started. Before each SIGKILL new messages are put, so that
-the log's end is beyond everything that a clean stop wrote down.
+Both systems are masters without slaves, with the same log: RocketMQ's broker has a copy, which it
+has opened and closed once before. The time is that from the start of the process to hastore's ready
+line, or until RocketMQ's broker has started. Before each SIGKILL the benchmark puts new messages,
+so that the log ends after everything that a clean stop recorded.
 """
 
 import contextlib
@@ -35,10 +35,10 @@ LOG_GIB = 4
 
 
 class Rocket(RocketPair):
-    """A broker alone that starts and ends many times."""
+    """A broker without a slave that starts and stops many times."""
 
     def restart(self) -> float:
-        """Start the broker's process; the seconds until it serves."""
+        """Start the broker's process; return the seconds until it has started."""
         began = time.perf_counter()
         self.jvm("master")
         self.begin_broker("master")
@@ -46,19 +46,19 @@ class Rocket(RocketPair):
         return time.perf_counter() - began
 
     def stop(self) -> None:
-        """End it in order."""
+        """Stop it cleanly."""
         jvm = self.jvms.pop("master")
         jvm.call("broker.stop")
         jvm.kill()
 
     def put(self, count: int) -> None:
-        """Put fresh messages."""
+        """Put new messages."""
         self.jvms["client"].call("load.until_acknowledged", limit_s=60)
         self.jvms["client"].call("load.asynchronous", in_flight=512, count=count)
 
 
 def main() -> None:
-    """Run it."""
+    """Run the benchmark."""
     given = arguments(__doc__)
     size, file_size = int(LOG_GIB * 1024 * MIB * given.scale), 1024 * MIB
     clean: dict[str, list[float]] = {"hastore": [], "RocketMQ": []}

@@ -1,16 +1,16 @@
-"""RocketMQ beside hastore: a name server, a synchronous master, its slave, and the Java client.
+"""RocketMQ as a peer: a name server, a synchronous master, its slave, and the Java client.
 
     with RocketPair(folder) as rocket:
+        rocket.start()
         rocket.blocking(1_000)      # ms of each put
-        rocket.threads(64, 20_000)  # messages a second
+        rocket.threads(64, 20_000)  # messages per second
 
-Each is a JVM of its own on loopback. The settings are the best that were found on two cores; where
-they differ from RocketMQ's defaults, that is said here.
+Each process is a JVM on loopback. The settings are the best that were found on two cores; those
+that differ from RocketMQ's defaults are listed here.
 """
 
 import pathlib
 import shutil
-import time
 from typing import Any
 
 from benchmarks.common import BODY_BYTES, Cost, free_ports
@@ -21,10 +21,10 @@ TOPIC = "bench"
 QUEUES = 4
 STORE: dict[str, Any] = {
     "mappedFileSizeCommitLog": 1024**3,
-    "enableCompaction": False,  # threads that nobody here needs
+    "enableCompaction": False,  # its threads are not needed here
     "timerWheelEnable": False,
     "haTransferBatchSize": 1024**2,  # instead of 32 KiB
-    "maxTransferBytesOnMessageInMemory": 1024**2,  # a pull may bring as much as one of hastore's
+    "maxTransferBytesOnMessageInMemory": 1024**2,  # per reply, as much as hastore's
     "maxTransferCountOnMessageInMemory": 1_024,
     "maxTransferBytesOnMessageInDisk": 1024**2,
     "maxTransferCountOnMessageInDisk": 1_024,
@@ -37,14 +37,14 @@ BROKER: dict[str, Any] = {
     "brokerName": "rocketmq",
     "brokerIP1": "127.0.0.1",
     "brokerIP2": "127.0.0.1",
-    "brokerFastFailureEnable": False,  # a busy broker queues puts rather than refuse them
+    "brokerFastFailureEnable": False,  # a busy broker queues puts instead of refusing them
     "waitTimeMillsInSendQueue": 10_000,
     "slaveReadEnable": True,
 }
 
 
 def broker_port() -> int:
-    """Return a free port whose second neighbour below is free too: a broker takes both."""
+    """Return a free port such that the port minus 2 is free too: a broker needs both."""
     ports = free_ports(8)
     return next(port for port in ports if port - 2 in ports)
 
@@ -57,17 +57,17 @@ def store_settings(root: pathlib.Path, role: str, ha_port: int, **more: Any) -> 
         "storePathCommitLog": str(root / "commitlog"),
         "brokerRole": role,
         "haListenPort": ha_port,
-        # A SYNC_MASTER of 5.x waits for nobody without these two.
+        # Without these two, a SYNC_MASTER of 5.x waits for no slave.
         **({"inSyncReplicas": 2, "totalReplicas": 2} if role == "SYNC_MASTER" else {}),
         **more,
     }
 
 
 class RocketStores:
-    """Bare stores, master and slave, each in a JVM of its own, without broker or client."""
+    """Bare stores of a master and a slave, each in its own JVM, without broker or client."""
 
     def __init__(self, folder: pathlib.Path, **store: Any) -> None:
-        """Choose ports; `store` overrides settings of both. NoPeer without Java."""
+        """Choose ports; `store` overrides settings of both stores. Raises NoPeer without Java."""
         self._class_path = class_path("rocketmq")
         self.folder = folder / "rocketmq-stores"
         self.folder.mkdir()
@@ -92,7 +92,7 @@ class RocketStores:
         return self
 
     def open(self, name: str) -> None:
-        """Open a store; the slave's has the master's address then."""
+        """Open the store of `master` or `slave`; the slave connects to the master."""
         role = "SYNC_MASTER" if name == "master" else "SLAVE"
         settings = store_settings(self.root(name), role, self._ports[name], **self._store)
         broker = {**BROKER, "brokerId": 0 if name == "master" else 1}
@@ -100,10 +100,10 @@ class RocketStores:
         self.jvms[name].call("store.open", store=settings, broker=broker, master=master)
 
     def follow(self, end: int) -> dict[str, Any]:
-        """Open a new, empty slave and wait for all of the master's log, up to `end`.
+        """Open a new, empty slave and wait until it has the master's log up to `end`.
 
-        Returns seconds to the last byte and until the queues are caught up, counted from the
-        moment of the connection, and what both processes used from the opening on.
+        Returns the seconds from the connection to the last byte and until the queues are complete,
+        and what both processes used since the opening.
         """
         shutil.rmtree(self.root("slave"), ignore_errors=True)
         before = self.costs()
@@ -116,30 +116,30 @@ class RocketStores:
         return result
 
     def put(self, threads: int, count: int) -> float:
-        """Return messages a second put by threads of the master's own process."""
+        """Return the messages per second that threads of the master's own process put."""
         seconds = self.jvms["master"].call(
             "store.put", topic=TOPIC, size=BODY_BYTES, threads=threads, count=count
         )
         return count / float(seconds)
 
     def costs(self) -> dict[str, Cost]:
-        """Return what each process has used."""
+        """Return the CPU and memory of each process."""
         return {name: jvm.cost() for name, jvm in self.jvms.items()}
 
     def close(self) -> None:
-        """Kill both at once."""
+        """Kill both processes at once."""
         for jvm in self.jvms.values():
             jvm.kill()
         self.jvms.clear()
 
 
 class RocketPair:
-    """The four processes, or fewer where a benchmark needs fewer."""
+    """Name server, master, slave and client; without the slave if `slave` is false."""
 
     def __init__(
         self, folder: pathlib.Path, *, slave: bool = True, role: str = "SYNC_MASTER", **store: Any
     ) -> None:
-        """Choose ports; `store` overrides settings of both stores. NoPeer without Java."""
+        """Choose ports; `store` overrides store settings. Raises NoPeer without Java."""
         self._class_path = class_path("rocketmq")
         self.folder = folder / "rocketmq"
         self.folder.mkdir()
@@ -163,12 +163,12 @@ class RocketPair:
         return self.folder / f"store-{name}"
 
     def jvm(self, name: str, heap: str = "1g") -> Jvm:
-        """Start a JVM that does nothing yet."""
+        """Start a JVM that has no task yet."""
         jvm = self.jvms[name] = Jvm(self._class_path, self.folder, name, heap)
         return jvm
 
     def start(self) -> "RocketPair":
-        """Start all, and wait until the slave follows and the client knows the way."""
+        """Start all processes; wait until the slave is in sync and the client can put."""
         self.jvm("name server", "256m").call("namesrv.start", port=self._name_server_port)
         for name in self._names:
             self.jvm(name)
@@ -183,7 +183,7 @@ class RocketPair:
         return self
 
     def begin_broker(self, name: str) -> None:
-        """Start the broker in its JVM; its `finish` tells when it serves."""
+        """Start the broker in its JVM; the JVM's `finish` returns when it has started."""
         role = "SLAVE" if name == "slave" else self._role
         store = store_settings(self.root(name), role, self._ha[name], **self._store)
         if name == "slave":
@@ -197,12 +197,12 @@ class RocketPair:
         self.jvms[name].begin("broker.start", store=store, broker=broker)
 
     def add_topic(self, topic: str, queues: int) -> None:
-        """Give a topic its queues."""
+        """Create a topic on all brokers."""
         for name in self._names:
             self.jvms[name].call("broker.topic", topic=topic, queues=queues)
 
     def start_client(self) -> None:
-        """Start the producer; it is there when it has had an acknowledgement."""
+        """Start the producer, and wait for its first acknowledgement."""
         client = self.jvm("client")
         client.call("load.start", topic=TOPIC, size=BODY_BYTES, namesrv=self.name_server)
         client.call("load.until_acknowledged", limit_s=30)
@@ -210,26 +210,26 @@ class RocketPair:
     # ---- loads
 
     def blocking(self, count: int) -> list[float]:
-        """Return how long each of `count` synchronous puts took, in ms."""
+        """Return the duration of each of `count` synchronous puts, in ms."""
         took: list[float] = self.jvms["client"].call("load.blocking", count=count)
         return took
 
     def threads(self, threads: int, count: int) -> float:
-        """Return messages a second of so many threads that send synchronously."""
+        """Return the messages per second of `threads` threads that put synchronously."""
         seconds = self.jvms["client"].call("load.threads", threads=threads, count=count)
         return count / float(seconds)
 
     def batched(self, batch: int, in_flight: int, count: int) -> float:
-        """Return messages a second of batches, by so many threads."""
+        """Return the messages per second of batches, sent by `in_flight` threads."""
         seconds = self.jvms["client"].call(
             "load.batched", batch=batch, threads=in_flight, count=count
         )
         return count / float(seconds)
 
     def asynchronous(self, in_flight: int, count: int) -> float:
-        """Return messages a second with callbacks, as an ASYNC_MASTER takes them.
+        """Return the messages per second with callbacks, to an ASYNC_MASTER.
 
-        The running master changes its role for it: its store looks at the role for each put.
+        The running master changes its role meanwhile: its store checks the role for each put.
         """
         master, client = self.jvms["master"], self.jvms["client"]
         master.call("broker.role", role="ASYNC_MASTER")
@@ -241,9 +241,9 @@ class RocketPair:
         return count / float(seconds)
 
     def consume(self, topic: str, count: int, queues: int, batch: int) -> tuple[float, int]:
-        """Read a topic from its beginning by a pull consumer; seconds and bytes of bodies.
+        """Read a topic from its beginning with a pull consumer; return seconds and bytes of bodies.
 
-        A thread for each queue asks for `batch` messages at a time.
+        One thread per queue pulls `batch` messages at a time.
         """
         answer = self.jvms["client"].call(
             "consume.pull",
@@ -255,20 +255,18 @@ class RocketPair:
         )
         return float(answer["seconds"]), int(answer["bytes"])
 
-    # ---- the rest
+    # ---- processes
 
-    def kill_master(self) -> float:
-        """SIGKILL the master's process; returns when, by the monotonic clock."""
-        began = time.monotonic()
+    def kill_master(self) -> None:
+        """Send SIGKILL to the master's process."""
         self.jvms.pop("master").kill()
-        return began
 
     def costs(self) -> dict[str, Cost]:
-        """Return what each process has used."""
+        """Return the CPU and memory of each process."""
         return {name: jvm.cost() for name, jvm in self.jvms.items()}
 
     def close(self) -> None:
-        """Kill all at once."""
+        """Kill all processes at once."""
         for jvm in self.jvms.values():
             jvm.kill()
         self.jvms.clear()

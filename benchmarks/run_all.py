@@ -1,10 +1,11 @@
-"""Run all benchmarks, one after the other, and show their figures beside their targets.
+"""Run all benchmarks, one after the other, and show their figures and targets.
 
     python -m benchmarks.run_all [--repeats 5] [--dir FOLDER] [--only NAME] [--write-docs]
 
-Each writes `benchmarks/results/NAME.json`, all together `results/summary.json` and
-docs/img/benchmarks.png. `--write-docs` also puts the figures into docs/benchmarks.md and README.md,
-between their marks. Without Java and Maven the peers in Java are left out, and the rest runs.
+Each benchmark writes `benchmarks/results/NAME.json`; this module then writes
+`results/summary.json` and docs/img/benchmarks.png. `--write-docs` also writes the figures into
+docs/benchmarks.md and README.md, between their marks. Without Java and Maven the peers in Java are
+left out.
 """
 
 import argparse
@@ -18,13 +19,13 @@ from benchmarks.maven import NoPeer, class_path, peer_version
 from benchmarks.report import read, show, write_docs, write_summary
 
 NAMES = ("puts", "flush", "replication", "consume", "restart", "failover", "growth")
-MORE = ("growth_log", "recovery", "profile_put")  # only when they are asked for
+MORE = ("growth_log", "recovery", "profile_put")  # only with --only
 LIMIT_S = 600.0
 LONG_LIMIT_S = 3_600.0
 
 
 def run(name: str, given: argparse.Namespace) -> float | None:
-    """Run one benchmark in a process of its own; the seconds it took, None when it failed."""
+    """Run one benchmark in a process of its own; return its seconds, or None if it failed."""
     command = [sys.executable, "-m", f"benchmarks.{name}", "--repeats", str(given.repeats)]
     if given.scale != 1.0:
         command += ["--scale", str(given.scale)]
@@ -43,7 +44,7 @@ def run(name: str, given: argparse.Namespace) -> float | None:
 
 
 def get_peers() -> None:
-    """Download and build the peers before any clock runs; tells what will be left out."""
+    """Download and build the peers before anything is timed; print which are left out."""
     for name in ("rocketmq", "kafka"):
         began = time.monotonic()
         try:
@@ -51,20 +52,20 @@ def get_peers() -> None:
         except NoPeer as reason:
             say(f"{name} is left out everywhere: {reason}")
         else:
-            say(f"{name} {peer_version(name)} is there ({time.monotonic() - began:.0f} s)")
+            say(f"{name} {peer_version(name)} is ready ({time.monotonic() - began:.0f} s)")
 
 
 def main() -> None:
-    """Run them."""
+    """Run the benchmarks."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--scale", type=float, default=1.0, help="of all amounts, to try it out")
-    parser.add_argument("--dir", help="where the stores lie (default: the temporary folder)")
+    parser.add_argument("--scale", type=float, default=1.0, help="factor for all amounts")
+    parser.add_argument("--dir", help="folder for the stores (default: the temporary folder)")
     parser.add_argument("--only", choices=NAMES + MORE)
     parser.add_argument("--write-docs", action="store_true")
-    parser.add_argument("--no-run", action="store_true", help="tell the latest results again")
+    parser.add_argument("--no-run", action="store_true", help="only show the latest results")
     given = parser.parse_args()
     names = [given.only] if given.only else list(NAMES)
     began = time.monotonic()

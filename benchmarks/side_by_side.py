@@ -1,4 +1,4 @@
-"""Run the same load on several systems in turn, repeat by repeat, and keep what each took."""
+"""Run the same loads on several systems in turn, and keep the samples and the CPU of each."""
 
 import dataclasses
 import os
@@ -14,25 +14,25 @@ from benchmarks.maven import NoPeer
 OURS = "hastore"
 ZMQ = "hastore over zmq+tcp"  # the same nodes, and a client whose transport is libzmq
 ZMQ_TOLD = "hastore's client over zmq+tcp://"
-IDLE_US = 2.0  # a process that used less a message did nothing for it
+IDLE_US = 2.0  # a process that used less per message had no part in the load
 Costs = Callable[[], dict[str, Cost]]
 Loads = Mapping[str, "tuple[int, Callable[[int], Any]]"]  # system -> (count, load of that count)
 
 
 @dataclasses.dataclass(slots=True)
 class Row:
-    """One load: what each system does, and the samples of each."""
+    """One load: the function that runs it on each system, and the samples of each."""
 
     name: str
     unit: str
     loads: Loads
-    peers: Mapping[str, tuple[str, Target | None]]  # system -> (as it is told, target)
+    peers: Mapping[str, tuple[str, Target | None]]  # system -> (its name in reports, target)
     samples: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     cpu_us: dict[str, dict[str, list[float]]] = dataclasses.field(default_factory=dict)
     held: dict[str, dict[str, Cost]] = dataclasses.field(default_factory=dict)  # after the last
 
     def run(self, system: str, costs: Costs | None, scale: float, keep: bool) -> None:
-        """Run one system once; keeps nothing of a round that only warms up."""
+        """Run the load once on one system; `keep` is false in the warm-up round."""
         if system not in self.loads:
             return
         count, load = self.loads[system]
@@ -49,20 +49,20 @@ class Row:
             self.cpu_us.setdefault(system, {}).setdefault(who, []).append(used)
 
     def cpu(self, system: str) -> dict[str, float]:
-        """Return the median CPU us a message of each process of a system that had work."""
+        """Return the median CPU us per message of each process of a system that had work."""
         used = self.cpu_us.get(system, {})
         medians = {who: round(statistics.median(each), 1) for who, each in used.items()}
         return {who: median for who, median in medians.items() if median >= IDLE_US}
 
     def used(self, system: str) -> dict[str, Any]:
-        """Return what each process of a system used a message, and holds: for the JSON."""
+        """Return each process's CPU per message and memory, for the JSON results."""
         if not self.held.get(system):
             return {}
         memory = {who: cost.memory() for who, cost in self.held[system].items()}
         return {"cpu_us_per_message": self.cpu(system), "memory_mib": memory}
 
     def figures(self, name: str = "", pick: Callable[[Any], float] = float) -> list[dict[str, Any]]:
-        """Return a figure for each peer, or one of hastore alone."""
+        """Return a figure for each peer, or one without a peer."""
         ours = [pick(one) for one in self.samples[OURS]]
         more = self.used(OURS)
         out = []
@@ -75,12 +75,12 @@ class Row:
 
 
 def share(of: float) -> Callable[[Any], float]:
-    """Return a pick of a percentile, for rows whose samples are lists of times."""
+    """Return a function that picks a percentile, for rows whose samples are lists of times."""
     return lambda times: percentile(times, of)
 
 
 def start_peer(stack: ExitStack, name: str, make: Callable[[], Any]) -> Any:
-    """Make a peer, which ends with the stack; None, and one line, when it cannot run here."""
+    """Start a peer, which ends with the stack; return None, and say why, if it cannot run."""
     try:
         peer = make()
     except NoPeer as reason:
@@ -91,7 +91,7 @@ def start_peer(stack: ExitStack, name: str, make: Callable[[], Any]) -> Any:
 
 
 def zmq_hosts(bootstrap: list[str]) -> list[str] | None:
-    """Return the nodes' addresses over libzmq; None, and one line, when it is not here."""
+    """Return the nodes' addresses over libzmq; return None, and say why, without pyzmq."""
     try:
         return over_zmq(bootstrap)
     except NoPeer as reason:
@@ -106,9 +106,9 @@ def run_rounds(
     scale: float,
     after_round: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Run every row on every system, in turn: one round to get warm, then `repeats` that count.
+    """Run every row on every system, in turn: one warm-up round, then `repeats` rounds that count.
 
-    Who goes first changes from round to round.
+    The system that goes first changes from round to round.
     """
     names = list(systems)
     for number in range(-1, repeats):
@@ -121,7 +121,7 @@ def run_rounds(
 
 
 def with_client(costs: Costs) -> Costs:
-    """Return costs with those of this process, which is the client, and of its ended children."""
+    """Return a function that adds the costs of the client: this process and its ended children."""
 
     def all_costs() -> dict[str, Cost]:
         own, times = Cost.of(os.getpid()), os.times()

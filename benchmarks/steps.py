@@ -1,11 +1,11 @@
-"""Where a put's microseconds go inside master and slave: step by step, in one thread, hot.
+"""Where a put's microseconds go inside master and slave: step by step, in one thread, caches hot.
 
-    python -m benchmarks.steps [--rounds 2000] [--dir /dev/shm] [lone frame many ...]
+    python -m benchmarks.steps [--rounds 2000] [--dir /dev/shm] [single frame many ...]
 
-Both nodes' stores and HA sides are real, and so are the sockets between them; there is no client
-API around them, and no thread is woken: each step is called in turn. So this tells steps apart and
-shows what a change of theirs is worth (compare minima, in turns with the tree before). What a put
-costs in running nodes is two to three times as much: see `benchmarks.puts`.
+Both nodes' stores and HA sides are real, and so are the sockets between them. There is no client
+connection, and no thread is woken: each step is called in turn. So this separates the steps, and
+shows the effect of a change to one of them (compare minima, in turn with the code before the
+change). In running nodes a put costs two to three times as much: see `benchmarks.puts`.
 """
 
 import argparse
@@ -40,8 +40,8 @@ from hastore.service import raise_failure
 from hastore.store.fs.filesystem import REAL
 from hastore.store.message_store import MessageStore
 
-# name -> connections that put at once, records in the payload of each
-CASES = {"lone": (1, 1), "frame": (1, 64), "large": (1, 230), "many": (64, 1), "many4": (64, 4)}
+# name -> number of connections that put at the same time, records in each payload
+CASES = {"single": (1, 1), "frame": (1, 64), "large": (1, 230), "many": (64, 1), "many4": (64, 4)}
 STEPS = (
     "decode", "admit", "append", "slave receives", "slave takes", "report comes", "report counts",
     "answer", "encode",
@@ -49,13 +49,13 @@ STEPS = (
 EPOCH = 1 << 16 | 1
 FILE_BYTES = 256 * MIB
 TOUCHED_BYTES = 1536 * MIB
-NAP_S, NAP_EVERY = 0.012, 50  # so that replay keeps up, outside of what is measured
-WARM_SHARE = 5  # the first fifth of the rounds does not count
+NAP_S, NAP_EVERY = 0.012, 50  # pauses outside the measurement, in which replay catches up
+WARM_SHARE = 5  # the first fifth of the rounds is a warm-up
 HOST = Host.parse("127.0.0.1:10911")
 
 
 class Side:
-    """One node's store and what it is in its group."""
+    """One node: its store, its state and its membership of the group."""
 
     def __init__(self, folder: pathlib.Path, number: int) -> None:
         address = NodeAddress(api="tcp://127.0.0.1:0", ha="127.0.0.1:1", http="")
@@ -78,14 +78,14 @@ class Side:
 
 
 class _Roles:
-    """What the backend asks of a RoleService."""
+    """The attributes of a RoleService that the backend uses."""
 
     configured_role = Role.SYNC_MASTER
     client = None
 
 
 class _Client:
-    """A connection of the client API, and the producer behind it."""
+    """A connection of the client API, and its producer."""
 
     def __init__(self, number: int) -> None:
         self.run = 0
@@ -146,7 +146,7 @@ class Rig:
         self.clients = [_Client(number) for number in range(64)]
 
     def round(self, connections: int, records: int) -> list[int]:
-        """Take one turn's puts to their answers; returns the nanoseconds of each step."""
+        """Take the puts of one round to their answers; return the nanoseconds of each step."""
         puts = []
         for number, client in enumerate(self.clients[:connections]):
             at = client.next_at if client.run else 0
@@ -175,7 +175,7 @@ class Rig:
         return watch.laps
 
     def _replicate(self) -> tuple[int, int, int, int]:
-        """Let the slave take all, and the master its reports: what each of both steps took."""
+        """Let the slave receive everything and the master count its reports; time both."""
         end, takes = self.master.store.max_offset, [0, 0, 0, 0]
         while self.slave.store.max_offset < end:
             watch = _Watch()
@@ -244,7 +244,7 @@ def rigged(folder: pathlib.Path) -> Iterator[Rig]:
 
 
 def tell(name: str, records: int, rounds: list[list[int]]) -> None:
-    """Print each step's microseconds, all records of a round together, and their sum for one."""
+    """Print the microseconds of each step for all records of a round, and the sum per record."""
     columns = list(zip(*rounds[len(rounds) // WARM_SHARE :], strict=True))
     print(f"{name:8}" + "".join(f"{step:>15}" for step in STEPS) + f"{'all':>10}{'a record':>10}")
     kinds: tuple[tuple[str, Callable[..., float]], ...] = (
@@ -258,18 +258,18 @@ def tell(name: str, records: int, rounds: list[list[int]]) -> None:
 
 
 def main() -> None:
-    """Run the cases named, or all."""
+    """Run the named cases, or all."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("cases", nargs="*", default=list(CASES), metavar="case")
     parser.add_argument("--rounds", type=int, default=2_000)
-    parser.add_argument("--dir", help="where the stores lie (default: the temporary folder)")
+    parser.add_argument("--dir", help="folder for the stores (default: the temporary folder)")
     settings = parser.parse_args()
     unknown = set(settings.cases) - set(CASES)
     if unknown:
         parser.error(f"no such case: {', '.join(unknown)}; there are {', '.join(CASES)}")
-    sys.setswitchinterval(0.0005)  # as a node has it
+    sys.setswitchinterval(0.0005)  # as in a node
     with scratch(settings.dir, 2 * TOUCHED_BYTES) as folder:
         touch_memory(folder, TOUCHED_BYTES)
         with rigged(folder) as rig:

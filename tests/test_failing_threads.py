@@ -36,14 +36,14 @@ from hastore.server.roles.role_service import RoleService
 from hastore.service import Service
 from tests.client.conftest import Node as FakeNode
 from tests.ha.nodes import Group, peer, wait_for
-from tests.server.test_node import config_of
+from tests.server.kit import config_of
 from tests.test_style import MODULES, ROOT, module_name
 
 WAIT_S = 60.0
 # Threads that are no Service, and what their end means.
 BARE_THREADS = {
     "service",  # the base class
-    "client.producer.sender",  # settles all with its failure, and refuses later sends
+    "client.producer.io_driver",  # settles all with its failure, and refuses later sends
     "ha.hello.survey",  # a pool, whose callers get what its threads raise
     "client.connections.resolver",  # answers whatever happens
     "cli.produce",  # a command's: printed by the interpreter, the command ends
@@ -243,7 +243,7 @@ def test_a_failing_sender_settles_all_and_refuses_at_once(
         late = threading.Thread(target=wait_room)
         late.start()
         break_with(monkeypatch, SendCore, "sleep_s")
-        producer._sender.wake()
+        producer._driver.wake()
         for future in futures:
             failure = future.exception(WAIT_S)
             assert isinstance(failure, OutcomeUnknown) and "planted defect" in str(failure)

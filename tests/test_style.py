@@ -21,6 +21,10 @@ MAX_COLUMNS = 100
 COMMON = ("errors", "clock", "heap", "service", "config.model", "config.checks", "config.values")
 _STORE_BASE = (*COMMON, "record", "store.fs")
 _HA_BASE = (*COMMON, "protocol", "ha.rules", "ha.node")
+_CLIENT_BASE = (
+    *(*COMMON, "protocol", "record"),
+    *("client.arguments", "client.lifecycle", "client.messages", "client.results"),
+)
 # Prefix of a module (the longest that fits counts) -> prefixes of hastore modules that it may
 # import.
 MAY_IMPORT = {
@@ -53,7 +57,7 @@ MAY_IMPORT = {
     "ha.node": (*COMMON, "protocol", "ha.rules", "ha.node", "store.fs"),
     "ha.node.replica_log": ("errors", "store.message_store"),
     "ha.replica": (*_HA_BASE, "ha.replica"),
-    "ha.hello": (*_HA_BASE, "ha.replica.digests", "ha.hello", "ha.master.ha_connection"),
+    "ha.hello": (*_HA_BASE, "ha.replica.digests", "ha.hello"),
     "ha.master": (*_HA_BASE, "ha.replica.digests", "ha.hello", "ha.master"),
     "ha.slave": (*_HA_BASE, "ha.replica", "ha.hello", "ha.slave"),
     "ha.slave.crc_check": ("errors", "ha.node.replica_log", "record"),  # what a record looks like
@@ -61,11 +65,16 @@ MAY_IMPORT = {
         *(*_HA_BASE, "ha.replica", "ha.promotion"),
         *("ha.hello.peer", "ha.hello.survey"),
     ),
-    "client": (*COMMON, "protocol", "client", "record"),
-    "client.connections": (
-        *(*COMMON, "protocol", "client.connections"),
-        *("client.arguments", "client.results"),
-    ),
+    "client": (*_CLIENT_BASE, "client.admin", "client.consumer", "client.producer"),  # the names
+    "client.arguments": ("clock", "errors"),
+    "client.lifecycle": ("errors",),
+    "client.messages": ("errors", "protocol.api", "record"),
+    "client.results": ("errors", "protocol.api", "record", "client.messages"),
+    "client.core": ("errors", "client.connections", "client.lifecycle"),
+    "client.admin": (*_CLIENT_BASE, "client.connections", "client.core"),
+    "client.connections": (*COMMON, "protocol", "client.arguments", "client.connections"),
+    "client.consumer": (*_CLIENT_BASE, "client.connections", "client.core", "client.consumer"),
+    "client.producer": (*_CLIENT_BASE, "client.connections", "client.producer"),
     "aio": (*COMMON, "aio", "client", "protocol.api"),
     "server": (
         *(*COMMON, "config.file", "protocol", "record", "server"),
@@ -115,7 +124,7 @@ IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subp
 FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
 # Only these import the big libraries, so that the core works without the extras.
 ONLY_SPARK = {"pyspark", "pyarrow"}
-ONLY_ZMQ = ("client.connections.zmq_transport", "client.connections.monitor_event")
+ONLY_ZMQ = ("client.connections.zmq_transport",)
 # Where a file may be opened besides the shim: the configuration is the operator's file, not the
 # store's; the command line and the Spark side read and write what the operator names.
 FILE_ACCESS = ("store.fs.filesystem", "config.file", "cli", "demo", "spark")

@@ -117,8 +117,8 @@ def prove_identical_queues(left: pathlib.Path, right: pathlib.Path, topic: str) 
         if ranges != other.topics()[topic]:
             raise ProofError(f"the queues of {topic} differ: {ranges}, {other.topics()[topic]}")
         for queue_id, (low, high) in ranges.items():
-            a = one.queue_positions(topic, queue_id)
-            b = other.queue_positions(topic, queue_id)
+            a = one.queue_units(topic, queue_id)
+            b = other.queue_units(topic, queue_id)
             if list(a.offsets) != list(b.offsets) or list(a.sizes) != list(b.sizes):
                 raise ProofError(f"queue {queue_id} of {topic} differs")
             units += high - low

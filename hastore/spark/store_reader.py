@@ -80,7 +80,7 @@ class PathBackend:
         """Yield the messages of a range; read UNITS_AT_ONCE queue units at a time."""
         for start in range(span.start, span.end, UNITS_AT_ONCE):
             end = min(start + UNITS_AT_ONCE, span.end)
-            found = self._reader.queue_positions(
+            found = self._reader.queue_units(
                 span.topic, span.partition, start, end, limit=span.limit
             )
             numbers = np.array(found.queue_offsets, np.int64)

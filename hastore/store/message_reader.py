@@ -22,8 +22,11 @@ from hastore.record.codec import (
 )
 from hastore.record.properties import inner_count
 from hastore.store.derived.index.key_index import KeyIndex
-from hastore.store.derived.queues.consume_queue import UNIT_BYTES, ConsumeQueueTable
-from hastore.store.derived.queues.pull_places import PullPlaces
+from hastore.store.derived.queues.consume_queue import (
+    UNIT_BYTES,
+    ConsumeQueueTable,
+    UnitSelection,
+)
 from hastore.store.fs.filesystem import File
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.record_walk import store_timestamp_ms
@@ -99,7 +102,7 @@ class MessageReader:
             return PullResult(status, high, low, high)
         wanted = max(1, min(max_messages, _UNITS_MAX))
         limit = min(limit_offset, self._log.max_offset)
-        places = PullPlaces(wanted, max_bytes, limit)
+        places = UnitSelection(wanted, max_bytes, limit)
         self._find(places, topic, queue_id, queue_offset, high)
         if not places.count:
             return PullResult(PullStatus.NO_NEW, max(places.first, queue_offset), low, high)
@@ -127,14 +130,14 @@ class MessageReader:
                 )
             records = records[: int(sum(places.sizes[:count]))]
         last = count - 1
-        behind = int(places.positions[last]) + 1
+        behind = int(places.queue_offsets[last]) + 1
         if self._queues.get_batch(topic, queue_id) is not None:
             behind = _behind(decode_record(records, int(sum(places.sizes[:last]))), behind)
         return PullResult(
             PullStatus.FOUND, behind, low, high, records, count, int(places.offsets[last])
         )  # fmt: skip
 
-    def _find(self, places: PullPlaces, topic: str, queue_id: int, at: int, high: int) -> None:
+    def _find(self, places: UnitSelection, topic: str, queue_id: int, at: int, high: int) -> None:
         """Take places from a position on, over holes where the queue has none."""
         queues = self._queues
         if queues.get_batch(topic, queue_id) is not None:
@@ -166,7 +169,7 @@ class MessageReader:
             return otherwise
         return max(otherwise, queue.files.first_at(self._log.min_offset))
 
-    def _copy(self, places: PullPlaces) -> bytes | None:
+    def _copy(self, places: UnitSelection) -> bytes | None:
         """Return the records' bytes, one behind the other; None: retention took the first one.
 
         Files are pinned while they are read: what retention removes meanwhile is still given. The

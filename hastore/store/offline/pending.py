@@ -18,20 +18,13 @@ from enum import Enum
 
 from hastore.record.codec import Record
 from hastore.record.properties import find_property
+from hastore.store.derived.walk.scalar_walk import DELAYS_MS, SCHEDULE_TOPIC
 from hastore.store.offline.reader import StoreReader
 
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 _STEP_RECORDS = 1_000
-_MINUTES = (*range(1, 11), 20, 30)
-# RocketMQ's default `messageDelayLevel`: level 1 is a second, level 18 two hours.
-_DELAYS_MS = (
-    *(1_000 * s for s in (1, 5, 10, 30)),
-    *(60_000 * m for m in _MINUTES),
-    *(3_600_000 * h for h in (1, 2)),
-)
 
 
 class Owed(Enum):
@@ -118,9 +111,8 @@ def _due_ms(record: Record) -> int | None:
     if record.topic == TIMER_TOPIC:
         due = _text(record, b"TIMER_OUT_MS")
         return int(due) if due.isascii() and due.isdigit() else None
-    if 0 <= record.queue_id < len(_DELAYS_MS):
-        delay_ms: int = _DELAYS_MS[record.queue_id]
-        return record.store_timestamp_ms + delay_ms
+    if 0 <= record.queue_id < len(DELAYS_MS):
+        return record.store_timestamp_ms + DELAYS_MS[record.queue_id]
     return None
 
 

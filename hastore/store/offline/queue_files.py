@@ -15,7 +15,7 @@ _CHUNK_UNITS = 1 << 16
 
 
 @dataclass(slots=True)
-class QueuePositions:
+class QueueUnits:
     """Columns of equal length, a row for each record; an inner batch is one row."""
 
     queue_offsets: "array[int]" = field(default_factory=lambda: array("q"))
@@ -150,7 +150,7 @@ class QueueFiles:
         ]
         return (rows[0][4], rows[-1][4] + rows[-1][5]) if rows else (0, 0)
 
-    def positions(
+    def units(
         self,
         topic: str,
         queue_id: int,
@@ -158,10 +158,10 @@ class QueueFiles:
         end: int | None,
         low_offset: int,
         limit: int,
-    ) -> QueuePositions:
+    ) -> QueueUnits:
         """Return where the records of queue offsets [start, end) lie."""
         queue, is_batch = self._find(topic, queue_id)
-        result = QueuePositions()
+        result = QueueUnits()
         bounds = queue.bounds(low_offset, limit)
         if bounds is None:
             return result
@@ -198,7 +198,7 @@ def _within(offset: int, size: int, limit: int) -> bool:
     return size > 0 and offset + size <= limit
 
 
-def _take_units(result: QueuePositions, raw: bytes, unit: int, limit: int) -> int:
+def _take_units(result: QueueUnits, raw: bytes, unit: int, limit: int) -> int:
     """Add the rows of raw units from number `unit`; returns how many units there were."""
     count = len(raw) // UNIT.size
     columns = struct.unpack(f">{'qiq' * count}", raw)
@@ -220,7 +220,7 @@ def _take_units(result: QueuePositions, raw: bytes, unit: int, limit: int) -> in
 
 
 def _take_batches(
-    result: QueuePositions, raw: bytes, start: int | None, end: int | None, limit: int
+    result: QueueUnits, raw: bytes, start: int | None, end: int | None, limit: int
 ) -> int:
     for offset, size, tags, _, base, number, _, _ in BATCH_UNIT.iter_unpack(raw):
         if (start is not None and base + number <= start) or (end is not None and base >= end):

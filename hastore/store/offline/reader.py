@@ -23,10 +23,10 @@ from hastore.record.codec import (
 )
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.offline.log_files import LogFile, LogFiles
-from hastore.store.offline.queue_files import QueueFiles, QueuePositions
+from hastore.store.offline.queue_files import QueueFiles, QueueUnits
 from hastore.store.state.limits import read_limits
 
-__all__ = ["LogFile", "QueuePositions", "StoreReader"]
+__all__ = ["LogFile", "QueueUnits", "StoreReader"]
 
 
 class StoreReader:
@@ -170,7 +170,7 @@ class StoreReader:
         """Return (min, max) queue offsets up to the limit; None without such a queue."""
         return self._queues.queue_range(topic, queue_id, self.min_offset, self.limit_offset)
 
-    def queue_positions(
+    def queue_units(
         self,
         topic: str,
         queue_id: int,
@@ -178,21 +178,21 @@ class StoreReader:
         end: int | None = None,
         *,
         limit: int | None = None,
-    ) -> QueuePositions:
+    ) -> QueueUnits:
         """Return where the records of queue offsets [start, end) lie, up to the limit.
 
         What replay has not reached yet is missing at the end. `limit` is `limit_offset` unless
         given.
         """
         limit = self.limit_offset if limit is None else limit
-        return self._queues.positions(topic, queue_id, start, end, self.min_offset, limit)
+        return self._queues.units(topic, queue_id, start, end, self.min_offset, limit)
 
     def queue_records(
         self, topic: str, queue_id: int, start: int | None = None, end: int | None = None
     ) -> Iterator[Record]:
         """Yield the records of queue offsets [start, end); CorruptRecordError, StoreError."""
         limit = self.limit_offset
-        for offset in self.queue_positions(topic, queue_id, start, end, limit=limit).offsets:
+        for offset in self.queue_units(topic, queue_id, start, end, limit=limit).offsets:
             record = self.record_at(offset, limit)
             if record is None:
                 if offset < self.min_offset:
@@ -213,7 +213,7 @@ class StoreReader:
         limit = self.limit_offset
         while low < high:
             middle = (low + high) // 2
-            found = self.queue_positions(topic, queue_id, middle, middle + 1, limit=limit)
+            found = self.queue_units(topic, queue_id, middle, middle + 1, limit=limit)
             record = self.record_at(found.offsets[0], limit) if found.offsets else None
             if record is None or record.store_timestamp_ms < timestamp_ms:
                 low = middle + 1

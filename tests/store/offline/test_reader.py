@@ -91,16 +91,16 @@ def test_positions_of_a_range(tmp_path: Path) -> None:
     log = MemoryLog()
     records = fill(log, 1400)
     reader = store_of(tmp_path, log)
-    found = reader.queue_positions("Topic", 1, 250, 650)
+    found = reader.queue_units("Topic", 1, 250, 650)
     assert list(found.queue_offsets) == list(range(250, 650))
     expected = [record.physical_offset for record in records if record.queue_id == 1][250:650]
     assert list(found.offsets) == expected
     assert len(found) == len(found.sizes) == len(found.tags_codes) == 400
-    assert len(reader.queue_positions("Topic", 7)) == 0
+    assert len(reader.queue_units("Topic", 7)) == 0
     assert reader.queue_range("Topic", 7) is None
     assert reader.queue_offset_by_time("Topic", 0, START_MS + 1000) == 5
     with pytest.raises(UsageError):
-        reader.queue_positions("../commitlog", 0)
+        reader.queue_units("../commitlog", 0)
 
 
 def test_queues_behind_or_beyond_the_log(tmp_path: Path) -> None:

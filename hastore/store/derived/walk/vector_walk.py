@@ -1,10 +1,12 @@
-"""Walk a large view of the log with arrays instead of a loop over its records.
+"""The vector walk: read a large view of the log with numpy instead of a loop over its records.
 
-Only the sizes are read one after the other (where records are alike, not even those). Headers are
-gathered by one indexing of 88-byte items, tails likewise, those of one width and layout at a time
-(tail_layout.py). What has no layout in common with others is read one by one.
-A view that holds anything invalid is left to the plain walk (scalar_walk.py), so both stop at the
-same byte for the same reason: that one is the reference.
+Only the sizes are read one after the other, and in a run of records of equal size not even those.
+One indexing operation gathers all headers, as items of 88 bytes. Tails (topic and properties) are
+gathered by width and read by layout (tail_layout.py); a record that shares its layout with few
+others is read by itself.
+
+The scalar walk (scalar_walk.py) is the reference. Small views, and views with any invalid record,
+are left to it, so both walks stop at the same byte for the same reason.
 """
 
 import struct
@@ -27,26 +29,26 @@ _HEADER = np.dtype(
         "itemsize": 88,
     }
 )
-_BATCH_MIN = 48  # fewer records are walked faster without arrays
-_RUN_MIN = 16
-_RUN_PAUSE = 64  # records of other sizes, after a run that was not worth looking for
-_ALIKE_MIN = 8
-_LAYOUTS_TRIED = 8  # new ones for each width and batch; the rest is read one by one
-_LAYOUTS_KEPT = 4  # for each width
+_BATCH_MIN = 48  # records; the scalar walk is faster for fewer
+_RUN_MIN = 16  # records of equal size that are worth an array comparison
+_RUN_PAUSE = 64  # after a shorter run, read this many sizes before looking for a run again
+_ALIKE_MIN = 8  # records of equal width that are worth looking for a common layout
+_LAYOUTS_TRIED = 8  # new layouts for each width and batch; the other records are read singly
+_LAYOUTS_KEPT = 4  # for each width, from batch to batch
 _WIDTHS_KEPT = 1024
 
 
 class VectorWalker:
-    """Walk whole records; keeps what it knows of layouts, so use one for each thread."""
+    """Walk whole records; holds the layouts seen last, so each thread needs its own."""
 
     def __init__(self, plain: ScalarWalker, *, batch_min: int | None = None) -> None:
-        """Prepare; views of fewer than `batch_min` records are left to `plain`."""
+        """Prepare to walk; views of fewer than `batch_min` records are left to `plain`."""
         self._plain = plain
         self._batch_min = _BATCH_MIN if batch_min is None else batch_min
         self._layouts: dict[tuple[int, bool], list[Layout]] = {}
 
     def walk(self, view: memoryview, base: int, left: int) -> Walk:
-        """Walk the records of `view` as ScalarWalker.walk does, with the same result."""
+        """Walk the records of `view`; returns the result of ScalarWalker.walk."""
         starts = _record_starts(view)
         if len(starts) >= self._batch_min:
             batch = self._read(view, base, np.array(starts, dtype=np.int64))
@@ -112,7 +114,7 @@ class VectorWalker:
     def _take_group(
         self, batch: ColumnBatch, rows: Rows, tails: Bytes, width: int, wide: bool
     ) -> bool:
-        """Hand over records whose tails have one width, by layout; False when one is invalid."""
+        """Add records whose tails have one width to the batch; False when one is invalid."""
         known = self._layouts.get((width, wide), [])
         used: list[Layout] = []
         fresh = 0
@@ -151,7 +153,7 @@ class VectorWalker:
 
 
 def _record_starts(view: memoryview) -> list[int]:
-    """Return where the whole records of a view begin, by their sizes alone."""
+    """Return where the whole records of a view begin, judged by their sizes alone."""
     starts: list[int] = []
     add, unpack = starts.append, _FRONT.unpack_from
     end = len(view)
@@ -177,7 +179,7 @@ def _record_starts(view: memoryview) -> list[int]:
 
 
 def _gather(view: memoryview, size: int, starts: Rows) -> npt.NDArray[np.void]:
-    """Copy `size` bytes from each of the places."""
+    """Copy `size` bytes from each start."""
     every = np.ndarray((len(view) - size + 1,), f"V{size}", view, 0, (1,))
     return every[starts]
 

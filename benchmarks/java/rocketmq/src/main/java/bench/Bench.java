@@ -10,11 +10,11 @@ import java.util.Map;
 import org.apache.rocketmq.remoting.protocol.RemotingCommand;
 
 /**
- * RocketMQ's own classes behind lines of JSON: a request {"op", ...} on stdin, its answer
- * {"result" | "error"} on stdout, one after the other. Ends with its stdin.
+ * Runs RocketMQ's own classes on request: reads requests {"op", ...} as lines of JSON from stdin,
+ * and answers each with {"result" | "error"} on stdout, one after the other. Ends when stdin ends.
  */
 public final class Bench {
-    /** What a request asks for. */
+    /** The operation of a request. */
     interface Operation {
         Object run(JSONObject request) throws Exception;
     }
@@ -42,7 +42,7 @@ public final class Bench {
 
     public static void main(String[] arguments) throws Exception {
         PrintStream answers = System.out;
-        System.setOut(System.err); // whatever RocketMQ prints is no answer
+        System.setOut(System.err); // RocketMQ's own output must not mix with the answers
         System.setProperty(RemotingCommand.REMOTING_VERSION_KEY, "500");
         Bench bench = new Bench();
         new Servers().addTo(bench);

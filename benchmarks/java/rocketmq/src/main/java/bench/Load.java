@@ -20,7 +20,7 @@ import org.apache.rocketmq.client.producer.SendStatus;
 import org.apache.rocketmq.common.message.Message;
 import org.apache.rocketmq.remoting.exception.RemotingException;
 
-/** RocketMQ's official producer under load; it stays, and stays warm, from repeat to repeat. */
+/** RocketMQ's official producer under load; it lives, and stays warm, through all repeats. */
 final class Load {
     private static final ExecutorService THREADS = Executors.newCachedThreadPool(task -> {
         Thread thread = new Thread(task, "load");
@@ -46,7 +46,7 @@ final class Load {
         bench.add("load.until_acknowledged", this::untilAcknowledged);
     }
 
-    /** Run `count` puts by so many threads; seconds, or the first failure. */
+    /** Run `count` puts with several threads; return the seconds, or throw the first failure. */
     static double race(int threads, int count, Put put) throws Exception {
         AtomicInteger next = new AtomicInteger();
         List<Future<?>> running = new ArrayList<>();
@@ -88,7 +88,7 @@ final class Load {
         }
     }
 
-    /** One put after the other; how long each took, in ms. */
+    /** Put one message after the other; return the duration of each, in ms. */
     private Object blocking(JSONObject request) throws Exception {
         JSONArray took = new JSONArray();
         for (int i = request.getIntValue("count"); i > 0; i--) {
@@ -148,7 +148,7 @@ final class Load {
         return seconds;
     }
 
-    /** Send until one put is acknowledged in full; the number of attempts. */
+    /** Send until one put is fully acknowledged; return the number of attempts. */
     private Object untilAcknowledged(JSONObject request) throws Exception {
         long deadline = System.nanoTime() + request.getLongValue("limit_s") * 1_000_000_000L;
         for (int attempt = 1; System.nanoTime() < deadline; attempt++) {
@@ -158,7 +158,7 @@ final class Load {
                     return attempt;
                 }
             } catch (MQClientException | MQBrokerException | RemotingException refused) {
-                Thread.sleep(5); // the master is away, or does not take it yet
+                Thread.sleep(5); // the master is down, or refuses it for now
             }
         }
         throw new IllegalStateException("nothing was acknowledged in time");

@@ -11,7 +11,7 @@ import org.apache.rocketmq.remoting.netty.NettyServerConfig;
 import org.apache.rocketmq.store.config.BrokerRole;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
-/** A name server, and a whole broker. */
+/** A name server and a complete broker. */
 final class Servers {
     private BrokerController broker;
     private MessageStoreConfig store;
@@ -52,7 +52,7 @@ final class Servers {
             throw new IllegalStateException("RocketMQ's broker does not initialize");
         }
         broker.start();
-        if (store.getHaMasterAddress() != null) { // given earlier, 5.3.3 loses it: no client yet
+        if (store.getHaMasterAddress() != null) { // 5.3.3 loses the address if it is set before the client exists
             broker.getMessageStore().updateHaMasterAddress(store.getHaMasterAddress());
         }
         Stores.current = broker.getMessageStore();
@@ -72,7 +72,7 @@ final class Servers {
         return true;
     }
 
-    /** Whether puts wait for the slave: the store looks at its role for each of them. */
+    /** Set whether puts wait for the slave: the store checks its role for each put. */
     private Object changeRole(JSONObject request) {
         store.setBrokerRole(BrokerRole.valueOf(request.getString("role")));
         return true;

@@ -7,7 +7,7 @@ import org.apache.rocketmq.common.BrokerConfig;
 import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
-/** RocketMQ's own keys, as in its properties file; benchmarks/rocketmq.py says which and why. */
+/** RocketMQ's own keys, as in its properties file; benchmarks/rocketmq.py has the values. */
 final class Settings {
     private Settings() {
     }

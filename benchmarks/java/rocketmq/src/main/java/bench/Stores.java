@@ -17,9 +17,9 @@ import org.apache.rocketmq.store.ha.HAClient;
 import org.apache.rocketmq.store.ha.HAConnectionState;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
-/** A bare DefaultMessageStore, without a broker around it; `store.status` serves a broker's too. */
+/** A bare DefaultMessageStore without a broker; `store.status` also works for a broker's store. */
 final class Stores {
-    /** The store that is open in this process: its own, or its broker's. */
+    /** The open store of this process: a bare one, or its broker's. */
     static volatile MessageStore current;
 
     void addTo(Bench bench) {
@@ -48,13 +48,13 @@ final class Stores {
     }
 
     /**
-     * Wait until the store, a slave's, has all of its master's log up to `end`; seconds from the
-     * moment it is connected to the last byte, and until its queues and index know all of it.
+     * Wait until the slave's store has the master's log up to `end`. Return the seconds from the
+     * connection to the last byte, and until its queues and index are complete.
      */
     private Object follow(JSONObject request) throws Exception {
         long end = request.getLongValue("end");
         HAClient client = current.getHaService().getHAClient();
-        client.wakeup(); // it began without an address and would sleep for 5 s
+        client.wakeup(); // it started without an address, and would sleep for 5 s
         await(() -> client.getCurrentState() == HAConnectionState.TRANSFER);
         long began = System.nanoTime();
         await(() -> current.getMaxPhyOffset() >= end);
@@ -81,7 +81,7 @@ final class Stores {
         return true;
     }
 
-    /** Put from `threads` threads; seconds. */
+    /** Put with `threads` threads; return the seconds. */
     private Object put(JSONObject request) throws Exception {
         byte[] body = new byte[request.getIntValue("size")];
         new Random(1).nextBytes(body);
