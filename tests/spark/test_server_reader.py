@@ -15,6 +15,7 @@ from hastore.spark.offsets import TopicPartition
 from hastore.spark.partitions import QueueRange
 from hastore.spark.schema import project, source_schema
 from hastore.spark.server_reader import ServerBackend
+from hastore.store.message_reader import PullStatus
 from tests.api_fakes import FakeBackend, FakeStore
 
 HOST = Host(b"\x7f\0\0\1", 4242)
@@ -112,7 +113,7 @@ class TrimmedStore(FakeStore):
     def pull(self, topic, queue_id, queue_offset, **more):
         found = super().pull(topic, queue_id, queue_offset, **more)
         if queue_offset < 3:
-            found.status.name = "OFFSET_TOO_SMALL"
+            found.status = PullStatus.OFFSET_TOO_SMALL
             found.records, found.count = b"", 0
         found.min_queue_offset = 3
         return found
