@@ -100,7 +100,7 @@ def test_a_cut_loses_one_direction_alone_and_mending_brings_all(network, caller)
         two.sendall(b"back")
         assert take(one, 4) == b"back"
         silent(two)
-        network.mend(1, 2)
+        network.restore(1, 2)
         assert take(two, 3) == b"abc"
 
 
