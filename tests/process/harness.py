@@ -86,7 +86,7 @@ class Ports:
 
 
 def wait_until(what: Callable[[], Any], timeout_s: float, text: str | Callable[[], str]) -> Any:
-    """Return the first true value of `what()`; raise AssertionError with `text` if there is none."""
+    """Return the first true value of `what()`; raise AssertionError with `text` if none comes."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = what()
@@ -143,7 +143,7 @@ class Node:
     # ---- the file
 
     def write(self, **changes: Any) -> None:
-        """Rewrite the configuration with `changes` to its keys; a dict is merged into its section."""
+        """Rewrite the configuration with `changes`; a dict is merged into its section."""
         for key, value in changes.items():
             if isinstance(value, Mapping) and isinstance(self.settings.get(key), dict):
                 self.settings[key] = {**self.settings[key], **value}

@@ -58,7 +58,7 @@ def _program(lost: dict[int, float]) -> str:
 
 
 class Namespaces(Network):
-    """The nodes 10.77.0.1 and so on. Raises OSError if namespaces or their tools are not allowed."""
+    """The nodes 10.77.0.1 and so on. Raises OSError if the system refuses namespaces."""
 
     name = "namespaces"
 
