@@ -1,4 +1,4 @@
-"""Replicate an append-only commit log between nodes, byte-compatible with RocketMQ."""
+"""A replicated, append-only commit log, byte-compatible with RocketMQ; these are its clients."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -31,12 +31,12 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Load the clients when they are asked for: a node needs none of them."""
+    """Import the clients on first use: a node needs none of them."""
     if name in __all__:
         return getattr(import_module("hastore.client"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
-    """List the clients too, though they are not loaded yet."""
+    """List the clients too, imported or not."""
     return sorted({*globals(), *__all__})

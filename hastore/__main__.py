@@ -1,4 +1,4 @@
-"""Run the command `hastore` by `python -m hastore`."""
+"""`python -m hastore`: the command `hastore`."""
 
 from hastore.cli.main import main
 

@@ -1,5 +1,6 @@
-"""The two clocks of a node, as an argument: timers run on the monotonic one, stamps come from
-the wall.
+"""The two clocks of a node: monotonic time for deadlines, wall time for timestamps.
+
+Most code takes its clock as an argument, so that a simulation can pass its own.
 """
 
 import time
@@ -7,14 +8,14 @@ from typing import Protocol
 
 
 class Clock(Protocol):
-    """Tell the time; a simulation passes its own."""
+    """A source of time."""
 
     def monotonic_ms(self) -> float:
-        """Return milliseconds that never go back; for deadlines."""
+        """Return milliseconds that never go back, for deadlines."""
         ...
 
     def wall_ms(self) -> int:
-        """Return milliseconds since 1970 (UTC); for stamps only."""
+        """Return milliseconds since 1970 (UTC), for timestamps only."""
         ...
 
 
@@ -22,7 +23,7 @@ class SystemClock:
     """The machine's clocks."""
 
     def __repr__(self) -> str:
-        """Return how signatures show it: `clock=SYSTEM_CLOCK`."""
+        """Return the name, so that a signature shows `clock=SYSTEM_CLOCK`."""
         return "SYSTEM_CLOCK"
 
     def monotonic_ms(self) -> float:

@@ -1,41 +1,44 @@
-"""The one exception tree of hastore.
+"""The exception tree of hastore.
 
-The type says whose fault it is, the text names the thing and the remedy.
+The type tells whose fault it is; the text names what failed and the remedy.
 
     HastoreError
-    |-- UsageError                 the caller's arguments are wrong
-    |   `-- MessageIllegalError    MESSAGE_ILLEGAL, PROPERTIES_SIZE_EXCEEDED: no master takes it
+    |-- UsageError                 the caller's arguments are wrong (exit code 2)
+    |   `-- MessageIllegalError    MESSAGE_ILLEGAL, PROPERTIES_SIZE_EXCEEDED: no master accepts it
     |-- ConfigError                a configuration file or key is wrong (exit code 2)
-    |-- StoreError                 the disk's side (exit code 3)
+    |-- StoreError                 the store or its disk failed (exit code 3)
     |   |-- StoreInUseError        another process holds the store's lock
-    |   |-- StoreBrokenError       rot, missing files, a failed sync: the range stays closed
-    |   |   `-- StoreUncertainError  a failed write could not be undone: a restart may find it
-    |   |-- SyncFailedError        a sync of derived files failed; a restart builds them anew
+    |   |-- StoreBrokenError       damaged or missing bytes, or a failed sync
+    |   |   |-- StoreUncertainError  a failed write could not be cleared; a restart may find it
+    |   |   `-- StoreMovedError    the store's folder is no longer where it was opened
+    |   |-- SyncFailedError        a sync of derived files failed; a restart rebuilds them
     |   |-- StoreFullError         no room for the next file; nothing was appended
-    |   `-- CorruptRecordError     bytes that are no record
-    |-- ProtocolError              the peer erred: the connection is closed
+    |   `-- CorruptRecordError     the bytes are not a valid record
+    |-- ProtocolError              the peer broke the protocol; the connection is closed
     |   |-- AuthenticationError    a wrong, replayed or reflected proof of the secret
     |   `-- ClassicPeerError       the peer speaks the classic protocol, not HELLO
-    |-- ReplicationError           the HA side of a node cannot go on
-    |   |-- PromotionRefused       too few answers, a node ahead, or superseded
-    |   `-- GroupDisagrees         confirmed data would be cut, or are lacking at the master
-    |-- NodeFailedError            a thread of the node failed, and the node ended (exit code 1)
+    |-- ReplicationError           replication or a promotion cannot continue
+    |   |-- PromotionRefused       too few answers, a node ahead, or a higher epoch
+    |   `-- GroupDisagrees         going on would cut confirmed records
+    |-- NodeFailedError            a thread of the node failed, so the node ended (exit code 1)
     `-- ClientError                a request to a node failed
         |-- NotStoredError         certainly not stored: no slave, not writable, BUSY
-        |-- DurabilityError        stored, but not confirmed at the asked level; carries the result
+        |-- DurabilityError        stored, but not confirmed at the requested level
         |   |-- FlushDiskTimeout
         |   `-- FlushSlaveTimeout
-        |-- OutcomeUnknown         TIMEOUT: no answer, or a disk failed: it may be stored
-        |-- PositionBehindError    a commit that would take its group back; nothing was kept
-        |-- PositionLostError      a position that is gone, beyond the end, or cut away
+        |-- OutcomeUnknown         TIMEOUT: no answer, or a failed disk; it may be stored
+        |-- PositionBehindError    a commit would move its group back; nothing was committed
+        |-- PositionLostError      the position was deleted, cut away, or is beyond the end
         `-- UnreachableError       no node answered
+
+The commands end with exit code 1 for every error that has no other code here.
 """
 
 from enum import StrEnum
 
 
 class Status(StrEnum):
-    """How a put ended; each is its own text, "PUT_OK" for one."""
+    """The outcome of a put, as it is written on the wire and in JSON."""
 
     PUT_OK = "PUT_OK"
     FLUSH_DISK_TIMEOUT = "FLUSH_DISK_TIMEOUT"
@@ -45,7 +48,7 @@ class Status(StrEnum):
     MESSAGE_ILLEGAL = "MESSAGE_ILLEGAL"
     PROPERTIES_SIZE_EXCEEDED = "PROPERTIES_SIZE_EXCEEDED"
     BUSY = "BUSY"
-    TIMEOUT = "TIMEOUT"  # nobody knows: no answer came, or the disk failed within the write
+    TIMEOUT = "TIMEOUT"  # outcome unknown: no answer came, or the disk failed during the write
 
     @property
     def is_stored(self) -> bool:
@@ -54,7 +57,7 @@ class Status(StrEnum):
 
     @property
     def is_refusal(self) -> bool:
-        """Whether nothing was appended, and a later attempt may fare better."""
+        """Whether nothing was appended and a later attempt may succeed."""
         return self in _REFUSED
 
 
@@ -63,7 +66,7 @@ _REFUSED = frozenset({Status.SLAVE_NOT_AVAILABLE, Status.SERVICE_NOT_AVAILABLE, 
 
 
 class HastoreError(Exception):
-    """The base of every error that hastore raises on purpose."""
+    """Base of every error that hastore raises on purpose."""
 
 
 class UsageError(HastoreError):
@@ -71,7 +74,7 @@ class UsageError(HastoreError):
 
 
 class MessageIllegalError(UsageError):
-    """A message that no master would take."""
+    """The message is invalid: no master accepts it."""
 
 
 class ConfigError(HastoreError):
@@ -79,7 +82,7 @@ class ConfigError(HastoreError):
 
 
 class StoreError(HastoreError):
-    """The disk's side of a failure."""
+    """The store or its disk failed."""
 
 
 class StoreInUseError(StoreError):
@@ -87,19 +90,19 @@ class StoreInUseError(StoreError):
 
 
 class StoreBrokenError(StoreError):
-    """The store lacks or has damaged bytes, or a sync failed; the range stays closed."""
+    """Bytes of the store are damaged or missing, or a sync failed; the store takes no writes."""
 
 
 class StoreUncertainError(StoreBrokenError):
-    """A write failed and what it left could not be cleared: the next start may take it."""
+    """A write failed and its bytes could not be cleared: the next start may find the record."""
 
 
 class StoreMovedError(StoreBrokenError):
-    """The store's folder is not where it was opened any more; the node ends."""
+    """The store's folder is no longer where it was opened; the node ends."""
 
 
 class SyncFailedError(StoreError):
-    """A sync of queues or index failed: what was written may be lost, though it is still read."""
+    """A sync of consume queues or key index failed: entries may be lost, though they read back."""
 
 
 class StoreFullError(StoreError):
@@ -107,11 +110,11 @@ class StoreFullError(StoreError):
 
 
 class CorruptRecordError(StoreError):
-    """The bytes are no record."""
+    """The bytes are not a valid record."""
 
 
 class ProtocolError(HastoreError):
-    """The peer erred; its connection is closed."""
+    """The peer broke the protocol; its connection is closed."""
 
 
 class AuthenticationError(ProtocolError):
@@ -123,13 +126,13 @@ class ClassicPeerError(ProtocolError):
 
 
 class ReplicationError(HastoreError):
-    """The HA side of a node cannot go on."""
+    """Replication or a promotion cannot continue."""
 
 
 class PromotionRefused(ReplicationError):
     """A promotion found too few answers, a node ahead, or a higher epoch.
 
-    `final`: trying again is no use.
+    `final`: another attempt would be refused too.
     """
 
     def __init__(self, message: str, *, final: bool = False) -> None:
@@ -138,11 +141,11 @@ class PromotionRefused(ReplicationError):
 
 
 class GroupDisagrees(ReplicationError):
-    """Going on would cut what is known to be confirmed; the operator must decide."""
+    """Going on would cut records known to be confirmed; the operator must decide."""
 
 
 class NodeFailedError(HastoreError):
-    """A thread of the node failed in a way that nothing provides for: the node has ended itself."""
+    """A thread of the node failed unexpectedly, so the node ended itself."""
 
 
 class ClientError(HastoreError):
@@ -158,7 +161,7 @@ class NotStoredError(ClientError):
 
 
 class DurabilityError(ClientError):
-    """The message is stored but not confirmed at the level asked for; `result` says where."""
+    """The message is stored but not confirmed at the requested level; `result` says where it is."""
 
     def __init__(self, message: str, result: object) -> None:
         super().__init__(message)
@@ -174,20 +177,21 @@ class FlushSlaveTimeout(DurabilityError):
 
 
 class OutcomeUnknown(ClientError):
-    """Nobody answered, or a disk failed within the write: it may or may not be stored."""
+    """No answer came, or a disk failed during the write: the message may or may not be stored."""
 
 
 class PositionBehindError(ClientError):
-    """A commit would take its group back, and nobody said so; nothing of it was kept.
+    """A commit would move its group back, and did not ask for that; nothing was committed.
 
-    The text names the group and both positions. Consumers of one group do not share its messages.
+    The text names the group and both positions. Consumers of one group do not share its messages:
+    each reads them all.
     """
 
 
 class PositionLostError(ClientError):
-    """The position is below the minimum, beyond the end, or was cut away by a failover.
+    """The position is below the minimum offset, beyond the end, or was cut away by a failover.
 
-    `queue_id` says whose; `common` is the last position that still holds, where that is known.
+    `queue_id` is its queue; `common` is the last position that is still valid, None if unknown.
     """
 
     def __init__(self, message: str, queue_id: int | None = None, common: object = None) -> None:

@@ -1,17 +1,18 @@
-"""How much freed memory a process keeps for its next need, instead of giving it back at once.
+"""Make glibc keep freed memory for reuse instead of returning it to the kernel at once.
 
-glibc gives the end of its heap back as soon as 128 KiB of it are free. Who reads messages frees and
-needs a MiB and more all the time: each page goes and comes again, cleared by the kernel, which took
-half of a reader's CPU. glibc corrects itself when a block is freed that was too large for its heap:
-from then on blocks up to that size come from the heap, and twice as much stays at its end.
+By default glibc returns the end of its heap as soon as 128 KiB of it are free. A reader of messages
+frees and allocates a MiB or more all the time: the kernel then unmaps and clears the same pages
+again and again, which took half of a reader's CPU. glibc raises both of its thresholds when a block
+is freed that it had to map by itself: from then on blocks up to that size come from the heap, and
+twice as much free memory stays at the heap's end.
 """
 
-KEPT_BYTES_MAX = 31 * 1024 * 1024  # from 32 MiB on glibc learns nothing
+KEPT_BYTES_MAX = 31 * 1024 * 1024  # glibc does not raise its thresholds for 32 MiB or more
 
 
 def keep_freed(size_bytes: int) -> None:
-    """Let the process keep up to twice `size_bytes` of freed memory; never takes a promise back.
+    """Let the process keep up to twice `size_bytes` of freed memory; never lowers the limit.
 
-    Costs a system call or two: the block's pages are never touched.
+    It costs a system call or two; the pages of the block are never touched.
     """
     bytes(min(size_bytes, KEPT_BYTES_MAX))

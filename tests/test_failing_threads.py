@@ -36,14 +36,14 @@ from hastore.server.roles.role_service import RoleService
 from hastore.service import Service
 from tests.client.conftest import Node as FakeNode
 from tests.ha.nodes import Group, peer, wait_for
-from tests.server.test_node import config_of
+from tests.server.kit import config_of
 from tests.test_style import MODULES, ROOT, module_name
 
 WAIT_S = 60.0
 # Modules with threads that are not a Service, and what happens if such a thread fails.
 BARE_THREADS = {
     "service",  # the base class itself
-    "client.producer.sender",  # ends all sends with the failure, and refuses later ones
+    "client.producer.io_driver",  # ends all sends with the failure, and refuses later ones
     "ha.hello.survey",  # a pool: its callers get the exceptions of its threads
     "client.connections.resolver",  # always answers, also after a failure
     "cli.produce",  # in a command: the interpreter prints the failure, and the command ends
@@ -243,7 +243,7 @@ def test_a_failing_sender_thread_ends_all_sends_and_refuses_new_ones(
         late = threading.Thread(target=wait_room)
         late.start()
         break_with(monkeypatch, SendCore, "sleep_s")
-        producer._sender.wake()
+        producer._driver.wake()
         for future in futures:
             failure = future.exception(WAIT_S)
             assert isinstance(failure, OutcomeUnknown) and "planted defect" in str(failure)

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from hastore.aio.client import AsyncClient
 from hastore.client.admin import AdminCore, QueueRanges
 from hastore.client.connections.addresses import parse_bootstrap
-from hastore.client.core import named
+from hastore.client.lifecycle import describe
 from hastore.client.results import Message, NodeInfo
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.protocol.api import MapInfo
@@ -27,7 +27,7 @@ class Admin(AsyncClient):
         """Connect by itself; UsageError for an address that is none."""
         addresses = parse_bootstrap(bootstrap)
         self._core = AdminCore.connect(addresses, timeout_s, clock)
-        super().__init__(self._core, named("aio.Admin", addresses))
+        super().__init__(self._core, describe("aio.Admin", addresses))
 
     async def status(self) -> list[NodeInfo]:
         """Return what each node that answers says of itself."""

@@ -16,7 +16,7 @@ from hastore.client.consumer.consumer_core import (
     Start,
     make_reading,
 )
-from hastore.client.core import named
+from hastore.client.lifecycle import describe
 from hastore.client.results import Message, Position
 from hastore.clock import SYSTEM_CLOCK, Clock
 
@@ -58,7 +58,7 @@ class Consumer(AsyncClient):
         )
         addresses = parse_bootstrap(bootstrap)
         self._core = ConsumerCore(Requester(addresses, clock), clock, reading)
-        super().__init__(self._core, named("aio.Consumer", addresses, reading.topic))
+        super().__init__(self._core, describe("aio.Consumer", addresses, reading.topic))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
         """Yield messages as they come, until the consumer is closed; see hastore.Consumer."""

@@ -17,11 +17,12 @@ from typing import Any
 
 import msgspec
 
-from hastore.client.connections.transport import make_transport
+from hastore.client.connections.transport_factory import make_transport
 from hastore.client.producer.futures import results_of
+from hastore.client.producer.options import SendOptions
 from hastore.client.producer.preparer import Draft, Preparer
 from hastore.client.producer.send_core import SendCore
-from hastore.client.producer.window import Entry, SendOptions, Window
+from hastore.client.producer.window import Entry, Window
 from hastore.client.results import Status
 from hastore.clock import Clock
 from hastore.errors import HastoreError, NotStoredError, UnreachableError

@@ -10,18 +10,15 @@ import asyncio
 from collections.abc import Iterable, Sequence
 
 from hastore.aio.loop_driver import LINGER_S, LoopDriver
-from hastore.client.arguments import a_clock, waiting_time
+from hastore.client.arguments import check_clock, waiting_limit
 from hastore.client.connections.addresses import parse_bootstrap
-from hastore.client.core import named
-from hastore.client.lifecycle import AsyncClosable, Lifecycle
+from hastore.client.lifecycle import AsyncClosable, Lifecycle, describe
+from hastore.client.producer.options import BATCH_BYTES, Acks, make_options
 from hastore.client.producer.preparer import (
-    BATCH_BYTES,
     NO_PROPERTIES,
-    Acks,
     OutgoingMessage,
     Preparer,
     Properties,
-    make_options,
 )
 from hastore.client.results import SendResult
 from hastore.clock import SYSTEM_CLOCK, Clock
@@ -57,12 +54,12 @@ class Producer(AsyncClosable):
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
         )
         addresses = parse_bootstrap(bootstrap)
-        a_clock("clock", clock)
+        check_clock("clock", clock)
         self._loop = _running_loop()
         self._timeout_s = options.delivery_timeout_ms / 1000.0
         self._preparer = Preparer(addresses[0], options)
         self._driver = LoopDriver(addresses, options, self._preparer, self._loop, clock)
-        self._lifecycle = Lifecycle(named("asyncio Producer", addresses), self._driver.abandon)
+        self._lifecycle = Lifecycle(describe("asyncio Producer", addresses), self._driver.abandon)
         self._lifecycle.watch(self, self._driver.detach)
 
     @property
@@ -123,8 +120,7 @@ class Producer(AsyncClosable):
     async def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was sent so far is settled; False when the time is up first."""
         self._check()
-        limit_s = None if timeout_s is None else waiting_time("timeout_s", timeout_s)
-        return await self._flush(limit_s)
+        return await self._flush(waiting_limit("timeout_s", timeout_s))
 
     async def close(self, timeout_s: float | None = None) -> None:
         """Settle what is under way, within the delivery timeout or `timeout_s`, and end.
@@ -135,9 +131,9 @@ class Producer(AsyncClosable):
         if self._lifecycle.forked:
             return
         self._check_loop()
-        limit_s = self._timeout_s + 1.0
-        if timeout_s is not None:
-            limit_s = waiting_time("timeout_s", timeout_s)
+        limit_s = waiting_limit("timeout_s", timeout_s)
+        if limit_s is None:
+            limit_s = self._timeout_s + 1.0
         self._lifecycle.close()
         try:
             if not self._driver.ended:

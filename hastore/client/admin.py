@@ -5,10 +5,19 @@ from __future__ import annotations
 import datetime
 from collections.abc import Callable, Sequence
 
-from hastore.client.arguments import a_clock, integer, key_text, moment_ms, refusal, seconds, text
+from hastore.client.arguments import (
+    check_clock,
+    integer,
+    key_text,
+    moment_ms,
+    refusal,
+    seconds,
+    text,
+)
 from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.connections.requester import Answer, Requester, Steps, expect
-from hastore.client.core import Blocking, Core, named
+from hastore.client.core import Blocking, Core
+from hastore.client.lifecycle import describe
 from hastore.client.messages import decode_messages
 from hastore.client.results import Message, NodeInfo
 from hastore.clock import SYSTEM_CLOCK, Clock
@@ -29,7 +38,7 @@ class AdminCore(Core):
     @classmethod
     def connect(cls, addresses: tuple[str, ...], timeout_s: float, clock: Clock) -> AdminCore:
         """Return a core with links of its own; UsageError for arguments that it cannot have."""
-        a_clock("clock", clock)
+        check_clock("clock", clock)
         limit_s = seconds("timeout_s", timeout_s)
         return cls(Requester(addresses, clock), limit_s)
 
@@ -105,7 +114,7 @@ class Admin(Blocking):
         """Connect by itself; UsageError for an address that is none."""
         addresses = parse_bootstrap(bootstrap)
         self._core = AdminCore.connect(addresses, timeout_s, clock)
-        super().__init__(self._core, named("Admin", addresses))
+        super().__init__(self._core, describe("Admin", addresses))
 
     def status(self) -> list[NodeInfo]:
         """Return what each node that answers says of itself; UnreachableError when none does."""

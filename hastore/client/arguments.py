@@ -47,7 +47,7 @@ def plain_text(given: object) -> str | None:
     return str.__str__(given) if isinstance(given, str) else None
 
 
-def value_text(name: str, given: object) -> str:
+def value_text(name: str, given: object, taken: str = "a str") -> str:
     """Return the text of a message's property; UsageError for what is no str.
 
     Bytes that were no UTF-8 when a message was read are surrogates in its texts, and go back.
@@ -55,20 +55,18 @@ def value_text(name: str, given: object) -> str:
     found = plain_text(given)
     if found is not None and (found.isascii() or _is_utf8(found, "surrogateescape")):
         return found
-    raise refusal(name, given, "a str")
+    raise refusal(name, given, taken)
 
 
 def key_text(name: str, given: object) -> str:
     """Return a key: a str, or bytes that are UTF-8; UsageError."""
+    taken = "a str, or bytes of UTF-8,"
     if isinstance(given, bytes | bytearray | memoryview):
         try:
             return bytes(given).decode()
         except UnicodeDecodeError as failure:
-            raise refusal(name, given, "a str, or bytes of UTF-8,") from failure
-    found = plain_text(given)
-    if found is not None and (found.isascii() or _is_utf8(found, "surrogateescape")):
-        return found
-    raise refusal(name, given, "a str, or bytes of UTF-8,")
+            raise refusal(name, given, taken) from failure
+    return value_text(name, given, taken)
 
 
 def integer(name: str, given: object, low: int, high: int) -> int:
@@ -104,6 +102,11 @@ def waiting_time(name: str, given: object) -> float:
     if isinstance(given, int | float) and not isinstance(given, bool) and given < 0:
         return 0.0
     return seconds(name, given)
+
+
+def waiting_limit(name: str, given: object) -> float | None:
+    """Return for how many seconds a call waits at most, None for ever; UsageError."""
+    return None if given is None else waiting_time(name, given)
 
 
 def flag(name: str, given: object) -> bool:
@@ -153,7 +156,7 @@ def queue_ids(name: str, given: object) -> tuple[int, ...] | None:
     return tuple(dict.fromkeys(found))
 
 
-def a_clock(name: str, given: object) -> None:
+def check_clock(name: str, given: object) -> None:
     """Refuse what is no Clock; UsageError."""
     if not all(callable(getattr(given, each, None)) for each in ("monotonic_ms", "wall_ms")):
         raise refusal(name, given, f"a {Clock.__module__}.{Clock.__name__}")

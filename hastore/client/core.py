@@ -84,8 +84,3 @@ class Blocking(Closable):
                 if self._requester.closing:
                     self._requester.close()
         return result
-
-
-def named(kind: str, addresses: tuple[str, ...], topic: str = "") -> str:
-    """Return how a client is called in errors: "Consumer of orders at tcp://HOST:PORT"."""
-    return f"{kind} {f'of {topic} ' if topic else ''}at {','.join(addresses)}"

@@ -72,6 +72,11 @@ def refuse_pickling(client: object) -> NoReturn:
     )
 
 
+def describe(kind: str, addresses: tuple[str, ...], topic: str = "") -> str:
+    """Return how a client is called in errors: "Consumer of orders at tcp://HOST:PORT"."""
+    return f"{kind} {f'of {topic} ' if topic else ''}at {','.join(addresses)}"
+
+
 class Closable:
     """A client that `with` closes, and that is neither pickled nor copied."""
 

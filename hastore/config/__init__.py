@@ -1,1 +1,1 @@
-"""The typed configuration, its checks and its file."""
+"""A node's configuration: the typed model, its checks, and the file it is read from."""

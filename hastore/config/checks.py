@@ -1,6 +1,6 @@
-"""Look for contradictions in a configuration: what no single key shows.
+"""Check a configuration: ranges of numbers, addresses, and keys that contradict each other.
 
-Pure: no file, no look-up of names.
+Pure: reads no file and resolves no host name.
 """
 
 import ipaddress
@@ -15,9 +15,8 @@ _DAY_MS = 86_400_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,62}\.?)*")
 
-# Field -> the smallest and the greatest value, in bytes, milliseconds or pieces. A commit log file
-# is at most what RocketMQ's 32-bit positions reach; an HA frame is 4 MiB with its header of 12
-# bytes.
+# Field -> the smallest and the largest value, in bytes, milliseconds or items. RocketMQ's 32-bit
+# positions limit a commit log file; an HA frame is at most 4 MiB with its 12-byte header.
 RANGES: dict[str, tuple[int, int]] = {
     "node": (1, MAX_NODE),
     "acks": (0, MAX_NODE),
@@ -40,16 +39,13 @@ _DURATION_RANGE = (1, 30 * _DAY_MS)
 
 
 class Mark(Protocol):
-    """A place in a YAML file, lines counted from 0."""
+    """A place in a YAML file; lines count from 0."""
 
     line: int
 
 
 class Places:
-    """Remember the line of each dotted key, so that an error can name it.
-
-    A key of `-o` has none.
-    """
+    """The line of each dotted key, so that an error can name it; a key of `-o` has none."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -57,18 +53,18 @@ class Places:
         self._overridden: set[str] = set()
 
     def note(self, key: str, mark: Mark | None) -> None:
-        """Remember where `key` stands; None: on the command line."""
+        """Remember where `key` is; a `mark` of None: on the command line."""
         if mark is None:
             self._overridden.add(key)
         elif key not in self._overridden:
             self._lines[key] = mark.line + 1
 
     def alias(self, key: str, other: str) -> None:
-        """Let `key` stand where `other` stands."""
+        """Give `key` the line of `other`."""
         self._lines[key] = self._lines.get(other)
 
     def line(self, key: str) -> int | None:
-        """Return the line of the key, or of the nearest section around it that the file has."""
+        """Return the line of the key, else of the nearest section around it; None without both."""
         while key:
             line = self._lines.get(key)
             if line is not None:
@@ -86,7 +82,7 @@ class Places:
 
 
 def check_range(places: Places, key: str, field: str, value: int) -> None:
-    """Refuse a number outside the range of its field."""
+    """Raise ConfigError for a number outside the range of its field."""
     smallest, greatest = RANGES.get(
         field, _DURATION_RANGE if field.endswith("_ms") else (0, 2**63 - 1)
     )
@@ -101,7 +97,7 @@ def check_range(places: Places, key: str, field: str, value: int) -> None:
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
-    """Return host and port of `HOST:PORT` or `[IPV6]:PORT`; None when it is neither."""
+    """Return host and port of `HOST:PORT` or `[IPV6]:PORT`; None when `text` is neither."""
     host, colon, port_text = text.rpartition(":")
     if not colon or not (port_text.isascii() and port_text.isdigit()) or len(port_text) > 5:
         return None
@@ -123,10 +119,7 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is reachable from this machine alone.
-
-    A name other than localhost is taken as not.
-    """
+    """Whether an address is a loopback address; of names, only localhost is."""
     if host == "localhost":
         return True
     try:
@@ -136,11 +129,11 @@ def is_loopback(host: str) -> bool:
 
 
 def check_config(config: Config, places: Places) -> None:
-    """Refuse a configuration that contradicts itself, by ConfigError with file, line and key."""
+    """Raise ConfigError, with file, line and key, for a configuration that contradicts itself."""
     for key, name in (("cluster", config.cluster), ("group", config.group)):
         if not _NAME.fullmatch(name):
-            remedy = "use 1 to 127 of A-Z a-z 0-9 _ . -, a letter or digit first"
-            raise places.error(key, f"{name!r} is no name", remedy)
+            remedy = "use 1 to 127 of A-Z a-z 0-9 _ . -, with a letter or digit first"
+            raise places.error(key, f"{name!r} is not a valid name", remedy)
     if config.node not in config.nodes:
         raise places.error("node", f"node {config.node} is missing from nodes", "add it there")
     endpoints = _check_addresses(config, places)
@@ -154,10 +147,7 @@ Endpoint = tuple[str, int]
 
 
 def _check_addresses(config: Config, places: Places) -> dict[Endpoint, str]:
-    """Return the key of each address that has a port.
-
-    Refuses bad ones and one that is used twice.
-    """
+    """Return the key of each address; ConfigError for a bad one and for one that is used twice."""
     seen: dict[Endpoint, str] = {}
     for number, addresses in config.nodes.items():
         for name in ("api", "ha", "http"):
@@ -166,12 +156,12 @@ def _check_addresses(config: Config, places: Places) -> dict[Endpoint, str]:
             bare = text.removeprefix("tcp://") if name == "api" else text
             endpoint = None if name == "api" and bare == text else parse_address(bare)
             if endpoint is None:
-                raise places.error(key, f"{text!r} is no address", f"write {form}")
+                raise places.error(key, f"{text!r} is not an address", f"write {form}")
             host, port = endpoint
             endpoint = ("127.0.0.1" if host == "localhost" else host.lower(), port)
             if port and endpoint in seen:
-                problem = f"{text} is also {seen[endpoint]}: a node would talk to itself"
-                raise places.error(key, problem, "give each its own port")
+                problem = f"{text} is also {seen[endpoint]}: a node would connect to itself"
+                raise places.error(key, problem, "give each address a port of its own")
             seen[endpoint] = key
     return seen
 
@@ -181,18 +171,18 @@ def _check_group(config: Config, places: Places) -> None:
     counted = config.ha.count_classic_peers
     if size == 1:
         if config.role is Role.SYNC_MASTER and not counted:
-            problem = "a SYNC_MASTER needs a slave, and nodes lists this node alone"
+            problem = "a SYNC_MASTER needs a slave, and nodes lists only this node"
             raise places.error("role", problem, "list the slaves under nodes, or use ASYNC_MASTER")
         if config.role is Role.SLAVE and config.ha.classic_master is None:
-            problem = "nodes lists this node alone, so there is nobody to follow"
+            problem = "nodes lists only this node, so there is no master to follow"
             raise places.error(
-                "role", problem, "list the others under nodes, or set ha.classic_master"
+                "role", problem, "list the other nodes under nodes, or set ha.classic_master"
             )
         return
     if not 1 <= config.acks <= size - 1:
-        problem = f"{config.acks} slaves cannot be asked for in a group of {size} nodes"
+        problem = f"{config.acks} slaves cannot confirm a put in a group of {size} nodes"
         if config.acks == 0:
-            problem = "a synchronous put with 0 slaves confirms nothing"
+            problem = "0 means that no slave confirms a synchronous put"
         remedy = f"use 1 to {size - 1}" + (", or role ASYNC_MASTER" if config.acks == 0 else "")
         raise places.error("acks", problem, remedy)
 
@@ -200,7 +190,7 @@ def _check_group(config: Config, places: Places) -> None:
 def _check_classic(config: Config, places: Places, endpoints: dict[Endpoint, str]) -> None:
     ha = config.ha
     if ha.count_classic_peers and not ha.allow_classic_peers:
-        problem = "counts peers that may not connect"
+        problem = "counts peers that ha.allow_classic_peers does not let connect"
         raise places.error(
             "ha.count_classic_peers", problem, "set ha.allow_classic_peers: true too"
         )
@@ -209,29 +199,33 @@ def _check_classic(config: Config, places: Places, endpoints: dict[Endpoint, str
     key = "ha.classic_master"
     endpoint = parse_address(ha.classic_master)
     if endpoint is None or endpoint[1] == 0:
-        raise places.error(key, f"{ha.classic_master!r} is no address", "write HOST:PORT, or null")
+        raise places.error(
+            key, f"{ha.classic_master!r} is not an address", "write HOST:PORT, or null"
+        )
     host, port = endpoint
     same = endpoints.get(("127.0.0.1" if host == "localhost" else host.lower(), port))
     if same is not None:
         raise places.error(
             key,
-            f"{ha.classic_master} is {same}: a slave of itself",
+            f"{ha.classic_master} is {same}: a node cannot follow itself or its own group",
             "name a RocketMQ master, or null",
         )
     if config.role.is_master:
-        problem = f"a {config.role.value} follows nobody"
+        problem = f"a {config.role.value} follows no master"
         raise places.error(key, problem, "set it to null, or role: SLAVE")
 
 
 def _check_store(config: Config, places: Places) -> None:
     store = config.store
     if "\0" in store.root:
-        raise places.error("store.root", "holds a NUL byte", "name a folder")
+        raise places.error("store.root", "contains a NUL byte", "name a folder")
     if store.root == "/":
-        raise places.error("store.root", "is the root of the machine", "name a folder of its own")
+        raise places.error(
+            "store.root", "is the root of the file system", "name a folder of its own"
+        )
     if config.ha.heartbeat_interval_ms >= config.ha.housekeeping_interval_ms:
-        problem = "is not below ha.housekeeping_interval, which ends links that stay silent"
-        raise places.error("ha.heartbeat_interval", problem, "make it a quarter of that")
+        problem = "is not less than ha.housekeeping_interval, after which a silent link is closed"
+        raise places.error("ha.heartbeat_interval", problem, "set it to a quarter of that")
 
 
 def _check_security(config: Config, places: Places) -> None:

@@ -1,10 +1,14 @@
-"""Read a node's configuration file into `Config`, and edit its `role` in place.
+"""Read a node's configuration file into a `Config`, and edit its `role` in place.
 
-The file is YAML, read as a tree of nodes so that each error names `file:line: key: problem;
-remedy`. Nothing of it is ever evaluated: a tag, an unknown key, a key given twice or a value of the
-wrong kind is refused. Keys are the fields of the structs in `config`, without the suffix `_ms`;
-sizes and times take units. `config_check` then looks for contradictions. Relative paths count from
-the working directory of the process that reads the file.
+PyYAML parses the file into nodes that know their line, so each error reads `file:line: key:
+problem; remedy`. Nothing in the file is evaluated: a tag, an unknown key, a key that is given twice
+and a value of the wrong kind are refused. The keys are the fields of the structs in `model.py`,
+without the suffix `_ms`; sizes and times have units. `checks.py` then looks for contradictions. A
+relative path is relative to the working directory of the process that reads the file.
+
+msgspec does not convert the file into the structs: its errors have no line, hide the key of a
+mapping such as `nodes`, and name neither the allowed values nor a remedy; units, ranges and
+suggestions would remain code of this package.
 """
 
 import difflib
@@ -33,7 +37,7 @@ from hastore.errors import ConfigError
 
 MAX_FILE_BYTES = 1 * MIB
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096
-OVERRIDE = "-o"  # the "file" of a key that came from the command line
+OVERRIDE = "-o"
 
 _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "store": StoreConfig,
@@ -48,14 +52,14 @@ _RENAMED = {"max_size_bytes": "max_size"}
 def load_config(path: str, overrides: Mapping[str, str] | None = None) -> Config:
     """Read and check the file at `path`; `overrides` maps dotted keys to values, as `-o` does.
 
-    Raises ConfigError with one line that names file, line, key and remedy. `store.root` is made
-    absolute.
+    `store.root` becomes absolute. The ConfigError for a wrong file is one line of text with file,
+    line, key and remedy.
     """
     return parse_config(_read_text(path), path, overrides)
 
 
 def parse_config(text: str, path: str, overrides: Mapping[str, str] | None = None) -> Config:
-    """Check `text` as the content of the file `path`; see `load_config`."""
+    """Read and check `text` as the content of the file `path`; see `load_config`."""
     reader = _Reader(path)
     root = reader.compose(text)
     for key, value in (overrides or {}).items():
@@ -67,7 +71,7 @@ def parse_config(text: str, path: str, overrides: Mapping[str, str] | None = Non
 
 
 def _check_secret(config: Config, places: Places) -> None:
-    """Refuse a secret that cannot be read, that others can read, or that can be guessed."""
+    """Raise ConfigError for a secret that is unreadable, open to others, or of the wrong length."""
     path = config.ha.secret_file
     if path is None:
         return
@@ -78,13 +82,14 @@ def _check_secret(config: Config, places: Places) -> None:
             size = len(file.read(MAX_SECRET_BYTES + 1).strip())
     except OSError as failure:
         raise places.error(
-            key, f"{path} cannot be read: {failure.strerror}", "check it"
+            key, f"{path} cannot be read: {failure.strerror}", "check path and permissions"
         ) from failure
     if mode & 0o077:
-        raise places.error(key, f"{path} is open to others", f"chmod 600 {path}")
+        raise places.error(key, f"{path} is open to other users", f"run chmod 600 {path}")
     if not MIN_SECRET_BYTES <= size <= MAX_SECRET_BYTES:
         remedy = f"write {MIN_SECRET_BYTES} to {MAX_SECRET_BYTES} random bytes into it"
-        raise places.error(key, f"{path} holds {size} bytes or more", remedy)
+        length = f"{size}" if size < MIN_SECRET_BYTES else f"more than {MAX_SECRET_BYTES}"
+        raise places.error(key, f"{path} contains {length} bytes", remedy)
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
@@ -94,39 +99,41 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
         key, equals, value = pair.partition("=")
         if not equals or not key.strip():
             raise ConfigError(
-                f"{OVERRIDE} {pair}: is no assignment; write {OVERRIDE} dotted.key=value"
+                f"{OVERRIDE} {pair}: is not an assignment; write {OVERRIDE} dotted.key=value"
             )
         overrides[key.strip()] = value.strip()
     return overrides
 
 
 def config_error(path: str, key: str, problem: str, remedy: str) -> ConfigError:
-    """Return the error for a key of the file at `path` that only its caller could see."""
+    """Return the error, with its line, for a problem of `key` that the caller found."""
     reader = _Reader(path)
     reader.config(reader.compose(_read_text(path)))
     return reader.places.error(key, problem, remedy)
 
 
 def edit_role(path: str, role: Role) -> None:
-    """Write `role` into the file at `path`, durably and in one step, and keep its comments.
+    """Write `role` into the file at `path`, durably and atomically, and keep its comments.
 
-    A master follows nobody, so `ha.classic_master` becomes null with a master's role. The file is
-    not touched when the result would not validate (ConfigError).
+    A master follows no other node, so a master's role also sets `ha.classic_master` to null. When
+    the result would not validate, ConfigError is raised and the file stays as it is.
     """
-    from ruamel.yaml import YAML  # a node that only reads its file does without
+    from ruamel.yaml import YAML  # a node that only reads its file does not need it
     from ruamel.yaml.comments import CommentedMap
 
-    path = os.path.realpath(path)  # a link stays a link
+    path = os.path.realpath(path)  # replace the file that a symbolic link points to, not the link
     text = _read_text(path)
     editor = YAML(typ="rt")
     editor.preserve_quotes = True
     editor.width = 4096
     try:
         tree = editor.load(text)
-    except Exception as broken:  # ruamel raises many kinds; each means that the file is no YAML
-        raise ConfigError(f"{path}: is no YAML ({_first_line(broken)}); correct it") from broken
+    except Exception as broken:  # ruamel raises many types; each means invalid YAML
+        raise ConfigError(
+            f"{path}: is not valid YAML ({_first_line(broken)}); correct it"
+        ) from broken
     if not isinstance(tree, CommentedMap):
-        raise ConfigError(f"{path}:1: is no mapping of keys; start from conf/master.yaml")
+        raise ConfigError(f"{path}:1: is not a mapping of keys; start from conf/master.yaml")
     tree["role"] = role.value
     ha = tree.get("ha")
     if role.is_master and isinstance(ha, CommentedMap) and ha.get("classic_master") is not None:
@@ -143,10 +150,7 @@ def _represent_null(representer: typing.Any, _value: None) -> typing.Any:
 
 
 def _replace(path: str, data: bytes) -> None:
-    """Put `data` in the place of the file, with its mode and owner.
-
-    On the disk when this returns.
-    """
+    """Replace the file's content by `data`, durably; keep its mode and, as root, its owner."""
     folder = os.path.dirname(path)
     before = os.stat(path)
     descriptor, temporary = tempfile.mkstemp(prefix=".hastore-", dir=folder)
@@ -163,7 +167,7 @@ def _replace(path: str, data: bytes) -> None:
         if os.path.exists(temporary):
             os.unlink(temporary)
         raise ConfigError(
-            f"{path}: cannot be written: {failure.strerror}; check its folder"
+            f"{path}: cannot be written: {failure.strerror}; check the permissions of its folder"
         ) from failure
     folder_descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -179,7 +183,9 @@ def _read_text(path: str) -> str:
     except OSError as failure:
         raise ConfigError(f"{path}: cannot be read: {failure.strerror}; check -c FILE") from failure
     if len(data) > MAX_FILE_BYTES:
-        raise ConfigError(f"{path}: is larger than {MAX_FILE_BYTES} bytes; is it a configuration?")
+        raise ConfigError(
+            f"{path}: is larger than {MAX_FILE_BYTES} bytes; is it a configuration file?"
+        )
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as broken:
@@ -192,13 +198,13 @@ def _first_line(failure: BaseException) -> str:
 
 
 class _Reader:
-    """Turn YAML nodes into structs, and remember where each key stood."""
+    """Turn YAML nodes into structs, and remember the line of each key."""
 
     def __init__(self, path: str) -> None:
         self.places = Places(path)
 
     def compose(self, text: str) -> yaml.MappingNode:
-        """Return the file's top mapping; ConfigError when it is no YAML or no mapping."""
+        """Return the file's top mapping; ConfigError when it is not YAML, or not a mapping."""
         path = self.places.path
         try:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -206,20 +212,22 @@ class _Reader:
             mark = broken.problem_mark or broken.context_mark
             line = mark.line + 1 if mark is not None else 1
             raise ConfigError(
-                f"{path}:{line}: is no YAML: {broken.problem}; correct it"
+                f"{path}:{line}: is not valid YAML: {broken.problem}; correct it"
             ) from broken
         except (yaml.YAMLError, RecursionError, ValueError) as broken:
-            raise ConfigError(f"{path}: is no YAML: {_first_line(broken)}; correct it") from broken
+            raise ConfigError(
+                f"{path}: is not valid YAML: {_first_line(broken)}; correct it"
+            ) from broken
         if not isinstance(root, yaml.MappingNode):
-            raise ConfigError(f"{path}:1: is no mapping of keys; start from conf/master.yaml")
+            raise ConfigError(f"{path}:1: is not a mapping of keys; start from conf/master.yaml")
         return root
 
     def override(self, root: yaml.MappingNode, dotted: str, text: str) -> None:
-        """Set the key `dotted` of the tree to the scalar `text`, in place."""
+        """Set the key `dotted` of the tree to the scalar `text`; create missing sections."""
         self.places.note(dotted, None)
         if dotted == "role":
             raise self.places.error(
-                dotted, "is followed live, so it comes from the file alone", "edit the file"
+                dotted, "cannot be overridden: a running node follows its file", "edit the file"
             )
         null = text in ("", "~", "null")
         tag = f"tag:yaml.org,2002:{'null' if null else 'str'}"
@@ -231,8 +239,10 @@ class _Reader:
                 below = yaml.MappingNode("tag:yaml.org,2002:map", [])
                 mapping.value.append((_key(parent), below))
             if not isinstance(below, yaml.MappingNode):
-                raise self.places.error(dotted, f"{parent} is no section", "see conf/master.yaml")
-            # A copy: an alias elsewhere in the file shares the node.
+                raise self.places.error(
+                    dotted, f"{parent} is not a section", "see conf/master.yaml"
+                )
+            # Copy the section: an alias elsewhere in the file shares this node.
             below = yaml.MappingNode(below.tag, list(below.value), below.start_mark)
             mapping.value = [
                 (name, below if name.value == parent else one) for name, one in mapping.value
@@ -242,7 +252,7 @@ class _Reader:
         mapping.value.append((_key(last), yaml.ScalarNode(tag, text)))
 
     def config(self, root: yaml.MappingNode) -> Config:
-        """Return the whole configuration, each value of its kind and in its range."""
+        """Return the configuration, with each value of its type and in its range."""
         top = self._entries(root, "", _TOP_KEYS)
         for key in ("cluster", "group", "node", "role", "nodes", "store"):
             if key not in top:
@@ -252,7 +262,7 @@ class _Reader:
         }
         sections["store"]["retention"] = RetentionConfig(**sections.pop("retention"))
         if "root" not in sections["store"]:
-            raise self.places.error("store.root", "is missing", "name the store's folder")
+            raise self.places.error("store.root", "is missing", "name the folder of the store")
         sections["store"]["root"] = os.path.abspath(sections["store"]["root"])
         fields = {
             name: read_value(self.places, name, top[name], str) for name in ("cluster", "group")
@@ -274,7 +284,7 @@ class _Reader:
             key = f"nodes.{name}"
             number = int(name) if name.isascii() and name.isdigit() and len(name) <= 9 else 0
             if not 1 <= number <= 65535:
-                raise self.places.error(key, "is no node number", "use 1 to 65535")
+                raise self.places.error(key, "is not a node number", "use 1 to 65535")
             if number in nodes:
                 raise self.places.error(key, f"node {number} is listed twice", "keep one of them")
             self.places.alias(f"nodes.{number}", key)
@@ -284,7 +294,7 @@ class _Reader:
                     raise self.places.error(
                         f"nodes.{number}.{address}",
                         "is missing",
-                        "give api, ha and http of each node",
+                        "set api, ha and http of each node",
                     )
             nodes[number] = NodeAddress(**values)
         return nodes
@@ -311,7 +321,7 @@ class _Reader:
     def _entries(
         self, node: yaml.Node, name: str, known: tuple[str, ...] | None
     ) -> dict[str, yaml.Node]:
-        """Return the keys of a mapping; refuses unknown ones and one that is given twice."""
+        """Return the values of a mapping by key; ConfigError for unknown and repeated keys."""
         prefix = f"{name}." if name else ""
         if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null"):
             return {}
@@ -329,7 +339,9 @@ class _Reader:
                 )
             if known is not None and key not in known:
                 near = difflib.get_close_matches(key, known, 1)
-                remedy = f"did you mean {near[0]}?" if near else f"known here: {', '.join(known)}"
+                remedy = (
+                    f"did you mean {near[0]}?" if near else f"the keys here are {', '.join(known)}"
+                )
                 raise self.places.error(dotted, "is unknown", remedy)
             entries[key] = below
         return entries

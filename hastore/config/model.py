@@ -1,4 +1,4 @@
-"""The configuration of a node: one typed, frozen struct; sizes in bytes, times in milliseconds."""
+"""The configuration of a node as frozen structs; sizes in bytes, times in milliseconds."""
 
 from enum import Enum
 
@@ -18,12 +18,12 @@ class Role(Enum):
 
     @property
     def is_master(self) -> bool:
-        """Whether the node shall take writes."""
+        """Whether a node of this role is to take writes."""
         return self is not Role.SLAVE
 
 
 class AckPoint(Enum):
-    """What a report promises: bytes in the page cache, or bytes on the disk."""
+    """What a slave's report promises: bytes in the page cache, or bytes on the disk."""
 
     WRITTEN = "written"
     FLUSHED = "flushed"
@@ -52,11 +52,11 @@ class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """When old commit log files go, whole, oldest first; None keeps for ever."""
+    """When whole commit log files are deleted, oldest first; None: never for that reason."""
 
     max_age_ms: int | None = None
     max_size_bytes: int | None = None
-    hold_ms: int = 3_600_000  # how long who stands still, a slave or what is confirmed, keeps files
+    hold_ms: int = 3_600_000  # a slave or confirmed offset without progress keeps files this long
     check_interval_ms: int = 10_000
 
 
@@ -65,7 +65,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     root: str
     commitlog_file_size: int = GIB
-    warm_files: bool = False  # read each new file of the log ahead, so that its pages are there
+    warm_files: bool = False  # read new commit log files ahead, so that they are in memory
     flush: Flush = Flush.ASYNC
     flush_interval_ms: int = 500
     flush_timeout_ms: int = 5_000
@@ -78,7 +78,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class HAConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The HA link."""
+    """Replication: the HA link between nodes."""
 
     ack_point: AckPoint = AckPoint.WRITTEN
     allow_classic_peers: bool = False
@@ -93,7 +93,7 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_gap_not_in_sync: int = 256 * MIB
     max_connections: int = 16
     secret_file: str | None = None
-    allow_unauthenticated: bool = False  # the loud flag: beyond loopback without a secret
+    allow_unauthenticated: bool = False  # allow the ha port beyond loopback without a secret
 
 
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
@@ -102,11 +102,11 @@ class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 1_000
     max_pending_puts: int = 10_000
     max_pending_bytes: int = 64 * MIB
-    allow_unauthenticated: bool = False
+    allow_unauthenticated: bool = False  # allow the api and http ports beyond loopback
 
 
 class Config(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a node is told."""
+    """The whole configuration of a node."""
 
     cluster: str
     group: str
@@ -120,5 +120,5 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def effective_acks(self) -> int:
-        """Return the slaves that must confirm a synchronous put; a group of one has none."""
+        """Return how many slaves must confirm a synchronous put; 0 in a group of one."""
         return self.acks if len(self.nodes) > 1 else 0

@@ -1,7 +1,4 @@
-"""Turn a scalar of the configuration file into a value: text, number, size, time, choice or truth.
-
-Pure.
-"""
+"""Turn a scalar of the configuration file into a typed value, and write sizes for people. Pure."""
 
 import re
 import types
@@ -33,9 +30,10 @@ _TRUTH = {"true": True, "false": False}
 def read_value(
     places: Places, key: str, node: yaml.Node, kind: typing.Any, field: str = ""
 ) -> typing.Any:
-    """Return the scalar `node` as a value of `kind`.
+    """Return the scalar `node` as a value of `kind`; ConfigError names `key` and its line.
 
-    Bytes or milliseconds where `field` is a size or a time. ConfigError names `key` and its line.
+    `field` is the field of the struct: it tells whether a number is a size (returned in bytes) or
+    a time (returned in milliseconds).
     """
     optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
     if optional:
@@ -48,10 +46,10 @@ def read_value(
             return None
         raise places.error(key, "has no value", "give one, or remove the key")
     if node.tag.removeprefix("tag:yaml.org,2002:") not in _PLAIN_TAGS:
-        raise places.error(key, f"has the tag {node.tag}", "write a plain value")
+        raise places.error(key, f"has the tag {node.tag}", "write a plain value without a tag")
     if kind is bool:
         if text.lower() not in _TRUTH:
-            raise places.error(key, f"{text!r} is neither true nor false", "write one of them")
+            raise places.error(key, f"{text!r} is neither true nor false", "write true or false")
         return _TRUTH[text.lower()]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _choice(places, key, text, kind)
@@ -65,7 +63,7 @@ def read_value(
 def _choice(places: Places, key: str, text: str, kind: type[Enum]) -> Enum:
     choices = {str(choice.value): choice for choice in kind}
     if text not in choices:
-        raise places.error(key, f"{text!r} is none of {', '.join(choices)}", "write one of them")
+        raise places.error(key, f"{text!r} is not one of {', '.join(choices)}", "use one of these")
     return choices[text]
 
 
@@ -78,7 +76,7 @@ def _number(places: Places, key: str, text: str, field: str) -> int:
         noun, units, remedy = "whole number", {"": 1}, "write a whole number"
     match = _QUANTITY.fullmatch(text.strip())
     if match is None or len(match[1]) > 19:
-        raise places.error(key, f"{text!r} is no {noun}", remedy)
+        raise places.error(key, f"{text!r} is not a {noun}", remedy)
     number = int(match[1].replace("_", ""))
     if match[2] not in units and (number != 0 or match[2]):
         problem = f"{text!r} has the unit {match[2]!r}" if match[2] else f"{text!r} has no unit"
@@ -89,7 +87,7 @@ def _number(places: Places, key: str, text: str, field: str) -> int:
 
 
 def human_size(size: int) -> str:
-    """Return a number of bytes as people read it: `512 B`, `64 KiB`, `1.5 GiB`."""
+    """Return a number of bytes for people to read: `512 B`, `64 KiB`, `1.5 GiB`."""
     value, unit = float(size), "B"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

@@ -49,7 +49,7 @@ def test_the_other_role_is_refused(group, name, number):
         (("-o", "role=SLAVE"), "-o role: "),
         (("-o", "ha.hartbeat=1s"), "-o ha.hartbeat: is unknown"),
         (("-o", "nodes.1.ha=10.0.0.1:1"), "beyond loopback"),
-        (("-o", "x"), "no assignment"),
+        (("-o", "x"), "not an assignment"),
         (("--nosuch",), "No such option"),
     ],
 )

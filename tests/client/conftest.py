@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from hastore.client.connections import transport as transport_module
+from hastore.client.connections import transport_factory
 from hastore.config.model import ApiConfig
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
@@ -28,7 +28,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """Make clients begin from `zmq+tcp://` addresses where a test is run so."""
     scheme = str(getattr(request, "param", "tcp"))
-    real = transport_module.make_transport
+    real = transport_factory.make_transport
 
     def make(addresses: tuple[str, ...], *clock: Any) -> Any:
         return real(tuple(each.replace("tcp", scheme, 1) for each in addresses), *clock)

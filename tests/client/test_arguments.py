@@ -151,8 +151,8 @@ SYNCHRONOUS: list[tuple[type, Callable[[], Any]]] = [
 def forbid_waiting(client: Any, patch: pytest.MonkeyPatch) -> None:
     """Let every way to a node fail."""
     if isinstance(client, Producer):
-        patch.setattr(client._sender, "wait_found", it_waited)
-        patch.setattr(client._sender, "flush", it_waited)
+        patch.setattr(client._driver, "wait_found", it_waited)
+        patch.setattr(client._driver, "flush", it_waited)
         patch.setattr(client._window, "admit", it_waited)
     elif isinstance(client, aio.Producer):
         patch.setattr(client._driver, "send", it_waited)

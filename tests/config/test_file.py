@@ -1,4 +1,4 @@
-"""The configuration: what a file says, how a refusal reads, and the edit of the role."""
+"""The configuration file: what is read, the text of each error, and the edit of the role."""
 
 import os
 import pathlib
@@ -51,7 +51,7 @@ store: {root: /tmp/x}
 
 
 def refusal(text, **overrides):
-    """Return the one line by which the text is refused."""
+    """Return the one-line error that the text raises."""
     with pytest.raises(ConfigError) as refused:
         parse_config(
             text, "x.yaml", {key.replace("__", "."): value for key, value in overrides.items()}
@@ -166,20 +166,18 @@ def test_an_override_does_not_reach_an_alias():
 
 def test_an_override_names_itself_in_its_error():
     assert refusal(PAIR, role="SLAVE").startswith("-o role: ")
-    assert refusal(PAIR, ha__hartbeat="1s") == (
-        "-o ha.hartbeat: is unknown; did you mean heartbeat_interval?"
-    ) or "is unknown" in refusal(PAIR, ha__hartbeat="1s")
-    assert refusal(PAIR, acks="x").startswith("-o acks: 'x' is no whole number;")
-    assert "no section" in refusal(PAIR, node__x="1")
+    assert refusal(PAIR, ha__hartbeat="1s").startswith("-o ha.hartbeat: is unknown; ")
+    assert refusal(PAIR, acks="x").startswith("-o acks: 'x' is not a whole number;")
+    assert "not a section" in refusal(PAIR, node__x="1")
 
 
 @pytest.mark.parametrize("pair", ["store.flush", "=x", "  =x"])
 def test_an_override_without_key_or_value_is_refused(pair):
-    with pytest.raises(ConfigError, match="no assignment"):
+    with pytest.raises(ConfigError, match="not an assignment"):
         parse_overrides([pair])
 
 
-# old, new -> what the refusal must contain; "12:" is the line
+# name -> old text, new text, what the error must contain; "x.yaml:12:" is the line
 REFUSED = {
     "unknown top key": ("acks: 1", "akcs: 1", "x.yaml:5: akcs: is unknown; did you mean acks?"),
     "unknown ha key": ("ack_point: written", "ack_pint: 1", "x.yaml:11: ha.ack_pint: is unknown"),
@@ -194,30 +192,34 @@ REFUSED = {
     ),
     "own node missing": ("node: 1", "node: 3", "x.yaml:3: node: node 3 is missing from nodes"),
     "node 0": ("node: 1", "node: 0", "x.yaml:3: node: 0 is out of range; use 1 to 65535"),
-    "node 65536": ("  2: {", "  65536: {", "x.yaml:8: nodes.65536: is no node number"),
+    "node 65536": ("  2: {", "  65536: {", "x.yaml:8: nodes.65536: is not a node number"),
     "node -1": ("node: 1", "node: -1", "x.yaml:3: node: -1 is out of range"),
-    "node x": ("  2: {", "  two: {", "x.yaml:8: nodes.two: is no node number"),
-    "acks 0": ("acks: 1", "acks: 0", "x.yaml:5: acks: a synchronous put with 0 slaves"),
+    "node x": ("  2: {", "  two: {", "x.yaml:8: nodes.two: is not a node number"),
+    "acks 0": (
+        "acks: 1",
+        "acks: 0",
+        "x.yaml:5: acks: 0 means that no slave confirms a synchronous put",
+    ),
     "acks 2 of 2": (
         "acks: 1",
         "acks: 2",
-        "x.yaml:5: acks: 2 slaves cannot be asked for in a group of 2",
+        "x.yaml:5: acks: 2 slaves cannot confirm a put in a group of 2",
     ),
     "bad role": (
         "SYNC_MASTER",
         "MASTER",
-        "x.yaml:4: role: 'MASTER' is none of ASYNC_MASTER, SYNC_MASTER",
+        "x.yaml:4: role: 'MASTER' is not one of ASYNC_MASTER, SYNC_MASTER",
     ),
     "role missing": ("role: SYNC_MASTER\n", "", "x.yaml: role: is missing"),
     "bad address": (
         "127.0.0.1:10922",
         "127.0.0.1",
-        "x.yaml:8: nodes.2.ha: '127.0.0.1' is no address",
+        "x.yaml:8: nodes.2.ha: '127.0.0.1' is not an address",
     ),
     "api without tcp": (
         "tcp://127.0.0.1:10921",
         "127.0.0.1:10921",
-        "nodes.2.api: '127.0.0.1:10921' is no",
+        "nodes.2.api: '127.0.0.1:10921' is not an address",
     ),
     "port too high": ("127.0.0.1:10922", "127.0.0.1:65536", "nodes.2.ha:"),
     "bad host": ("127.0.0.1:10922", "127.0.0.1.5:1", "nodes.2.ha:"),
@@ -244,15 +246,15 @@ REFUSED = {
     "tiny file": ("1GiB", "1KiB", "x.yaml:9: store.commitlog_file_size: 1024 is out of range"),
     "huge file": ("1GiB", "2GiB", "2147483648 is too large: RocketMQ"),
     "negative size": ("1GiB", "-1GiB", "is out of range"),
-    "absurd size": ("1GiB", "9" * 30, "is no size"),
+    "absurd size": ("1GiB", "9" * 30, "is not a size"),
     "bad flush": (
         "flush: async",
         "flush: often",
-        "x.yaml:9: store.flush: 'often' is none of async, sync",
+        "x.yaml:9: store.flush: 'often' is not one of async, sync",
     ),
     "no root": ("root: /tmp/x, ", "", "x.yaml:9: store.root: is missing"),
     "root is a list": ("root: /tmp/x", "root: [a]", "x.yaml:9: store.root: must be a single value"),
-    "root has a NUL": ("root: /tmp/x", 'root: "a\\0b"', "store.root: holds a NUL byte"),
+    "root has a NUL": ("root: /tmp/x", 'root: "a\\0b"', "store.root: contains a NUL byte"),
     "time without unit": (
         "ack_point: written",
         "slave_timeout: 5",
@@ -272,24 +274,28 @@ REFUSED = {
     "heartbeat too slow": (
         "ack_point: written",
         "heartbeat_interval: 20s",
-        "ha.heartbeat_interval: is not below",
+        "ha.heartbeat_interval: is not less than",
     ),
     "counted, not allowed": (
         "ack_point: written",
         "count_classic_peers: true",
-        "ha.count_classic_peers: counts",
+        "ha.count_classic_peers: counts peers that",
     ),
     "a master follows": (
         "ack_point: written",
         'classic_master: "1.2.3.4:5"',
-        "SYNC_MASTER follows nobody",
+        "SYNC_MASTER follows no master",
     ),
     "a tag": (
         "root: /tmp/x",
         "root: !!python/name:os.system x",
         "x.yaml:9: store.root: has the tag",
     ),
-    "bad cluster": ("cluster: demo", "cluster: a/b", "x.yaml:1: cluster: 'a/b' is no name"),
+    "bad cluster": (
+        "cluster: demo",
+        "cluster: a/b",
+        "x.yaml:1: cluster: 'a/b' is not a valid name",
+    ),
     "no value": ("group: g0", "group:", "x.yaml:2: group: has no value"),
     "beyond loopback": (
         "127.0.0.1:10912",
@@ -307,8 +313,8 @@ REFUSED = {
         "nodes.1.api: :: is beyond loopback",
     ),
     "no yaml": ("nodes:", "nodes: [", "x.yaml:"),
-    "a tab": ("  ack_point", "\tack_point", "x.yaml:11: is no YAML"),
-    "an unknown alias": ("group: g0", "group: *g", "x.yaml:2: is no YAML"),
+    "a tab": ("  ack_point", "\tack_point", "x.yaml:11: is not valid YAML"),
+    "an unknown alias": ("group: g0", "group: *g", "x.yaml:2: is not valid YAML"),
 }
 
 
@@ -328,7 +334,7 @@ def test_a_group_of_one():
     alone = changed(ALONE, "ASYNC_MASTER", "SYNC_MASTER")
     assert "x.yaml:4: role: a SYNC_MASTER needs a slave" in refusal(alone)
     slave = changed(ALONE, "ASYNC_MASTER", "SLAVE")
-    assert "x.yaml:4: role: nodes lists this node alone" in refusal(slave)
+    assert "x.yaml:4: role: nodes lists only this node" in refusal(slave)
     assert (
         parse_config(slave + "ha: {classic_master: 'rocket:10912'}\n", "x.yaml").role is Role.SLAVE
     )
@@ -382,7 +388,7 @@ def test_a_secret_that_others_can_read_is_refused(tmp_path):
         "%",
     ],
 )
-def test_what_is_no_configuration_is_refused_in_one_line(text):
+def test_a_text_that_is_no_configuration_raises_a_one_line_error(text):
     refusal(text)
 
 
@@ -401,7 +407,7 @@ def test_a_file_that_is_not_there_not_utf8_or_too_large_is_refused(tmp_path):
 @settings(max_examples=300, deadline=None, print_blob=True)
 @given(st.data())
 def test_no_text_breaks_the_reader(data):
-    """Cut, repeat and splice the file at random: it is read, or refused in one line."""
+    """Cut, repeat and splice lines at random: the text is read, or raises a one-line error."""
     lines = PAIR.splitlines(keepends=True)
     pieces = data.draw(
         st.lists(st.sampled_from([*lines, "  x: [1", "acks: !!float 1\n", "\0", "'"]))

@@ -316,7 +316,7 @@ def source_moved() -> list[Patch]:
     """A catch-up goes on although its source is no longer as it answered."""
 
     def copy(connection: Any, hello: Any) -> None:
-        store, offset = connection.service.member.store, hello.copy_from
+        store, offset = connection.member.store, hello.copy_from
         while offset < hello.copy_to:
             with store.view(offset, 2) as view:
                 piece = bytes(view)

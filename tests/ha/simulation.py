@@ -266,11 +266,12 @@ class SimWriter:
 class SimConnection:
     """The master's end of a connection, and what is in flight on it both ways."""
 
-    def __init__(self, owner: SimNode, hello: Hello, connection_id: int) -> None:
-        assert owner.ha is not None
-        self.owner = owner
-        self.service = owner.ha
-        self.life = owner.life
+    def __init__(self, host: SimNode, hello: Hello, connection_id: int) -> None:
+        assert host.ha is not None
+        self.host = host
+        self.owner = host.ha
+        self.member = host.member
+        self.life = host.life
         self.hello = hello
         self.node = hello.node
         self.connection_id = connection_id
@@ -290,6 +291,9 @@ class SimConnection:
     def streaming(self) -> bool:
         return self.writer is not None and not self.closed
 
+    def follow(self, hello: Hello) -> Any:
+        return self.owner.follow(self, hello)  # type: ignore[arg-type]
+
     def open_stream(self, offset: int, *, frame_bytes_max: int, classic: bool) -> SimWriter:
         del frame_bytes_max, classic
         self.writer = SimWriter(offset)
@@ -299,7 +303,7 @@ class SimConnection:
         del reason
         if not self.closed:
             self.closed = True
-            self.service.forget(self)  # type: ignore[arg-type]
+            self.owner.forget(self)  # type: ignore[arg-type]
 
 
 class SlaveSocket:
@@ -436,7 +440,7 @@ class SimNode:
         self.up = False
         self.ha = None
         for node in self.world.nodes.values():
-            if node.stream is not None and node.stream.connection.owner is self:
+            if node.stream is not None and node.stream.connection.host is self:
                 node.stream._closed = True
         self.stream = None
         self.store.on_flushed = None
@@ -756,7 +760,7 @@ class World:
 
     def do_send(self, node: SimNode) -> None:
         """A master's WriteSocketService sends a little on one link."""
-        links = [c for c in self.connections if c.owner is node and c.life == node.life]
+        links = [c for c in self.connections if c.host is node and c.life == node.life]
         links = [c for c in links if not c.closed]
         if not node.up or not links:
             return
@@ -773,7 +777,7 @@ class World:
         piece = bytes(store.data[offset : offset + size])
         frame = data_header(offset, size) + piece
         if self.rng.random() < 0.5:
-            frame = confirmed_frame(*node.ha.limits()) + frame
+            frame = confirmed_frame(store.confirmed_offset, store.readable_offset) + frame
         writer.reach_offset = writer.sent_offset = offset + size
         link.to_slave.append(frame)
 
@@ -794,7 +798,7 @@ class World:
 
     def do_report(self, node: SimNode) -> None:
         """A master's ReadSocketService takes what is in flight on a link, perhaps a closed one."""
-        links = [c for c in self.connections if c.owner is node and c.to_master]
+        links = [c for c in self.connections if c.host is node and c.to_master]
         links = [c for c in links if c.life == node.life]
         if not node.up or not links:
             return
@@ -851,7 +855,7 @@ class World:
                     )
 
     def do_break(self, node: SimNode) -> None:
-        links = [c for c in self.connections if c.owner is node and not c.closed]
+        links = [c for c in self.connections if c.host is node and not c.closed]
         if links:
             self.rng.choice(links).close("the network breaks")
 
@@ -862,7 +866,7 @@ class World:
             return
         self.cut_off = {node.number}
         for link in self.connections:
-            if node.number in (link.node, link.owner.number):
+            if node.number in (link.node, link.host.number):
                 link.close("the network parts")
                 stream = self.nodes[link.node].stream
                 if stream is not None and stream.connection is link:
@@ -886,7 +890,7 @@ class World:
         if not self.retention or not node.up:
             return
         starts = [at for at, _ in node.store.records() if at <= node.store.flushed_offset]
-        sent = [c.writer.sent_offset for c in self.connections if c.owner is node and not c.closed]
+        sent = [c.writer.sent_offset for c in self.connections if c.host is node and not c.closed]
         hold = min([node.store.whole_offset, *(s for s in sent if s is not None)])
         starts = [at for at in starts if at <= hold and at not in self.inside]
         if starts:

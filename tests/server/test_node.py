@@ -12,11 +12,12 @@ from typing import Any
 import msgspec
 import pytest
 
-from hastore.config.model import Config, NodeAddress, RetentionConfig, Role, StoreConfig
+from hastore.config.model import RetentionConfig, Role
 from hastore.errors import StoreError, StoreInUseError
 from hastore.ha.node.node_state import NodeState
 from hastore.server.node import Node
 from hastore.store.fs.filesystem import REAL
+from tests.server.kit import config_of
 
 
 class Watched:
@@ -72,19 +73,6 @@ class _Unlocking:
     def close(self) -> None:
         self._watched.locked = False
         self._file.close()
-
-
-def config_of(root: pathlib.Path) -> Config:
-    return Config(
-        cluster="test",
-        group="g0",
-        node=1,
-        role=Role.ASYNC_MASTER,
-        acks=0,
-        nodes={1: NodeAddress(api="tcp://127.0.0.1:0", ha="127.0.0.1:0", http="127.0.0.1:0")},
-        store=StoreConfig(root=str(root), commitlog_file_size=65536, index_slots=100,
-                          index_entries=400, consume_queue_units=300),
-    )  # fmt: skip
 
 
 def test_node_json_is_read_and_written_under_the_stores_lock(tmp_path: pathlib.Path) -> None:

@@ -9,24 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from hastore.config.model import Config, NodeAddress, Role, StoreConfig
+from hastore.config.model import Role
 from hastore.errors import StoreBrokenError
 from hastore.server.node import Node
+from tests.server.kit import config_of
 
 PATIENCE_S = 60
-
-
-def config_of(root: pathlib.Path) -> Config:
-    return Config(
-        cluster="test",
-        group="g0",
-        node=1,
-        role=Role.ASYNC_MASTER,
-        acks=0,
-        nodes={1: NodeAddress(api="tcp://127.0.0.1:0", ha="127.0.0.1:0", http="127.0.0.1:0")},
-        store=StoreConfig(root=str(root), commitlog_file_size=65536, index_slots=100,
-                          index_entries=400, consume_queue_units=300),
-    )  # fmt: skip
 
 
 def start(root: pathlib.Path) -> Node:

@@ -429,7 +429,7 @@ def test_a_stream_that_meets_a_bad_sector_ends_with_the_reason(
         reader.start()
         service = WriteSocketService(
             ours, cold, SYSTEM_CLOCK, name="stream", start_offset=0, frame_bytes_max=frame_bytes,
-            heartbeat_ms=1000.0, history=(), limits=None, on_broken=broken.append,
+            heartbeat_ms=1000.0, history=(), tell_limits=False, on_broken=broken.append,
             on_failure=raise_failure,
         )  # fmt: skip
         service.run()  # returns: it is the end of this stream alone

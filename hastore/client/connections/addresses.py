@@ -42,6 +42,12 @@ def is_connectable(address: str) -> bool:
         return False
 
 
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the parts of a checked address; an IPv6 host without its brackets."""
+    host, _, port = address.partition("://")[2].rpartition(":")
+    return host.strip("[]"), int(port)
+
+
 def _address(text: str) -> str:
     address = text if "://" in text else f"tcp://{text}"
     scheme, _, rest = address.partition("://")

@@ -11,12 +11,12 @@ interrupted, cancelled or ended by `close`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Collection, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from typing import TypeVar
 
 from hastore.client.connections.cluster import ClusterView
-from hastore.client.connections.transport import Arrival, make_transport
-from hastore.client.results import SendResult, Status, failure_of
+from hastore.client.connections.transport import Arrival
+from hastore.client.connections.transport_factory import make_transport
 from hastore.clock import Clock
 from hastore.errors import (
     ClientError,
@@ -240,28 +240,6 @@ def _check_request(request: api.Request) -> None:
         api.decode_request(api.encode(request))
     except (ProtocolError, UnicodeEncodeError) as failure:
         raise UsageError(f"the arguments make no request: {failure}") from failure
-
-
-def commit_positions(
-    requester: Requester,
-    group: str,
-    topic: str,
-    positions: dict[int, api.Position],
-    timeout_s: float,
-    back: Collection[int] = (),
-) -> Steps[None]:
-    """Keep positions, as durable as any message; raises what Producer.send_sync would.
-
-    PositionBehindError when the group stands further in a queue that is not in `back`.
-    """
-    wait_ms = int(min(max(1.0, timeout_s * 1000.0), 3_000.0))
-    reply, _ = yield from requester.ask_master(
-        lambda rid: api.Commit(rid, group, topic, positions, wait_ms, sorted(back)), timeout_s
-    )
-    done = expect(api.PutDone, reply)
-    if done.status is not Status.PUT_OK:
-        result = SendResult(done.status, api.POSITIONS_TOPIC, 0, done.level)
-        raise failure_of(done.status, done.reason, result, unknown=False)
 
 
 def failed(reply: api.Failed) -> ClientError:

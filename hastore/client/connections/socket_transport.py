@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Iterable
 from enum import Enum
 
+from hastore.client.connections.addresses import host_and_port
 from hastore.client.connections.resolver import Targets, look_up, numeric_targets
 from hastore.client.connections.transport import (
     MAX_REPLY_BYTES,
@@ -68,8 +69,7 @@ class _Connection:
 
     def __init__(self, address: str) -> None:
         self.address = address
-        host, _, port = address.partition("://")[2].rpartition(":")
-        self.host, self.port = host.strip("[]"), int(port)
+        self.host, self.port = host_and_port(address)
         self.state = _State.WAITING
         self.sock: socket.socket | None = None
         self.zmtp = _new_zmtp()

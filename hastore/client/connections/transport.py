@@ -1,4 +1,4 @@
-"""What the clients need of their connections, and which implementation an address asks for.
+"""What the clients need of their connections.
 
 A link is the connection to one address, made anew whenever it breaks. A message is sent over it at
 once or refused, never queued for a connection that does not stand, and what was not sent when a
@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple, Protocol
 
-from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.errors import UsageError
 from hastore.protocol import api
 
 MAX_REPLY_BYTES = 16 * 1024 * 1024
@@ -21,8 +19,6 @@ RECONNECT_MS_MAX = 1_000.0
 PING_MS = 2_000.0  # of silence, then the peer is asked for a sign of life
 PONG_MS = 4_000.0  # without any, then the connection is given up
 UNSENT_BYTES_MAX = 32 * 1024 * 1024  # of one link: what the kernel has not taken yet
-ZMQ_SCHEME = "zmq+tcp://"
-SCHEME = "tcp://"
 
 
 class Arrival(NamedTuple):
@@ -102,25 +98,3 @@ class Transport(Protocol):
     def close(self, linger_s: float = 1.0) -> None:
         """Close all links; what was sent and not yet taken by the kernel gets `linger_s` more."""
         ...
-
-
-def make_transport(
-    addresses: tuple[str, ...], clock: Clock = SYSTEM_CLOCK
-) -> tuple[tuple[str, ...], Transport]:
-    """Return the addresses as `tcp://HOST:PORT`, and links of the kind that they ask for.
-
-    `zmq+tcp://` asks for libzmq (the extra `zmq`). UsageError for a mixture, and without pyzmq.
-    """
-    by_zmq = [address.startswith(ZMQ_SCHEME) for address in addresses]
-    if not any(by_zmq):
-        from hastore.client.connections.socket_transport import SocketTransport
-
-        return addresses, SocketTransport(clock)
-    if not all(by_zmq):
-        raise UsageError(f"{', '.join(addresses)}: either all addresses begin with {ZMQ_SCHEME}, "
-                         "or none")  # fmt: skip
-    try:
-        from hastore.client.connections.zmq_transport import ZmqTransport
-    except ImportError as missing:
-        raise UsageError(f"{ZMQ_SCHEME} needs pyzmq: pip install 'hastore[zmq]'") from missing
-    return tuple(SCHEME + address.removeprefix(ZMQ_SCHEME) for address in addresses), ZmqTransport()

@@ -10,13 +10,13 @@ from __future__ import annotations
 import logging
 import os
 import select
+import struct
 import weakref
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 import zmq
 
-from hastore.client.connections.monitor_event import monitor_event
 from hastore.client.connections.transport import (
     MAX_REPLY_BYTES,
     RECONNECT_MS,
@@ -31,6 +31,9 @@ log = logging.getLogger(__name__)
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _POLLIN = int(zmq.POLLIN)
+# The first frame of a monitor's message: the event's number, its value. zmq.utils.monitor reads it
+# too, but imports asyncio.
+_EVENT = struct.Struct("=Hi")
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
@@ -182,7 +185,7 @@ class ZmqTransport:
         return arrivals
 
     def _follow(self, connection: _Connection, arrivals: list[Arrival]) -> None:
-        event, _ = monitor_event(connection.monitor.recv_multipart(_NOBLOCK)[0])
+        event, _ = _EVENT.unpack(connection.monitor.recv_multipart(_NOBLOCK)[0])
         connection.up = event == zmq.EVENT_HANDSHAKE_SUCCEEDED
         arrivals.append(Arrival(connection.address, None, up=connection.up))
 

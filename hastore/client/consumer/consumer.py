@@ -25,7 +25,8 @@ from hastore.client.consumer.consumer_core import (
     Start,
     make_reading,
 )
-from hastore.client.core import Blocking, named
+from hastore.client.core import Blocking
+from hastore.client.lifecycle import describe
 from hastore.client.results import Message, Position
 from hastore.clock import SYSTEM_CLOCK, Clock
 
@@ -79,7 +80,7 @@ class Consumer(Blocking):
         )
         addresses = parse_bootstrap(bootstrap)
         self._core = ConsumerCore(Requester(addresses, clock), clock, reading)
-        super().__init__(self._core, named("Consumer", addresses, reading.topic))
+        super().__init__(self._core, describe("Consumer", addresses, reading.topic))
 
     def __iter__(self) -> Iterator[Message]:
         """Yield messages as they come, until the consumer is closed.

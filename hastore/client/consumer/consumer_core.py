@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Literal, NamedTuple
 
 from hastore.client.arguments import (
     MAX_INT32,
     MAX_INT64,
-    a_clock,
+    check_clock,
     integer,
     moment_ms,
     one_of,
@@ -25,14 +25,13 @@ from hastore.client.connections.requester import (
     Requester,
     Result,
     Steps,
-    commit_positions,
     expect,
 )
 from hastore.client.consumer.fetcher import POLICIES, Fetcher
 from hastore.client.consumer.queue_reader import QueueReader
 from hastore.client.core import Core
 from hastore.client.messages import Message
-from hastore.client.results import Position
+from hastore.client.results import Position, SendResult, Status, failure_of
 from hastore.clock import Clock
 from hastore.errors import UnreachableError, UsageError
 from hastore.heap import keep_freed
@@ -255,7 +254,7 @@ def make_reading(
     clock: Clock,
 ) -> Reading:
     """Return the arguments of a consumer; UsageError for those that no value can have."""
-    a_clock("clock", clock)
+    check_clock("clock", clock)
     return Reading(
         text("topic", topic),
         None if group is None else text("group", group, MAX_GROUP),
@@ -267,6 +266,28 @@ def make_reading(
         integer("prefetch_bytes", prefetch_bytes, 0, MAX_INT64),
         seconds("timeout_s", timeout_s),
     )
+
+
+def commit_positions(
+    requester: Requester,
+    group: str,
+    topic: str,
+    positions: dict[int, Position],
+    timeout_s: float,
+    back: Collection[int] = (),
+) -> Steps[None]:
+    """Keep positions, as durable as any message; raises what Producer.send_sync would.
+
+    PositionBehindError when the group stands further in a queue that is not in `back`.
+    """
+    wait_ms = int(min(max(1.0, timeout_s * 1000.0), 3_000.0))
+    reply, _ = yield from requester.ask_master(
+        lambda rid: api.Commit(rid, group, topic, positions, wait_ms, sorted(back)), timeout_s
+    )
+    done = expect(api.PutDone, reply)
+    if done.status is not Status.PUT_OK:
+        result = SendResult(done.status, api.POSITIONS_TOPIC, 0, done.level)
+        raise failure_of(done.status, done.reason, result, unknown=False)
 
 
 def position_of(name: str, given: object) -> Position:

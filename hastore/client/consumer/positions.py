@@ -15,7 +15,7 @@ import msgspec
 from hastore.client.arguments import (
     MAX_INT32,
     MAX_INT64,
-    a_clock,
+    check_clock,
     flag,
     integer,
     refusal,
@@ -23,9 +23,10 @@ from hastore.client.arguments import (
     text,
 )
 from hastore.client.connections.addresses import parse_bootstrap
-from hastore.client.connections.requester import Requester, Steps, commit_positions, expect
-from hastore.client.consumer.consumer_core import MAX_GROUP, ConsumerCore, Reading
-from hastore.client.core import Blocking, Core, named
+from hastore.client.connections.requester import Requester, Steps, expect
+from hastore.client.consumer.consumer_core import MAX_GROUP, ConsumerCore, Reading, commit_positions
+from hastore.client.core import Blocking, Core
+from hastore.client.lifecycle import describe
 from hastore.client.results import Position
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import ClientError, CorruptRecordError, UsageError
@@ -158,10 +159,10 @@ class Positions(Blocking):
     ) -> None:
         """Connect by itself; UsageError for an address that is none."""
         addresses = parse_bootstrap(bootstrap)
-        a_clock("clock", clock)
+        check_clock("clock", clock)
         limit_s = seconds("timeout_s", timeout_s)
         self._core = PositionsCore(Requester(addresses, clock), clock, limit_s)
-        super().__init__(self._core, named("Positions", addresses))
+        super().__init__(self._core, describe("Positions", addresses))
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
         """Return a group's positions in a topic, as the master knows them."""

@@ -1,20 +1,30 @@
-"""Who turns the producer's wheel: its own thread, or the caller of a lone synchronous put.
+"""Drives the producer's core: in a thread of its own, or in the caller of a single blocking put.
 
-A put that waits alone would wake the thread to be sent and be woken by it to return: two switches
-of threads, a quarter of its time. So a caller that finds nothing under way turns the wheel itself
-until its put has ended; the thread then rests on a descriptor of its own.
+A blocking put that wakes the thread and waits for it costs two thread switches, a quarter of its
+latency. So a caller that finds nothing else under way runs the core itself until its put has ended.
+Meanwhile the thread sleeps on a descriptor of its own.
 
-    by thread   the thread sleeps on the links; callers that send wake it there
-    by caller   the thread rests; a caller sleeps on the links, or nobody does between two puts
+    by the thread    the thread sleeps on the transport; `wake` wakes it there
+    by callers       the thread is idle; a caller sleeps on the transport, between puts nobody does
 
-The wheel goes over to a caller when that holds `turning`, and back to the thread when a caller
-leaves something under way, when somebody else sends, and when no caller came for REST_S. Whoever
-turns holds `turning`, a caller also while it sleeps; the thread only while it works. A caller
-settles, the thread alone tells others of it: a signal's exception may end a caller anywhere.
+A caller takes over when it gets `_driving`. The thread takes over again when a caller leaves work
+behind, when another thread sends, and when no caller came for IDLE_S. Whoever runs the core holds
+`_driving`: a caller also while it sleeps, the thread only while it works.
+
+Both settle Futures and notify `_progress`. The waiters of a Future are notified by the thread
+alone: Python runs signal handlers in the main thread, so no exception of a handler cuts that off.
+
+An exception of a signal handler (KeyboardInterrupt) may end a driving caller between any two
+instructions. Its put stays admitted. The thread finds the interrupted run at the latest after
+IDLE_S, restarts it (see `SendCore`) and goes on with the put.
+
+Nothing here or below refers to the Producer. When the Producer is dropped, the thread goes on until
+all is settled, at the latest when the delivery timeout is over, and ends.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import select
 import threading
@@ -22,129 +32,239 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from hastore.client.connections.transport import Transport
+from hastore.client.connections.transport_factory import make_transport
 from hastore.client.producer.futures import SendFuture
 from hastore.client.producer.lockless_condition import LocklessCondition
+from hastore.client.producer.options import SendOptions
 from hastore.client.producer.send_core import SendCore
+from hastore.client.producer.window import Window
 from hastore.clock import Clock
+from hastore.errors import ClientError
+
+log = logging.getLogger(__name__)
 
 IDLE_S = 0.05
 
 
 class IoDriver:
-    """Turn the core, and ring the bell behind each turn.
+    """Run the core until `stop`, or after `detach` until all is settled.
 
-    `stopped`: nobody is to turn any more; `left`: nor once all is settled. Both are plain
-    words, an Event has a lock; `wake_all` follows.
+    `_stopped` and `_detached` are plain attributes, since an Event has a lock; whoever sets one
+    calls `_wake_all`.
     """
 
     def __init__(
-        self, transport: Transport, core: SendCore, clock: Clock, progress: LocklessCondition
+        self, addresses: tuple[str, ...], options: SendOptions, window: Window, clock: Clock
     ) -> None:
-        self.stopped = False
-        self.detached = False
-        self.driving = threading.Lock()
-        self._transport = transport
-        self._core = core
+        self._window = window
         self._now_ms = clock.monotonic_ms
-        self._progress = progress
+        addresses, self._transport = make_transport(addresses, clock)
+        self._transport.open(addresses)
+        self.core = SendCore(addresses, options, window, self._transport)
+        self._progress = LocklessCondition()  # the window has moved, or a master was found
+        self._driving = threading.Lock()
+        self._stopped = False
+        self._detached = False
+        self._forked = False
         self._callers_drive = False
-        self._caller_is_driving = False  # a caller is at the wheel
-        self._caller_puts = 0  # puts of callers; tells the resting thread whether they still come
+        self._caller_is_driving = False
+        self._caller_puts = 0  # tells the idle thread whether callers still come
         self._idle_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self.abandon = weakref.finalize(self, os.close, self._idle_event)  # in a forked child
+        self._close_idle_event = weakref.finalize(self, os.close, self._idle_event)
         self._idle_poll = select.poll()
         self._idle_poll.register(self._idle_event, select.POLLIN)
+        self._thread = threading.Thread(target=self._run, name="ProducerSender", daemon=True)
+
+    # -- called by the Producer, in any thread
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
 
     def wake(self) -> None:
-        """Make whoever turns look again; any thread, after what there is to see is in place."""
+        """Make whoever drives look again; any thread, after the change is in place."""
         self._transport.wake()
-        if (
-            self._callers_drive and not self._caller_is_driving
-        ):  # the thread is idle, or soon will be
+        if self._callers_drive and not self._caller_is_driving:
             os.eventfd_write(self._idle_event, 1)
 
-    def wake_all(self) -> None:
-        """Wake all who sleep; takes no lock."""
+    def drive_from_caller(self, future: SendFuture[Any]) -> None:
+        """Run the core until the future has ended, if its put is alone; else wake the driver.
+
+        The put was admitted before. Returns early when the driver is stopped, and when Futures of
+        others have ended, whose waiters the thread notifies.
+        """
+        core = self.core
+        if self._driving.locked():
+            self.wake()
+        else:
+            # A `with` statement: CPython handles no signal between taking the lock and its block.
+            with self._driving:
+                try:
+                    if not core.interrupted and core.under_way() <= 1:
+                        self._caller_is_driving = self._callers_drive = True
+                        self._caller_puts += 1
+                        now = self._now_ms()
+                        core.send_now(now)
+                        while not future.done() and not core.ended and not self._stopped:
+                            self._transport.sleep(core.sleep_s(now))
+                            now = self._now_ms()
+                            core.run_once(now)
+                            if self._progress.sleepers:
+                                self._progress.notify_all()
+                finally:
+                    # In this order: a thread that sends from here on wakes the idle thread.
+                    self._caller_is_driving = False
+                    if core.interrupted or core.under_way():
+                        self._callers_drive = False
+            if not self._callers_drive:
+                self._wake_all()
+        if not future.done():
+            self._refuse_own_thread()
+
+    def wait_room(self, count: int) -> None:
+        """Wait until the window has room or is closed."""
+        window = self._window
+
+        def has_room() -> bool:
+            with window.lock:
+                return window.closed or window.has_room(count)
+
+        self._wait_for(has_room)
+
+    def wait_found(self, timeout_s: float) -> bool:
+        """Wait until a master was found; False when the time is up first."""
+        self._wait_for(lambda: self.core.master_found or self._window.closed, timeout_s)
+        return self.core.master_found
+
+    def flush(self, timeout_s: float | None) -> bool:
+        """Wait until all that was admitted so far is settled; False when the time is up first."""
+        seq = self._window.next_seq
+        self.core.flush_to = max(self.core.flush_to, seq)
+        self.wake()
+        return self._wait_for(lambda: self._window.has_settled(seq), timeout_s)
+
+    def close_window(self) -> None:
+        """Admit nothing any more; threads that wait for room raise ClientError."""
+        self._window.close()
+        self._progress.notify_all()
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """Give up what is unsettled, end the thread and wait for it, at most `timeout_s`."""
+        self._stopped = True
+        self._wake_all()
+        if self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def detach(self) -> str:
+        """Let the thread end once all is settled; says what is not. Takes no lock, waits not."""
+        if self._forked:
+            return ""
+        lost = self.core.unacknowledged()
+        self._detached = True
+        self.core.flush_to = float("inf")
+        self._wake_all()
+        return lost
+
+    def abandon(self) -> None:
+        """Close the descriptors in a forked child, which has no thread; takes no lock."""
+        self._stopped = self._forked = True
+        self.core.abandon()
+        self._transport.abandon()
+        self._close_idle_event()
+
+    def _wake_all(self) -> None:
+        """Wake the thread and a driving caller; takes no lock."""
         self._transport.wake()
         os.eventfd_write(self._idle_event, 1)
 
-    def run(self, notify: Callable[[], None]) -> None:
-        """Turn until it is over; `notify` is called outside of turns."""
+    def _wait_for(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
+        if not is_true():
+            self._refuse_own_thread()
+        return self._progress.wait_for(is_true, timeout_s)
+
+    def _refuse_own_thread(self) -> None:
+        if threading.current_thread() is self._thread:
+            raise ClientError("a Future's callback runs in the thread that it would wait for")
+
+    # -- the thread
+
+    def _run(self) -> None:
+        """Drive until stopped, or detached with nothing under way; then settle the rest."""
+        try:
+            self._drive()
+        except BaseException as failure:  # every waiting and every later call gets it: none hangs
+            log.exception("ProducerSender died")
+            self._end(failure)
+        else:
+            self._end(None)
+
+    def _drive(self) -> None:
         seen = 0
-        resting = False
-        ended = self._core.ended
+        idle = False
+        ended = self.core.ended
         while not self._is_finished():
             if not self._callers_drive:
-                resting = False
-                with self.driving:
+                idle = False
+                with self._driving:
                     if self._callers_drive:
                         continue
                     sleep_s = self._run_once()
                 if ended:
-                    notify()
+                    self._notify()
                 if not self._is_finished():
                     self._transport.sleep(sleep_s)
                 continue
-            if not resting:  # a wake-up that this thread took may have been the caller's
+            if not idle:  # this thread may have taken a wake-up that was meant for the caller
                 self._transport.wake()
-            resting = True
+            idle = True
             self._wait_idle()
-            if self.driving.acquire(blocking=False):
+            if self._driving.acquire(blocking=False):
                 try:
-                    # An interrupted caller may not have reset it.
-                    self._caller_is_driving = False
-                    cut_off = self._core.interrupted
-                    self._run_once()  # expiry, and news of the links
-                    idle = self._caller_puts == seen
+                    self._caller_is_driving = False  # an interrupted caller may have left it set
+                    interrupted = self.core.interrupted
+                    self._run_once()  # expiry, and news of the connections
+                    no_caller_came = self._caller_puts == seen
                     seen = self._caller_puts
-                    if idle or cut_off or self._core.under_way():
+                    if no_caller_came or interrupted or self.core.under_way():
                         self._callers_drive = False
                 finally:
-                    self.driving.release()
-
-    def drive_from_caller(self, future: SendFuture[Any]) -> None:
-        """Turn until the future has ended if nothing but its put is under way; else wake who turns.
-
-        The put was admitted before. Returns early when it is over, and when others are to be told
-        of their Futures. A signal's exception may end it at any point: then the thread mends what
-        was left undone.
-        """
-        core = self._core
-        if self.driving.locked():
-            self.wake()
-            return
-        with self.driving:  # as a `with`: no signal comes between taking the lock and the block
-            try:
-                if not core.interrupted and core.under_way() <= 1:
-                    self._caller_is_driving = self._callers_drive = True
-                    self._caller_puts += 1
-                    now = self._now_ms()
-                    core.send_now(now)
-                    while not future.done() and not core.ended and not self.stopped:
-                        self._transport.sleep(core.sleep_s(now))
-                        now = self._now_ms()
-                        core.run_once(now)
-                        if self._progress.sleepers:
-                            self._progress.notify_all()
-            finally:
-                # In this order: who submits from here on sees that nobody carries.
-                self._caller_is_driving = False
-                if core.interrupted or core.under_way():
-                    self._callers_drive = False
-        if not self._callers_drive:
-            self.wake_all()
+                    self._driving.release()
 
     def _run_once(self) -> float:
         now = self._now_ms()
-        self._core.run_once(now)
+        self.core.run_once(now)
         if self._progress.sleepers:
             self._progress.notify_all()
-        return self._core.sleep_s(now)
+        return self.core.sleep_s(now)
 
     def _is_finished(self) -> bool:
-        return self.stopped or (self.detached and self._core.is_idle())
+        return self._stopped or (self._detached and self.core.is_idle())
 
     def _wait_idle(self) -> None:
         if self._idle_poll.poll(IDLE_S * 1000.0):
             os.eventfd_read(self._idle_event)
+
+    def _end(self, failure: BaseException | None) -> None:
+        """Settle what is left, with the thread's failure if that ended it."""
+        if failure is not None:
+            self._stopped = True  # a driving caller sees it and releases `_driving`
+            self._wake_all()
+        try:
+            with self._driving:
+                if failure is None:
+                    self.core.end("the producer was closed")
+                else:
+                    self.core.fail(failure)
+                self._transport.close()
+        finally:
+            self._notify()
+            self._progress.notify_all()
+
+    def _notify(self) -> None:
+        """Notify the waiters of the Futures that have ended."""
+        ended = self.core.ended
+        while ended:
+            try:
+                ended.popleft().notify()
+            except BaseException:  # of a callback: the caller's code ends no thread of ours
+                log.exception("a Future's callback failed")

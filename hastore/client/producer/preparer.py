@@ -7,36 +7,31 @@ import socket
 import zlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from hastore.client.arguments import (
     MAX_INT32,
-    flag,
     integer,
     key_text,
-    number,
     refusal,
-    seconds,
     value_text,
 )
+from hastore.client.connections.addresses import host_and_port
 from hastore.client.connections.resolver import Targets, look_up, numeric_targets
+from hastore.client.producer.options import SendOptions
 from hastore.client.producer.record_encoder import RecordEncoder
 from hastore.client.producer.send_core import MAX_FRAME_RECORDS
-from hastore.client.producer.window import SendOptions
 from hastore.errors import MessageIllegalError, UsageError
-from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE, WINDOW
+from hastore.protocol.api import MAX_MESSAGE_BYTES, PRODUCER_ID, SEQUENCE
 from hastore.record.host import NO_HOST, Host
 from hastore.record.properties import check_topic
 
 Properties = Mapping[str, str] | Iterable[tuple[str, str]] | None
-Acks = Literal[0, 1, "all"] | None
-_ACKS = {None: None, 0: 0, 1: 1, "all": -1}
 _RESERVED = (PRODUCER_ID, SEQUENCE)
 NO_PROPERTIES: tuple[tuple[str, str], ...] = ()
 _PAIRS = "a mapping of str to str, or pairs of them,"
 _BODY = "bytes, a bytearray or a memoryview"
 _TOPICS_KEPT = 1_024
-BATCH_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,29 +70,6 @@ class Draft(NamedTuple):
     queue: int | None
 
 
-def make_options(
-    acks: Acks,
-    sync_flush: bool,
-    linger_ms: float,
-    batch_bytes: int,
-    max_in_flight: int,
-    delivery_timeout_s: float,
-    idempotent: bool,
-) -> SendOptions:
-    """Return the options of a producer; UsageError for what makes no sense."""
-    if type(acks) not in (int, str, type(None)) or acks not in _ACKS:
-        raise refusal("acks", acks, '0, 1, "all" or None')
-    return SendOptions(
-        _ACKS[acks],
-        flag("sync_flush", sync_flush),
-        number("linger_ms", linger_ms),
-        integer("batch_bytes", batch_bytes, 1, MAX_MESSAGE_BYTES),
-        integer("max_in_flight", max_in_flight, 1, WINDOW),
-        seconds("delivery_timeout_s", delivery_timeout_s, positive=True) * 1000.0,
-        flag("idempotent", idempotent),
-    )
-
-
 class Preparer:
     """Check and encode one producer's messages; may be shared between threads."""
 
@@ -109,12 +81,12 @@ class Preparer:
         """
         self.producer_id = secrets.token_hex(8)
         encoder = RecordEncoder(self.producer_id if options.idempotent else None, NO_HOST)
-        host, _, port = address.partition("://")[2].rpartition(":")
-        targets = numeric_targets(host.strip("[]"), int(port))
+        host, port = host_and_port(address)
+        targets = numeric_targets(host, port)
         if targets:
             encoder.learn_host(_own_host(targets))
         else:
-            look_up(host, int(port), lambda found: encoder.learn_host(_own_host(found)))
+            look_up(host, port, lambda found: encoder.learn_host(_own_host(found)))
         self._encoder = encoder
         self._batch_bytes = options.batch_bytes
         self._part_records = min(MAX_FRAME_RECORDS, options.max_in_flight)
@@ -183,10 +155,10 @@ class Preparer:
             if type(message) is bytes:
                 draft = Draft(self.check(topic, message), None, [], queue)
             elif isinstance(message, OutgoingMessage):
-                body, key = self.check(topic, message.body), message.key
-                pairs = pairs_of(key, message.tags, message.properties)
-                own = queue if message.queue is None else queue_of("queue", message.queue)
-                draft = Draft(body, None if key is None else pairs[0][1], pairs, own)
+                draft = self.draft(
+                    topic, message.body, message.key, message.tags, message.properties,
+                    queue if message.queue is None else message.queue,
+                )  # fmt: skip
             else:
                 body = self.check(topic, body_of(f"messages[{place}]", message))
                 draft = Draft(body, None, [], queue)

@@ -11,24 +11,21 @@ import weakref
 from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 
-from hastore.client.arguments import MAX_INT32, a_clock, waiting_time
+from hastore.client.arguments import MAX_INT32, check_clock, waiting_limit
 from hastore.client.connections.addresses import parse_bootstrap
-from hastore.client.core import named
-from hastore.client.lifecycle import Closable, Lifecycle
+from hastore.client.lifecycle import Closable, Lifecycle, describe
 from hastore.client.producer.futures import SendFuture
+from hastore.client.producer.io_driver import IoDriver
+from hastore.client.producer.options import BATCH_BYTES, Acks, make_options
 from hastore.client.producer.preparer import (
-    BATCH_BYTES,
     NO_PROPERTIES,
-    Acks,
     Draft,
     OutgoingMessage,
     Preparer,
     Properties,
-    make_options,
     pairs_of,
     queue_of,
 )
-from hastore.client.producer.sender import Sender
 from hastore.client.producer.window import Entry, Window
 from hastore.client.results import SendResult
 from hastore.clock import SYSTEM_CLOCK, Clock
@@ -75,17 +72,17 @@ class Producer(Closable):
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
         )
         addresses = parse_bootstrap(bootstrap)
-        a_clock("clock", clock)
+        check_clock("clock", clock)
         self._clock = clock
         self._timeout_ms = options.delivery_timeout_ms
         self._preparer = Preparer(addresses[0], options)
         self._window = Window(options.max_in_flight)
-        self._sender = Sender(addresses, options, self._window, clock)
-        self._lifecycle = Lifecycle(named("Producer", addresses), self._sender.abandon)
-        self._lifecycle.watch(self, self._sender.detach)
+        self._driver = IoDriver(addresses, options, self._window, clock)
+        self._lifecycle = Lifecycle(describe("Producer", addresses), self._driver.abandon)
+        self._lifecycle.watch(self, self._driver.detach)
         # A `close` that was cut off leaves the thread to this.
-        weakref.finalize(self, self._sender.detach).atexit = False
-        self._sender.start()
+        weakref.finalize(self, self._driver.detach).atexit = False
+        self._driver.start()
 
     @property
     def producer_id(self) -> str:
@@ -95,12 +92,12 @@ class Producer(Closable):
     @property
     def epoch(self) -> int:
         """The greatest epoch met in a writable node; 0 before the first."""
-        return self._sender.core.cluster.epoch
+        return self._driver.core.cluster.epoch
 
     @property
     def master(self) -> str | None:
         """The address of the master, None while it is being looked for."""
-        return self._sender.core.cluster.master
+        return self._driver.core.cluster.master
 
     def send(
         self,
@@ -119,7 +116,7 @@ class Producer(Closable):
         master was found within the delivery timeout (the number of queues is not known then).
         """
         future = self._send(topic, body, key, tags, properties, queue)
-        self._sender.wake()
+        self._driver.wake()
         return future
 
     def send_sync(
@@ -135,7 +132,7 @@ class Producer(Closable):
         """Send a message and wait for its result; raises what the Future would."""
         future = self._send(topic, body, key, tags, properties, queue)
         try:
-            self._sender.drive_from_caller(future)
+            self._driver.drive_from_caller(future)
         except (OSError, ValueError):
             self._lifecycle.check()  # a signal's handler has forked: this is the child
             raise
@@ -157,13 +154,13 @@ class Producer(Closable):
         parts: list[Future[list[SendResult]]] = []
         for drafts in self._preparer.batches(topic, messages, queue):
             parts.append(self._send_part(topic, drafts))
-            self._sender.wake()
+            self._driver.wake()
         return _joined(parts)
 
     def flush(self, timeout_s: float | None = None) -> bool:
         """Wait until all that was sent so far is settled; False when the time is up first."""
         self._lifecycle.check()
-        return self._sender.flush(_limit_s(timeout_s))
+        return self._driver.flush(waiting_limit("timeout_s", timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
         """Settle what is under way, within the delivery timeout or `timeout_s`, and end.
@@ -171,18 +168,18 @@ class Producer(Closable):
         What is not settled then ends with the last status heard, or as OutcomeUnknown. In a forked
         child nothing happens.
         """
-        limit_s = _limit_s(timeout_s)
+        limit_s = waiting_limit("timeout_s", timeout_s)
         first = self._lifecycle.close()
         if self._lifecycle.forked:
             return
         try:
             if first:
-                self._sender.close_window()
+                self._driver.close_window()
                 if limit_s is None:
                     limit_s = self._timeout_ms / 1000.0 + 1.0
-                self._sender.flush(limit_s)
+                self._driver.flush(limit_s)
         finally:
-            self._sender.stop()
+            self._driver.stop()
 
     # -- behind the scenes
 
@@ -223,7 +220,7 @@ class Producer(Closable):
                     )
                     window.admit(entry)
                     return future
-            self._sender.wait_room(1)
+            self._driver.wait_room(1)
 
     def _send_part(self, topic: str, drafts: list[Draft]) -> Future[list[SendResult]]:
         window, encode = self._window, self._preparer.encode
@@ -245,19 +242,15 @@ class Producer(Closable):
                     expires = now + self._timeout_ms
                     window.admit(Entry(seq, count, topic, payload, future, True, now, expires))
                     return future
-            self._sender.wait_room(count)
+            self._driver.wait_room(count)
 
     def _choose_queue(self, topic: str, key: str | None) -> int:
-        core = self._sender.core
-        if not core.master_found and not self._sender.wait_found(self._timeout_ms / 1000.0):
+        core = self._driver.core
+        if not core.master_found and not self._driver.wait_found(self._timeout_ms / 1000.0):
             self._lifecycle.check()
             self._window.check()
             raise UnreachableError(f"no master was found: {core.cluster.reason()}")
         return self._preparer.choose_queue(topic, key, core.cluster.default_queues)
-
-
-def _limit_s(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else waiting_time("timeout_s", timeout_s)
 
 
 def _joined(parts: list[Future[list[SendResult]]]) -> Future[list[SendResult]]:

@@ -21,18 +21,15 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
+from typing import Any
 
 from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport import Arrival, Transport
-from hastore.client.producer.settling import (
-    Ended,
-    give_up,
-    settle_failure,
-    settle_reply,
-    settle_unasked,
-)
-from hastore.client.producer.window import Entry, Frame, SendOptions, Window, in_order
-from hastore.client.results import Status
+from hastore.client.producer.futures import Outcome, result_of
+from hastore.client.producer.options import SendOptions
+from hastore.client.producer.window import Entry, Frame, Window, in_order
+from hastore.client.results import SendResult, Status, failure_of
+from hastore.errors import HastoreError
 from hastore.protocol import api
 
 log = logging.getLogger(__name__)
@@ -48,6 +45,8 @@ LAST_TRY_MS = 50.0  # nothing refused is tried again so shortly before its end
 PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
 _NEVER = float("inf")
+Ended = deque[Outcome]  # of settled entries whose waiters are still to be notified
+_UNCONFIRMED = (Status.FLUSH_SLAVE_TIMEOUT, Status.FLUSH_DISK_TIMEOUT)
 
 
 class SendCore:
@@ -154,7 +153,7 @@ class SendCore:
             for entry in frame.entries:
                 entry.unknown = True
         for entry in self._window.entries():
-            give_up(entry, reason, self.ended)
+            _give_up(entry, reason, self.ended)
         self._frames.clear()
         self._unsent.clear()
         self._window.release()
@@ -164,7 +163,7 @@ class SendCore:
         self._window.closed = True
         for entry in self._window.entries():
             entry.unknown = True
-            give_up(entry, "the process was forked; the parent goes on with it", self.ended)
+            _give_up(entry, "the process was forked; the parent goes on with it", self.ended)
 
     def unacknowledged(self) -> str:
         """Say how many messages are unsettled, "" for none; takes no lock."""
@@ -246,7 +245,7 @@ class SendCore:
                 self._mark_unknown(entry)
             self._on_refusal(frame, reply, now)  # it goes again, in its place before the others
             return
-        again = settle_reply(frame, reply, self.ended, retry_stored=self._options.idempotent)
+        again = _settle_reply(frame, reply, self.ended, retry_stored=self._options.idempotent)
         del self._frames[frame.rid]
         self._window.release()
         if again:
@@ -292,7 +291,7 @@ class SendCore:
         """Note that an attempt may have stored it; a second one might store it twice."""
         entry.unknown = True
         if not self._options.idempotent:
-            settle_failure(entry, self.ended)
+            _settle_failure(entry, self.ended)
 
     # -- time
 
@@ -303,7 +302,7 @@ class SendCore:
         flying = {id(entry) for frame in self._frames.values() for entry in frame.entries}
         for entry in expired:
             entry.unknown |= id(entry) in flying
-            give_up(entry, self._late_reason(), self.ended)
+            _give_up(entry, self._late_reason(), self.ended)
         self._unsent = in_order(self._unsent)
         self._window.release()
 
@@ -391,9 +390,95 @@ class SendCore:
             del self._frames[rid]
             return False
         if options.acks == 0:
-            settle_unasked(entries, self.ended)
+            _settle_unasked(entries, self.ended)
             del self._frames[rid]
             self._window.release()
             return True
         self._at += 1
         return True
+
+
+# -- from a node's answer to the callers' Futures
+
+
+def _settle_reply(
+    frame: Frame, reply: api.PutDone, ended: Ended, *, retry_stored: bool
+) -> list[Entry]:
+    """Settle a frame's entries; return those that were stored, not confirmed, and go again."""
+    again: list[Entry] = []
+    place = 0
+    if frame.count != len(reply.offsets):
+        _settle_whole(frame, reply, ended)
+        return again
+    all_good = reply.statuses is None and reply.status is _PUT_OK
+    for entry in frame.entries:
+        begin, place = place, place + entry.count
+        future = entry.future
+        if future.done():
+            continue
+        if all_good:
+            if future.settle(entry.topic, reply, begin, place if entry.is_batch else None):
+                ended.append(future)
+            continue
+        results = [result_of(entry.topic, reply, each) for each in range(begin, place)]
+        bad = next((r for r in results if r.status is not Status.PUT_OK), None)
+        if bad is None:
+            _succeed(entry, results, ended)
+        elif bad.status in _UNCONFIRMED and retry_stored:
+            entry.unknown = True
+            entry.status, entry.reason, entry.result = bad.status, reply.reason, bad
+            again.append(entry)
+        else:
+            refused = sum(1 for r in results if not r.status.is_stored)
+            entry.reason = reply.reason
+            if 0 < refused < len(results):
+                entry.reason += f" ({refused} of {len(results)} refused, the others are stored)"
+            entry.status = bad.status
+            entry.result = bad if bad.status.is_stored else None
+            _settle_failure(entry, ended)
+    return again
+
+
+def _settle_whole(frame: Frame, reply: api.PutDone, ended: Ended) -> None:
+    """Settle a frame whose answer does not list its records: all of them were refused."""
+    statuses = set(reply.statuses or [reply.status])
+    refused = len(statuses) == 1 and not next(iter(statuses)).is_stored
+    for entry in frame.entries:
+        entry.status = statuses.pop() if refused else Status.TIMEOUT
+        statuses.add(entry.status)
+        entry.reason = reply.reason if refused else "the node's answer does not fit the request"
+        _settle_failure(entry, ended)
+
+
+def _settle_unasked(entries: list[Entry], ended: Ended) -> None:
+    """Settle what nobody will answer (`acks` 0): it was handed over, no more is known."""
+    for entry in entries:
+        results = [SendResult(Status.PUT_OK, entry.topic, 0) for _ in range(entry.count)]
+        _succeed(entry, results, ended)
+
+
+def _give_up(entry: Entry, reason: str, ended: Ended) -> None:
+    """End an entry; what never left this process is certainly not stored."""
+    if entry.status is Status.TIMEOUT and not entry.unknown:
+        entry.status = Status.SERVICE_NOT_AVAILABLE
+    entry.reason = entry.reason or reason
+    _settle_failure(entry, ended)
+
+
+def _settle_failure(entry: Entry, ended: Ended) -> None:
+    """End an entry with what was heard last."""
+    if not entry.settled and entry.future.fail(_failure(entry)):
+        ended.append(entry.future)
+
+
+def _failure(entry: Entry) -> HastoreError:
+    if entry.result is not None:  # stored for all that is known, only not confirmed
+        reason = entry.reason or "not confirmed within the delivery timeout"
+        return failure_of(entry.result.status, reason, entry.result, unknown=True)
+    return failure_of(entry.status, entry.reason, None, unknown=entry.unknown)
+
+
+def _succeed(entry: Entry, results: list[SendResult], ended: Ended) -> None:
+    value: Any = results if entry.is_batch else results[0]
+    if not entry.settled and entry.future.succeed(value):
+        ended.append(entry.future)

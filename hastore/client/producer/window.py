@@ -14,26 +14,12 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import msgspec
 
 from hastore.client.producer.futures import Outcome
 from hastore.client.results import SendResult, Status
 from hastore.errors import ClientError
-
-
-@dataclass(frozen=True, slots=True)
-class SendOptions:
-    """How a producer sends; times in ms."""
-
-    acks: int | None
-    sync_flush: bool
-    linger_ms: float
-    batch_bytes: int
-    max_in_flight: int
-    delivery_timeout_ms: float
-    idempotent: bool
 
 
 class Entry(msgspec.Struct, eq=False):

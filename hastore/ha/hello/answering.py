@@ -4,13 +4,15 @@
 
 import ipaddress
 import logging
-from typing import TYPE_CHECKING
+import socket
+from typing import Protocol
 
 from hastore.errors import ProtocolError
 from hastore.ha.hello.peer import Deadline, receive_frame
+from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import own_digest
 from hastore.ha.rules.epochs import last_epoch
-from hastore.ha.rules.following import digest_due, digest_problem
+from hastore.ha.rules.following import FollowAnswer, digest_due, digest_problem
 from hastore.protocol.ha_link import data_header
 from hastore.protocol.hello import (
     ANSWER_MAGIC,
@@ -30,36 +32,51 @@ from hastore.protocol.hello import (
     frame,
 )
 
-if TYPE_CHECKING:
-    from hastore.ha.master.ha_connection import HAConnection
-
 log = logging.getLogger(__name__)
 
 COPY_FRAME_BYTES = 1024 * 1024
 
 
-def answer_call(connection: "HAConnection", deadline: Deadline) -> bool:
+class AnsweredConnection(Protocol):
+    """What the answering of a HELLO needs of the connection that it came in on."""
+
+    member: Member  # this node
+    sock: socket.socket
+    address: str  # the caller's
+
+    def identify(self, hello: Hello) -> None:
+        """Note who the caller is: it has proved the secret, where one is set."""
+        ...
+
+    def follow(self, hello: Hello) -> FollowAnswer:
+        """Answer a caller that wants to follow; StreamFrom registers its stream."""
+        ...
+
+    def start_stream(self) -> None:
+        """Let the registered stream flow: the answer has gone out."""
+        ...
+
+
+def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
     """Answer a HELLO whose magic has been read; True when a stream follows on the connection.
 
     Nothing is acted upon before the caller has proved the secret, where one is set.
     """
-    service, sock = connection.service, connection.sock
-    member = service.member
+    member, sock = connection.member, connection.sock
     sock.sendall(ANSWER_MAGIC)
     theirs = receive_frame(sock, deadline)
     hello = decode_hello(theirs)
     mine = encode_hello(member.hello(hello.purpose))
     sock.sendall(frame(mine))
     check_proof(caller_proof(member.secret, theirs, mine), receive_frame(sock, deadline))
-    connection.hello = hello
-    connection.spoken = True
+    connection.identify(hello)
     answer = _decide(connection, hello)
     payload = encode_answer(answer)
     proof = answerer_proof(member.secret, theirs, mine, payload)
     sock.sendall(frame(proof) + frame(payload))
     if isinstance(answer, StreamFrom):
         sock.settimeout(None)  # before two threads use it: sendfile must block
-        service.start_stream(connection)
+        connection.start_stream()
         return True
     if isinstance(answer, CopyFrom):
         sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
@@ -71,8 +88,8 @@ def answer_call(connection: "HAConnection", deadline: Deadline) -> bool:
     return False
 
 
-def _decide(connection: "HAConnection", hello: Hello) -> Answer:
-    service, member = connection.service, connection.service.member
+def _decide(connection: AnsweredConnection, hello: Hello) -> Answer:
+    member = connection.member
     problem = member.identity_problem(hello)
     if problem is not None:
         return Refused(problem)
@@ -89,18 +106,18 @@ def _decide(connection: "HAConnection", hello: Hello) -> Answer:
         if problem is not None:
             return Refused(problem)
         return CopyFrom(hello.copy_from)
-    return service.follow(connection, hello)
+    return connection.follow(hello)
 
 
-def _digest_problem(connection: "HAConnection", hello: Hello) -> str | None:
-    member = connection.service.member
+def _digest_problem(connection: AnsweredConnection, hello: Hello) -> str | None:
+    member = connection.member
     store = member.store
     due = digest_due(hello, member.state.history, store.min_offset, store.max_offset)
     return digest_problem(hello, due, own_digest(store, hello))
 
 
-def _promise(connection: "HAConnection", hello: Hello) -> Answer:
-    member = connection.service.member
+def _promise(connection: AnsweredConnection, hello: Hello) -> Answer:
+    member = connection.member
     host = connection.address.rpartition(":")[0].strip("[]")
     if member.secret is None and not ipaddress.ip_address(host).is_loopback:
         return Refused("without ha.secret_file promises are made to loopback only")
@@ -110,11 +127,11 @@ def _promise(connection: "HAConnection", hello: Hello) -> Answer:
     return answer
 
 
-def _copy(connection: "HAConnection", hello: Hello) -> None:
+def _copy(connection: AnsweredConnection, hello: Hello) -> None:
     """Send the range, each piece only while promise, last epoch and log end are as the caller
     was answered.
     """
-    member, sock = connection.service.member, connection.sock
+    member, sock = connection.member, connection.sock
     store, state = member.store, member.state
     offset = hello.copy_from
     while offset < hello.copy_to:

@@ -15,31 +15,80 @@ import logging
 import socket
 import struct
 import threading
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import Protocol
 
 from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.hello.answering import answer_call
 from hastore.ha.hello.peer import Deadline, receive_exactly
 from hastore.ha.master.write_socket_service import WriteSocketService
+from hastore.ha.node.member import Member
+from hastore.ha.rules.following import FollowAnswer
 from hastore.protocol.ha_link import CLASSIC_BODY_BYTES, REPORT_BYTES, ReportDecoder
 from hastore.protocol.hello import CALL_MAGIC, Hello
 from hastore.service import Service
-
-if TYPE_CHECKING:
-    from hastore.ha.master.ha_service import HAService
 
 log = logging.getLogger(__name__)
 
 _ONE_SECOND = struct.pack("@ll", 1, 0)
 
 
+class ConnectionOwner(Protocol):
+    """What a connection needs of the service that accepted it; HAService is the one."""
+
+    member: Member
+
+    def follow(self, connection: "HAConnection", hello: Hello) -> FollowAnswer:
+        """Answer a slave that wants to follow; StreamFrom registers the connection's stream."""
+        ...
+
+    def classic_start(self, report: int) -> int:
+        """Return where a RocketMQ slave's stream starts; ProtocolError outside the log."""
+        ...
+
+    def join_classic(self, connection: "HAConnection", offset: int) -> None:
+        """Register a RocketMQ slave's stream."""
+        ...
+
+    def on_report(self, connection: "HAConnection", offset: int) -> None:
+        """Count a report, which has been checked; called by the connection's reader."""
+        ...
+
+    def note_failure(self, what: str) -> None:
+        """Note for the status that a defect of this node's ended the connection."""
+        ...
+
+    def forget(self, connection: "HAConnection") -> None:
+        """Drop a closed connection."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class SlaveStatus:
+    """One linked slave as `hastore status` shows it; offsets and lag in bytes."""
+
+    node: int | None
+    address: str
+    state: str
+    ack_offset: int | None
+    lag_bytes: int | None
+    in_sync: bool
+    classic: bool
+
+    @property
+    def name(self) -> str:
+        """How messages name it; a node keeps its name over a new connection."""
+        return _name(self.node, self.address)
+
+
 class HAConnection:
     """A peer's connection to this node's HA port."""
 
     def __init__(
-        self, service: "HAService", sock: socket.socket, address: str, connection_id: int
+        self, owner: ConnectionOwner, sock: socket.socket, address: str, connection_id: int
     ) -> None:
-        self.service = service
+        self.owner = owner
+        self.member = owner.member
         self.sock = sock
         self.address = address
         # Unique in this process: tells a node's latest connection from its earlier ones.
@@ -70,11 +119,46 @@ class HAConnection:
         assert writer is not None
         return writer.start_offset if self.ack_offset is None else self.ack_offset
 
+    @property
+    def name(self) -> str:
+        """How messages name the slave."""
+        return _name(self.node, self.address)
+
+    def status(self, end: int, gap_max: int) -> SlaveStatus:
+        """Describe the slave; the master's log ends at `end`, a lag of more than `gap_max` bytes
+        is not in sync.
+        """
+        ack = self.ack_offset
+        lag = None if ack is None else max(0, end - ack)
+        return SlaveStatus(
+            self.node,
+            self.address,
+            "starting" if ack is None else "streaming",
+            ack,
+            lag,
+            lag is not None and lag <= gap_max,
+            self.classic,
+        )
+
+    def identify(self, hello: Hello) -> None:
+        """Note who the peer is; it has proved the secret, where one is set."""
+        self.hello = hello
+        self.spoken = True
+
+    def follow(self, hello: Hello) -> FollowAnswer:
+        """Answer a slave that wants to follow; StreamFrom registers this connection's stream."""
+        return self.owner.follow(self, hello)
+
+    def start_stream(self) -> None:
+        """Let a registered stream flow, after its answer has gone out."""
+        assert self.writer is not None
+        self.writer.start()
+
     def open_stream(
         self, offset: int, *, frame_bytes_max: int, classic: bool
     ) -> WriteSocketService:
         """Prepare the stream from `offset` on; it flows once the writer is started."""
-        member, config = self.service.member, self.service.member.config.ha
+        member, config = self.member, self.member.config.ha
         self.writer = WriteSocketService(
             self.sock,
             member.store,
@@ -84,7 +168,7 @@ class HAConnection:
             frame_bytes_max=frame_bytes_max,
             heartbeat_ms=config.heartbeat_interval_ms,
             history=() if classic else member.state.history,
-            limits=None if classic else self.service.limits,
+            tell_limits=not classic,
             on_broken=self.close,
             on_failure=self.thread_failed,
         )
@@ -104,13 +188,13 @@ class HAConnection:
             self.sock.shutdown(socket.SHUT_RDWR)
         except OSError as error:
             log.debug("shutdown of %s: %s", self.address, error)
-        self.service.forget(self)
+        self.owner.forget(self)
 
     def thread_failed(self, name: str, failure: BaseException) -> None:
         """Contain a failure to this connection: the slave makes another, a stranger ends no node.
         The status shows it.
         """
-        self.service.note_failure(f"{name} of {self.address} failed: {failure!r}")
+        self.owner.note_failure(f"{name} of {self.address} failed: {failure!r}")
         self.close(repr(failure))
 
     def release(self) -> None:
@@ -150,7 +234,7 @@ class ReadSocketService(Service):
 
     def _serve(self) -> str:
         connection = self._connection
-        member = connection.service.member
+        member = connection.member
         config = member.config.ha
         hello = Deadline(member.clock, config.hello_timeout_ms)
         # A RocketMQ slave's first report may be as late as its next heartbeat, 5 s and more.
@@ -171,7 +255,7 @@ class ReadSocketService(Service):
 
     def _accept_classic(self, first: bytes) -> None:
         connection = self._connection
-        config = connection.service.member.config.ha
+        config = connection.member.config.ha
         report = int.from_bytes(first, "big", signed=True)
         if report < 0:
             raise ProtocolError("neither a HELLO nor a classic report")
@@ -179,18 +263,18 @@ class ReadSocketService(Service):
             raise ProtocolError(
                 "a RocketMQ slave's report; set ha.allow_classic_peers: true to serve such slaves"
             )
-        offset = connection.service.classic_start(report)
+        offset = connection.owner.classic_start(report)
         connection.classic = connection.spoken = True
         writer = connection.open_stream(offset, frame_bytes_max=CLASSIC_BODY_BYTES, classic=True)
-        connection.service.join_classic(connection, offset)
+        connection.owner.join_classic(connection, offset)
         log.info("RocketMQ slave %s follows from %d", connection.address, offset)
         connection.sock.settimeout(None)  # before two threads use it: sendfile must block
         writer.start()
 
     def _read_reports(self) -> str:
         connection = self._connection
-        sock, clock = connection.sock, connection.service.member.clock
-        housekeeping_ms = connection.service.member.config.ha.housekeeping_interval_ms
+        sock, clock = connection.sock, connection.member.clock
+        housekeeping_ms = connection.member.config.ha.housekeeping_interval_ms
         # A receive timeout of the kernel's costs no further system call, unlike settimeout().
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ONE_SECOND)
@@ -230,4 +314,8 @@ class ReadSocketService(Service):
             )
         connection.ack_offset = last
         if last is not None:
-            connection.service.on_report(connection, last)
+            connection.owner.on_report(connection, last)
+
+
+def _name(node: int | None, address: str) -> str:
+    return f"RocketMQ slave {address}" if node is None else f"node {node}"

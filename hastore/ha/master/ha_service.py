@@ -14,8 +14,7 @@ from hastore.config.model import SyncFrom
 from hastore.errors import ProtocolError, ReplicationError
 from hastore.ha.master.accept_socket_service import AcceptSocketService
 from hastore.ha.master.group_transfer import GroupTransferService, Need, Progress
-from hastore.ha.master.ha_connection import HAConnection
-from hastore.ha.master.slave_status import SlaveStatus, slave_name, slave_status
+from hastore.ha.master.ha_connection import HAConnection, SlaveStatus
 from hastore.ha.node.member import Member
 from hastore.ha.replica.digests import own_digest
 from hastore.ha.rules.acks import AckTable, ClassicReporter
@@ -177,12 +176,6 @@ class HAService:
                 self._register(connection, hello, answer.offset)
             return answer
 
-    def start_stream(self, connection: HAConnection) -> None:
-        """Let a registered stream flow, after its answer has gone out."""
-        writer = connection.writer
-        assert writer is not None
-        writer.start()
-
     def classic_start(self, report: int) -> int:
         """Return where a RocketMQ slave's stream starts for its first report; ProtocolError
         outside the log.
@@ -300,11 +293,6 @@ class HAService:
         store = self.member.store
         return store.flushed_offset if self.member.counts_flushed else store.max_offset
 
-    def limits(self) -> tuple[int, int]:
-        """Return the confirmed and the readable offset as slaves are told them."""
-        store = self.member.store
-        return store.confirmed_offset, store.readable_offset
-
     def _note_limits(self) -> None:
         for connection in self._streams:
             if not connection.classic and connection.writer is not None:
@@ -343,7 +331,7 @@ class HAService:
     def slaves(self) -> list[SlaveStatus]:
         """Return the linked slaves."""
         end, gap = self.member.store.max_offset, self.member.config.ha.max_gap_not_in_sync
-        return [slave_status(connection, end, gap) for connection in self._streams]
+        return [connection.status(end, gap) for connection in self._streams]
 
     def linked_nodes(self) -> set[int]:
         """Return the node numbers that follow this master now."""
@@ -351,4 +339,4 @@ class HAService:
 
     def slave_offsets(self) -> dict[str, int]:
         """How far each linked slave has come, by its name; retention keeps the log from there."""
-        return {slave_name(c): c.reached_offset for c in self._streams}
+        return {c.name: c.reached_offset for c in self._streams}

@@ -46,7 +46,7 @@ class WriteSocketService(Service):
         frame_bytes_max: int,
         heartbeat_ms: float,
         history: History,
-        limits: Callable[[], Limits] | None,
+        tell_limits: bool,
         on_broken: Callable[[str], None],
         on_failure: OnFailure,
     ) -> None:
@@ -58,7 +58,7 @@ class WriteSocketService(Service):
         self._push_bytes_max = min(PUSH_BYTES_MAX, frame_bytes_max)
         self._heartbeat_ms = heartbeat_ms
         self._starts = [entry.start for entry in history if entry.start > start_offset]
-        self._limits = limits
+        self._tell_limits = tell_limits
         self._limits_sent: Limits | None = None
         self._on_broken = on_broken
         self._lock = threading.Lock()
@@ -147,7 +147,7 @@ class WriteSocketService(Service):
         self._watching = idle < ACTIVE_MS
         if self._watching:
             return LIMITS_DELAY_MS
-        if self._limits is not None and self._limits() != self._limits_sent:
+        if self._tell_limits and self._limits() != self._limits_sent:
             return 0  # they moved between the last look and here
         return max(1.0, self._heartbeat_ms - idle)
 
@@ -210,10 +210,15 @@ class WriteSocketService(Service):
             left -= sent
         self.sent_offset = offset + place.size
 
+    def _limits(self) -> Limits:
+        """Return the confirmed and the readable offset, as slaves are told them."""
+        return self._store.confirmed_offset, self._store.readable_offset
+
     def _head(self, offset: int, size: int) -> bytes:
         """Return the header of a data frame, behind the limits when they have moved."""
-        if self._limits is not None:
-            limits = self._limits()
+        if self._tell_limits:
+            store = self._store
+            limits = store.confirmed_offset, store.readable_offset
             if limits != self._limits_sent:
                 self._limits_sent = limits
                 return limits_and_header(*limits, offset, size)
@@ -223,13 +228,13 @@ class WriteSocketService(Service):
         now = self._clock.monotonic_ms()
         idle = now - self._last_send_ms
         due = b""
-        if self._limits is not None and idle >= LIMITS_DELAY_MS / 2:
+        if self._tell_limits and idle >= LIMITS_DELAY_MS / 2:
             limits = self._limits()
             if limits != self._limits_sent:
                 self._limits_sent = limits
                 due = confirmed_frame(*limits)
         if idle >= self._heartbeat_ms:
-            due = due or (confirmed_frame(*self._limits()) if self._limits is not None else b"")
+            due = due or (confirmed_frame(*self._limits()) if self._tell_limits else b"")
             due += data_header(self.sent_offset, 0)
             self._last_send_ms = now
         if due:

@@ -169,9 +169,9 @@ class HAClient(Follower):
         with member.gate.lock:
             if member.gate.epoch is not None:
                 raise ProtocolError(f"another took over before the cut: {damaged}")
-            entries = [e for e in member.state.history if e.start <= damaged.offset]
+            entries = entries_at(member.state.history, damaged.offset, 0)
             cut_back(
-                member.store, member.state, damaged.offset, len(entries), accept_loss=False,
+                member.store, member.state, damaged.offset, entries, accept_loss=False,
                 why="a record came damaged", archive=False,
             )  # fmt: skip
         if self._came_damaged.get(damaged.offset) == damaged.crc:

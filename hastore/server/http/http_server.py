@@ -22,25 +22,14 @@ from dataclasses import dataclass, field
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.checks import parse_address
 from hastore.errors import ConfigError
+from hastore.server.http.exchange import Exchange, Refusal, Request
 from hastore.service import OnFailure, Service
 
 log = logging.getLogger(__name__)
 
 MAX_CONNECTIONS = 16
-MAX_LINE_BYTES = 512
-MAX_HEAD_BYTES = 4_096  # a scrape by Prometheus sends about 600
 DEADLINE_MS = 5_000.0
 _SLICE = 64 * 1024
-
-_REASONS = {
-    200: "OK",
-    400: "Bad Request",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    414: "URI Too Long",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-}
 
 
 @dataclass(slots=True, eq=False)
@@ -53,7 +42,7 @@ class _Connection:
 
     socket: socket.socket
     deadline_ms: float
-    request: bytearray = field(default_factory=bytearray)
+    exchange: Exchange = field(default_factory=Exchange)
     answer: memoryview | None = None  # what is left of it; None while the request is incomplete
 
     @property
@@ -154,47 +143,37 @@ class HttpServer(Service):
             self._close(connection)  # the client is gone, nobody is left to tell
 
     def _read(self, connection: _Connection) -> None:
-        request = connection.request
-        data = connection.socket.recv(MAX_HEAD_BYTES + 1 - len(request))
+        exchange = connection.exchange
+        data = connection.socket.recv(exchange.room_bytes)
         if not data:
             raise ConnectionResetError("closed before its request was complete")
-        request += data
-        line, newline, _ = bytes(request).partition(b"\n")
-        if len(line) > MAX_LINE_BYTES:
-            answer = _answer(414, b"the request line is too long\n")
-        elif newline and line.strip().count(b" ") != 2:
-            answer = _answer(400, b"this port speaks HTTP\n")
-        elif b"\r\n\r\n" in request or b"\n\n" in request:
-            answer = self._respond(line.strip())
-        elif len(request) > MAX_HEAD_BYTES:
-            answer = _answer(431, b"the request is too large\n")
-        else:
+        request = exchange.receive(data)
+        if request is None:
             return
+        if isinstance(request, Refusal):
+            answer = exchange.answer(request.code, request.text)
+        else:
+            answer = exchange.answer(*self._respond(request))
         connection.answer = memoryview(answer)
         self._selector.modify(connection.socket, selectors.EVENT_WRITE, connection)
 
-    def _respond(self, line: bytes) -> bytes:
-        """Return the whole answer to a request line of three words."""
-        method, target, version = line.split(b" ")
-        if not version.startswith(b"HTTP/1."):
-            return _answer(400, b"this port speaks HTTP/1.1\n")
-        if method not in (b"GET", b"HEAD"):
-            return _answer(405, b"only GET\n")
-        path = target.partition(b"?")[0]
+    def _respond(self, request: Request) -> tuple[int, bytes, str]:
+        """Return the code, the body and its content type."""
+        text, path = "text/plain", request.path
+        if request.method not in (b"GET", b"HEAD"):
+            return 405, b"only GET\n", text
         try:
             if path == b"/status":
-                body, kind = json.dumps(self._status()).encode() + b"\n", "application/json"
-            elif path == b"/metrics":
-                body, kind = self._metrics(), "text/plain; version=0.0.4; charset=utf-8"
-            elif path == b"/healthz":
+                return 200, json.dumps(self._status()).encode() + b"\n", "application/json"
+            if path == b"/metrics":
+                return 200, self._metrics(), "text/plain; version=0.0.4; charset=utf-8"
+            if path == b"/healthz":
                 self._status()
-                body, kind = b"ok\n", "text/plain"
-            else:
-                return _answer(404, b"there are /status, /metrics and /healthz\n")
+                return 200, b"ok\n", text
         except Exception:  # a fault of the node: it is logged, and the server goes on
             log.exception("http: %s failed", path.decode("latin-1"))
-            return _answer(500, b"failed; the node's log says why\n")
-        return _answer(200, body, kind, head_only=method == b"HEAD")
+            return 500, b"failed; the node's log says why\n", text
+        return 404, b"there are /status, /metrics and /healthz\n", text
 
     def _drop_late(self) -> float | None:
         """Close the connections past their deadline; return seconds to the next one."""
@@ -237,11 +216,3 @@ def _listen(address: str) -> socket.socket:
         ) from failure
     listener.setblocking(False)
     return listener
-
-
-def _answer(code: int, body: bytes, kind: str = "text/plain", *, head_only: bool = False) -> bytes:
-    head = (
-        f"HTTP/1.1 {code} {_REASONS[code]}\r\nContent-Type: {kind}\r\n"
-        f"Content-Length: {len(body)}\r\nCache-Control: no-store\r\nConnection: close\r\n\r\n"
-    )
-    return head.encode() + (b"" if head_only else body)

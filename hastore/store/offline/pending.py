@@ -1,15 +1,15 @@
-"""Find what a RocketMQ broker still owes: delayed messages not delivered, half messages not ended.
+"""List what a RocketMQ broker has yet to do: undelivered delayed messages, open half messages.
 
-hastore stores such records and serves them, but delivers and ends none: whoever moves away from a
-broker lists them first (docs/migrate-from-rocketmq.md). Sources: RocketMQ's ScheduleMessageService,
-TimerMessageStore and TransactionalMessageBridge.
+hastore stores and serves such records, but neither delivers delayed messages nor ends half
+messages. So operators list them before they leave a broker (docs/migrate-from-rocketmq.md).
+Sources: RocketMQ's ScheduleMessageService, TimerMessageStore and TransactionalMessageBridge.
 
-    SCHEDULE_TOPIC_XXXX, rmq_sys_wheel_timer   the message waits; delivered, it is written anew to
-                                               REAL_TOPIC with the same UNIQ_KEY
-    RMQ_SYS_TRANS_HALF_TOPIC                   the message is prepared; committed, it is written
-                                               anew to REAL_TOPIC with the same UNIQ_KEY
-    RMQ_SYS_TRANS_OP_HALF_TOPIC                ends half messages: the body lists their places in
-                                               the half topic's queue of the same id
+    SCHEDULE_TOPIC_XXXX, rmq_sys_wheel_timer   a delayed message; on delivery the broker writes it
+                                               to REAL_TOPIC with the same UNIQ_KEY
+    RMQ_SYS_TRANS_HALF_TOPIC                   a prepared message; on commit the broker writes it
+                                               to REAL_TOPIC with the same UNIQ_KEY
+    RMQ_SYS_TRANS_OP_HALF_TOPIC                ends half messages: the body lists their queue
+                                               offsets in the half topic's queue of the same id
 """
 
 from collections.abc import Callable, Iterable
@@ -18,24 +18,17 @@ from enum import Enum
 
 from hastore.record.codec import Record
 from hastore.record.properties import find_property
+from hastore.store.derived.walk.scalar_walk import DELAYS_MS, SCHEDULE_TOPIC
 from hastore.store.offline.reader import StoreReader
 
-SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
 TIMER_TOPIC = "rmq_sys_wheel_timer"
 HALF_TOPIC = "RMQ_SYS_TRANS_HALF_TOPIC"
 OP_TOPIC = "RMQ_SYS_TRANS_OP_HALF_TOPIC"
 _STEP_RECORDS = 1_000
-_MINUTES = (*range(1, 11), 20, 30)
-# RocketMQ's default `messageDelayLevel`: level 1 is a second, level 18 two hours.
-_DELAYS_MS = (
-    *(1_000 * s for s in (1, 5, 10, 30)),
-    *(60_000 * m for m in _MINUTES),
-    *(3_600_000 * h for h in (1, 2)),
-)
 
 
 class Owed(Enum):
-    """What has not happened to a message yet."""
+    """Why a message is pending."""
 
     DELAYED = "delayed"
     HALF = "half"
@@ -43,7 +36,10 @@ class Owed(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A record that a broker would still act on; `due_ms`: when, by RocketMQ's default levels."""
+    """A record that a broker would still act on.
+
+    `due_ms`: the delivery time of a delayed message, by RocketMQ's default delay levels.
+    """
 
     kind: Owed
     offset: int
@@ -60,9 +56,9 @@ _Name = tuple[Owed, str, str]
 def find_pending(
     path: str, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> list[Pending]:
-    """Return what is pending in the store at `path`, in the log's order; reads the whole log.
+    """Return the pending records of the store at `path`, in the log's order; reads the whole log.
 
-    StoreError, CorruptRecordError: as the reader has it. `progress`: bytes done and in all.
+    `progress` gets the bytes done and the total. StoreError, CorruptRecordError.
     """
     with StoreReader(path) as reader:
         first, limit = reader.min_offset, reader.limit_offset
@@ -77,7 +73,7 @@ def find_pending(
 
 
 def pending_of(records: Iterable[Record]) -> list[Pending]:
-    """Return what is pending after `records`, which come in the log's order."""
+    """Return the records that are pending after `records`, given in the log's order."""
     found: dict[_Name, Pending] = {}
     halves: dict[tuple[int, int], _Name] = {}
     for record in records:
@@ -102,7 +98,7 @@ def pending_of(records: Iterable[Record]) -> list[Pending]:
 
 
 def _name(kind: Owed, record: Record) -> _Name:
-    """Name a message over all its copies; one without UNIQ_KEY by its place."""
+    """Name a message across its copies: by UNIQ_KEY, or without one by its offset."""
     key = _text(record, b"UNIQ_KEY") or f"@{record.physical_offset}"
     return kind, _text(record, b"REAL_TOPIC"), key
 
@@ -118,9 +114,8 @@ def _due_ms(record: Record) -> int | None:
     if record.topic == TIMER_TOPIC:
         due = _text(record, b"TIMER_OUT_MS")
         return int(due) if due.isascii() and due.isdigit() else None
-    if 0 <= record.queue_id < len(_DELAYS_MS):
-        delay_ms: int = _DELAYS_MS[record.queue_id]
-        return record.store_timestamp_ms + delay_ms
+    if 0 <= record.queue_id < len(DELAYS_MS):
+        return record.store_timestamp_ms + DELAYS_MS[record.queue_id]
     return None
 
 

@@ -23,8 +23,8 @@ from hastore.client.connections.transport import (
     PONG_MS,
     Arrival,
     Transport,
-    make_transport,
 )
+from hastore.client.connections.transport_factory import make_transport
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.model import ApiConfig
 from hastore.protocol import api

@@ -13,7 +13,7 @@ import pytest
 
 from hastore import Producer
 from hastore.client.connections.socket_transport import SocketTransport
-from hastore.client.producer.sender import Sender
+from hastore.client.producer.io_driver import IoDriver
 from hastore.client.results import SendResult
 from hastore.errors import ClientError, OutcomeUnknown
 from hastore.record.codec import decode_record
@@ -238,13 +238,13 @@ def test_closing_ends_a_caller_that_waits(node: Node) -> None:
 def test_a_caller_may_be_first_at_the_wheel(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     """Right behind the constructor, before the thread has run at all: the links are open."""
     may_run = threading.Event()
-    real = Sender._run
+    real = IoDriver._run
 
-    def run(self: Sender) -> None:
+    def run(self: IoDriver) -> None:
         may_run.wait()
         real(self)
 
-    monkeypatch.setattr(Sender, "_run", run)
+    monkeypatch.setattr(IoDriver, "_run", run)
     producer = Producer([node.address], delivery_timeout_s=60)
     try:
         assert producer.send_sync("t", b"1", queue=0).queue_offset == 0

@@ -12,9 +12,10 @@ import pytest
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import Arrival
 from hastore.client.producer.futures import SendFuture
+from hastore.client.producer.options import SendOptions
 from hastore.client.producer.record_encoder import RecordEncoder
 from hastore.client.producer.send_core import SendCore
-from hastore.client.producer.window import Entry, SendOptions, Window
+from hastore.client.producer.window import Entry, Window
 from hastore.client.results import SendResult
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import HastoreError, NotStoredError, OutcomeUnknown

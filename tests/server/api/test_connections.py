@@ -29,6 +29,7 @@ from hastore.server.api.replies import Replies
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
+from tests.server.api.kit import until
 
 MIB = 1024 * 1024
 RESET = struct.pack("ii", 1, 0)
@@ -92,21 +93,6 @@ class Raw:
 
 
 @pytest.fixture
-def backend() -> FakeBackend:
-    return FakeBackend()
-
-
-@pytest.fixture
-def server(backend: FakeBackend) -> Iterator[ApiServer]:
-    running = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
-    running.start()
-    yield running
-    assert running.alive, running.failure
-    assert running.stop(60)
-    assert running.failure is None
-
-
-@pytest.fixture
 def connect(server: ApiServer) -> Iterator[Callable[..., Raw]]:
     made: list[Raw] = []
 
@@ -117,13 +103,6 @@ def connect(server: ApiServer) -> Iterator[Callable[..., Raw]]:
     yield make
     for each in made:
         each.close()
-
-
-def until(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
 
 
 class Peaks:
@@ -207,7 +186,7 @@ def test_questions_that_take_long_do_not_keep_others_from_being_answered(
         assert [asker.next().rid for _ in range(150)] == list(range(150))
 
 
-@pytest.mark.parametrize("bound", ["DRAIN_BYTES", "DRAIN_PUTS", "TURN_MS"])
+@pytest.mark.parametrize("bound", ["DRAIN_BYTES", "DRAIN_PUTS", "ITERATION_MS"])
 def test_who_sends_without_pause_does_not_keep_others_from_being_read(
     monkeypatch: pytest.MonkeyPatch, server: ApiServer, connect: Callable[..., Raw], bound: str
 ) -> None:

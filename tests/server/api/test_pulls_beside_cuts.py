@@ -16,8 +16,8 @@ from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
-from tests.server.test_api_server import Client
-from tests.server.test_kept_positions import commit
+from tests.server.api.kit import Client
+from tests.server.retention.test_kept_positions import commit
 from tests.store.kit import message, opened, put
 
 OLD, NEW = 65537, 131074

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,9 +18,8 @@ from hastore.server.api import pulls as api_pulls
 from hastore.server.api.failures import Failures
 from hastore.server.api.pulls import PullHandler
 from hastore.server.api.server import ApiServer
-from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend
-from tests.server.test_api_server import Client, record, until
+from tests.server.api.kit import Client, record, until
 
 FAILURES: list[tuple[Callable[[], Exception], str, str]] = [
     (lambda: OSError(errno.EIO, os.strerror(errno.EIO), "log/0"), "StoreError", "log/0"),
@@ -32,28 +31,6 @@ FAILURES: list[tuple[Callable[[], Exception], str, str]] = [
     (lambda: RecursionError("deep"), "InternalError", "RecursionError"),
 ]
 NAMES = ["EIO", "unlinked", "damage", "store", "bug", "assertion", "recursion"]
-
-
-@pytest.fixture
-def backend() -> FakeBackend:
-    return FakeBackend()
-
-
-@pytest.fixture
-def server(backend: FakeBackend) -> Iterator[ApiServer]:
-    running = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
-    running.start()
-    yield running
-    assert running.alive, running.failure
-    assert running.stop(60)
-    assert running.failure is None
-
-
-@pytest.fixture
-def client(server: ApiServer) -> Iterator[Client]:
-    found = Client(server.endpoint)
-    yield found
-    found.close()
 
 
 def raising(make: Callable[[], Exception]) -> Callable[..., Any]:
@@ -284,7 +261,7 @@ def test_an_answer_that_cannot_be_said_ends_its_connection_alone(
     client.ask(api.Put(1, 1), record())
     backend.transfer.hold = True
     client.send(api.Put(2, -1), record())
-    until(lambda: backend.transfer.waiting and not server._turning.locked())
+    until(lambda: backend.transfer.waiting and not server._io_lock.locked())
     good = backend.transfer.level
     backend.transfer.level = object()  # no reply can say that
     backend.transfer.end_all()

@@ -187,3 +187,12 @@ def test_stop_without_start_frees_the_port():
     again = HttpServer(address, lambda: STATUS, lambda: b"", on_failure=raise_failure)
     assert again.stop(60)
     assert threading.active_count() < 20
+
+
+def test_what_is_no_http_gets_400_and_the_connection_ends(server):
+    answer = exchange(server, b"GET /status HTTP/1.1\r\nno colon\r\n\r\nGET /status HTTP/1.1\r\n")
+    head, _, body = answer.partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")
+    assert head.endswith(b"\r\nConnection: close")
+    assert body == b"this is not a valid HTTP request\n"
+    assert get(server, "/healthz") == b"ok\n"

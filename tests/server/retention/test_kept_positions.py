@@ -260,3 +260,17 @@ def test_a_group_with_thousands_of_queues_is_split(tmp_path: pathlib.Path) -> No
         assert {q: p.queue_offset for q, p in said.items()} == {q: q + 1 for q in range(3000)}
         assert all(place.origin < begin for place in said.values())
         assert found(kept_in(store), "g") == {q: q + 1 for q in range(3000)}
+
+
+def test_what_was_kept_and_cut_away_holds_over_nothing(tmp_path: pathlib.Path) -> None:
+    """Kept ahead of retention, whose files did not go; a flip cut the bytes away instead."""
+    with opened(tmp_path) as store:
+        common = commit(store, "g", {0: 1})
+        for at in range(2, 6):
+            commit(store, "g", {0: at})
+        kept = kept_in(store)
+        assert kept.gather(store, store.max_offset, go_on)  # and the removal fails, or a crash
+        store.truncate(common)
+        end = commit(store, "g", {0: 3, 1: 3})
+        assert kept.gather(store, end, go_on)
+        assert found(kept, "g") == found(kept_in(store), "g") == {0: 3, 1: 3}

@@ -7,7 +7,7 @@ import pathlib
 from hastore.protocol.positions import CommitBody
 from hastore.server.positions.commit_records import commit_record
 from hastore.store.message_store import MessageStore
-from tests.server.test_kept_positions import go_on, in_log, kept_in
+from tests.server.retention.test_kept_positions import go_on, in_log, kept_in
 from tests.store.kit import FILE_SIZE, opened, put
 
 TOPICS = 400  # of one group: the index has all of its commits under one key

@@ -77,6 +77,19 @@ def fill(node: HaNode, files: int) -> None:
     assert node.store.wait_dispatched(node.store.max_offset, 60)
 
 
+def master_with_a_commit(make_group: Groups) -> HaNode:
+    """Start a master alone; its log begins with a commit and is four files too long."""
+    settings = RetentionConfig(max_size_bytes=FILE_SIZE)
+    group = make_group(1, acks=0, role=Role.ASYNC_MASTER, store={"retention": settings})
+    master = group.start(1)
+    master.promote()
+    body = CommitBody("g", "t", {0: (5, None, None)})
+    with master.member.gate.lock:
+        master.store.put_encoded([commit_record(body, 1)])
+    fill(master, 4)
+    return master
+
+
 def test_a_master_keeps_what_is_not_confirmed_up_to_the_hold(make_group: Groups) -> None:
     group = make_group(2, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
     master, other = group.start(1), group.start(2)
@@ -158,14 +171,7 @@ def test_files_go_although_positions_cannot_be_written_anew(make_group: Groups) 
         tried.append(len(payloads))
         raise StoreFullError("no room for the next log file")
 
-    settings = RetentionConfig(max_size_bytes=FILE_SIZE)
-    group = make_group(1, acks=0, role=Role.ASYNC_MASTER, store={"retention": settings})
-    master = group.start(1)
-    master.promote()
-    body = CommitBody("g", "t", {0: (5, None, None)})
-    with master.member.gate.lock:
-        master.store.put_encoded([commit_record(body, 1)])
-    fill(master, 4)
+    master = master_with_a_commit(make_group)
     service, _ = service_of(master, full)
     assert service.look() == 4
     assert tried == [1]
@@ -176,14 +182,7 @@ def test_files_go_although_positions_cannot_be_written_anew(make_group: Groups) 
 
 
 def test_no_file_goes_whose_positions_cannot_be_kept(make_group: Groups) -> None:
-    settings = RetentionConfig(max_size_bytes=FILE_SIZE)
-    group = make_group(1, acks=0, role=Role.ASYNC_MASTER, store={"retention": settings})
-    master = group.start(1)
-    master.promote()
-    body = CommitBody("g", "t", {0: (5, None, None)})
-    with master.member.gate.lock:
-        master.store.put_encoded([commit_record(body, 1)])
-    fill(master, 4)
+    master = master_with_a_commit(make_group)
     service, _ = service_of(master)
     in_the_way = pathlib.Path(master.config.store.root, "hastore", "positions.tmp")
     in_the_way.mkdir()

@@ -9,9 +9,7 @@ from hastore.ha.master.group_transfer import Outcome
 from hastore.protocol import api
 from hastore.server.api.server import ApiServer
 from tests.api_fakes import FakeBackend
-from tests.server.test_api_server import Client, backend, client, config, record, server, until
-
-__all__ = ["backend", "client", "config", "server"]  # fixtures
+from tests.server.api.kit import Client, record, until
 
 
 def commit(rid: int, offset: int, *, back: list[int] | None = None, queue: int = 0) -> api.Commit:

@@ -7,7 +7,7 @@ import pytest
 
 from hastore.errors import NotStoredError
 from hastore.protocol.hello import Promised, Purpose
-from tests.ha.test_answering import hello
+from tests.ha.hello.test_answering import hello
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ from hastore.ha.promotion import promoter
 from hastore.protocol.hello import Promised, Purpose
 from hastore.service import raise_failure
 from tests.ha.nodes import FILE_SIZE, wait_for
-from tests.ha.test_following import fill
+from tests.ha.slave.test_following import fill
 
 
 def in_step(master, *slaves):

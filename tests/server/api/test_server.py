@@ -7,8 +7,6 @@ import random
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import zmq
@@ -24,81 +22,7 @@ from hastore.server.api.replies import Replies
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from tests.api_fakes import FakeBackend, FakePut
-
-
-def record(topic: str = "t", body: bytes = b"x", queue: int = 0, seq: int | None = None) -> bytes:
-    pairs = [] if seq is None else [("HS_PID", "p"), ("HS_SEQ", str(seq))]
-    return build_record(
-        topic, body, queue_id=queue, properties=pairs, born_timestamp_ms=1, born_host=NO_HOST
-    )
-
-
-class Client:
-    """A bare DEALER."""
-
-    def __init__(self, endpoint: str) -> None:
-        self.context = zmq.Context()
-        self.socket = self.context.socket(zmq.DEALER)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        self.socket.connect(endpoint)
-        self.rid = 0
-
-    def send(self, message: api.Request, payload: bytes | None = None) -> None:
-        frames = [api.encode(message)] + ([] if payload is None else [payload])
-        self.socket.send_multipart(frames)
-
-    def receive(self, timeout_s: float = 60.0) -> tuple[Any, bytes]:
-        assert self.socket.poll(int(timeout_s * 1000)), "no reply"
-        frames = self.socket.recv_multipart()
-        return api.decode_reply(frames[0]), frames[1] if len(frames) > 1 else b""
-
-    def ask(self, message: api.Request, payload: bytes | None = None) -> Any:
-        self.send(message, payload)
-        reply, self.payload = self.receive()
-        assert reply.rid == message.rid
-        return reply
-
-    def silent(self, seconds: float = 0.2) -> bool:
-        return not self.socket.poll(int(seconds * 1000))
-
-    def close(self) -> None:
-        self.socket.close()
-        self.context.term()
-
-
-@pytest.fixture
-def backend() -> FakeBackend:
-    return FakeBackend()
-
-
-@pytest.fixture
-def config() -> ApiConfig:
-    return ApiConfig()
-
-
-@pytest.fixture
-def server(backend: FakeBackend, config: ApiConfig) -> Iterator[ApiServer]:
-    running = ApiServer("tcp://127.0.0.1:0", backend, config, on_failure=raise_failure)
-    running.start()
-    yield running
-    assert running.alive
-    assert running.stop(60)
-    assert running.failure is None
-
-
-@pytest.fixture
-def client(server: ApiServer) -> Iterator[Client]:
-    found = Client(server.endpoint)
-    yield found
-    found.close()
-
-
-def until(condition: Any, timeout_s: float = 60.0) -> None:
-    end = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < end, "it never came"
-        time.sleep(0.005)
-
+from tests.server.api.kit import Client, record, until
 
 # -- puts
 
@@ -131,7 +55,7 @@ def test_who_learns_of_a_confirmation_answers_while_the_api_sleeps(
     monkeypatch.setattr(Replies, "flush_one", noted)
     for rid in range(2, 12):  # the API's thread may just look after its connections
         client.send(api.Put(rid), record())
-        until(lambda: backend.transfer.waiting and not server._turning.locked())
+        until(lambda: backend.transfer.waiting and not server._io_lock.locked())
         threads.clear()
         backend.transfer.end_all()
         assert client.receive()[0].rid == rid
@@ -142,7 +66,7 @@ def test_who_learns_of_a_confirmation_answers_while_the_api_sleeps(
     client.send(api.Put(20), record())
     until(lambda: backend.transfer.waiting)
     threads.clear()
-    with server._turning:  # as in the middle of a turn
+    with server._io_lock:  # as in the middle of a turn
         backend.transfer.end_all()
         assert client.silent()
     assert client.receive()[0].rid == 20
@@ -191,7 +115,7 @@ def test_a_failure_of_an_answer_is_the_api_s_own(
     client.ask(api.Put(1), record())
     backend.transfer.hold = True
     client.send(api.Put(2), record())
-    until(lambda: backend.transfer.waiting and not server._turning.locked())
+    until(lambda: backend.transfer.waiting and not server._io_lock.locked())
 
     def flush(_: Replies) -> None:
         raise OSError("the epoll has failed")

@@ -18,8 +18,8 @@ from hastore.store.fs.filesystem import REAL
 from hastore.store.log import commit_log
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
-from tests.server.test_api_server import Client
-from tests.server.test_kept_positions import commit, found, go_on, kept_in
+from tests.server.api.kit import Client
+from tests.server.retention.test_kept_positions import commit, found, go_on, kept_in
 from tests.store.kit import log_file, message, put, scribble
 from tests.store.test_cold_reads import Disk, open_store
 

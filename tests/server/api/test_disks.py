@@ -9,15 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from hastore.config.model import ApiConfig, RetentionConfig
+from hastore.config.model import RetentionConfig
 from hastore.protocol import api
 from hastore.server.api.server import ApiServer
-from hastore.service import raise_failure
 from hastore.store import message_reader
 from hastore.store.log import commit_log
 from hastore.store.message_store import MessageStore
 from tests.api_fakes import FakeBackend
-from tests.server.test_api_server import Client
+from tests.server.api.kit import Client
 from tests.store import kit
 from tests.store.test_cold_reads import Disk, numbers, open_store, passes, where
 
@@ -42,22 +41,10 @@ def store(tmp_path: Path, disk: Disk) -> Iterator[MessageStore]:
 
 
 @pytest.fixture
-def server(store: MessageStore) -> Iterator[ApiServer]:
-    backend = FakeBackend()
-    backend.store = store
-    running = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
-    running.start()
-    yield running
-    assert running.alive, running.failure
-    assert running.stop(60)
-    assert running.failure is None
-
-
-@pytest.fixture
-def client(server: ApiServer) -> Iterator[Client]:
-    found = Client(server.endpoint)
-    yield found
-    found.close()
+def backend(store: MessageStore) -> FakeBackend:
+    found = FakeBackend()
+    found.store = store
+    return found
 
 
 def fill(store: MessageStore, first: int, count: int) -> None:

@@ -1,0 +1,31 @@
+"""Chooses the transport that the addresses of a client ask for."""
+
+from __future__ import annotations
+
+from hastore.client.connections.socket_transport import SocketTransport
+from hastore.client.connections.transport import Transport
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.errors import UsageError
+
+ZMQ_SCHEME = "zmq+tcp://"
+SCHEME = "tcp://"
+
+
+def make_transport(
+    addresses: tuple[str, ...], clock: Clock = SYSTEM_CLOCK
+) -> tuple[tuple[str, ...], Transport]:
+    """Return the addresses as `tcp://HOST:PORT`, and links of the kind that they ask for.
+
+    `zmq+tcp://` asks for libzmq (the extra `zmq`). UsageError for a mixture, and without pyzmq.
+    """
+    by_zmq = [address.startswith(ZMQ_SCHEME) for address in addresses]
+    if not any(by_zmq):
+        return addresses, SocketTransport(clock)
+    if not all(by_zmq):
+        raise UsageError(f"{', '.join(addresses)}: either all addresses begin with {ZMQ_SCHEME}, "
+                         "or none")  # fmt: skip
+    try:
+        from hastore.client.connections.zmq_transport import ZmqTransport
+    except ImportError as missing:
+        raise UsageError(f"{ZMQ_SCHEME} needs pyzmq: pip install 'hastore[zmq]'") from missing
+    return tuple(SCHEME + address.removeprefix(ZMQ_SCHEME) for address in addresses), ZmqTransport()

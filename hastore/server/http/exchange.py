@@ -1,0 +1,111 @@
+"""One request of the HTTP port and its answer: bytes in, bytes out.
+
+    b"GET /sta" --receive()--> None, more is to come
+    b"tus HTTP/1.1\\r\\n\\r\\n" --receive()--> Request, or Refusal --answer()--> the bytes to send
+
+h11 parses the headers and writes the head of the answer. This module bounds the request and reads
+its first line, because h11 is stricter there than this port may be: it refuses HTTP/1.1 without a
+`Host` header, and health checks are often written without one. h11 therefore gets every request
+as one of HTTP/1.0, which fits a port without keep-alive.
+
+No socket and no clock; HttpServer's thread drives one Exchange for each connection.
+"""
+
+from typing import NamedTuple
+
+import h11
+
+MAX_LINE_BYTES = 512
+MAX_HEAD_BYTES = 4_096  # a scrape by Prometheus sends about 600
+
+_REASONS = {
+    200: "OK",
+    400: "Bad Request",
+    404: "Not Found",
+    405: "Method Not Allowed",
+    414: "URI Too Long",
+    431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
+}
+
+
+class Request(NamedTuple):
+    """A complete request; its body, if any, is not read."""
+
+    method: bytes
+    path: bytes  # without the query
+
+
+class Refusal(NamedTuple):
+    """A request that is answered without asking the node."""
+
+    code: int
+    text: bytes
+
+
+class Exchange:
+    """Read one request, then write its answer."""
+
+    def __init__(self) -> None:
+        self._http = h11.Connection(h11.SERVER)
+        self._line: bytearray | None = bytearray()  # None once h11 has it
+        self._received = 0
+        self._head_only = False
+
+    @property
+    def room_bytes(self) -> int:
+        """How many bytes may be read before the request is complete or refused; at least 1."""
+        return MAX_HEAD_BYTES + 1 - self._received
+
+    def receive(self, data: bytes) -> Request | Refusal | None:
+        """Take up to `room_bytes` bytes; None while the request is incomplete."""
+        self._received += len(data)
+        if self._line is not None:
+            self._line += data
+            refusal = self._read_line(self._line)
+            if refusal is not None:
+                return refusal
+        else:
+            self._http.receive_data(data)
+        try:
+            event = self._http.next_event()
+        except h11.RemoteProtocolError:
+            return Refusal(400, b"this is not a valid HTTP request\n")
+        if isinstance(event, h11.Request):
+            self._head_only = event.method == b"HEAD"
+            return Request(event.method, event.target.partition(b"?")[0])
+        if self._received > MAX_HEAD_BYTES:
+            return Refusal(431, b"the request is too large\n")
+        return None
+
+    def _read_line(self, received: bytearray) -> Refusal | None:
+        """Check the request line and, once it is complete, hand it to h11 as one of HTTP/1.0."""
+        line, newline, rest = bytes(received).partition(b"\n")
+        if len(line) > MAX_LINE_BYTES:
+            return Refusal(414, b"the request line is too long\n")
+        if not newline:
+            return None
+        words = line.strip().split(b" ")
+        if len(words) != 3:
+            return Refusal(400, b"this port speaks HTTP\n")
+        method, target, version = words
+        if not version.startswith(b"HTTP/1."):
+            return Refusal(400, b"this port speaks HTTP/1.1\n")
+        self._line = None
+        self._http.receive_data(method + b" " + (target or b"/") + b" HTTP/1.0\r\n" + rest)
+        return None
+
+    def answer(self, code: int, body: bytes, kind: str = "text/plain") -> bytes:
+        """Return the whole answer, without its body when the request was a HEAD."""
+        response = h11.Response(
+            status_code=code,
+            reason=_REASONS[code],
+            headers=[
+                ("Content-Type", kind),
+                ("Content-Length", str(len(body))),
+                ("Cache-Control", "no-store"),
+                ("Connection", "close"),
+            ],
+        )
+        head = self._http.send(response) or b""
+        return head if self._head_only else head + body

@@ -1,0 +1,21 @@
+"""What the tests of a whole node share."""
+
+from __future__ import annotations
+
+import pathlib
+
+from hastore.config.model import Config, NodeAddress, Role, StoreConfig
+
+
+def config_of(root: pathlib.Path) -> Config:
+    """Return the configuration of a node alone, a master, with small files."""
+    return Config(
+        cluster="test",
+        group="g0",
+        node=1,
+        role=Role.ASYNC_MASTER,
+        acks=0,
+        nodes={1: NodeAddress(api="tcp://127.0.0.1:0", ha="127.0.0.1:0", http="127.0.0.1:0")},
+        store=StoreConfig(root=str(root), commitlog_file_size=65536, index_slots=100,
+                          index_entries=400, consume_queue_units=300),
+    )  # fmt: skip
