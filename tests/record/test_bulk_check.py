@@ -12,17 +12,9 @@ from hastore.client.messages import decode_messages
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Position
 from hastore.record.bulk_check import count_valid
-from hastore.record.codec import (
-    FLAG_INNER_BATCH,
-    MIN_RECORD_SIZE,
-    OFFSETS,
-    OFFSETS_AT,
-    V1_MAGIC,
-    Host,
-    Record,
-    check_record,
-    encode_record,
-)
+from hastore.record.codec import Record, check_record, encode_record
+from hastore.record.host import Host
+from hastore.record.layout import FLAG_INNER_BATCH, MIN_RECORD_SIZE, OFFSETS, OFFSETS_AT, V1_MAGIC
 from hastore.store.derived.queues.consume_queue import UNIT, UnitSelection
 from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE
 from hastore.store.message_reader import PullStatus
@@ -101,8 +93,8 @@ def test_many_units_are_taken_as_each_alone(seed: int) -> None:
             raw = b"".join(UNIT.pack(*unit) for unit in part)
             more = each.take_each(enumerate(part, begin))
             assert many.take(raw, begin) == more, seed
-            assert many.count == each.count == len(each.positions)
-            for name in ("positions", "offsets", "sizes"):
+            assert many.count == each.count == len(each.queue_offsets)
+            for name in ("queue_offsets", "offsets", "sizes"):
                 assert list(getattr(many, name)) == list(getattr(each, name)), seed
             assert many.first == each.first
             if not more:

@@ -1,1 +1,1 @@
-"""What is derived from the log, and the contract by which replay feeds it."""
+"""Everything derived from the log, and the contract by which replay feeds it."""

@@ -1,1 +1,1 @@
-"""Replay: read the log and feed what is derived from it."""
+"""Replay: the thread that follows the log and feeds everything derived from it."""

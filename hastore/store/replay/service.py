@@ -1,17 +1,17 @@
-"""Replay the commit log into what is derived from it: RocketMQ's ReputMessageService, on master and
-slave alike.
- One thread walks the log from `dispatched_offset` and hands each batch of whole records to every
-dispatcher (consume queues, key index, idempotence window, queue offsets). Theory of operation:
+"""Replay: feed everything derived from the commit log. RocketMQ's ReputMessageService.
 
-- A batch counts only when every dispatcher took it. A failure (a full disk, an I/O error) leaves
-  `dispatched_offset` where it was, keeps a reason, and the same batch comes again; so a dispatcher
-  ignores what it has already.
-- `<root>/hastore/replay` (replay_progress.py) says up to where all dispatchers had all records:
-  `dispatched`, true while the kernel lives (kill -9 keeps the page cache), and `synced`, true after
-  a power loss too. `load` picks the one that holds, lets every dispatcher cut itself to it, and
-  goes on from there: complete, never twice.
-- Waiting is by Condition. `notify` costs the appending thread an attribute read unless replay
-  sleeps.
+On master and slave alike, one thread walks the log from `dispatched_offset` and hands each batch of
+whole records to every dispatcher: consume queues, key index, deduplication window, queue offsets.
+
+- A batch counts once every dispatcher has taken it. A failure (a full disk, an I/O error) leaves
+  `dispatched_offset` unchanged and sets `blocked_reason`; the same batch comes again after 1 s. So
+  a dispatcher ignores records that it has already.
+- The file `<root>/hastore/replay` (replay_progress.py) keeps two offsets up to which all
+  dispatchers have all records: `dispatched` holds while the same kernel runs (kill -9 keeps the
+  page cache), `synced` holds after a power loss too. `load` takes the one that holds, every
+  dispatcher cuts itself to it, and replay continues there: no record is lost or taken twice.
+- Threads wait on a Condition, never in a poll loop. `notify` costs the appending thread one
+  attribute read unless replay sleeps.
 """
 
 import contextlib
@@ -33,16 +33,16 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ARRAYS_FROM_BYTES = 1 << 16  # a view of this size loads numpy: 0.1 s of CPU, 15 MiB
+_ARRAYS_FROM_BYTES = 1 << 16  # the first view of this size loads numpy: 0.1 s of CPU, 15 MiB
 _RETRY_S = 1.0  # after a failure
-_IDLE_S = 1.0  # a lost wake-up costs this at most
+_IDLE_S = 1.0  # the longest sleep, in case a wake-up is lost
 
 
 class IndexBuildService(Service):
     """Replay the log into the dispatchers, in a thread of its own.
 
     Lifecycle: `load()` once, then `start()`, `stop()`, `close()`. The owner calls `flush()` now and
-    then, and in `close`. To change the log under replay: `with build.paused(): cut the log;
+    then, and before `close()`. To cut the log: `with build.paused(): cut the log;
     build.truncate(end)`.
     """
 
@@ -56,7 +56,7 @@ class IndexBuildService(Service):
         linger_s: float = 0.001,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Prepare; `linger_s` lets small appends gather while nobody waits for replay."""
+        """Prepare; small appends gather for `linger_s` seconds while nobody waits for replay."""
         super().__init__("IndexBuildService", on_failure=on_failure)
         self._log = commit_log
         self._dispatchers = tuple(dispatchers)
@@ -64,18 +64,18 @@ class IndexBuildService(Service):
         self._clock = clock
         self.pace = ReplayPace(linger_s)
         self._plain = ScalarWalker()
-        self._arrays: VectorWalker | None = None  # loads numpy when there is a lot to do
+        self._arrays: VectorWalker | None = None  # loads numpy: made when needed or idle
         self._changed = threading.Condition()
         self._flush_lock = threading.Lock()
-        self.idle = False  # replay sleeps for want of bytes: an appending thread is to `notify`
+        self.idle = False  # true while replay sleeps: the next append must `notify`
         self._busy = False
         self._pauses = 0
         self._waiters = 0
         self._dispatched = 0
-        self._seen_end = 0  # of the log, at the last look for records
-        self._sync_failed: str | None = None  # why nothing is noted as synced any more
-        self._inherited = False  # files of the process before may be unsynced, nobody knows which
-        self.blocked_reason: str | None = None  # why replay does not go on, for the status
+        self._seen_end = 0  # the log's end when replay last looked for records
+        self._sync_failed: str | None = None  # why `synced` does not move any more
+        self._inherited = False  # the previous process may have left unknown files unsynced
+        self.blocked_reason: str | None = None  # why replay stands still, for the status; else None
         self.on_dispatched: Callable[[int], None] | None = None  # called in replay's thread
 
     @property
@@ -84,7 +84,7 @@ class IndexBuildService(Service):
         return self._dispatched
 
     def load(self) -> int:
-        """Open the dispatchers, cut to match the log's end, and return where replay goes on."""
+        """Open the dispatchers, cut to the log's end; return the offset where replay continues."""
         end = self._log.max_offset
         dispatched, synced, trusted = self._state.load()
         self._inherited = trusted or dispatched > 0
@@ -116,15 +116,15 @@ class IndexBuildService(Service):
                     self._changed.notify_all()
             if not moved:
                 self._sleep()
-            elif self.on_dispatched is not None:  # not busy: it may wait for who pauses replay
+            elif self.on_dispatched is not None:  # not busy: it may wait for a thread in `paused`
                 self.on_dispatched(self._dispatched)
             if moved:
                 self._rest(self._clock.monotonic_ms() - began_ms)
 
     def replay(self) -> int:
-        """Replay all there is in the calling thread (before `start`); returns `dispatched_offset`.
+        """Replay the whole log in the calling thread, before `start`; return `dispatched_offset`.
 
-        Raises what a dispatcher raises.
+        OSError, StoreError: from a dispatcher, or for bytes that are not a record.
         """
         while self._step():
             continue
@@ -144,10 +144,9 @@ class IndexBuildService(Service):
         return moved
 
     def _step(self) -> bool:
-        """Replay one batch; False when there is no whole record further on."""
-        offset = max(
-            self._dispatched, self._log.min_offset
-        )  # retention may have passed a late replay
+        """Replay one batch; False when no whole record follows."""
+        # Retention may have removed log files that replay has not read yet.
+        offset = max(self._dispatched, self._log.min_offset)
         end, file_size = self._log.max_offset, self._log.file_size
         self._seen_end = end
         left = file_size - offset % file_size
@@ -163,7 +162,7 @@ class IndexBuildService(Service):
                 or offset + walk.wanted > end
             ):
                 break
-            wanted = walk.wanted  # a record larger than the view
+            wanted = walk.wanted  # the record is larger than the view
         after = offset + walk.consumed
         if walk.stop is Stop.BLANK and end >= offset + left:
             after = offset + left
@@ -204,8 +203,8 @@ class IndexBuildService(Service):
                 self._changed.wait_for(self.stopping.is_set, _RETRY_S)
                 return
             self.idle = True
-            # An append first moves max_offset, then looks at idle; here it is the other way round,
-            # so that one of both sees the other.
+            # An append moves max_offset, then reads `idle`. Replay sets `idle`, then reads
+            # max_offset. So at least one of them sees the other.
             if self._changed.wait_for(self._has_work, TRICKLE_S):
                 self.pace.trickle()
             else:
@@ -217,11 +216,11 @@ class IndexBuildService(Service):
                 self._changed.wait_for(
                     lambda: bool(self._waiters) or self.stopping.is_set(), linger_s
                 )
-        if quiet:  # now it is in nobody's way
+        if quiet:  # now loading numpy delays nobody
             self._load_arrays()
 
     def _rest(self, spent_ms: float) -> None:
-        """After a batch, leave the interpreter to who appends, unless somebody waits for replay."""
+        """After a batch, leave the interpreter to other threads, unless one waits for replay."""
         end = self._log.max_offset
         rest_s = self.pace.rest_s(end - self._dispatched, end - self._seen_end, spent_ms)
         if rest_s:
@@ -236,7 +235,7 @@ class IndexBuildService(Service):
     # -- other threads -----------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Say that the log grew: call it after every append; nearly free unless replay sleeps."""
+        """Tell replay that the log grew; call it after every append. Cheap unless replay sleeps."""
         if self.idle:
             with self._changed:
                 self.idle = False
@@ -248,7 +247,7 @@ class IndexBuildService(Service):
             self._changed.notify_all()
 
     def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
-        """Wait until replay has reached `offset`; False when `timeout_s` seconds did not do."""
+        """Wait until replay has reached `offset`; False after `timeout_s` seconds or on `stop`."""
         if self._dispatched >= offset:
             return True
         with self._changed:
@@ -267,7 +266,7 @@ class IndexBuildService(Service):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Keep replay off the log for the length of the `with`: the current batch ends first."""
+        """Keep replay off the log within the `with`; waits for the current batch to end."""
         with self._changed:
             self._pauses += 1
             self._changed.wait_for(lambda: not self._busy)
@@ -291,7 +290,7 @@ class IndexBuildService(Service):
                 self._changed.notify_all()
 
     def reset(self, offset: int) -> None:
-        """Forget everything derived (its files were moved away) and go on at `offset`."""
+        """Forget everything derived, whose files were moved away, and continue at `offset`."""
         with self.paused(), self._flush_lock:
             for dispatcher in self._dispatchers:
                 dispatcher.reset()
@@ -304,18 +303,18 @@ class IndexBuildService(Service):
                 self._changed.notify_all()
 
     def delete_before(self, min_offset: int) -> None:
-        """Drop what only knows records below `min_offset`, after retention took them."""
+        """Remove derived files that cover only records below `min_offset` (retention)."""
         with self.paused(), self._flush_lock:
             for dispatcher in self._dispatchers:
                 dispatcher.delete_before(min_offset)
 
     def flush(self) -> None:
-        """Make durable what was dispatched so far, then note it, so that a power loss costs no
-        longer replay.
+        """Make durable what was dispatched so far, then note its end as `synced`.
 
-        OSError, StoreError: a later call may do better (a full disk). SyncFailedError, from then on
-        at each call: the note does not move again in this process, for the kernel may have dropped
-        pages. The next start builds anew what lies behind it.
+        After a power loss replay continues from `synced`. OSError, StoreError: a later call may
+        succeed (a full disk). SyncFailedError, and at each call from then on: the kernel may have
+        dropped pages, so `synced` does not move again in this process, and the next start rebuilds
+        from there.
         """
         with self._flush_lock:
             if self._sync_failed is not None:
@@ -333,13 +332,13 @@ class IndexBuildService(Service):
             except SyncFailedError as failure:
                 self._sync_failed = (
                     f"queues and index are not synced any more: {failure}; restart the node, which"
-                    f" builds anew what may be lost, from offset {self._state.synced} on"
+                    f" rebuilds them from offset {self._state.synced} on"
                 )
                 self._state.distrust()
                 raise SyncFailedError(self._sync_failed) from failure
 
     def close(self) -> None:
-        """Close all files, after `stop`; `flush` before makes the next start quick."""
+        """Close all files, after `stop`; a `flush` before it makes the next start quick."""
         for dispatcher in self._dispatchers:
             dispatcher.close()
         self._state.close()

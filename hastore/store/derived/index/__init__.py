@@ -1,1 +1,1 @@
-"""The key index: from a message's keys to its places in the log."""
+"""The key index: from a message's keys to its records' offsets."""

@@ -1,4 +1,4 @@
-"""Put many keys into the key index by array operations: to the same bytes as one by one."""
+"""Add many keys to the key index with numpy: the same bytes as adding them one by one."""
 
 import numpy as np
 
@@ -11,12 +11,12 @@ _SECONDS_MAX = 0x7FFFFFFF
 
 
 def put_all(plan: Plan, keys: KeyedRecords, first: int, end: int) -> None:
-    """Do what `plan.put` does for the keys numbered [first, end).
+    """Do what `plan.put` does, for the keys numbered [first, end).
 
-    The caller sees to it that there is room, and that this is done once for each plan.
+    The caller ensures that the file has room, and calls this at most once for each plan.
     """
     columns = keys.hashes[first:end], keys.offsets[first:end], keys.stored_ms[first:end]
-    if plan.header.count == 1:  # the first key of a file gives the file its beginning
+    if plan.header.count == 1:  # a file's first key sets the file's begin time
         _put_each(plan, *(column[:1] for column in columns))
         columns = tuple(column[1:] for column in columns)
     hashes, offsets, stored_ms = columns
@@ -31,7 +31,7 @@ def put_all(plan: Plan, keys: KeyedRecords, first: int, end: int) -> None:
     with plan.file.slots_view() as view:
         previous = np.frombuffer(view, _SLOT)[slots].astype(np.int64)
     previous[(previous < 0) | (previous > numbers)] = 0
-    for slot, number in plan.slots.items():  # at most the first key's
+    for slot, number in plan.slots.items():  # at most the slot of the first key
         previous[slots == slot] = number
     order = np.argsort(slots, kind="stable")
     in_order = slots[order]
@@ -51,7 +51,7 @@ def put_all(plan: Plan, keys: KeyedRecords, first: int, end: int) -> None:
 
 
 def store_slots(file: IndexFile, slots: dict[int, int]) -> None:
-    """Store the latest entry numbers of slots."""
+    """Do what `file.store_slots` does."""
     places = np.fromiter(slots.keys(), np.int64, len(slots))
     with file.slots_view() as view:
         np.frombuffer(view, _SLOT)[places] = np.fromiter(slots.values(), np.int64, len(slots))

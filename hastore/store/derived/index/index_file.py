@@ -2,13 +2,15 @@
 
     header 40:  beginTimestamp (8)  endTimestamp (8)  beginPhyOffset (8)  endPhyOffset (8)
                 slots in use (4)  indexCount = keys + 1 (4)
-    slots:      n x 4, number of the slot's latest entry, 0 none
+    slots:      n x 4, number of the slot's latest entry, 0 without one
     entries:    m x 20, entry 0 unused: keyHash (4)  physicalOffset (8)
                 seconds since beginTimestamp (4)  the slot's previous entry (4)
- Entries are written by pwrite and may find the disk full. Header and slots are stores into a map
-whose room was allocated when the file was made, so they cannot fail (no SIGBUS). Entries come
-first, then slots, then the header: after a kill every entry that any slot knows is there, and
-taking entries off the end, the latest first, gives the slots back their earlier values.
+
+Entries are written by pwrite, which raises OSError on a full disk. Header and slots are stored into
+a map whose blocks were allocated when the file was created, so a full disk cannot cause a SIGBUS.
+
+Entries are written first, then slots, then the header. So after a kill every entry that a slot
+names is there, and removing entries from the end restores the slots' earlier values.
 """
 
 import mmap
@@ -44,7 +46,7 @@ class IndexHeader:
 
 @dataclass(slots=True)
 class Plan:
-    """What a batch will change in one file; all of a batch is planned before a write."""
+    """The changes of a batch to one file; the whole batch is planned before the first write."""
 
     file: "IndexFile"
     header: IndexHeader
@@ -53,7 +55,7 @@ class Plan:
     slots: dict[int, int] = field(default_factory=dict)
 
     def put(self, key_hash: int, offset: int, store_timestamp_ms: int) -> None:
-        """Add one key; the caller sees to it that there is room."""
+        """Add one key; the caller ensures that the file has room."""
         header = self.header
         slot = key_hash % self.file.slots
         previous = self.slots.get(slot)
@@ -78,7 +80,11 @@ class Plan:
 
 
 class IndexFile:
-    """A file with its sizes; mapped only while it is written."""
+    """An index file; mapped only while it is open for writing.
+
+    `slots` and `entries` are its sizes. Replay's thread writes; `find` may run in any thread, under
+    KeyIndex's lock.
+    """
 
     def __init__(self, fs: FileSystem, path: str, slots: int, entries: int) -> None:
         self._fs = fs
@@ -100,7 +106,7 @@ class IndexFile:
         return self.header.count >= self.entries
 
     def create(self) -> None:
-        """Make the file, with room for header and slots. StoreFullError, OSError."""
+        """Create the file and allocate header and slots. StoreFullError, OSError."""
         file = self._fs.open(self.path, create=True)
         try:
             file.allocate(HEADER.size + SLOT.size * self.slots)
@@ -113,7 +119,7 @@ class IndexFile:
         self._file = file
 
     def open(self) -> bool:
-        """Open for writing, read the header; False when size or header cannot be."""
+        """Open for writing and read the header; False when the size or the header is invalid."""
         if self._file is None:
             file = self._fs.open(self.path)
             self._file = file
@@ -124,7 +130,7 @@ class IndexFile:
         return self._take_header(self._file.pread(HEADER.size, 0))
 
     def read_header(self) -> bool:
-        """Read the header of a file that stays closed; False as in `open`."""
+        """Read the header only, and leave the file closed; False as in `open`."""
         file = self._fs.open(self.path, writable=False)
         try:
             return file.size == self.full_size and self._take_header(file.pread(HEADER.size, 0))
@@ -138,29 +144,29 @@ class IndexFile:
         return value
 
     def slots_view(self) -> memoryview:
-        """Lend all slots as stored, writable; to be released before `close`."""
+        """Lend all slots as stored, writable; release the view before `close`."""
         assert self._map is not None
         return memoryview(self._map)[HEADER.size : HEADER.size + SLOT.size * self.slots]
 
     def write_entries(self, plan: Plan) -> None:
-        """Write a plan's entries: nothing knows them yet. OSError."""
+        """Write a plan's entries; they do not count until slots and header are stored. OSError."""
         if plan.entries:
             assert self._file is not None
             self._file.pwrite(plan.entries, self._entry_at(plan.first))
 
     def store_slots(self, slots: dict[int, int]) -> None:
-        """Store the latest entry number of each slot; the header comes after them."""
+        """Store the latest entry number of each slot; the caller then stores the header."""
         assert self._map is not None
         target, pack = self._map, SLOT.pack_into
         for slot, number in slots.items():
             pack(target, HEADER.size + 4 * slot, number)
 
     def plan(self) -> Plan:
-        """Begin a plan on this file."""
+        """Return an empty plan for this file."""
         return Plan(self, replace(self.header), self.header.count)
 
     def cut(self, limit: int) -> None:
-        """Take off entries of records at or beyond `limit`, and what the header does not know."""
+        """Remove entries of records at or beyond `limit` or not counted by the header."""
         assert self._file is not None and self._map is not None
         header = self.header
         known, last = header.count, self._written_end()
@@ -173,7 +179,7 @@ class IndexFile:
                     break
                 number -= 1
                 slot = key_hash % self.slots
-                if self.slot(slot) == number:  # else a kill came before the slot was stored
+                if self.slot(slot) == number:  # else killed before it was stored
                     SLOT.pack_into(self._map, HEADER.size + SLOT.size * slot, previous)
                 if number < known and previous == 0:
                     header.slots_used -= 1
@@ -184,7 +190,7 @@ class IndexFile:
         self._file.zero(self._entry_at(number), ENTRY.size * (last - number))
 
     def rebuild(self, limit: int) -> None:
-        """Keep the leading entries of records below `limit`; build the slots anew from them."""
+        """Keep the leading entries of records below `limit`; rebuild the slots from them."""
         assert self._file is not None and self._map is not None
         self._file.zero(HEADER.size, SLOT.size * self.slots)
         latest: dict[int, int] = {}
@@ -221,7 +227,7 @@ class IndexFile:
         self._map[: HEADER.size] = self.header.pack()
 
     def find(self, key_hash: int, max_entries: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return offsets of a hash's entries, the latest first; times are good to the second."""
+        """Return the offsets of a hash's entries, the latest first; times count in seconds."""
         file = self._fs.open(self.path, writable=False) if self._file is None else self._file
         try:
             found: list[int] = []
@@ -233,7 +239,7 @@ class IndexFile:
                 stored_ms = header.begin_timestamp_ms + row[2] * 1000
                 if row[0] == key_hash and stored_ms <= end_ms and stored_ms + 1000 > begin_ms:
                     found.append(row[1])
-                if row[3] >= number:  # a chain only goes back
+                if row[3] >= number:  # damaged: a chain only goes back
                     break
                 number = row[3]
             return found
@@ -247,7 +253,7 @@ class IndexFile:
             self._file.sync()
 
     def close(self) -> None:
-        """Give map and descriptor back."""
+        """Unmap and close the file."""
         if self._map is not None:
             self._map.close()
             self._map = None
@@ -269,7 +275,7 @@ class IndexFile:
         return self._file.pread(ENTRY.size * count, self._entry_at(first))
 
     def _written_end(self) -> int:
-        """Return the number behind the last entry written, known to the header or not."""
+        """Return the number after the last entry written, whether the header counts it or not."""
         number = max(self.header.count, 1)
         while number < self.entries:
             raw = self._read_entries(number, min(_CHUNK_ENTRIES, self.entries - number))

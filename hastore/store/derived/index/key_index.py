@@ -1,7 +1,9 @@
-"""The key index: which records have a key, by the hash of topic and key. RocketMQ's IndexService.
- Files follow one another in `index/`, named by the local time at which they were made; a full one
-is never changed again. Replay is the only writer. A batch is planned whole (new files made), then
-written: a full disk leaves the index as it was before the batch.
+"""The key index: finds records by the hash of topic and key. RocketMQ's IndexService.
+
+Files follow one another in `index/`, named by the local time of their creation; a full file is
+changed only by a cut or a rebuild. Replay's thread is the only writer. A batch is planned
+completely, including new files, and then written, so a full disk leaves the index as it was before
+the batch.
 """
 
 import contextlib
@@ -11,8 +13,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.record.codec import FLAG_ROLLBACK, MIN_RECORD_SIZE
-from hastore.record.java_hash import KeyHasher, keys_of
+from hastore.record.java_hash import KeyHasher
+from hastore.record.layout import FLAG_ROLLBACK, MIN_RECORD_SIZE
+from hastore.record.properties import keys_of
 from hastore.store.derived.contract import Dispatched, RecordColumns, ReplayableLog
 from hastore.store.derived.index.index_file import IndexFile, IndexHeader, Plan
 from hastore.store.derived.walk.scalar_walk import ScalarWalker
@@ -21,12 +24,12 @@ from hastore.store.fs.sync_files import sync_files
 
 _NAME_DIGITS = 17
 _NAME_FORM = "%Y%m%d%H%M%S%f"
-_READ_BYTES = 4096  # of a record, at first
+_READ_BYTES = 4096  # of a record, in the first read
 _ARRAYS_FROM_SLOTS = 64  # from this many slots on numpy is quicker
 
 
 class KeyIndex:
-    """All index files of a store: a Dispatcher. Queries come from any thread."""
+    """All index files of a store: a Dispatcher. Any thread may query."""
 
     def __init__(
         self,
@@ -38,7 +41,7 @@ class KeyIndex:
         entries: int,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Name the directory, opened by `load`; the log is read only when entries are cut off."""
+        """Name the directory, which `load` opens; the log is read only to cut or rebuild a file."""
         self._fs = fs
         self._directory = directory
         self._log = commit_log
@@ -49,10 +52,10 @@ class KeyIndex:
         self._query_hasher = KeyHasher()
         self._lock = threading.Lock()
         self._files: list[IndexFile] = []  # the last one is open
-        self._spares: list[IndexFile] = []  # made for a batch that then failed
+        self._spares: list[IndexFile] = []  # created for a batch that then failed
         self._unsynced: set[str] = set()
         self._names_changed = False
-        self._next_offset = 0  # records below were taken
+        self._next_offset = 0  # records below it are in the index
 
     @property
     def full_timestamp_ms(self) -> int:
@@ -71,7 +74,7 @@ class KeyIndex:
     ) -> list[int]:
         """Return physical offsets of records that may have the key, the latest first.
 
-        Hashes collide and times are good to the second: the caller looks at the records.
+        Hashes collide and times are rounded to seconds, so the caller must check the records.
         """
         found: list[int] = []
         with self._lock:
@@ -88,11 +91,6 @@ class KeyIndex:
         return list(dict.fromkeys(found))
 
     # -- replay ------------------------------------------------------------------------------------
-
-    def put(self, topic: str, keys: Sequence[str], offset: int, store_timestamp_ms: int) -> None:
-        """Add one record's keys. OSError, StoreFullError: nothing was added."""
-        raw = f"KEYS\x01{' '.join(keys)}\x02".encode("utf-8", "surrogateescape")
-        self.dispatch([Dispatched(offset, 1, topic, 0, 0, 0, store_timestamp_ms, 0, raw)])
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Add a batch's keys; OSError, StoreFullError: nothing of the batch was added."""
@@ -116,12 +114,12 @@ class KeyIndex:
                 plan.put(key_hash(topic, key), offset, store_ms)
         if plan is not None:
             plans.append(plan)
-            self._carry_out(plans)
+            self._write(plans)
         if batch:
             self._next_offset = max(floor, batch[-1].end_offset)
 
     def _dispatch_columns(self, batch: RecordColumns) -> None:
-        """Do the same by arrays."""
+        """Add a batch's keys with numpy."""
         plans: list[Plan] = []
         plan = self._files[-1].plan() if self._files else None
         if plan is None or plan.header.count >= self._entries:
@@ -138,20 +136,20 @@ class KeyIndex:
                 put_all(plan, keys, first, end)
                 first = end
             if plan.header.count >= self._entries and keys.offsets[-1] < batch.last_offset:
-                plan = self._next_plan(plan, plans)  # a later record, without a key, opens it
+                plan = self._next_plan(plan, plans)  # a later record without a key starts it
         plans.append(plan)
-        self._carry_out(plans)
+        self._write(plans)
         self._next_offset = batch.end_offset
 
     def _next_plan(self, full: Plan | None, plans: list[Plan]) -> Plan:
-        """Make the file behind a full one; it begins where that one ended, as RocketMQ's do."""
+        """Plan the file after a full one; it begins where that one ends, as RocketMQ's do."""
         header = IndexHeader()
         if full is not None:
             plans.append(full)
             last = full.header
             header.begin_timestamp_ms = header.end_timestamp_ms = last.end_timestamp_ms
             header.begin_offset = header.end_offset = last.end_offset
-        taken = len(plans) - bool(self._files)  # spares that this batch has used
+        taken = len(plans) - bool(self._files)  # spares that this batch uses already
         if taken == len(self._spares):
             self._spares.append(self._create())
         return Plan(self._spares[taken], header, 1)
@@ -169,7 +167,7 @@ class KeyIndex:
         self._names_changed = True
         return file
 
-    def _carry_out(self, plans: list[Plan]) -> None:
+    def _write(self, plans: list[Plan]) -> None:
         for plan in plans:
             plan.file.write_entries(plan)
         with self._lock:
@@ -185,7 +183,7 @@ class KeyIndex:
     # -- life --------------------------------------------------------------------------------------
 
     def load(self, offset: int, synced: bool) -> int:
-        """Open the files, cut to `offset`; returns 0 when they are no use and the log is needed."""
+        """Open the files and cut them to `offset`; returns 0 when they must be rebuilt."""
         self.reset()
         self._files = [
             IndexFile(self._fs, f"{self._directory}/{name}", self._slots, self._entries)
@@ -197,7 +195,7 @@ class KeyIndex:
                 self._remove_last()
             return 0
         while self._files and self._files[-1].header.count == 0:
-            self._remove_last()  # made, but nothing was ever put into it
+            self._remove_last()  # created, but never written
         if not synced:
             self._rebuild_unsynced(offset)
         self._cut(offset)
@@ -211,7 +209,7 @@ class KeyIndex:
             self._cut(log_end)
 
     def delete_before(self, min_offset: int) -> None:
-        """Remove files of records below `min_offset` alone; never the last file."""
+        """Remove files with records below `min_offset` only; never the last file."""
         with self._lock:
             while len(self._files) > 1 and self._files[0].header.end_offset < min_offset:
                 self._discard(self._files.pop(0))
@@ -230,7 +228,7 @@ class KeyIndex:
             raise
 
     def reset(self) -> None:
-        """Forget all files."""
+        """Close and forget all files."""
         self.close()
         self._unsynced.clear()
         self._next_offset = 0
@@ -244,7 +242,7 @@ class KeyIndex:
             self._spares = []
 
     def _rebuild_unsynced(self, limit: int) -> None:
-        """After a power loss: keep what was surely synced, build the rest anew from its entries."""
+        """After a power loss: keep files surely synced; rebuild others from their entries."""
         trusted = len(self._files)
         while trusted > 0:
             file = self._files[trusted - 1]
@@ -257,13 +255,13 @@ class KeyIndex:
             file.rebuild(limit)
             self._finish_header(number)
             file.close()
-            if not file.is_full:  # what follows has nothing below the limit
+            if not file.is_full:  # later files have nothing below the limit
                 while len(self._files) > number + 1:
                     self._remove_last()
                 break
 
     def _cut(self, limit: int) -> None:
-        """Take entries off the last files; leaves the last one open."""
+        """Remove entries from the last files; leave the last one open."""
         while self._files:
             file = self._files[-1]
             file.open()
@@ -278,7 +276,7 @@ class KeyIndex:
         self._next_offset = limit
 
     def _opened_below(self, limit: int) -> bool:
-        """Whether a record below `limit` opened the last file, though it has no key there."""
+        """Whether a record below `limit` started the last file without adding a key to it."""
         if len(self._files) == 1:
             return limit > self._log.min_offset
         previous = self._files[-2].header
@@ -288,7 +286,7 @@ class KeyIndex:
         return record is None or record.end_offset < limit
 
     def _finish_header(self, number: int) -> None:
-        """Set begin and end of a file from its entries and the log."""
+        """Set the begin and end fields of a file's header from its entries and the log."""
         file = self._files[number]
         header = file.header
         previous = self._files[number - 1].header if number else IndexHeader()
@@ -303,7 +301,7 @@ class KeyIndex:
         file.save_header()
 
     def _stored_ms(self, offset: int, otherwise: IndexHeader) -> int:
-        """Read a record's storeTimestamp; of one that retention took, the best that is known."""
+        """Return a record's storeTimestamp; `otherwise`'s end when retention removed the record."""
         record = self._record_at(offset)
         return otherwise.end_timestamp_ms if record is None else record.store_timestamp_ms
 
@@ -332,12 +330,12 @@ class KeyIndex:
         file.close()
         self._unsynced.discard(file.path)
         self._names_changed = True
-        with contextlib.suppress(FileNotFoundError):  # an operator was faster
+        with contextlib.suppress(FileNotFoundError):  # an operator removed it
             self._fs.remove(file.path)
 
 
 def _apply(plan: Plan) -> None:
-    """Make a plan's entries known, once they are written: first the slots, then the header."""
+    """Make a plan's written entries count: store first the slots, then the header."""
     if len(plan.slots) >= _ARRAYS_FROM_SLOTS:
         from hastore.store.derived.index.index_arrays import store_slots  # loads numpy
 

@@ -1,1 +1,1 @@
-"""Consume queues: the records of each queue, in its order."""
+"""Consume queues: the places of each queue's records in the log."""

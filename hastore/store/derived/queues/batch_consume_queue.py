@@ -1,7 +1,9 @@
-"""Queues of inner batches: one unit for each batch record, found by its first position.
+"""Queues of RocketMQ's inner batches: a unit for each batch record.
 
-physicalOffset (8)  size (4)  tagsCode (8)  storeTimestamp (8)  INNER_BASE (8)  INNER_NUM (2)
--1 (4)  0 (4)
+    physicalOffset (8)  size (4)  tagsCode (8)  storeTimestamp (8)
+    INNER_BASE (8): queue offset of its first message   INNER_NUM (2): its messages   -1 (4)   0 (4)
+
+A unit's number is not a queue offset: the unit of a queue offset is found by binary search.
 """
 
 import struct
@@ -14,7 +16,7 @@ BATCH_UNIT = struct.Struct(">qiqqqhii")
 
 
 class BatchConsumeQueue:
-    """One queue of inner batches; unit numbers only rise, positions are searched."""
+    """One queue of inner batches. Replay's thread writes; any thread reads."""
 
     def __init__(self, cache: FileCache, directory: str, units_per_file: int) -> None:
         self.files = UnitFiles(cache, directory, BATCH_UNIT.size, units_per_file)
@@ -23,7 +25,10 @@ class BatchConsumeQueue:
         self._last_offset = -1
 
     def put(self, record: Dispatched, base: int, count: int) -> None:
-        """Write the unit of a batch of `count` messages from `base`; ignores one taken before."""
+        """Write the unit of a batch of `count` messages from queue offset `base`. OSError.
+
+        Ignores a record that has its unit already.
+        """
         if record.offset <= self._last_offset:
             return
         first = self.files.end == 0
@@ -39,11 +44,14 @@ class BatchConsumeQueue:
         self.max_queue_offset = base + count
 
     def read(self, queue_offset: int, max_units: int) -> list[tuple[int, int, int, int]]:
-        """Return (first position, offset, size, tagsCode) from the batch around a position."""
+        """Return (first queue offset, offset, size, tagsCode) of batches.
+
+        The first of them contains `queue_offset`; empty beyond the queue.
+        """
         if not self.min_queue_offset <= queue_offset < self.max_queue_offset:
             return []
         low, high = self._bounds()
-        while low < high:  # the first unit whose end is beyond the position
+        while low < high:  # find the first unit that ends beyond queue_offset
             middle = (low + high) // 2
             unit = self._unit(middle)
             if unit is None or unit[4] + unit[5] <= queue_offset:
@@ -59,7 +67,7 @@ class BatchConsumeQueue:
         ]
 
     def find_by_time(self, timestamp_ms: int) -> int:
-        """Return the first position of the first batch stored at or after a time, else the end."""
+        """Return the queue offset of the first batch stored at or after a time, else the end."""
         low, high = self._bounds()
         while low < high:
             middle = (low + high) // 2
@@ -72,7 +80,7 @@ class BatchConsumeQueue:
         return self.max_queue_offset if unit is None else max(unit[4], self.min_queue_offset)
 
     def load(self, limit: int) -> None:
-        """Find the files, cut to `limit`."""
+        """Find the files and cut them to `limit`."""
         self.files.load(limit)
         self._settle(0)
 

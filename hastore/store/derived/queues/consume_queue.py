@@ -1,8 +1,10 @@
-"""Consume queues: for each topic and queue, where its n-th record lies.
+"""Consume queues: the places of a queue's records in the log, by queue offset.
 
     unit n, at byte 20 n:   physicalOffset (8)  size (4)  tagsCode (8)
- Replay is the only writer. A batch of records becomes one pwrite for each queue (and file). Inner
-batches go to batch_consume_queue.py; prepared and rollback records have no place in any queue.
+
+Replay's thread is the only writer; any thread reads. A batch of records costs one pwrite for each
+queue, or one for each file if it spans files. Inner batches go to batch_consume_queue.py; prepared
+and rollback records have no queue offset.
 """
 
 import logging
@@ -10,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hastore.record.codec import FLAG_INNER_BATCH, FLAG_PREPARED
+from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
 from hastore.store.derived.contract import Dispatched, RecordColumns, inner_batch_of
 from hastore.store.derived.queues.batch_consume_queue import BatchConsumeQueue
 from hastore.store.derived.queues.file_cache import FileCache
@@ -32,7 +34,7 @@ _NumberedUnit = tuple[int, tuple[int, int, int]]  # queue offset; offset, size, 
 
 
 class Unit(NamedTuple):
-    """The place of a record in the log."""
+    """A record of a queue: its place in the log."""
 
     queue_offset: int
     offset: int
@@ -41,23 +43,26 @@ class Unit(NamedTuple):
 
 
 class ConsumeQueue:
-    """One queue: `min_queue_offset` is the first position with a record."""
+    """One queue; `min_queue_offset` is the first queue offset with a record."""
 
     __slots__ = ("files", "min_queue_offset", "next", "pending")
 
     def __init__(self, cache: FileCache, directory: str, units_per_file: int) -> None:
         self.files = UnitFiles(cache, directory, UNIT_BYTES, units_per_file)
         self.min_queue_offset = 0
-        self.next = 0  # max_queue_offset and what is pending
-        self.pending: list[int] = []  # offset, size, tags code of each unit not written yet
+        self.next = 0  # the next queue offset, pending units included
+        self.pending: list[int] = []  # offset, size, tags code of each unwritten unit
 
     @property
     def max_queue_offset(self) -> int:
-        """Return the position of the next record; all below are written."""
+        """Return the queue offset after the last unit written."""
         return self.files.end
 
     def read(self, queue_offset: int, max_units: int) -> list[Unit]:
-        """Return up to `max_units` units from a position, without blanks; stops at a file's end."""
+        """Return up to `max_units` units from a queue offset, without blanks.
+
+        Stops at the end of a file.
+        """
         raw = self.files.read(queue_offset, max_units)
         raw = raw[: len(raw) - len(raw) % UNIT_BYTES]
         return [
@@ -67,25 +72,25 @@ class ConsumeQueue:
         ]
 
     def commit(self) -> None:
-        """Write what is pending; OSError."""
+        """Write the pending units; OSError."""
         values = self.pending
         self.files.append(struct.pack(f">{'qiq' * (len(values) // 3)}", *values))
         values.clear()
 
     def append(self, units: memoryview) -> None:
-        """Write the units of records that follow the last one; OSError."""
+        """Write the units of records that continue the queue; OSError."""
         try:
             self.files.append(units)
         finally:
             self.next = self.files.end
 
     def rollback(self) -> None:
-        """Forget what is pending."""
+        """Forget the pending units."""
         self.pending.clear()
         self.next = self.files.end
 
     def skip_to(self, queue_offset: int) -> None:
-        """Write what is pending, then leave positions without a record up to `queue_offset`."""
+        """Write the pending units, then blanks up to `queue_offset`; OSError."""
         if self.pending:
             self.commit()
         first = not self.files.starts
@@ -100,50 +105,50 @@ class ConsumeQueue:
         self.settle()
 
     def settle(self, min_offset: int = 0) -> None:
-        """Take the limits from the files; positions of records below `min_offset` are gone."""
+        """Take the limits from the files; units of records below `min_offset` do not count."""
         self.pending.clear()
         self.next = self.files.end
         self.min_queue_offset = self.files.first_at(min_offset)
 
 
 class UnitSelection:
-    """The places taken so far: whole below `limit`, as many as there is room for, at least one.
+    """The units that one pull takes: records that fit and end at or below `limit`.
 
-    `positions` are those in the queue, `offsets` those in the log; all three columns are lists
-    while they are short, arrays once many units came at a time.
+    The first record is taken whatever its size. The columns `queue_offsets`, `offsets` and `sizes`
+    are lists for few units and numpy arrays for many.
     """
 
     __slots__ = (
         *("count", "first", "limit", "max_bytes", "max_messages"),
-        *("offsets", "positions", "sizes"),
+        *("offsets", "queue_offsets", "sizes"),
     )
 
     def __init__(self, max_messages: int, max_bytes: int, limit: int) -> None:
         self.max_messages = max_messages
-        self.max_bytes = max_bytes  # what is left of them
+        self.max_bytes = max_bytes  # room left
         self.limit = limit
-        self.first = -1  # the position of the first unit, taken or not
+        self.first = -1  # queue offset of the first unit seen, taken or not
         self.count = 0
-        self.positions: Any = []
+        self.queue_offsets: Any = []
         self.offsets: Any = []
         self.sizes: Any = []
 
     def take(self, raw: bytes, at: int) -> bool:
-        """Take from whole units, the first one of position `at`; False: the rest has no room."""
+        """Take from raw units, the first at queue offset `at`; False when the pull is complete."""
         if len(raw) < _ARRAYS_FROM_UNITS * UNIT_BYTES:
             return self.take_each(enumerate(UNIT.iter_unpack(raw), at))
-        import numpy as np  # only now: it would be a quarter of a node's start
+        import numpy as np  # lazily: loading it takes a quarter of a node's start
 
         units = np.frombuffer(raw, np.dtype(_UNIT_FIELDS))
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
-        positions = np.arange(at, at + len(units))
+        queue_offsets = np.arange(at, at + len(units))
         real = (sizes > 0) & (sizes != BLANK_UNIT_SIZE)
         if not real.all():
-            offsets, sizes, positions = offsets[real], sizes[real], positions[real]
+            offsets, sizes, queue_offsets = offsets[real], sizes[real], queue_offsets[real]
         if not len(sizes):
             return True
         if self.first < 0:
-            self.first = int(positions[0])
+            self.first = int(queue_offsets[0])
         beyond = offsets + sizes > self.limit
         readable = int(beyond.argmax()) if beyond.any() else len(sizes)
         totals = np.cumsum(sizes)
@@ -153,35 +158,38 @@ class UnitSelection:
         count = min(readable, fitting, self.max_messages - self.count)
         if count:
             self.max_bytes -= int(totals[count - 1])
-            self._add(positions[:count], offsets[:count], sizes[:count])
+            self._add(queue_offsets[:count], offsets[:count], sizes[:count])
         return count == len(sizes) and self.count < self.max_messages
 
     def take_each(self, units: Iterable[_NumberedUnit]) -> bool:
-        """Take from units in their order; False: the rest has no room."""
+        """Take from units in their order; False when the pull is complete."""
         left, limit = self.max_bytes, self.limit
         room = self.max_messages - self.count
-        positions: list[int] = []
+        queue_offsets: list[int] = []
         offsets: list[int] = []
         sizes: list[int] = []
-        for position, (offset, size, _) in units:
+        for queue_offset, (offset, size, _) in units:
             if size <= 0 or size == BLANK_UNIT_SIZE:
                 continue
             if self.first < 0:
-                self.first = position
+                self.first = queue_offset
             if not room or offset + size > limit or (size > left and (offsets or self.count)):
                 room = 0
                 break
             room -= 1
             left -= size
-            positions.append(position)
+            queue_offsets.append(queue_offset)
             offsets.append(offset)
             sizes.append(size)
         self.max_bytes = left
-        self._add(positions, offsets, sizes)
+        self._add(queue_offsets, offsets, sizes)
         return room > 0
 
     def runs(self) -> tuple[Sequence[int], Sequence[int]]:
-        """Return where the runs of neighbours in the log begin, and where they end."""
+        """Return the starts and the ends of the log ranges that the records form.
+
+        In arrays, records that adjoin in the log are joined into one range.
+        """
         offsets, sizes = self.offsets, self.sizes
         if isinstance(offsets, list):
             return offsets, [offset + size for offset, size in zip(offsets, sizes, strict=True)]
@@ -195,7 +203,7 @@ class UnitSelection:
     def _add(self, *columns: "list[int] | npt.NDArray[Any]") -> None:
         if not len(columns[0]):
             return
-        kept = (self.positions, self.offsets, self.sizes)
+        kept = (self.queue_offsets, self.offsets, self.sizes)
         if not self.count:
             joined = columns
         elif isinstance(kept[0], list) and isinstance(columns[0], list):
@@ -204,12 +212,12 @@ class UnitSelection:
             import numpy as np
 
             joined = tuple(np.concatenate(pair) for pair in zip(kept, columns, strict=True))
-        self.positions, self.offsets, self.sizes = joined
+        self.queue_offsets, self.offsets, self.sizes = joined
         self.count += len(columns[0])
 
 
 def is_directory_name(topic: str) -> bool:
-    """Whether a topic of the log can name a directory: never a path, never out of the store."""
+    """Whether a topic can name a directory: never a path, never outside the store."""
     raw = topic.encode("utf-8", "surrogateescape")
     return bool(
         0 < len(raw) <= _NAME_BYTES_MAX
@@ -231,21 +239,21 @@ class ConsumeQueueTable:
         self._queues: dict[tuple[str, int], ConsumeQueue] = {}
         self._batch_queues: dict[tuple[str, int], BatchConsumeQueue] = {}
         self._refused: set[str] = set()
-        self.dispatched_timestamp_ms = 0  # storeTimestamp of the last record in any queue
-        self.flushed_timestamp_ms = 0  # the same, of what is durable: logicsMsgTimestamp
+        self.dispatched_timestamp_ms = 0  # storeTimestamp of the last record dispatched
+        self.flushed_timestamp_ms = 0  # the same, of the last flush: logicsMsgTimestamp
 
     # -- reading -----------------------------------------------------------------------------------
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return a queue of single records."""
+        """Return the queue of single records; None without one."""
         return self._queues.get((topic, queue_id))
 
     def get_batch(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
-        """Return a queue of inner batches."""
+        """Return the queue of inner batches; None without one."""
         return self._batch_queues.get((topic, queue_id))
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
-        """Return (min, max) queue offsets, over both kinds; None without such a queue."""
+        """Return (min, max) queue offsets over both kinds of queue; None without either."""
         either = self.get(topic, queue_id), self.get_batch(topic, queue_id)
         found = [queue for queue in either if queue is not None]
         if not found:
@@ -256,7 +264,7 @@ class ConsumeQueueTable:
         )
 
     def read(self, topic: str, queue_id: int, queue_offset: int, max_units: int) -> list[Unit]:
-        """Return units from a position on; an inner batch is one unit, at its first position."""
+        """Return units from a queue offset on; an inner batch is one, at its first queue offset."""
         batches = self.get_batch(topic, queue_id)
         if batches is not None:
             found = [Unit(*unit) for unit in batches.read(queue_offset, max_units)]
@@ -277,10 +285,10 @@ class ConsumeQueueTable:
     def find_by_time(
         self, topic: str, queue_id: int, timestamp_ms: int, store_time: Callable[[int], int | None]
     ) -> int | None:
-        """Return the first position stored at or after a time, the queue's end when there is none.
+        """Return the queue offset of the first record stored at or after a time.
 
-        `store_time(offset)` reads a record's storeTimestamp; None for one that is gone. None
-        without such a queue.
+        That is the queue's end when no such record exists. `store_time(offset)` reads a record's
+        storeTimestamp; None for one that is gone. Returns None without such a queue.
         """
         batches = self.get_batch(topic, queue_id)
         if batches is not None:
@@ -302,7 +310,7 @@ class ConsumeQueueTable:
     # -- replay ------------------------------------------------------------------------------------
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
-        """Write a batch's units; after an OSError the same batch may come again."""
+        """Write a batch's units, except those written already. OSError."""
         if isinstance(batch, RecordColumns) and not batch.has_inner_batches:
             for run in batch.queue_runs():
                 queue = self._queues.get((run.topic, run.queue_id))
@@ -344,7 +352,7 @@ class ConsumeQueueTable:
             raise
 
     def _put_special(self, record: Dispatched) -> bool:
-        """Handle a record without an ordinary unit; False when it has one after all."""
+        """Handle a prepared record or an inner batch; False when it takes an ordinary unit."""
         if record.sys_flag & FLAG_PREPARED:
             return True
         inner = inner_batch_of(record)
@@ -361,9 +369,9 @@ class ConsumeQueueTable:
         return True
 
     def _place(self, record: Dispatched, queue: ConsumeQueue | None) -> ConsumeQueue | None:
-        """Bring a queue to the record's position; None when it takes no unit."""
+        """Bring a queue to the record's queue offset; None when the record takes no unit."""
         if queue is not None and record.queue_offset < queue.next:
-            return None  # taken before
+            return None  # it has its unit already
         if not self._may_store(record):
             return None
         if queue is None:
@@ -386,7 +394,7 @@ class ConsumeQueueTable:
         if record.topic not in self._refused and len(self._refused) < 1000:
             self._refused.add(record.topic)
             log.warning(
-                "no queue for topic %.80r queue %d position %d: they name no file",
+                "no queue for topic %.80r queue %d queue offset %d: cannot name a file",
                 record.topic, record.queue_id, record.queue_offset,
             )  # fmt: skip
         return False
@@ -394,7 +402,10 @@ class ConsumeQueueTable:
     # -- life --------------------------------------------------------------------------------------
 
     def load(self, offset: int, synced: bool) -> int:
-        """Open all queues, cut to `offset`; holes that a power loss left are found either way."""
+        """Open all queues and cut them to `offset`.
+
+        `synced` false: units are looked at one by one, since a power loss may have left holes.
+        """
         self.reset()
         for topic, queue_id, directory in self._directories("consumequeue"):
             queue = ConsumeQueue(self._cache, directory, self._units)
@@ -418,7 +429,7 @@ class ConsumeQueueTable:
             batches.cut(log_end)
 
     def delete_before(self, min_offset: int) -> None:
-        """Remove whole files of records below `min_offset`; lowest positions move up."""
+        """Remove whole files of records below `min_offset`; raise the min queue offsets."""
         for queue in list(self._queues.values()):
             queue.files.delete_before(min_offset)
             queue.min_queue_offset = queue.files.first_at(min_offset)

@@ -1,6 +1,6 @@
-"""The open files of all queues of a store.
+"""The open files of all queues of a store: keeps descriptors open, and knows what to sync.
 
-Replay's thread writes; any thread reads.
+Replay's thread writes, housekeeping flushes, and any thread reads.
 """
 
 import contextlib
@@ -12,14 +12,14 @@ from hastore.store.fs.filesystem import File, FileSystem
 from hastore.store.fs.sync_files import sync_all, sync_files
 
 _OPEN_FILES_MIN, _OPEN_FILES_MAX = 128, 16_384
-_SYNC_EACH_MAX = 256  # files; more are synced with all else on their file system
+_SYNC_EACH_MAX = 256  # files; for more, one call syncs the whole file system
 
 
 class FileCache:
-    """Open files of many queues, the least recently used closed first; thread-safe.
+    """Open files, the least recently used dropped first; thread-safe.
 
-    Writes hold the lock. A read holds its file alone, for it may wait for the disk: files are
-    dropped rather than closed, and close with whoever holds them last.
+    A write holds the lock. A read does not, since it may wait for the disk; it holds a reference to
+    its file instead. So files are dropped, not closed: the last reference closes them.
     """
 
     def __init__(self, fs: FileSystem) -> None:
@@ -28,7 +28,7 @@ class FileCache:
         self._files: OrderedDict[str, File] = OrderedDict()
         self._dirty: set[str] = set()
         self._dirty_dirs: set[str] = set()
-        self._open_max = 0  # known at the first use: a node raises its limit when it starts
+        self._open_max = 0  # set at the first use: a node raises its limit while it starts
 
     def read(self, path: str, size: int, position: int) -> bytes:
         """Return up to `size` bytes; OSError."""
@@ -49,7 +49,7 @@ class FileCache:
             self._file(path).zero(position, size)
 
     def create(self, path: str, size: int) -> None:
-        """Make a sparse file of zeros, with its directories."""
+        """Make a sparse file of zeros, and its directories; durable after `flush`."""
         directory = path.rpartition("/")[0]
         with self._lock:
             missing = directory
@@ -66,19 +66,19 @@ class FileCache:
                 file.close()
 
     def remove(self, path: str) -> None:
-        """Remove a file; the name is durably gone after `flush`."""
+        """Remove a file; durable after `flush`."""
         with self._lock:
             self._files.pop(path, None)
             self._dirty.discard(path)
-            with contextlib.suppress(FileNotFoundError):  # removed by an operator: the same end
+            with contextlib.suppress(FileNotFoundError):  # an operator removed it
                 self.fs.remove(path)
             self._dirty_dirs.add(path.rpartition("/")[0])
 
     def flush(self) -> None:
-        """Make durable all that was written before the call; OSError.
+        """Make durable everything written before the call. OSError, SyncFailedError.
 
-        Syncs through descriptors of its own, so that writers never wait for the disk. What fails
-        stays to be synced; after SyncFailedError that is no proof any more.
+        Syncs through descriptors of its own, so writers do not wait for the disk. After a failure
+        the next call syncs the same files again; after SyncFailedError its success proves nothing.
         """
         with self._lock:
             paths, self._dirty = self._dirty, set()
@@ -95,7 +95,7 @@ class FileCache:
             raise
 
     def close(self) -> None:
-        """Close all files and forget what was not flushed."""
+        """Drop all files and forget what was not flushed."""
         with self._lock:
             self._files.clear()
             self._dirty.clear()

@@ -1,17 +1,18 @@
-"""Files of fixed-size units that each begin with a record's place: the ground of both kinds of
-queue.
+"""Files of fixed-size units, each with the place of a record: base of both kinds of queue.
 
     physicalOffset (8)  size (4)  the rest of the unit
-    size 0: nothing yet.  size 0x7FFFFFFF: a blank, a position without a record.
- Unit n lies at byte n * unit_bytes, the name of a file is its first byte's number in 20 digits.
-Files are sparse at full size at once and written by pwrite, so a full disk is an OSError. Files
-need not be contiguous.
+    size 0: nothing yet.  size 0x7FFFFFFF: a blank, a queue offset without a record.
+
+Unit n lies at byte n * unit_bytes of the queue; a file is named by its first byte's number, in 20
+digits. Files are created sparse at full size and written by pwrite, so a full disk is an OSError.
+Files need not be contiguous.
 """
 
 import struct
 from bisect import bisect_right
 
 from hastore.store.derived.queues.file_cache import FileCache
+from hastore.store.fs.file_names import file_name, is_file_name
 
 PLACE = struct.Struct(">qi")
 BLANK_UNIT_SIZE = 0x7FFFFFFF
@@ -19,13 +20,8 @@ _SCAN_BYTES = 1 << 16
 _SEARCH_BYTES = 1 << 12
 
 
-def is_file_name(name: str) -> bool:
-    """Whether the name is that of a numbered file: 20 digits."""
-    return len(name) == 20 and name.isascii() and name.isdigit()
-
-
 class UnitFiles:
-    """The files of one queue. One thread writes; others may read below `end`."""
+    """The files of one queue. One thread writes; any thread reads below `end`."""
 
     def __init__(
         self, cache: FileCache, directory: str, unit_bytes: int, units_per_file: int
@@ -34,15 +30,16 @@ class UnitFiles:
         self.directory = directory
         self.unit_bytes = unit_bytes
         self.units_per_file = units_per_file
-        self.starts: list[int] = []  # unit numbers, rising; replaced, never changed in place
+        # The first unit of each file, ascending. The list is replaced, never changed in place.
+        self.starts: list[int] = []
         self.end = 0  # the number of the next unit
-        self._last_start, self._last_path = -1, ""  # of the last append
+        self._last_start, self._last_path = -1, ""  # the file of the last append
 
     def load(self, limit: int, *, whole: bool = False) -> None:
         """Find the files and drop every unit whose record does not end at or below `limit`.
 
-        Files of another size are rewritten: what they say about the queue's end is kept as blanks.
-        An empty one was being made when the process was killed: it holds nothing, and goes.
+        If a file has another size, all files are replaced by blanks that keep the queue's end. An
+        empty file was being created when the process was killed; it is removed. `whole`: see `cut`.
         """
         names: list[str] = []
         sizes: list[int] = []
@@ -68,10 +65,10 @@ class UnitFiles:
 
     def path(self, start: int) -> str:
         """Return the path of the file whose first unit is `start`."""
-        return f"{self.directory}/{start * self.unit_bytes:020d}"
+        return f"{self.directory}/{file_name(start * self.unit_bytes)}"
 
     def read(self, unit: int, count: int) -> bytes:
-        """Return up to `count` units from `unit`, of one file, below `end`; perhaps none."""
+        """Return up to `count` units from `unit`, of one file and below `end`; b"" without any."""
         count = min(count, self.end - unit)
         starts = self.starts
         at = bisect_right(starts, unit) - 1
@@ -84,17 +81,17 @@ class UnitFiles:
         size = self.unit_bytes
         try:
             return self._cache.read(self.path(starts[at]), count * size, within * size)
-        except FileNotFoundError:  # retention took it meanwhile
+        except FileNotFoundError:  # retention removed it meanwhile
             return b""
 
     def place(self, unit: int) -> tuple[int, int]:
-        """Return (offset, size) of a unit; size 0 when there is none."""
+        """Return (physical offset, size) of a unit; size 0 when there is none."""
         raw = self.read(unit, 1)
         offset, size = PLACE.unpack_from(raw) if len(raw) == self.unit_bytes else (0, 0)
         return offset, size
 
     def append(self, data: bytes | memoryview) -> None:
-        """Write whole units at `end`, one pwrite for each file; `end` moves with each. OSError."""
+        """Write whole units at `end`: one pwrite for each file; `end` moves with each. OSError."""
         size = self.unit_bytes
         at = 0
         while at < len(data):
@@ -110,9 +107,9 @@ class UnitFiles:
             at += len(part)
 
     def skip_to(self, unit: int) -> None:
-        """Move `end` up to `unit` over blanks; whole files of them are left out. OSError.
+        """Move `end` up to `unit` by writing blanks; files of blanks only are left out. OSError.
 
-        A blank behind a record carries the next byte's offset, so that offsets never fall.
+        A blank after a record holds that record's offset + 1, so that offsets never decrease.
         """
         per_file = self.units_per_file
         offset, size = self.place(self.end - 1)
@@ -130,7 +127,7 @@ class UnitFiles:
     def cut(self, limit: int, *, whole: bool = True) -> None:
         """Drop every unit whose record does not end at or below `limit`.
 
-        Not `whole`: a power loss may have left holes, so every unit of the last file is read.
+        `whole` false: a power loss may have left holes, so every unit of the last file is read.
         """
         starts = self.starts
         if not starts:
@@ -166,7 +163,7 @@ class UnitFiles:
             self._cache.remove(self.path(start))
 
     def first_at(self, min_offset: int) -> int:
-        """Return the first unit whose record lies at or beyond `min_offset`, else `end`."""
+        """Return the first unit whose record lies at or beyond `min_offset`; `end` without one."""
         for start in self.starts:
             low, high = start, min(start + self.units_per_file, self.end)
             if low < high and self._precedes(high - 1, min_offset):
@@ -198,7 +195,7 @@ class UnitFiles:
             file.close()
 
     def _stays_at(self, start: int, number: int, limit: int) -> bool:
-        """Whether a file has its unit of that number and it stays."""
+        """Whether unit `number` of a file exists and stays."""
         raw = self._cache.read(self.path(start), PLACE.size, number * self.unit_bytes)
         if len(raw) < PLACE.size:
             return False
@@ -222,8 +219,8 @@ class UnitFiles:
         return total
 
     def _search(self, start: int, limit: int) -> int:
-        """Count the same in a file without holes: what stays lies before what does not."""
-        low = self._count(start, limit, _SEARCH_BYTES)  # where there are many queues most are short
+        """Count like `_count`, in a file without holes: by binary search."""
+        low = self._count(start, limit, _SEARCH_BYTES)  # in a store of many queues most are short
         high = self.units_per_file if low == _SEARCH_BYTES // self.unit_bytes else low
         while low < high:
             middle = (low + high) // 2

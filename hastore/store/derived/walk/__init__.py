@@ -1,1 +1,1 @@
-"""The walks of replay: from the log's bytes to records and columns. Pure."""
+"""The walks of replay: pure code that turns the log's bytes into records and columns."""

@@ -1,4 +1,7 @@
-"""A batch of records as columns: what the array walk gathered, and what dispatchers ask of it."""
+"""A batch of records as numpy columns: filled by the vector walk, read by the dispatchers.
+
+Used by replay's thread alone. It holds copies of headers and tails; bodies are not copied.
+"""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -7,9 +10,10 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from hastore.record.codec import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
-from hastore.record.java_hash import KeyHasher, keys_of
+from hastore.record.java_hash import KeyHasher
+from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
 from hastore.record.producer import MAX_PID_BYTES, producer_of
+from hastore.record.properties import keys_of
 from hastore.store.derived.contract import (
     Dispatched,
     KeyedRecords,
@@ -32,11 +36,11 @@ from hastore.store.derived.walk.tail_layout import (
 
 _UNIT = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])
 _SIGN = 1 << 31
-_HASHER = KeyHasher()  # of replay's thread
+_HASHER = KeyHasher()  # of all batches; only replay's thread uses it
 
 
 class _Numbers(dict[bytes, int]):
-    """Number names in the order in which they are first asked for."""
+    """Number names in the order in which they are first looked up."""
 
     def __missing__(self, name: bytes) -> int:
         self[name] = number = len(self)
@@ -44,10 +48,10 @@ class _Numbers(dict[bytes, int]):
 
 
 class _Alike(NamedTuple):
-    """Records that share a layout: their numbers in the batch, and their padded tails."""
+    """Records that share a layout."""
 
-    rows: Rows
-    tails: Bytes
+    rows: Rows  # their numbers in the batch
+    tails: Bytes  # padded, one row each
     layout: Layout
 
     def properties(self, place: int) -> bytes:
@@ -55,7 +59,7 @@ class _Alike(NamedTuple):
 
 
 class ColumnBatch(RecordColumns):
-    """Columns of int64, a row for each record; tails lie by layout, or one by one."""
+    """Columns of int64 with a row for each record; tails are kept by layout or one by one."""
 
     def __init__(
         self,
@@ -89,7 +93,7 @@ class ColumnBatch(RecordColumns):
     # -- filled by the walk ------------------------------------------------------------------------
 
     def take_alike(self, rows: Rows, tails: Bytes, layout: Layout) -> None:
-        """Take records that have the layout."""
+        """Add records that have the layout."""
         alike = _Alike(rows, tails, layout)
         self._alike.append(alike)
         names = tails[:, slice(*layout.topic)]
@@ -109,7 +113,7 @@ class ColumnBatch(RecordColumns):
             self._tags[rows] = self._hashed_tags(tails[:, slice(*layout.tags)])
 
     def take_one(self, row: int, tail: bytes, *, wide: bool) -> bool:
-        """Take a record by itself; False when its lengths do not add up."""
+        """Add a single record by its tail; False when the tail's lengths do not add up."""
         at = properties_at(tail, wide=wide)
         if at is None:
             return False
@@ -120,7 +124,7 @@ class ColumnBatch(RecordColumns):
 
     @property
     def _topics(self) -> list[str]:
-        """The topics by their number."""
+        """Topics by their number."""
         topics = self._known_topics
         if len(topics) < len(self._ids):
             topics += [self._plain.topic(raw) for raw in list(self._ids)[len(topics) :]]
@@ -173,7 +177,7 @@ class ColumnBatch(RecordColumns):
 
     @cached_property
     def _places(self) -> tuple[Rows, Rows]:
-        """Where each record's tail lies: the number of its group, and its place in it."""
+        """For each record the number of its group of alike records, and its row in that group."""
         numbers, places = np.zeros_like(self._offsets), np.zeros_like(self._offsets)
         for number, alike in enumerate(self._alike):
             numbers[alike.rows] = number
@@ -190,9 +194,9 @@ class ColumnBatch(RecordColumns):
     def _queue_runs(self) -> list[QueueRun]:
         queues = (self._topic_ids << 32) + (self._queue_ids & 0xFFFFFFFF)
         order = np.argsort(queues, kind="stable")
-        homeless = self._flags & FLAG_PREPARED
-        if homeless.any():
-            order = order[homeless[order] == 0]
+        no_unit = self._flags & FLAG_PREPARED
+        if no_unit.any():
+            order = order[no_unit[order] == 0]
             if not len(order):
                 return []
         queues = queues[order]
@@ -303,7 +307,7 @@ class ColumnBatch(RecordColumns):
         if not parts:
             return None
         rows, hashes = map(_joined, zip(*parts, strict=True))
-        if pairs or len(parts) > 1:  # else they are in the log's order already
+        if pairs or len(parts) > 1:  # a single part is in the log's order already
             order = np.argsort(rows, kind="stable")
             rows, hashes = rows[order], hashes[order]
         rollback = self._flags[rows] & FLAG_ROLLBACK == FLAG_ROLLBACK
@@ -336,5 +340,5 @@ def _joined(parts: Iterable[Any]) -> Rows:
 def _producer_of(properties: bytes) -> tuple[bytes, int] | None:
     try:
         return producer_of(properties)
-    except ValueError:  # another master's record: its properties are its own affair
+    except ValueError:  # only a foreign master stores such properties: a record without producer
         return None

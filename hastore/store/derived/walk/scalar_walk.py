@@ -1,23 +1,42 @@
-"""Read what replay needs of each record, at the speed of plain Python: pure, no files.
+"""The scalar walk: read the records of a view one by one, in plain Python.
 
-A record's fixed part is read by one `unpack_from`, its topic and properties by one slice:
+It is pure, and the reference for the vector walk (vector_walk.py), which must return the same
+records and stop at the same byte for the same reason. One `unpack_from` reads a record's header,
+one slice its topic and properties:
 
-    size magic crc queueId flag queueOffset physicalOffset sysFlag | born time, host |
-    storeTimestamp
-      4    4    4     4      4       8            8           4    |     16 or 28    |       8
-    | store host, reconsume times, prepared offset | bodyLength, body, topic, properties
-    |                  20 or 32                    |     4
+    size magic crc queueId flag queueOffset physicalOffset sysFlag
+      4    4    4     4      4       8            8           4
+    bornTimestamp, bornHost   storeTimestamp   storeHost, reconsumeTimes, preparedOffset
+           16 or 28                 8                        20 or 32
+    bodyLength, body   topicLength, topic   propertiesLength, properties
+        4                   1 or 2                  2
 
-Lengths must add up and the record must know its own place; the body's CRC is not replay's business
-(the bytes were checked by recovery, by the master's put, or by the link that brought them).
+A record is taken when its lengths add up and its physicalOffset is its place. The body's CRC is not
+checked here. A put, recovery, and a slave on frames of up to 128 KiB check it; a slave that catches
+up takes longer frames unchecked (docs/ha-link.md), so a replayed body may be damaged.
 """
 
 import enum
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hastore.record.codec import BLANK_MAGIC, V1_MAGIC, V2_MAGIC, find_property, java_hash_code
+from hastore.record.java_hash import java_hash_code
+from hastore.record.layout import (
+    BLANK_MAGIC,
+    BLANK_SIZE,
+    FLAG_BORN_IPV6,
+    FLAG_IPV6,
+    FLAG_STORE_IPV6,
+    HEADER_SIZE,
+    MIN_RECORD_SIZE,
+    SIZE_AND_MAGIC,
+    TAIL_MIN,
+    V1_MAGIC,
+    V1_MAX_TOPIC_BYTES,
+    V2_MAGIC,
+    header_struct,
+)
+from hastore.record.properties import find_property
 from hastore.store.derived.contract import Dispatched
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
@@ -29,55 +48,58 @@ DELAYS_MS = tuple(
     )
 )  # fmt: skip
 
-_MIN_RECORD = 91
-_IPV4 = struct.Struct(">iI4xi4xqqi16xq20xi")
-_ONE_IPV6_BORN = struct.Struct(">iI4xi4xqqi28xq20xi")
-_ONE_IPV6_STORE = struct.Struct(">iI4xi4xqqi16xq32xi")
-_BOTH_IPV6 = struct.Struct(">iI4xi4xqqi28xq32xi")
-_BY_FLAGS = {0x10: _ONE_IPV6_BORN, 0x20: _ONE_IPV6_STORE, 0x30: _BOTH_IPV6}
-_BLANK = struct.Struct(">iI")
+_FIELDS = (
+    *("size", "magic", "queue_id", "queue_offset", "physical_offset", "sys_flag"),
+    *("store_timestamp_ms", "body_length"),
+)
+_IPV4 = header_struct(*_FIELDS)
+_BY_FLAGS = {
+    flags: header_struct(*_FIELDS, ipv6_flags=flags)
+    for flags in (FLAG_BORN_IPV6, FLAG_STORE_IPV6, FLAG_IPV6)
+}
+_PHYSICAL_OFFSET = header_struct("physical_offset")
 _CACHE_LIMIT = 8192
 
 
 class Stop(enum.Enum):
     """Why a walk ended."""
 
-    END = "the bytes ended, perhaps inside a record"
-    BLANK = "a blank: go on in the next file"
+    END = "the view ended, perhaps inside a record"
+    BLANK = "a blank: the log continues in the next file"
     BAD = "neither a record nor a blank"
 
 
 class Walk(NamedTuple):
-    """What a walk over a view found."""
+    """The result of a walk over a view."""
 
     batch: Sequence[Dispatched]
     consumed: int  # bytes of the whole records in `batch`
     stop: Stop
-    wanted: int  # bytes that the record at the stop needs, as far as that is known (END)
+    wanted: int  # for END: bytes from the end of `batch` that the next record needs, if known
 
 
 class ScalarWalker:
-    """Walk whole records; keeps caches of topics and tags, so use one for each thread."""
+    """Walk whole records; holds caches of topics and tags, so each thread needs its own."""
 
     def __init__(self) -> None:
         self._topics: dict[bytes, str] = {}
         self._tags: dict[bytes, int] = {}
 
     def walk(self, view: memoryview | bytes, base: int, left: int) -> Walk:
-        """Walk the records of `view`, whose first byte is at offset `base`, `left` bytes before its
-        file's end.
+        """Walk the records of `view`.
 
-        Never raises on bad bytes: it stops there (Stop.BAD).
+        Its first byte lies at offset `base` of the log, `left` bytes before its file's end. Never
+        raises on invalid bytes: the walk stops there with Stop.BAD.
         """
         batch: list[Dispatched] = []
         append, unpack, topics = batch.append, _IPV4.unpack_from, self._topics
         make = tuple.__new__
         at, end = 0, len(view)
-        while end - at >= _MIN_RECORD:
+        while end - at >= MIN_RECORD_SIZE:
             size, magic, queue_id, queue_offset, physical, flags, store_ms, body = unpack(view, at)
-            tail_at = at + 88 + body
-            if flags & 0x30:
-                wide = _BY_FLAGS[flags & 0x30]
+            tail_at = at + HEADER_SIZE + body
+            if flags & FLAG_IPV6:
+                wide = _BY_FLAGS[flags & FLAG_IPV6]
                 if end - at < wide.size:
                     break
                 store_ms, body = wide.unpack_from(view, at)[6:]
@@ -88,7 +110,7 @@ class ScalarWalker:
             if after > end:
                 break
             tail = bytes(view[tail_at:after])
-            if magic == V1_MAGIC and tail and tail[0] <= 127:  # a signed byte
+            if magic == V1_MAGIC and tail and tail[0] <= V1_MAX_TOPIC_BYTES:  # a signed byte
                 topic_at, topic_end = 1, 1 + tail[0]
             elif magic == V2_MAGIC and len(tail) > 1:
                 topic_at, topic_end = 2, 2 + (tail[0] << 8 | tail[1])
@@ -123,21 +145,23 @@ class ScalarWalker:
     def ended(
         self, view: memoryview | bytes, base: int, at: int, left: int, batch: Sequence[Dispatched]
     ) -> Walk:
-        """Say why the walk came no further than `at`."""
+        """Return the result of a walk that took `batch` and came no further than byte `at`."""
         have, left = len(view) - at, left - at
-        if have < 8:
-            return Walk(batch, at, Stop.END, 8)
-        size, magic = _BLANK.unpack_from(view, at)
+        if have < BLANK_SIZE:
+            return Walk(batch, at, Stop.END, BLANK_SIZE)
+        size, magic = SIZE_AND_MAGIC.unpack_from(view, at)
         if magic == BLANK_MAGIC and size == left:
             return Walk(batch, at, Stop.BLANK, size)
-        if magic not in (V1_MAGIC, V2_MAGIC) or not _MIN_RECORD <= size <= left or size <= have:
+        if magic not in (V1_MAGIC, V2_MAGIC) or not MIN_RECORD_SIZE <= size <= left or size <= have:
             return Walk(batch, at, Stop.BAD, 0)
-        if have >= 36 and int.from_bytes(view[at + 28 : at + 36]) != base + at:
-            return Walk(batch, at, Stop.BAD, 0)
+        if have >= _PHYSICAL_OFFSET.size:
+            (physical,) = _PHYSICAL_OFFSET.unpack_from(view, at)
+            if physical != base + at:
+                return Walk(batch, at, Stop.BAD, 0)
         return Walk(batch, at, Stop.END, size)
 
     def topic(self, raw: bytes) -> str:
-        """Return a topic as text; bytes that are no UTF-8 as surrogates."""
+        """Return a topic as text; bytes that are not UTF-8 as surrogates."""
         if len(self._topics) >= _CACHE_LIMIT:
             self._topics.clear()
         topic = raw.decode("utf-8", "surrogateescape")
@@ -145,7 +169,7 @@ class ScalarWalker:
         return topic
 
     def tags_code(self, topic: str, properties: bytes, store_timestamp_ms: int) -> int:
-        """Compute tagsCode as RocketMQ does: Java's hash of TAGS, or the time of delivery."""
+        """Compute RocketMQ's tagsCode: Java's hash of TAGS, or a delayed message's due time."""
         if topic == SCHEDULE_TOPIC:
             level = find_property(properties, b"DELAY")
             if level is not None and level.isdigit() and len(level) < 10 and int(level) > 0:
@@ -165,11 +189,11 @@ class ScalarWalker:
 
 
 def properties_at(tail: bytes, *, wide: bool) -> int | None:
-    """Return where the properties of a tail begin (topic length to the record's end).
+    """Return where the properties begin in a tail: the bytes from topicLength to the record's end.
 
-    None when its lengths do not add up. `wide`: a topic length of two bytes (V2).
+    None when the lengths do not add up. `wide`: topicLength has two bytes (V2).
     """
-    if len(tail) < 3 + wide or (not wide and tail[0] > 127):
+    if len(tail) < TAIL_MIN + wide or (not wide and tail[0] > V1_MAX_TOPIC_BYTES):
         return None
     start = (2 + int.from_bytes(tail[:2]) if wide else 1 + tail[0]) + 2
     if start > len(tail) or int.from_bytes(tail[start - 2 : start]) != len(tail) - start:

@@ -1,11 +1,12 @@
-"""Where the parts of a record's tail lie, for many records alike: topic, keys, tags, producer.
+"""Layouts of record tails: the places of topic, keys, tags and producer, shared by many records.
 
-The tail is what follows the body:  topicLength, topic, propertiesLength, name 0x01 value 0x02 ...
+The tail is the part after the body:  topicLength, topic, propertiesLength, name 0x01 value 0x02 ...
 
-A layout is taken from one record; a record has it when its tail is as long, its lengths, names and
-separators are the same bytes in the same places, and no further separator hides in a value. Of such
-records every field lies in the same columns, so that one array operation reads it of all of them.
-Tails are gathered from their end, padded in front to whole 8-byte words.
+A layout is derived from one record. Another record has the same layout when its tail has the same
+length, its lengths, names and separators are the same bytes in the same places, and its values
+contain no further separators. All records of a layout have each field in the same columns, so one
+array operation reads a field of all of them. Tails are gathered from their end and padded in front
+to whole 8-byte words.
 """
 
 import numpy as np
@@ -15,7 +16,7 @@ from hastore.record.producer import PID, SEQ
 
 Rows = npt.NDArray[np.int64]
 Bytes = npt.NDArray[np.uint8]
-Span = tuple[int, int]  # columns of a value
+Span = tuple[int, int]  # first column of a value, first column after it
 
 _WORD = 8
 _SPACE = 0x20
@@ -27,12 +28,12 @@ _TENS = 10 ** np.arange(18, dtype=np.int64)
 
 
 def padded(width: int) -> int:
-    """Return the bytes that are gathered of a tail of `width` bytes."""
+    """Return the bytes gathered for a tail of `width` bytes: whole words."""
     return -(-width // _WORD) * _WORD
 
 
 class Layout:
-    """The places of the fields of one tail; columns count from the gathered bytes' first."""
+    """The places of a tail's fields; column 0 is the first of the gathered bytes."""
 
     __slots__ = (
         "_fixed", "_low", "_mask", "keys", "odd", "producer", "properties_at", "sequence",
@@ -40,9 +41,9 @@ class Layout:
     )  # fmt: skip
 
     def __init__(self, row: bytes, width: int, *, wide: bool) -> None:
-        """Take the layout of a tail; ValueError when lengths do not add up (no record).
+        """Derive the layout of a tail; ValueError when its lengths do not add up (no record).
 
-        `row` is the padded tail, `wide` a topic length of two bytes (V2).
+        `row` is the padded tail. `wide`: topicLength has two bytes (V2).
         """
         at = len(row) - width
         lengths = 2 if wide else 1
@@ -58,22 +59,22 @@ class Layout:
         self.width = width
         self.topic: Span = (topic_at, topic_end)
         self.properties_at = properties_at
-        self.odd = False  # names come twice, or no names at all: read such records one by one
+        self.odd = False  # a name is repeated or missing: read such a record by itself
         self.tags: Span | None = None
         self.producer: Span | None = None
         self.sequence: Span | None = None
         self.keys: list[Span] = []  # UNIQ_KEY, then each of KEYS
-        self.spaces: Span | None = None  # the value of KEYS, whose spaces separate keys
+        self.spaces: Span | None = None  # the value of KEYS; spaces in it separate keys
         fixed = np.zeros(len(row), dtype=np.uint8)
         fixed[at:topic_at] = fixed[topic_end:properties_at] = 0xFF
         self._take_values(row, fixed)
         words = np.frombuffer(row, dtype=np.uint64)
         self._mask = fixed.view(np.uint64)
         self._fixed = words & self._mask
-        self._low = sum(byte <= 2 for byte in row[properties_at:])
+        self._low = sum(byte <= 2 for byte in row[properties_at:])  # separators
 
     def _take_values(self, row: bytes, fixed: Bytes) -> None:
-        """Find the values; names and separators become fixed."""
+        """Find the values; mark names and separators as fixed."""
         at, end = self.properties_at, len(row)
         values: dict[bytes, Span] = {}
         while at < end:
@@ -104,7 +105,7 @@ class Layout:
                 start += len(key) + 1
 
     def matching(self, tails: Bytes) -> npt.NDArray[np.bool_] | None:
-        """Return which tails have this layout; None when all have."""
+        """Return which tails have this layout; None when all of them do."""
         words = tails.view(np.uint64)
         other = (words & self._mask) != self._fixed
         low = tails[:, self.properties_at :] <= 2
@@ -115,7 +116,7 @@ class Layout:
         return fits
 
     def unlike_keys(self, tails: Bytes) -> npt.NDArray[np.bool_] | None:
-        """Return whose keys lie elsewhere (other spaces) or are no ASCII; None when none."""
+        """Return which tails have keys in other places or not in ASCII; None when none has."""
         found: npt.NDArray[np.bool_] | None = None
         for start, stop in self.keys:
             columns = tails[:, start:stop]
@@ -135,7 +136,7 @@ class Layout:
         return found
 
     def sequences(self, tails: Bytes) -> Rows | None:
-        """Return HS_SEQ of all; None when one is no number, or too long."""
+        """Return HS_SEQ of all tails; None when one is too long or not a number."""
         if self.sequence is None or self.producer is None:
             return None
         start, stop = self.sequence
@@ -152,12 +153,12 @@ def is_ascii(columns: Bytes) -> bool:
 
 
 def constant(columns: Bytes) -> bool:
-    """Whether all rows are alike."""
+    """Whether all rows are equal."""
     return bool((columns == columns[0]).all())
 
 
 def changes(values: Rows) -> list[int]:
-    """Return where a value differs from the one before."""
+    """Return the indexes at which a value differs from the previous one."""
     found: list[int] = ((values[1:] != values[:-1]).nonzero()[0] + 1).tolist()
     return found
 
@@ -182,7 +183,7 @@ def java_hashes(columns: Bytes) -> npt.NDArray[np.uint64]:
 
 
 def power_of_31(exponent: int) -> int:
-    """Return 31**exponent modulo 2**32: what a string's hash is multiplied by when it grows."""
+    """Return 31**exponent modulo 2**32: what `exponent` more units multiply a hash by."""
     return pow(31, exponent, 1 << 32)
 
 

@@ -1,52 +1,62 @@
-"""Walk a large view of the log with arrays instead of a loop over its records.
+"""The vector walk: read a large view of the log with numpy instead of a loop over its records.
 
-Only the sizes are read one after the other (where records are alike, not even those). Headers are
-gathered by one indexing of 88-byte items, tails likewise, those of one width and layout at a time
-(tail_layout.py). What has no layout in common with others is read one by one.
-A view that holds anything invalid is left to the plain walk (scalar_walk.py), so both stop at the
-same byte for the same reason: that one is the reference.
+Only the sizes are read one after the other, and in a run of records of equal size not even those.
+One indexing operation gathers all headers. Tails (topic and properties) are
+gathered by width and read by layout (tail_layout.py); a record that shares its layout with few
+others is read by itself.
+
+The scalar walk (scalar_walk.py) is the reference. Small views, and views with any invalid record,
+are left to it, so both walks stop at the same byte for the same reason.
 """
-
-import struct
 
 import numpy as np
 import numpy.typing as npt
 
-from hastore.record.codec import BLANK_MAGIC, V1_MAGIC, V2_MAGIC
+from hastore.record.layout import (
+    BLANK_MAGIC,
+    FLAG_BORN_IPV6,
+    FLAG_IPV6,
+    FLAG_STORE_IPV6,
+    HEADER_SIZE,
+    IPV6_EXTRA,
+    MIN_RECORD_SIZE,
+    SIZE_AND_MAGIC,
+    STORE_AT,
+    TAIL_MIN,
+    V1_MAGIC,
+    V2_MAGIC,
+    header_dtype,
+)
 from hastore.store.derived.walk.column_batch import ColumnBatch
 from hastore.store.derived.walk.scalar_walk import ScalarWalker, Walk
 from hastore.store.derived.walk.tail_layout import Bytes, Layout, Rows, changes, padded
 
-_MIN_RECORD = 91
-_FRONT = struct.Struct(">iI")
 _HEADER = np.dtype(
-    {
-        "names": ["size", "magic", "queue", "place", "offset", "flags", "stored", "body"],
-        "formats": [">i4", ">u4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i4"],
-        "offsets": [0, 4, 12, 20, 28, 36, 56, 84],
-        "itemsize": 88,
-    }
+    header_dtype(
+        *("size", "magic", "queue_id", "queue_offset", "physical_offset", "sys_flag"),
+        *("store_timestamp_ms", "body_length"),
+    )
 )
-_BATCH_MIN = 48  # fewer records are walked faster without arrays
-_RUN_MIN = 16
-_RUN_PAUSE = 64  # records of other sizes, after a run that was not worth looking for
-_ALIKE_MIN = 8
-_LAYOUTS_TRIED = 8  # new ones for each width and batch; the rest is read one by one
-_LAYOUTS_KEPT = 4  # for each width
+_BATCH_MIN = 48  # records; the scalar walk is faster for fewer
+_RUN_MIN = 16  # records of equal size that are worth an array comparison
+_RUN_PAUSE = 64  # after a shorter run, read this many sizes before looking for a run again
+_ALIKE_MIN = 8  # records of equal width that are worth looking for a common layout
+_LAYOUTS_TRIED = 8  # new layouts for each width and batch; the other records are read singly
+_LAYOUTS_KEPT = 4  # for each width, from batch to batch
 _WIDTHS_KEPT = 1024
 
 
 class VectorWalker:
-    """Walk whole records; keeps what it knows of layouts, so use one for each thread."""
+    """Walk whole records; holds the layouts seen last, so each thread needs its own."""
 
     def __init__(self, plain: ScalarWalker, *, batch_min: int | None = None) -> None:
-        """Prepare; views of fewer than `batch_min` records are left to `plain`."""
+        """Prepare to walk; views of fewer than `batch_min` records are left to `plain`."""
         self._plain = plain
         self._batch_min = _BATCH_MIN if batch_min is None else batch_min
         self._layouts: dict[tuple[int, bool], list[Layout]] = {}
 
     def walk(self, view: memoryview, base: int, left: int) -> Walk:
-        """Walk the records of `view` as ScalarWalker.walk does, with the same result."""
+        """Walk the records of `view`; returns the result of ScalarWalker.walk."""
         starts = _record_starts(view)
         if len(starts) >= self._batch_min:
             batch = self._read(view, base, np.array(starts, dtype=np.int64))
@@ -56,33 +66,33 @@ class VectorWalker:
 
     def _read(self, view: memoryview, base: int, starts: Rows) -> ColumnBatch | None:
         """Read the records at `starts`; None when one is invalid."""
-        headers = _gather(view, 88, starts).view(_HEADER)
-        sizes, bodies = _longs(headers["size"]), _longs(headers["body"])
-        flags, stored = _longs(headers["flags"]), _longs(headers["stored"])
+        headers = _gather(view, HEADER_SIZE, starts).view(_HEADER)
+        sizes, bodies = _longs(headers["size"]), _longs(headers["body_length"])
+        flags, stored = _longs(headers["sys_flag"]), _longs(headers["store_timestamp_ms"])
         magic = headers["magic"]
         wide = magic == V2_MAGIC
         offsets = starts + base
-        fronts = np.full(len(starts), 88)
-        if (flags & 0x30).any():
-            rows = np.flatnonzero(flags & 0x30)
-            born = 12 * (flags[rows] >> 4 & 1)
-            fronts[rows] += born + 12 * (flags[rows] >> 5 & 1)
+        fronts = np.full(len(starts), HEADER_SIZE)
+        if (flags & FLAG_IPV6).any():
+            rows = np.flatnonzero(flags & FLAG_IPV6)
+            born = np.where(flags[rows] & FLAG_BORN_IPV6, IPV6_EXTRA, 0)
+            fronts[rows] += born + np.where(flags[rows] & FLAG_STORE_IPV6, IPV6_EXTRA, 0)
             if (sizes < fronts).any():
                 return None
             at = starts[rows]
             bodies[rows] = _longs(_gather(view, 4, at + fronts[rows] - 4).view(">i4"))
-            stored[rows] = _longs(_gather(view, 8, at + 56 + born).view(">i8"))
+            stored[rows] = _longs(_gather(view, 8, at + STORE_AT + born).view(">i8"))
         widths = sizes - fronts - bodies
         if (
             not (wide | (magic == V1_MAGIC)).all()
-            or (_longs(headers["offset"]) != offsets).any()
+            or (_longs(headers["physical_offset"]) != offsets).any()
             or bodies.min() < 0
-            or (widths < 3 + wide).any()
+            or (widths < TAIL_MIN + wide).any()
         ):
             return None
         batch = ColumnBatch(
-            self._plain, offsets, sizes, _longs(headers["queue"]), _longs(headers["place"]),
-            flags, stored,
+            self._plain, offsets, sizes, _longs(headers["queue_id"]),
+            _longs(headers["queue_offset"]), flags, stored,
         )  # fmt: skip
         return batch if self._take_tails(batch, view, starts + sizes, widths, wide) else None
 
@@ -112,7 +122,7 @@ class VectorWalker:
     def _take_group(
         self, batch: ColumnBatch, rows: Rows, tails: Bytes, width: int, wide: bool
     ) -> bool:
-        """Hand over records whose tails have one width, by layout; False when one is invalid."""
+        """Add records whose tails have one width to the batch; False when one is invalid."""
         known = self._layouts.get((width, wide), [])
         used: list[Layout] = []
         fresh = 0
@@ -151,15 +161,15 @@ class VectorWalker:
 
 
 def _record_starts(view: memoryview) -> list[int]:
-    """Return where the whole records of a view begin, by their sizes alone."""
+    """Return where the whole records of a view begin, judged by their sizes alone."""
     starts: list[int] = []
-    add, unpack = starts.append, _FRONT.unpack_from
+    add, unpack = starts.append, SIZE_AND_MAGIC.unpack_from
     end = len(view)
-    last, at, previous, pause_to = end - _MIN_RECORD, 0, 0, 0
+    last, at, previous, pause_to = end - MIN_RECORD_SIZE, 0, 0, 0
     while at <= last:
         size, magic = unpack(view, at)
         after = at + size
-        if size < _MIN_RECORD or after > end or magic == BLANK_MAGIC:
+        if size < MIN_RECORD_SIZE or after > end or magic == BLANK_MAGIC:
             break
         if size != previous or len(starts) < pause_to:
             add(at)
@@ -177,7 +187,7 @@ def _record_starts(view: memoryview) -> list[int]:
 
 
 def _gather(view: memoryview, size: int, starts: Rows) -> npt.NDArray[np.void]:
-    """Copy `size` bytes from each of the places."""
+    """Copy `size` bytes from each start."""
     every = np.ndarray((len(view) - size + 1,), f"V{size}", view, 0, (1,))
     return every[starts]
 
