@@ -3,7 +3,6 @@
 Offsets and sizes are bytes; ranges are half-open.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -19,7 +18,6 @@ class ReplicaLog(Protocol):
     """
 
     file_size: int
-    on_flushed: Callable[[int], None] | None  # called after `flushed_offset` moved
 
     @property
     def min_offset(self) -> int:
@@ -129,6 +127,6 @@ class ReplicaLog(Protocol):
         """
         ...
 
-    def behind_blank(self, offset: int) -> int:
+    def after_blank(self, offset: int) -> int:
         """Return the end of the blank that starts at `offset`, else `offset`: a file ends there."""
         ...

@@ -145,7 +145,7 @@ class SlaveStream:
                 except BlockingIOError:
                     if clock.monotonic_ms() - heard_ms > silence_ms:
                         raise ProtocolError(
-                            f"nothing came from the master for {silence_ms / 1000:g} s"
+                            f"the master was silent for {silence_ms / 1000:g} s"
                         ) from None
                     self.report()
                     continue
