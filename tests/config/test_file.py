@@ -4,6 +4,8 @@ import os
 import pathlib
 import re
 import stat
+import types
+import typing
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from hastore.config.file import edit_role, load_config, parse_config, parse_over
 from hastore.config.model import (
     AckPoint,
     ApiConfig,
+    Config,
     Flush,
     HAConfig,
     RetentionConfig,
@@ -134,6 +137,18 @@ api: {max_pending_bytes: 16MiB}
     assert config.api.max_pending_bytes == 16 * 2**20
 
 
+@pytest.mark.parametrize("kind", [RetentionConfig, StoreConfig, HAConfig, ApiConfig, Config])
+def test_every_number_has_a_range_and_its_default_lies_in_it(kind):
+    for field in msgspec.structs.fields(kind):
+        inner = [one for one in typing.get_args(field.type) if one is not types.NoneType]
+        optional = typing.get_origin(field.type) is types.UnionType
+        annotated = inner[0] if optional else field.type
+        assert annotated is not int, f"{field.name} has no Range"
+        if typing.get_origin(annotated) is typing.Annotated and not optional and not field.required:
+            (allowed,) = annotated.__metadata__
+            assert allowed.least <= field.default <= allowed.most, field.name
+
+
 def test_a_relative_root_counts_from_the_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     config = parse_config(changed(PAIR, "/tmp/x", "data/node1"), "elsewhere/x.yaml")
@@ -243,8 +258,12 @@ REFUSED = {
         "1GB",
         "x.yaml:9: store.commitlog_file_size: '1GB' has the unit 'GB'; write a size",
     ),
-    "tiny file": ("1GiB", "1KiB", "x.yaml:9: store.commitlog_file_size: 1024 is out of range"),
-    "huge file": ("1GiB", "2GiB", "2147483648 is too large: RocketMQ"),
+    "tiny file": (
+        "1GiB",
+        "1KiB",
+        "x.yaml:9: store.commitlog_file_size: 1024 bytes is out of range; use 4096 to",
+    ),
+    "huge file": ("1GiB", "2GiB", "2147483648 bytes is out of range: RocketMQ"),
     "negative size": ("1GiB", "-1GiB", "is out of range"),
     "absurd size": ("1GiB", "9" * 30, "is not a size"),
     "bad flush": (
