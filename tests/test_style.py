@@ -99,8 +99,8 @@ MAY_IMPORT = {
     "server.http": (*COMMON, "server.http"),
     "spark": (*("errors", "clock", "client", "spark"), *("store.offline.reader", "record")),
     "cli": (
-        *("errors", "clock", "config", "protocol.api", "record.codec", "client", "demo", "cli"),
-        *("server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
+        *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),
+        *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
     ),
     "cli.peers": ("clock", "config.model", "errors", "protocol", "ha.hello.peer"),  # the HELLO
     "cli.doctor": (

@@ -25,7 +25,7 @@ from hastore.cli.common import (
 from hastore.client.producer.producer import Acks, Producer
 from hastore.client.results import SendResult
 from hastore.errors import DurabilityError, HastoreError, NotStoredError, OutcomeUnknown, UsageError
-from hastore.record.codec import check_topic
+from hastore.record.properties import check_topic
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 NO_MASTER_SAID_S = 1.0
