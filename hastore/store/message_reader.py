@@ -1,23 +1,21 @@
 """What a store answers: pulls, records by place, by key and by time. No lock is taken."""
 
 import enum
-import struct
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.record.bulk_check import count_valid
-from hastore.record.codec import (
+from hastore.record.codec import Record, check_blank, check_record, decode_record
+from hastore.record.layout import (
     BLANK_SIZE,
     FLAG_INNER_BATCH,
     MIN_RECORD_SIZE,
+    SIZE_AND_MAGIC,
     V1_MAGIC,
     V2_MAGIC,
-    Record,
-    check_blank,
-    check_record,
-    decode_record,
+    header_struct,
 )
 from hastore.record.properties import inner_count
 from hastore.store.derived.queues.consume_queue import UNIT_BYTES, UnitSelection
@@ -25,7 +23,7 @@ from hastore.store.fs.filesystem import File
 from hastore.store.parts import StoreParts
 from hastore.store.retention import first_store_timestamp_ms
 
-_HEAD = struct.Struct(">iI20xq")  # totalSize, magic, physicalOffset
+_HEAD = header_struct("size", "magic", "physical_offset")
 _UNITS_AT_ONCE = 1024
 _UNITS_MAX = 32_768  # of one pull
 COLD_MS = 20.0  # of cold reads in one pull: beyond it, what has been read is given
@@ -333,7 +331,7 @@ def walk_whole(parts: StoreParts, start: int) -> int:
             have = len(view)
             at = 0
             while have - at >= MIN_RECORD_SIZE or have - at >= BLANK_SIZE:
-                size, magic = struct.unpack_from(">iI", view, at)
+                size, magic = SIZE_AND_MAGIC.unpack_from(view, at)
                 if magic in (V1_MAGIC, V2_MAGIC):
                     whole = MIN_RECORD_SIZE <= size <= have - at
                 else:  # a blank, whole when all of the file is there

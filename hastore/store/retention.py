@@ -5,14 +5,13 @@ from collections.abc import Sequence
 
 from hastore.clock import Clock
 from hastore.config.model import RetentionConfig
-from hastore.record.codec import (
-    FLAG_BORN_IPV6,
-    IPV6_EXTRA,
+from hastore.record.codec import layout_of
+from hastore.record.layout import (
     MIN_RECORD_SIZE,
-    STORE_AT,
+    SIZE_AND_MAGIC,
     V1_MAGIC,
     V2_MAGIC,
-    layout_of,
+    store_at,
 )
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.mapped_file import MappedFile
@@ -23,14 +22,14 @@ def first_store_timestamp_ms(commit_log: CommitLog, offset: int) -> int | None:
     with commit_log.view(offset, MIN_RECORD_SIZE) as view:
         if len(view) < MIN_RECORD_SIZE:
             return None
-        size, magic = int.from_bytes(view[:4]), int.from_bytes(view[4:8])
+        size, magic = SIZE_AND_MAGIC.unpack_from(view)
     if magic not in (V1_MAGIC, V2_MAGIC):
         return None
     with commit_log.view(offset, size) as view:
         layout = layout_of(view, 0, len(view))
         if layout is None:
             return None
-        at = STORE_AT + (IPV6_EXTRA if layout[3] & FLAG_BORN_IPV6 else 0)
+        at = store_at(layout[3])
         return int.from_bytes(view[at : at + 8], signed=True)
 
 

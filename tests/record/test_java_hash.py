@@ -4,7 +4,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hastore.record.codec import java_hash_code
-from hastore.record.java_hash import KeyHasher, keys_of
+from hastore.record.java_hash import KeyHasher
+from hastore.record.properties import keys_of
 
 
 @given(st.text(max_size=20), st.text(max_size=300).filter(lambda key: "\ud800" not in key))

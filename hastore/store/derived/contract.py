@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from hastore.record.codec import FLAG_INNER_BATCH, FLAG_PREPARED, find_property
+from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
+from hastore.record.properties import find_property
 
 
 class Dispatched(NamedTuple):

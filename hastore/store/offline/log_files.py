@@ -6,20 +6,19 @@ map is open. A record start is an offset at which a record or a blank begins, or
 
 import mmap
 import re
-import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hastore.errors import StoreError
-from hastore.record.codec import BLANK_SIZE, V1_MAGIC, V2_MAGIC, check_blank, check_record
+from hastore.record.codec import check_blank, check_record
+from hastore.record.layout import BLANK_SIZE, MIN_RECORD_SIZE, V1_MAGIC, V2_MAGIC, header_struct
 from hastore.store.fs.file_names import is_file_name
 from hastore.store.fs.filesystem import REAL, File, FileSystem
 
 _OPEN_MAX = 64
-_FRONT = struct.Struct(">iI20xq")
-_MIN_RECORD = 91
+_FRONT = header_struct("size", "magic", "physical_offset")
 _CUT_NAME = re.compile(r"[0-9]+-([0-9]+)(?:\.[0-9]+)?")  # rescued/<epoch>-<offset>[.n]
 _MAGIC_STARTS = (V1_MAGIC.to_bytes(4), V2_MAGIC.to_bytes(4))
 
@@ -142,11 +141,11 @@ class LogFiles:
         """
         data = self.view(file)
         at, end, wanted = 0, file.size, offset - file.start
-        while at < wanted and end - at >= _MIN_RECORD:
+        while at < wanted and end - at >= MIN_RECORD_SIZE:
             size, magic, place = _FRONT.unpack_from(data, at)
             if magic not in (V1_MAGIC, V2_MAGIC) or place != file.start + at:
                 break
-            if not _MIN_RECORD <= size <= end - at - BLANK_SIZE:
+            if not MIN_RECORD_SIZE <= size <= end - at - BLANK_SIZE:
                 break
             at += size
         if at >= wanted:
@@ -172,7 +171,7 @@ class LogFiles:
                 check_record(data, at, first.size, offset) or check_blank(data, at, first.size)
             ):
                 return offset
-        if any(data[:_MIN_RECORD]):
+        if any(data[:MIN_RECORD_SIZE]):
             return first.start
         for file in files if self.is_bare else files[:1]:
             found = self.find_record(file, file.start)

@@ -13,15 +13,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hastore.errors import CorruptRecordError, StoreError
-from hastore.record.codec import (
-    BLANK_SIZE,
-    V1_MAGIC,
-    V2_MAGIC,
-    Record,
-    check_blank,
-    check_record,
-    decode_record,
-)
+from hastore.record.codec import Record, check_blank, check_record, decode_record
+from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC, V1_MAGIC, V2_MAGIC
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.offline.queue_files import QueueFiles, QueueUnits
@@ -252,7 +245,7 @@ class StoreReader:
 
         A damaged size is often huge, so the record must fit into its file.
         """
-        if limit - at < 8:
+        if limit - at < SIZE_AND_MAGIC.size:
             return True
-        size, magic = (int.from_bytes(data[i : i + 4]) for i in (at, at + 4))
+        size, magic = SIZE_AND_MAGIC.unpack_from(data, at)
         return magic in (V1_MAGIC, V2_MAGIC) and limit - at < size <= len(data) - at - BLANK_SIZE

@@ -13,8 +13,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.record.codec import FLAG_ROLLBACK, MIN_RECORD_SIZE
-from hastore.record.java_hash import KeyHasher, keys_of
+from hastore.record.java_hash import KeyHasher
+from hastore.record.layout import FLAG_ROLLBACK, MIN_RECORD_SIZE
+from hastore.record.properties import keys_of
 from hastore.store.derived.contract import Dispatched, RecordColumns, ReplayableLog
 from hastore.store.derived.index.index_file import IndexFile, IndexHeader, Plan
 from hastore.store.derived.walk.scalar_walk import ScalarWalker

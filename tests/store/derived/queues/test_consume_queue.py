@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hastore.record.codec import java_hash_code
+from hastore.record.java_hash import java_hash_code
 from hastore.store.derived.queues.consume_queue import Unit, is_directory_name
 from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC
 from hastore.store.fs.filesystem import RealFileSystem

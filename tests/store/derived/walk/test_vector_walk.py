@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from hastore.record.codec import V1_MAGIC, V2_MAGIC
 from hastore.record.host import Host
+from hastore.record.layout import V1_MAGIC, V2_MAGIC
 from hastore.service import raise_failure
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
