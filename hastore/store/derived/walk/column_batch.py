@@ -15,6 +15,7 @@ from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
 from hastore.record.producer import MAX_PID_BYTES, producer_of
 from hastore.record.properties import keys_of
 from hastore.store.derived.contract import (
+    UNIT_FIELDS,
     Dispatched,
     KeyedRecords,
     ProducerRun,
@@ -34,7 +35,7 @@ from hastore.store.derived.walk.tail_layout import (
     values_of,
 )
 
-_UNIT = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])
+_UNIT = np.dtype(UNIT_FIELDS)
 _SIGN = 1 << 31
 _HASHER = KeyHasher()  # of all batches; only replay's thread uses it
 
@@ -203,7 +204,7 @@ class ColumnBatch(RecordColumns):
         places = self._queue_offsets[order]
         units = np.empty(len(order), dtype=_UNIT)
         units["offset"], units["size"] = self._offsets[order], self._sizes[order]
-        units["tags"] = self._tags[order]
+        units["tags_code"] = self._tags[order]
         data = units.view(np.uint8).data
         breaks = np.zeros(len(order), dtype=np.int64)
         np.cumsum(places[1:] != places[:-1] + 1, out=breaks[1:])
