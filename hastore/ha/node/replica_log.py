@@ -2,7 +2,6 @@
 half-open.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -18,7 +17,6 @@ class ReplicaLog(Protocol):
     """
 
     file_size: int
-    on_flushed: Callable[[int], None] | None  # called after `flushed_offset` moved
 
     @property
     def min_offset(self) -> int:
@@ -125,6 +123,6 @@ class ReplicaLog(Protocol):
         """
         ...
 
-    def behind_blank(self, offset: int) -> int:
+    def after_blank(self, offset: int) -> int:
         """Return where the next file starts when a blank begins at `offset`, else `offset`."""
         ...

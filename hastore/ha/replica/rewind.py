@@ -69,7 +69,7 @@ def loses_confirmed(store: ReplicaLog, cut: int) -> bool:
     """Whether a cut at `cut` would lose a whole confirmed record of this log."""
     if cut >= store.confirmed_offset:
         return False
-    first = store.behind_blank(cut)
+    first = store.after_blank(cut)
     size = store.record_size(first)
     return cut_loses_confirmed(first, store.confirmed_offset, size, store.whole_offset)
 
