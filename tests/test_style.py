@@ -51,7 +51,7 @@ MAY_IMPORT = {
     "store.derived.walk": ("errors", "record", "store.derived.contract", "store.derived.walk"),
     "store.append": (*_STORE_BASE, "store.log", "store.derived", "store.append"),
     "store.replay": (*_STORE_BASE, "store.state", "store.derived", "store.replay"),
-    # Another process may have the store: nothing of what writes.
+    # Another process may own the store: nothing that appends to it or replays it.
     "store.offline": (*_STORE_BASE, "store.state", "store.derived", "store.offline"),
     "ha.rules": ("protocol.hello", "ha.rules"),
     # The store is behind replica_log; the node's own state file goes through the shim.

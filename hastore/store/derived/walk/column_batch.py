@@ -64,7 +64,7 @@ class ColumnBatch(RecordColumns):
 
     def __init__(
         self,
-        plain: ScalarWalker,
+        scalar: ScalarWalker,
         offsets: Rows,
         sizes: Rows,
         queue_ids: Rows,
@@ -72,7 +72,7 @@ class ColumnBatch(RecordColumns):
         flags: Rows,
         stored_ms: Rows,
     ) -> None:
-        self._plain = plain
+        self._scalar = scalar
         self._offsets = offsets
         self._sizes = sizes
         self._queue_ids = queue_ids
@@ -128,18 +128,18 @@ class ColumnBatch(RecordColumns):
         """Topics by their number."""
         topics = self._known_topics
         if len(topics) < len(self._ids):
-            topics += [self._plain.topic(raw) for raw in list(self._ids)[len(topics) :]]
+            topics += [self._scalar.topic(raw) for raw in list(self._ids)[len(topics) :]]
         return topics
 
     def _tags_one(self, row: int, properties: bytes) -> int:
         topic = self._topics[self._topic_ids[row]]
-        return self._plain.tags_code(topic, properties, int(self._stored_ms[row]))
+        return self._scalar.tags_code(topic, properties, int(self._stored_ms[row]))
 
     def _hashed_tags(self, columns: Bytes) -> Any:
         if constant(columns):
-            return self._plain.tags_hash(columns[0].tobytes())
+            return self._scalar.tags_hash(columns[0].tobytes())
         if not is_ascii(columns):
-            return [self._plain.tags_hash(value) for value in values_of(columns)]
+            return [self._scalar.tags_hash(value) for value in values_of(columns)]
         hashes = java_hashes(columns).astype(np.int64)
         return hashes - ((hashes & _SIGN) << 1)
 
