@@ -1,4 +1,4 @@
-"""What each record of a put gets back."""
+"""The results of a put: one for each record, in the records' order."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,17 +6,21 @@ from typing import overload
 
 from hastore.errors import Status
 
-# One enum all the way to the user. Of a record: PUT_OK, MESSAGE_ILLEGAL,
-# PROPERTIES_SIZE_EXCEEDED, SERVICE_NOT_AVAILABLE when the disk filled up or failed within a put,
-# or TIMEOUT when it may be stored: the write failed, and so did its clearing.
-
 
 @dataclass(slots=True)
 class PutResult:
-    """One record's result; offsets are None when it is not in the log.
+    """The result of one record; `offset` is None unless it is known to be in the log.
 
-    A duplicate has the place of its original, and is as good as that: confirmed when that is. Its
-    `queue_offset` and `store_timestamp_ms` are None when retention has taken the original.
+    A duplicate has the offsets of its original, and is confirmed when that is. Its `queue_offset`
+    and `store_timestamp_ms` are None if the original was removed or cannot be read.
+
+    `status` is one of
+        PUT_OK                                       the record is in the log
+        MESSAGE_ILLEGAL, PROPERTIES_SIZE_EXCEEDED    refused: no master would store it
+        SERVICE_NOT_AVAILABLE                        not stored: the disk failed, or was full, after
+                                                     other records of the put were stored
+        TIMEOUT                                      unknown: the write failed, and what it left in
+                                                     the file could not be cleared
     """
 
     status: Status
@@ -30,7 +34,10 @@ class PutResult:
 
 
 class UniformResults(Sequence[PutResult]):
-    """The results of a run, all of it stored, none a duplicate; as columns, or one by one."""
+    """The results of a uniform batch, as columns: every record is stored, none is a duplicate.
+
+    As a sequence it makes a PutResult for each index.
+    """
 
     __slots__ = ("end_offset", "offsets", "queue_ids", "queue_offsets", "store_timestamp_ms")
 
