@@ -55,7 +55,7 @@ def test_who_learns_of_a_confirmation_answers_while_the_api_sleeps(
     monkeypatch.setattr(Replies, "flush_one", noted)
     for rid in range(2, 12):  # the API's thread may just look after its connections
         client.send(api.Put(rid), record())
-        until(lambda: backend.transfer.waiting and not server._turning.locked())
+        until(lambda: backend.transfer.waiting and not server._io_lock.locked())
         threads.clear()
         backend.transfer.end_all()
         assert client.receive()[0].rid == rid
@@ -66,7 +66,7 @@ def test_who_learns_of_a_confirmation_answers_while_the_api_sleeps(
     client.send(api.Put(20), record())
     until(lambda: backend.transfer.waiting)
     threads.clear()
-    with server._turning:  # as in the middle of a turn
+    with server._io_lock:  # as in the middle of a turn
         backend.transfer.end_all()
         assert client.silent()
     assert client.receive()[0].rid == 20
@@ -115,7 +115,7 @@ def test_a_failure_of_an_answer_is_the_api_s_own(
     client.ask(api.Put(1), record())
     backend.transfer.hold = True
     client.send(api.Put(2), record())
-    until(lambda: backend.transfer.waiting and not server._turning.locked())
+    until(lambda: backend.transfer.waiting and not server._io_lock.locked())
 
     def flush(_: Replies) -> None:
         raise OSError("the epoll has failed")
@@ -386,12 +386,12 @@ class TestPending:
 
 def test_pull_gives_records_up_to_the_readable_offset(client: Client, backend: FakeBackend) -> None:
     client.ask(api.Put(1), b"".join(record(body=b"%d" % i) for i in range(5)))
-    backend.store.confirmed = backend.store.queues["t", 0][3][0]
+    backend.store.confirmed = backend.store.units["t", 0][3][0]
     reply = client.ask(api.Pull(2, "t", 0, api.Position(1)))
     assert reply.status is api.PullStatus.FOUND
     assert (reply.count, reply.next_queue_offset) == (2, 3)
     assert decode_record(client.payload).body == b"1"
-    assert reply.epochs == [(65537, backend.store.queues["t", 0][1][0])]
+    assert reply.epochs == [(65537, backend.store.units["t", 0][1][0])]
 
 
 def test_a_parked_pull_is_woken_by_what_becomes_readable(
@@ -435,7 +435,7 @@ def test_a_position_that_a_failover_cut_names_the_common_point(
     client: Client, backend: FakeBackend
 ) -> None:
     client.ask(api.Put(1), b"".join(record(body=b"%d" % i) for i in range(6)))
-    units = backend.store.queues["t", 0]
+    units = backend.store.units["t", 0]
     backend.entries = [(65537, 0), (131074, units[3][0])]
     lost = api.Position(5, 65537, units[4][0])
     reply = client.ask(api.Pull(2, "t", 0, lost))
@@ -457,7 +457,7 @@ def test_positions_are_kept_and_follow_the_log(client: Client, backend: FakeBack
     client.ask(api.Commit(3, "g", "t", {0: api.Position(6)}))
     assert client.ask(api.Fetch(4, "g", "t")).positions == {0: api.Position(6), 1: places[1]}
     assert client.ask(api.Fetch(5, "other", "t")).positions == {}
-    assert backend.store.query_key(api.POSITIONS_TOPIC, "g")
+    assert backend.store.reader.query_key(api.POSITIONS_TOPIC, "g")
 
 
 def test_positions_are_read_again_when_the_log_was_cut(
@@ -466,7 +466,7 @@ def test_positions_are_read_again_when_the_log_was_cut(
     client.ask(api.Commit(1, "g", "t", {0: api.Position(1)}))
     client.ask(api.Commit(2, "g", "t", {0: api.Position(2)}))
     assert client.ask(api.Fetch(3, "g", "t")).positions == {0: api.Position(2)}
-    units = backend.store.queues[api.POSITIONS_TOPIC, 0]
+    units = backend.store.units[api.POSITIONS_TOPIC, 0]
     cut = units.pop()[0]
     del backend.store.log[cut:]
     assert client.ask(api.Fetch(4, "g", "t")).positions == {0: api.Position(1)}
