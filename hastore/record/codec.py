@@ -105,7 +105,7 @@ class Record:
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the record's bytes, with all fields as given; MessageIllegalError if one is too long."""
+    """Return a record with all fields as given; MessageIllegalError for one that is too long."""
     topic = record.topic.encode("utf-8", "surrogateescape")
     topic_limit = V1_MAX_TOPIC_BYTES if record.magic == V1_MAGIC else MAX_TOPIC_BYTES
     if len(topic) > topic_limit:
