@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import Status
+from hastore.protocol import api
 from hastore.record.host import Host
 from hastore.record.properties import encode_properties
 from hastore.store.append.dedup_window import WINDOW, DedupWindow, Verdict
@@ -62,6 +63,10 @@ def test_the_window_survives_a_restart(tmp_path: Path, stop: str) -> None:
         assert put(store, message(7, producer="p"))[0].duplicate
         assert not put(store, message(20, producer="p"))[0].duplicate
         assert len(bodies(store)) == 21
+
+
+def test_the_window_is_that_of_the_client_protocol() -> None:
+    assert WINDOW == api.WINDOW
 
 
 def test_a_number_older_than_the_window_is_refused(tmp_path: Path) -> None:
