@@ -119,8 +119,8 @@ class _MixedAppend:
                 queue_offset = 0
             else:
                 advanced[key] = queue_offset + 1
-            place = start + position
-            result = PutResult(_OK, place, place + size, queue_id, queue_offset, now_ms)
+            offset = start + position
+            result = PutResult(_OK, offset, offset + size, queue_id, queue_offset, now_ms)
             out.append(result)
             kept.append(entry)
             patches.append((position, queue_offset, flags))
@@ -157,9 +157,9 @@ class _MixedAppend:
 
     def _known(self, producer: tuple[bytes, int], size: int, queue_id: int) -> PutResult | None:
         """Return the result of a record that was put before; None for a new one."""
-        twin = self.fresh.get(producer)
-        if twin is not None:
-            return replace(twin, duplicate=True)
+        earlier = self.fresh.get(producer)  # of the same put
+        if earlier is not None:
+            return replace(earlier, duplicate=True)
         seen = self._window.find(*producer)
         if seen is Verdict.NEW:
             return None
@@ -309,12 +309,12 @@ class Appender:
 
     def _append(self, validated: Sequence[ValidatedPayload], now_ms: int) -> list[list[PutResult]]:
         """Append to the current file, which has room for all payloads, by one write."""
-        log, table, window = self._log, self._table, self._window
-        batch = _MixedAppend(log, window, table, now_ms)
-        results = [batch.take(payload, entries) for payload, entries in validated]
-        if batch.size:
-            log.record_end = log.append(batch.patched(self._host))
-            batch.settle(log.record_end)
+        log = self._log
+        append = _MixedAppend(log, self._window, self._table, now_ms)
+        results = [append.take(payload, entries) for payload, entries in validated]
+        if append.size:
+            log.record_end = log.append(append.patched(self._host))
+            append.settle(log.record_end)
         return results
 
     def _append_rolling(
@@ -329,19 +329,19 @@ class Appender:
         start = log.max_offset
         results: list[list[PutResult]] = [[] for _ in validated]
         parts = _parts(validated, log.file_size - BLANK_SIZE)
-        for number, (place, part) in enumerate(parts):
+        for number, (index, part) in enumerate(parts):
             try:
                 takes = any(isinstance(entry, ValidRecord) for entry in part[1])
                 if takes and log.room(len(part[0])):
                     log.roll()
                     self._adopt_blank()
-                results[place] += self._append([part], now_ms)[0]
+                results[index] += self._append([part], now_ms)[0]
             except (StoreError, OSError) as failure:
                 uncertain = isinstance(failure, StoreUncertainError)
                 if log.max_offset == start and not uncertain:
                     raise
                 status = Status.TIMEOUT if uncertain else Status.SERVICE_NOT_AVAILABLE
-                results[place] += _not_stored(part[1], status, failure)
+                results[index] += _not_stored(part[1], status, failure)
                 for later, (_, entries) in parts[number + 1 :]:
                     results[later] += _not_stored(entries, Status.SERVICE_NOT_AVAILABLE, failure)
                 break
@@ -358,16 +358,16 @@ class Appender:
 def _parts(validated: Sequence[ValidatedPayload], limit: int) -> list[tuple[int, ValidatedPayload]]:
     """Return each payload with its index; a payload larger than a file record by record."""
     parts: list[tuple[int, ValidatedPayload]] = []
-    for place, (payload, entries) in enumerate(validated):
+    for index, (payload, entries) in enumerate(validated):
         if len(payload) <= limit:
-            parts.append((place, (payload, entries)))
+            parts.append((index, (payload, entries)))
             continue
         for entry in entries:
             piece = b""
             if isinstance(entry, ValidRecord):
                 piece = payload[entry.at : entry.at + entry.size]
                 entry = entry._replace(at=0)
-            parts.append((place, (piece, [entry])))
+            parts.append((index, (piece, [entry])))
     return parts
 
 

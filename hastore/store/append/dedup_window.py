@@ -4,7 +4,7 @@ A producer numbers its messages (record/producer.py). The master adds the record
 replay adds those of the log wherever no put did, both in the log's order. So every node can answer
 a retry, even one of a put to another master.
 
-The window holds the last 1024 numbers of each producer. A number that is neither in the window nor
+The window holds at least the last 1024 numbers of each producer. A number that is neither in the window nor
 above every number that has left it may be stored already, and its put is refused.
 
 Threads that put hold the log's lock; replay, housekeeping, retention and cuts call from others.
@@ -51,7 +51,7 @@ class Verdict(enum.Enum):
 
 
 class ProducerWindow:
-    """One producer: the record numbered `sequences[i]` is at `offsets[i]`, in the log's order."""
+    """The latest records of one producer: number `sequences[i]` is at `offsets[i]`, as in the log."""
 
     __slots__ = ("floor", "offsets", "sequences", "top")
 
@@ -59,7 +59,7 @@ class ProducerWindow:
         self.sequences = array("q")
         self.offsets = array("q")
         self.floor = -1  # the greatest sequence number that has left the window
-        self.top = -1  # the greatest sequence number ever added
+        self.top = -1  # the greatest sequence number in the log
 
     def add(self, sequence: int, offset: int) -> None:
         """Add the next record."""
@@ -137,7 +137,7 @@ class DedupWindow:
         return known is None or producer[1] > known.top
 
     def find(self, producer: bytes, sequence: int) -> int | Verdict:
-        """Return the offset of the record with this sequence number, or the window's verdict."""
+        """Return the offset of the record with this sequence number, or a Verdict."""
         with self._guard:
             known = self._producers.get(producer)
             if known is None:

@@ -15,12 +15,13 @@ class PutResult:
     and `store_timestamp_ms` are None if the original was removed or cannot be read.
 
     `status` is one of
-        PUT_OK                                       the record is in the log
-        MESSAGE_ILLEGAL, PROPERTIES_SIZE_EXCEEDED    refused: no master would store it
-        SERVICE_NOT_AVAILABLE                        not stored: the disk failed, or was full, after
-                                                     other records of the put were stored
-        TIMEOUT                                      unknown: the write failed, and what it left in
-                                                     the file could not be cleared
+        PUT_OK                       in the log
+        MESSAGE_ILLEGAL,             refused, as every master would; but a sequence number older
+        PROPERTIES_SIZE_EXCEEDED     than the deduplication window may be in the log already
+        SERVICE_NOT_AVAILABLE        not stored: the disk was full or failed, after other records
+                                     of the same put were, or may have been, stored
+        TIMEOUT                      unknown: the write failed, and the bytes that it left in the
+                                     file could not be cleared
     """
 
     status: Status
@@ -59,24 +60,24 @@ class UniformResults(Sequence[PutResult]):
         return len(self.offsets)
 
     @overload
-    def __getitem__(self, place: int) -> PutResult: ...
+    def __getitem__(self, index: int) -> PutResult: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[PutResult]: ...
+    def __getitem__(self, index: slice) -> list[PutResult]: ...
 
-    def __getitem__(self, place: int | slice) -> PutResult | list[PutResult]:
-        if isinstance(place, slice):
-            return list(self)[place]
-        place = range(len(self.offsets))[place]
-        last = place + 1 == len(self.offsets)
+    def __getitem__(self, index: int | slice) -> PutResult | list[PutResult]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        index = range(len(self.offsets))[index]
+        last = index + 1 == len(self.offsets)
         return PutResult(
             Status.PUT_OK,
-            self.offsets[place],
-            self.end_offset if last else self.offsets[place + 1],
-            self.queue_ids[place],
-            self.queue_offsets[place],
+            self.offsets[index],
+            self.end_offset if last else self.offsets[index + 1],
+            self.queue_ids[index],
+            self.queue_offsets[index],
             self.store_timestamp_ms,
         )
 
     def __iter__(self) -> Iterator[PutResult]:
-        return (self[place] for place in range(len(self.offsets)))
+        return (self[index] for index in range(len(self.offsets)))

@@ -128,7 +128,7 @@ class PutValidator:
     def _why_not(self, layout: Layout) -> str:
         size, flags, body_size = layout[0], layout[3], layout[5]
         if flags & FLAGS_REFUSED:
-            return f"sysFlag {flags:#x}: inner batches are not taken from clients"
+            return f"sysFlag {flags:#x}: inner batches are not accepted from clients"
         if body_size > self._max_body:
             return f"a body of {body_size} bytes; store.max_message_size is {self._max_body}"
         if size > self._max_record:
