@@ -4,8 +4,8 @@ A producer numbers its messages (record/producer.py). The master adds the record
 replay adds those of the log wherever no put did, both in the log's order. So every node can answer
 a retry, even one of a put to another master.
 
-The window holds at least the last 1024 numbers of each producer. A number that is neither in the window nor
-above every number that has left it may be stored already, and its put is refused.
+The window holds at least the last 1024 numbers of each producer. A number that is neither in the
+window nor above every number that has left it may be stored already, and its put is refused.
 
 Threads that put hold the log's lock; replay, housekeeping, retention and cuts call from others.
 `_guard` protects the producers, `_saving` the snapshot; `_saving` is taken first.
@@ -51,7 +51,7 @@ class Verdict(enum.Enum):
 
 
 class ProducerWindow:
-    """The latest records of one producer: number `sequences[i]` is at `offsets[i]`, as in the log."""
+    """The latest records of one producer in the log's order: `sequences[i]` is at `offsets[i]`."""
 
     __slots__ = ("floor", "offsets", "sequences", "top")
 
