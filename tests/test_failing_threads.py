@@ -98,7 +98,7 @@ def test_nobody_can_leave_out_who_hears_of_a_failure() -> None:
         (GroupTransferService, "_end"),
         (RoleService, "_tick"),
         (RetentionService, "run"),
-        (ApiServer, "_turn"),
+        (ApiServer, "_run_once"),
     ],
     ids=lambda each: getattr(each, "__name__", each),
 )
