@@ -47,7 +47,7 @@ class NodeBackend:
         self.failure: str | None = None  # of an inner thread: the node ends
         store.on_readable = self._readable_moved
         self._readers_wait: Callable[[], bool] = lambda: False
-        store.watch_dispatched(lambda _offset: self._readable_moved(), lambda: self._readers_wait())
+        store.replay.watch(lambda _offset: self._readable_moved(), lambda: self._readers_wait())
 
     def watch_retention(self, retention: RetentionService, kept: KeptPositions) -> None:
         """Take what retention says, and the positions that it keeps."""
@@ -200,7 +200,7 @@ class NodeBackend:
             "writable": self.writable_reason() is None,
             "slaves": self._slaves(),
             "waiting_puts": self.transfer.waiting,
-            "topics": len(store.topics()),
+            "topics": len(store.queues.topics()),
             "unclean": data.unclean,
             "reason": self.writable_reason(),
             "problems": self.problems(),

@@ -3,8 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hastore.record.codec import java_hash_code
-from hastore.record.java_hash import KeyHasher
+from hastore.record.java_hash import KeyHasher, java_hash_code
 from hastore.record.properties import keys_of
 
 

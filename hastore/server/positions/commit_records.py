@@ -37,7 +37,7 @@ def commit_record(body: CommitBody, now_ms: int) -> bytes:
 
 
 class PullSource(Protocol):
-    """What commits are read from: MessageStore."""
+    """What commits are read from: a store's MessageReader."""
 
     def pull(
         self,
@@ -68,14 +68,14 @@ class CommitReader:
         self._failing: tuple[int, float] | None = None  # at which queue offset, since when
 
     def next(
-        self, store: PullSource, at: int, *, max_messages: int, max_bytes: int, limit_offset: int
+        self, source: PullSource, at: int, *, max_messages: int, max_bytes: int, limit_offset: int
     ) -> tuple[bytes, int] | None:
         """Return the next commits and the queue offset to go on at; None behind the last.
 
         OSError, StoreError.
         """
         try:
-            found = store.pull(
+            found = source.pull(
                 POSITIONS_TOPIC, QUEUE, at,
                 max_messages=max_messages, max_bytes=max_bytes, limit_offset=limit_offset,
             )  # fmt: skip

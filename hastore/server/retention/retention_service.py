@@ -59,7 +59,7 @@ class RetentionService(Service):
 
     def look(self) -> int:
         """Remove what may go now; returns how many files. StoreError, OSError."""
-        end = self._store.expired_end(self._hold_offset())
+        end = self._store.retention.expired_end(self._hold_offset())
         self._worked_ms = self._clock.monotonic_ms()
         if end is not None and not self._kept.gather(self._store, end, self._pause):
             return 0
@@ -67,7 +67,7 @@ class RetentionService(Service):
         self._write_positions(first)
         confirmed = self._store.confirmed_offset
         # Never beyond what was gathered; without that too: files may be owed from an earlier look.
-        removed = self._store.delete_expired(first)
+        removed = self._store.retention.delete_expired(first)
         if removed:
             log.info("retention removed %d files; the log starts at %d", removed, first)
             if self._confirms and first > confirmed:

@@ -241,6 +241,11 @@ class IndexBuildService(Service):
                 self.idle = False
                 self._changed.notify_all()
 
+    def watch(self, hook: Callable[[int], None], readers_wait: Callable[[], bool]) -> None:
+        """Call `hook(dispatched_offset)` in replay's thread after a move, soon if readers wait."""
+        self.on_dispatched = hook
+        self.pace.readers_wait = readers_wait
+
     def wake(self) -> None:
         """Let the thread see `stopping`."""
         with self._changed:

@@ -73,7 +73,7 @@ def test_what_left_the_window_is_refused_not_stored_twice(tmp_path: Path) -> Non
         assert old.status is Status.MESSAGE_ILLEGAL
         assert "older than the last 1024" in (old.reason or "")
         assert put(store, message(4 * WINDOW - 1, size=8, producer="p"))[0].duplicate
-        assert len(store._parts.window) == 1
+        assert len(store._window) == 1
 
 
 @pytest.mark.parametrize(

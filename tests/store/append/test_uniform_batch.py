@@ -99,7 +99,7 @@ def test_the_log_and_the_results_are_the_same(
                 runs += sum(isinstance(each, UniformResults) for each in got)
                 results.append([list(each) for each in got])
             assert store.wait_dispatched(store.max_offset, 60)
-            outcomes.append((results, read_log(root), store.topics()))
+            outcomes.append((results, read_log(root), store.queues.topics()))
     assert outcomes[0] == outcomes[1]
     assert runs > 50
     told = [r.status for frame in outcomes[0][0] for each in frame for r in each]
