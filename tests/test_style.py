@@ -48,7 +48,10 @@ MAY_IMPORT = {
     "store.derived": (*_STORE_BASE, "store.derived"),
     "store.derived.contract": ("errors", "record"),
     "store.derived.walk": ("errors", "record", "store.derived.contract", "store.derived.walk"),
-    "store.append": (*_STORE_BASE, "store.log", "store.derived", "store.append"),
+    "store.append": (
+        *(*_STORE_BASE, "store.log", "store.derived", "store.append"),
+        "store.state.crc_frame",
+    ),
     "store.replay": (*_STORE_BASE, "store.state", "store.derived", "store.replay"),
     # Another process may have the store: nothing of what writes.
     "store.offline": (*_STORE_BASE, "store.state", "store.derived", "store.offline"),
