@@ -10,33 +10,30 @@ from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Position
-from hastore.record.codec import (
+from hastore.record.codec import Record, decode_record, layout_of
+from hastore.record.host import Host, message_id
+from hastore.record.layout import (
     CRC_MASK,
-    FLAG_BORN_IPV6,
     FLAG_INNER_BATCH,
     FLAG_IPV6,
     FLAG_STORE_IPV6,
-    IPV6_EXTRA,
+    HEADER_SIZE,
     MAX_PROPERTIES_BYTES,
     MIN_RECORD_SIZE,
-    STORE_AT,
     STORE_IPV4,
     STORE_IPV6,
     V1_MAGIC,
     V1_MAX_TOPIC_BYTES,
-    Record,
-    decode_record,
-    layout_of,
+    header_struct,
+    store_at,
 )
-from hastore.record.host import Host, message_id
 from hastore.record.properties import decode_properties, find_property, inner_count
 
-# totalSize, magic, bodyCRC, queueId, queueOffset, physicalOffset, sysFlag, and the bodyLength of a
-# V1 record between IPv4 hosts
-_FRONT = struct.Struct(">iIIi4xqqi44xi")
-_BODY_AT = _FRONT.size
-_FLAGS_AND_BORN = struct.Struct(">iq")  # at 36: sysFlag, bornTimestamp
-_FLAGS_AT = 36
+_FRONT = header_struct(
+    *("size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag"),
+    "body_length",
+)  # between IPv4 hosts
+_FLAGS_AND_BORN = header_struct("sys_flag", "born_timestamp_ms")
 _NO_END = 1 << 63
 
 
@@ -96,7 +93,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
     @property
     def born_timestamp_ms(self) -> int:
         """When the producer made it, in ms since 1970."""
-        born: int = _FLAGS_AND_BORN.unpack_from(self._head, _FLAGS_AT)[1]
+        born: int = _FLAGS_AND_BORN.unpack_from(self._head)[1]
         return born
 
     @property
@@ -108,7 +105,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
     def next_position(self) -> Position:
         """The position behind this message; without its epoch when the node told none."""
         behind = self.queue_offset + 1
-        if _FLAGS_AND_BORN.unpack_from(self._head, _FLAGS_AT)[0] & FLAG_INNER_BATCH:
+        if _FLAGS_AND_BORN.unpack_from(self._head)[0] & FLAG_INNER_BATCH:
             # What several of a producer's came as.
             behind = self.queue_offset + inner_count(self._raw_properties())
         if self.epoch is None:
@@ -130,10 +127,9 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     def _stored(self) -> tuple[int, bytes, int]:
         """Return storeTimestamp, and the storeHost's address and port."""
-        flags = _FLAGS_AND_BORN.unpack_from(self._head, _FLAGS_AT)[0]
+        flags = _FLAGS_AND_BORN.unpack_from(self._head)[0]
         form = STORE_IPV6 if flags & FLAG_STORE_IPV6 else STORE_IPV4
-        at = STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
-        stored: tuple[int, bytes, int] = form.unpack_from(self._head, at)
+        stored: tuple[int, bytes, int] = form.unpack_from(self._head, store_at(flags))
         return stored
 
 
@@ -164,7 +160,7 @@ def decode_messages(
         if size < MIN_RECORD_SIZE or stop > length:
             break
         if magic == V1_MAGIC and not flags & FLAG_IPV6:
-            body_at = at + _BODY_AT
+            body_at = at + HEADER_SIZE
             topic_at = body_at + body_length
             tail = payload[topic_at:stop]
             if body_length < 0:
@@ -215,9 +211,9 @@ def _take_alike(
     judge, good or not.
     """
     size, body_length = shape
-    tail_length = size - _BODY_AT - body_length
+    tail_length = size - HEADER_SIZE - body_length
     has_properties = tail_length > len(start)
-    cut = struct.Struct(f"{_BODY_AT}s{body_length}s{tail_length}s")
+    cut = struct.Struct(f"{HEADER_SIZE}s{body_length}s{tail_length}s")
     alike = memoryview(payload)[at : len(payload) - (len(payload) - at) % size]
     unpack, checksum = _FRONT.unpack, crc32
     known = b""  # the last tail that was found good

@@ -1,7 +1,6 @@
 """What a store answers: pulls, records by place, by key and by time. No lock is taken."""
 
 import enum
-import struct
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,16 +8,14 @@ from dataclasses import dataclass
 from hastore.clock import Clock
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.record.bulk_check import count_valid
-from hastore.record.codec import (
+from hastore.record.codec import Record, check_blank, check_record, decode_record
+from hastore.record.layout import (
     BLANK_SIZE,
     FLAG_INNER_BATCH,
     MIN_RECORD_SIZE,
     V1_MAGIC,
     V2_MAGIC,
-    Record,
-    check_blank,
-    check_record,
-    decode_record,
+    header_struct,
 )
 from hastore.record.properties import inner_count
 from hastore.store.derived.index.key_index import KeyIndex
@@ -31,7 +28,7 @@ from hastore.store.fs.filesystem import File
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.record_walk import store_timestamp_ms
 
-_HEAD = struct.Struct(">iI20xq")  # totalSize, magic, physicalOffset
+_HEAD = header_struct("size", "magic", "physical_offset")
 _UNITS_AT_ONCE = 1024
 _UNITS_MAX = 32_768  # of one pull
 COLD_MS = 20.0  # of cold reads in one pull: beyond it, what has been read is given

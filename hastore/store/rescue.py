@@ -4,9 +4,9 @@ A tail that a rewind cuts is copied to `rescued/<name>/`; a log that is given up
 """
 
 from hastore.errors import StoreError, StoreFullError, UsageError
+from hastore.store.fs.file_names import file_name
 from hastore.store.fs.filesystem import FileSystem
 from hastore.store.log.commit_log import CommitLog
-from hastore.store.log.mapped_file import file_name
 
 _COPY_BYTES = 1 << 20
 

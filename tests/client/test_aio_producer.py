@@ -483,7 +483,7 @@ def test_closing_leaves_the_loop_to_others_while_the_kernel_takes_no_more(node: 
     async def main() -> int:
         producer = Producer([node.address], acks=0)
         await producer.send("t", b"first", queue=0)
-        with node.server._turning:  # the node reads nothing
+        with node.server._io_lock:  # the node reads nothing
             while not producer._driver.unsent_bytes:
                 await producer.send("t", bytes(2 * 1024 * 1024), queue=0)
             ticking = asyncio.create_task(tick())

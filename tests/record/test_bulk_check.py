@@ -12,17 +12,9 @@ from hastore.client.messages import decode_messages
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Position
 from hastore.record.bulk_check import count_valid
-from hastore.record.codec import (
-    FLAG_INNER_BATCH,
-    MIN_RECORD_SIZE,
-    OFFSETS,
-    OFFSETS_AT,
-    V1_MAGIC,
-    Host,
-    Record,
-    check_record,
-    encode_record,
-)
+from hastore.record.codec import Record, check_record, encode_record
+from hastore.record.host import Host
+from hastore.record.layout import FLAG_INNER_BATCH, MIN_RECORD_SIZE, OFFSETS, OFFSETS_AT, V1_MAGIC
 from hastore.store.derived.queues.consume_queue import UNIT, UnitSelection
 from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE
 from hastore.store.message_reader import PullStatus

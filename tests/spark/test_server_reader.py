@@ -6,7 +6,8 @@ import pytest
 
 from hastore.config.model import ApiConfig
 from hastore.errors import PositionLostError, UnreachableError, UsageError
-from hastore.record.codec import Host, build_record
+from hastore.record.codec import build_record
+from hastore.record.host import Host
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
 from hastore.spark import server_reader

@@ -11,22 +11,25 @@ import struct
 from zlib_ng.zlib_ng import crc32
 
 from hastore.protocol.api import PRODUCER_ID, SEQUENCE
-from hastore.record.codec import (
+from hastore.record.codec import build_record
+from hastore.record.host import Host
+from hastore.record.layout import (
     CRC_MASK,
-    MIN_RECORD_SIZE,
+    HEADER_SIZE,
+    MAX_PROPERTIES_BYTES,
     V1_MAGIC,
     V1_MAX_TOPIC_BYTES,
-    build_record,
+    header_struct,
 )
-from hastore.record.host import Host
-from hastore.record.properties import MAX_PROPERTIES_BYTES, encode_properties
+from hastore.record.properties import encode_properties
 
 _TOPICS_KEPT = 1_024
 _LENGTH = struct.Struct(">H")
-# Of a V1 record between IPv4 hosts, zeros between them: totalSize, magic, bodyCRC, queueId; at 40
-# bornTimestamp, bornHost; at 84 bodyLength. Seven values to pack instead of seventeen.
-_FRONT = struct.Struct(">IIIi24xq8s28xi")
-_PLAIN_SIZE = MIN_RECORD_SIZE - 1 - _LENGTH.size  # without the topic and its length
+# Between IPv4 hosts: seven values to pack instead of seventeen, and zeros for all others.
+_FRONT = header_struct(
+    *("unsigned_size", "magic", "body_crc", "queue_id", "born_timestamp_ms", "born_host"),
+    "body_length",
+)
 
 
 class RecordEncoder:
@@ -69,7 +72,7 @@ class RecordEncoder:
             if known == topic and digits == len(number):
                 length = len(body)
                 front = _FRONT.pack(
-                    _PLAIN_SIZE + length + len(tail) + digits, V1_MAGIC, crc32(body) & CRC_MASK,
+                    HEADER_SIZE + length + len(tail) + digits, V1_MAGIC, crc32(body) & CRC_MASK,
                     queue_id, born_timestamp_ms, self._born, length,
                 )  # fmt: skip
                 return b"".join((front, body, tail, number))
@@ -85,7 +88,7 @@ class RecordEncoder:
                 born_timestamp_ms=born_timestamp_ms, born_host=self._born_host,
             )  # fmt: skip
         length = len(body)
-        size = MIN_RECORD_SIZE - 1 + length + len(name) + len(properties)
+        size = HEADER_SIZE + length + len(name) + _LENGTH.size + len(properties)
         crc = crc32(body) & CRC_MASK
         front = _FRONT.pack(size, V1_MAGIC, crc, queue_id, born_timestamp_ms, self._born, length)
         if not pairs:

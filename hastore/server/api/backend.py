@@ -1,4 +1,8 @@
-"""What the client API needs of a node: its door to store, role and group."""
+"""The interface between the client API and its node: store, confirmations, role and group.
+
+NodeBackend implements ApiBackend; tests use fakes. Unless a method says otherwise, any thread may
+call it, with the API's lock held.
+"""
 
 from __future__ import annotations
 
@@ -19,9 +23,9 @@ Done = Callable[[Outcome, str], None]
 
 
 class Transfer(Protocol):
-    """Hold puts until they are confirmed; GroupTransferService."""
+    """Hold puts until they are confirmed; implemented by GroupTransferService."""
 
-    after_done: Callable[[], None]  # called behind the last of the `done` that come together
+    after_done: Callable[[], None]  # called once after each batch of `done`
 
     def add(
         self, end_offset: int, deadline_ms: float, need: Need, done: Done, *, epoch: int | None
@@ -61,7 +65,7 @@ class QueueRanges(Protocol):
 
 
 class ApiStore(Protocol):
-    """The reading side of MessageStore; every method may be called from the API's thread."""
+    """The reading side of MessageStore."""
 
     @property
     def store_host(self) -> Host:
@@ -70,22 +74,22 @@ class ApiStore(Protocol):
 
     @property
     def min_offset(self) -> int:
-        """The first byte of the log that is still there."""
+        """The offset of the first byte of the log that is still there."""
         ...
 
     @property
     def max_offset(self) -> int:
-        """The end of what is written."""
+        """The end of the log."""
         ...
 
     @property
     def readable_offset(self) -> int:
-        """The end of what readers may see."""
+        """Where readers stop."""
         ...
 
     @property
     def dispatched_offset(self) -> int:
-        """The end of what the queues know."""
+        """How far replay has come: the queues know all records below it."""
         ...
 
     @property
@@ -100,7 +104,7 @@ class ApiStore(Protocol):
 
 
 class ApiBackend(Protocol):
-    """A node as its client API sees it. All methods are cheap and may be called from any thread."""
+    """A node as its client API sees it. All methods but put_encoded are cheap."""
 
     @property
     def store(self) -> ApiStore:
@@ -109,27 +113,27 @@ class ApiBackend(Protocol):
 
     @property
     def transfer(self) -> Transfer:
-        """Where synchronous puts wait."""
+        """The object in which synchronous puts wait."""
         ...
 
     def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
-        """Append through the write gate, in one go, all valid records of all payloads.
+        """Append all valid records of all payloads at once, through the write gate.
 
-        NotStoredError when the node is not writable (any more), StoreError when the disk refuses:
+        NotStoredError if the node is not writable (any more), StoreError if the store refuses:
         nothing was appended then.
         """
         ...
 
     def writable_reason(self) -> str | None:
-        """Say why puts are refused; None while the node is writable."""
+        """Return why puts are refused; None while the node is writable."""
         ...
 
     def can_confirm(self, sync_flush: bool) -> str | None:
-        """Say why a put with `acks` all cannot be confirmed now; None when it can."""
+        """Return why a put with `acks` all cannot be confirmed now; None if it can."""
         ...
 
     def never_flushed(self) -> str | None:
-        """Say why a put with sync_flush waits in vain as the slaves are configured; else None."""
+        """Return why the slaves can never confirm a put with sync_flush; else None."""
         ...
 
     def default_acks_all(self) -> bool:
@@ -141,7 +145,7 @@ class ApiBackend(Protocol):
         ...
 
     def wait_limit_ms(self, need: Need) -> float:
-        """Return the longest that a put may wait for `need`; the client may ask for less."""
+        """Return the maximum wait of a put for `need`; the client may ask for less."""
         ...
 
     def epoch(self) -> int:
@@ -153,7 +157,7 @@ class ApiBackend(Protocol):
         ...
 
     def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
-        """Return the committed positions whose records retention took, by queue."""
+        """Return, by queue, the committed positions whose records retention removed."""
         ...
 
     def master_map(self) -> MapInfo:
@@ -169,7 +173,7 @@ class ApiBackend(Protocol):
     ) -> None:
         """Call `callback()` from any thread after readable_offset or dispatched_offset moved.
 
-        The callback is cheap and takes no lock of the node's. While `readers_wait()` the queues
-        learn of new records sooner, at the expense of who puts.
+        The callback is cheap and takes no lock of the node's. While `readers_wait()` is true,
+        replay dispatches new records sooner, which costs puts some time.
         """
         ...

@@ -1,8 +1,8 @@
-"""Commits: one after the other for each group and topic; none takes a group back unawares.
+"""Commits of consumers' positions: one at a time for each group and topic.
 
 A commit that is lower than the group's position in a queue is refused whole, unless it names the
-queue in `back`: two consumers of one group would move it to and fro otherwise. A position that a
-failover cut away holds nobody back.
+queue in `back`; otherwise two consumers of one group would move the position back and forth. A
+position that a failover cut away is not compared.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hastore.server.api.puts import PutHandler
 
 
 class _Stored(NamedTuple):
-    """The last commit of a group in a topic that lies in the log, perhaps unconfirmed."""
+    """The last commit of a group in a topic that was appended, perhaps unconfirmed."""
 
     epoch: int
     offset: int
@@ -28,7 +28,7 @@ class _Stored(NamedTuple):
 
 
 class CommitHandler:
-    """Take commits; used by whoever holds the API's socket."""
+    """Take commits; the API's lock is held in every call."""
 
     def __init__(
         self,
@@ -40,7 +40,7 @@ class CommitHandler:
         wake: Callable[[], None],
         clock: Clock,
     ) -> None:
-        """`wake` sees to it that commits that were turned away are brought again."""
+        """Prepare; `wake` makes the API's thread offer postponed commits again."""
         self._backend = backend
         self._positions = positions
         self._puts = puts
@@ -49,15 +49,15 @@ class CommitHandler:
         self._wake = wake
         self._clock = clock
         self._under_way: set[tuple[str, str]] = set()
-        self._turned_away = False
-        self._stored: dict[tuple[str, str], _Stored] = {}  # until the table has read them
-        self.last_offset = 0  # the last commit confirmed here starts at this offset
+        self._postponed = False
+        self._stored: dict[tuple[str, str], _Stored] = {}  # until the PositionTable has read them
+        self.last_offset = 0  # where the last commit starts that was confirmed here
 
     def take(self, connection: Connection, request: Commit, came_ms: float) -> bool:
         """Take a commit, once the table has caught up; False while an earlier one is under way.
 
-        One that came at `came_ms` and has waited for its whole time is refused. UsageError when it
-        makes no record.
+        A commit that arrived at `came_ms` and has waited for its whole timeout is refused.
+        UsageError if it cannot be a record.
         """
         name = request.group, request.topic
         if self._clock.monotonic_ms() > came_ms + request.timeout_ms:
@@ -65,13 +65,13 @@ class CommitHandler:
             self._fail(connection, request.rid, "BUSY", text)
             return True
         if name in self._under_way:
-            self._turned_away = True
+            self._postponed = True
             return False
         if not self._positions.has_room(request):
             text = "too many consumer groups keep positions"
             self._fail(connection, request.rid, "BUSY", text)
             return True
-        if self._backend.writable_reason() is None:  # else the put says so
+        if self._backend.writable_reason() is None:  # else the put is refused with the reason
             behind = self._behind(request)
             if behind is not None:
                 self._fail(connection, request.rid, POSITION_BEHIND, behind)
@@ -81,8 +81,8 @@ class CommitHandler:
 
         def respond(done: PutDone) -> None:
             self._under_way.discard(name)
-            if self._turned_away:
-                self._turned_away = False
+            if self._postponed:
+                self._postponed = False
                 self._wake()
             if done.offsets and done.statuses is None and done.status.is_stored:
                 known = self._unread(request)
@@ -98,7 +98,7 @@ class CommitHandler:
         return True
 
     def _behind(self, request: Commit) -> str | None:
-        """Say where the group stands when a commit would take it back unawares."""
+        """Return where the group stands if a commit would move it back unasked, else None."""
         known = self._positions.find(request.group, request.topic)
         known.update(self._unread(request))
         lower = [
@@ -115,7 +115,7 @@ class CommitHandler:
         return f"group {request.group!r} in topic {request.topic!r} is {'; '.join(lower[:4])}{more}"
 
     def _unread(self, request: Commit) -> dict[int, Position]:
-        """Return the positions of commits in this log that the table has not read yet."""
+        """Return the positions of this log's last commit if the table has not read it yet."""
         name = request.group, request.topic
         stored = self._stored.get(name)
         if stored is None:
@@ -128,7 +128,7 @@ class CommitHandler:
         return {}
 
     def _is_there(self, topic: str, queue: int, place: Position) -> bool:
-        """Whether a position is one of this log."""
+        """Whether a position belongs to this log."""
         store = self._backend.store
         if place.epoch is not None and place.offset is not None:
             history, end = self._backend.history(), store.max_offset

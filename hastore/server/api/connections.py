@@ -1,19 +1,19 @@
-"""The client API's connections: accepted, read, bounded, ended.
-
-Used by whoever holds the API's lock.
+"""The client API's connections: accepted, read, bounded, ended. The API's lock is held throughout.
 
     accepted --greeting, READY--> silent --first message--> spoken --> ended
 
-What is bounded, and what happens at the bound:
+The bounds, and what happens at each:
 
-    the handshake                   5 s                        the connection is ended
-    a message that has begun        30 s to its last byte      ended
-    unfinished messages, all        HELD_BYTES_MAX             the oldest of more than a second is
-                                                               ended; without one, nothing is read
-                                                               of messages under way
-    messages read at once, of one   about MESSAGES_MAX         the next read is smaller
-    connections                     api.max_connections, and   a silent one is ended, the oldest
-                                    half of the descriptors    first; else the one that came last
+    handshake                       5 s                        the connection is ended
+    one message                     30 s from first to last    ended
+                                    byte
+    unfinished messages of all      HELD_BYTES_MAX             the connection with the oldest one
+    connections                                                is ended if that is older than a
+                                                               second; else reading of unfinished
+                                                               messages pauses
+    messages per read               about MESSAGES_MAX         the next read is smaller
+    connections                     api.max_connections, and   the oldest silent one is ended; if
+                                    half of the descriptors    there is none, the latest one
     half-open peers                 TCP keep-alive, 30 s       ended
 """
 
@@ -36,18 +36,18 @@ log = logging.getLogger(__name__)
 HANDSHAKE_MS = 5_000.0
 MESSAGE_MS = 30_000.0
 HELD_BYTES_MAX = 16 * 1024 * 1024
-CROWDED_MS = 1_000.0  # so long a message may take even when too many are unfinished
-CHECK_MS = 100.0  # between looks at who is late, once somebody may be
-PAUSE_MS = 20.0  # of reading from one connection, or of accepting without descriptors
+CROWDED_MS = 1_000.0  # a younger unfinished message is never ended for its bytes
+CHECK_MS = 100.0  # between checks for late connections, once one may be late
+PAUSE_MS = 20.0  # a pause in reading a connection, or in accepting without descriptors
 BACKLOG = 1_024
-ACCEPTS_MAX = 64  # in one turn
-RECEIVE_BYTES = 64 * 1024  # of one read, at most
+ACCEPTS_MAX = 64  # per iteration
+RECEIVE_BYTES = 64 * 1024  # the largest read, but for large frames
 RECEIVE_BYTES_FIRST = 2 * 1024
 RECEIVE_BYTES_MIN = 512
-MESSAGES_MAX = 256  # that one read should bring
-RECEIVE_BYTES_MAX = 512 * 1024  # when so much of one frame is still to come
+MESSAGES_MAX = 256  # aimed at per read
+RECEIVE_BYTES_MAX = 512 * 1024  # the largest read while a large frame is incomplete
 WARNINGS_PER_S = 10
-DESCRIPTORS_LEFT = 64  # to the links, the HTTP port and the like
+DESCRIPTORS_LEFT = 64  # for HA connections, the HTTP port and others
 CLOSING_READS_MAX = 64
 _IN = select.EPOLLIN
 _IN_OUT = select.EPOLLIN | select.EPOLLOUT
@@ -58,25 +58,25 @@ _NO_DESCRIPTORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 @dataclass(slots=True, eq=False)
 class Connection:
-    """One client's connection. `unsent` is what the kernel has not taken yet, in order."""
+    """One client's connection. `unsent`: replies that the kernel has not taken yet, in order."""
 
     sock: socket.socket
     descriptor: int
     peer: str
     zmtp: ZmtpConnection
-    begun_ms: float  # since when the handshake, or a message, is under way
+    begun_ms: float  # when the handshake, or the unfinished message, began
     unfinished: bool = True
     spoken: bool = False
     ended: bool = False
-    held_bytes: int = 0  # of an unfinished message
+    held_bytes: int = 0  # of the unfinished message
     run: int = 0
     next_at: int | None = None  # None: an earlier put of the run was refused
     parked: int = 0
     unsent: deque[bytes | bytearray | memoryview] = field(default_factory=deque)
     unsent_bytes: int = 0
-    watched: bool = False  # the epoll tells when the kernel takes more
+    watched: bool = False  # the epoll reports when the kernel takes more
     receive_bytes: int = RECEIVE_BYTES_FIRST  # of the next read
-    inbox: list[Message] = field(default_factory=list)  # read, but the turn's time was over
+    inbox: list[Message] = field(default_factory=list)  # read, but not handled in time
 
 
 class Connections:
@@ -93,7 +93,7 @@ class Connections:
         self._silent: dict[Connection, None] = {}  # oldest first
         self._unfinished: dict[Connection, None] = {}  # by `begun_ms`
         self._paused: dict[Connection, None] = {}
-        self._accepting_from_ms = 0.0  # later than now: without descriptors, accepting pauses
+        self._accepting_from_ms = 0.0  # accepting pauses until then, for want of descriptors
         self._warned_ms = -_NEVER
         self._unwarned = 0
         self.held_bytes = 0
@@ -101,16 +101,16 @@ class Connections:
         self.refused = 0
         self.ended = 0
         self.malformed = 0
-        self.left_parked = False  # one ended that had parked pulls
+        self.left_parked = False  # a connection with parked pulls has ended
 
     @property
     def count(self) -> int:
-        """The connections that are open."""
+        """The number of open connections."""
         return len(self._by_descriptor)
 
     @property
     def spoken(self) -> int:
-        """The connections that have sent a message."""
+        """The number of connections that have sent a message."""
         return len(self._by_descriptor) - len(self._silent)
 
     def find(self, descriptor: int) -> Connection | None:
@@ -122,9 +122,9 @@ class Connections:
         return list(self._by_descriptor.values())
 
     def accept(self, now_ms: float) -> list[Connection]:
-        """Accept who waits; each is to be sent what its `zmtp` has."""
+        """Accept waiting connections; the caller sends the output of each one's `zmtp`."""
         accepted: list[Connection] = []
-        if self._accepting_from_ms:  # until `check` has ended the pause
+        if self._accepting_from_ms:  # `check` ends the pause
             return accepted
         for _ in range(ACCEPTS_MAX):
             try:
@@ -147,10 +147,10 @@ class Connections:
     def receive(
         self, connection: Connection, now_ms: float, *, broken: bool = False
     ) -> list[Message]:
-        """Return the messages that became whole by one read; ends the connection at its end.
+        """Return the messages that one read completed; ends a connection that the client closed.
 
-        `broken`: the epoll told of an error, so that a read learns of it. What its `zmtp` has to
-        send afterwards is the caller's to send.
+        `broken`: the epoll reported an error, so the read must happen to learn of it. The caller
+        sends the output of its `zmtp` afterwards.
         """
         zmtp = connection.zmtp
         size = connection.receive_bytes
@@ -182,7 +182,7 @@ class Connections:
         if messages and not connection.spoken:
             connection.spoken = True
             self._silent.pop(connection, None)
-        if len(messages) > MESSAGES_MAX:  # what is left in the kernel waits for its next turn
+        if len(messages) > MESSAGES_MAX:  # the rest waits in the kernel for the next iteration
             fewer = connection.receive_bytes * MESSAGES_MAX // len(messages)
             connection.receive_bytes = max(RECEIVE_BYTES_MIN, fewer)
         elif len(data) >= connection.receive_bytes and len(messages) <= MESSAGES_MAX // 2:
@@ -190,14 +190,14 @@ class Connections:
         return messages
 
     def watch_for_room(self, connection: Connection) -> None:
-        """Let the epoll tell when the kernel takes more, while something is unsent."""
+        """Let the epoll report when the kernel takes more, while there are unsent bytes."""
         wanted = bool(connection.unsent)
         if wanted is not connection.watched:
             connection.watched = wanted
             self._watch(connection)
 
     def end(self, connection: Connection, reason: str) -> None:
-        """Close a connection for a reason, which is logged; the client is told if it still can."""
+        """Close a connection and log the reason; the client gets it if it can still be sent."""
         if connection.ended:
             return
         self.ended += 1
@@ -218,10 +218,10 @@ class Connections:
             self._forget(connection)
 
     def wait_ms(self, now_ms: float) -> float:
-        """Return how long the loop may sleep before `check`; infinity: as long as it likes."""
+        """Return how long the loop may sleep before `check`; infinity: no check is due."""
         due = _NEVER
         first = next(iter(self._unfinished), None)
-        if first is not None:  # a handshake behind a message that takes long has its own deadline
+        if first is not None:  # a later handshake may be due before an earlier message
             due = max(first.begun_ms + HANDSHAKE_MS, now_ms + CHECK_MS)
         if self._paused:
             due = min(due, now_ms + PAUSE_MS)
@@ -230,7 +230,7 @@ class Connections:
         return max(0.0, due - now_ms)
 
     def check(self, now_ms: float) -> None:
-        """End who is late, and go on with what was paused."""
+        """End late connections, and resume paused ones."""
         for connection in list(self._unfinished):
             limit_ms = MESSAGE_MS if connection.zmtp.is_open else HANDSHAKE_MS
             if now_ms < connection.begun_ms + HANDSHAKE_MS:
@@ -245,11 +245,11 @@ class Connections:
             self._relieve(now_ms)
 
     def close(self) -> None:
-        """Close all connections, after what was sent; and the epoll."""
+        """Close all connections in order, so that sent replies still arrive, and the epoll."""
         for connection in self.all():
             try:
                 connection.sock.shutdown(socket.SHUT_WR)
-                for _ in range(CLOSING_READS_MAX):  # unread bytes would reset it
+                for _ in range(CLOSING_READS_MAX):  # unread bytes would turn the close into a reset
                     if not connection.sock.recv(RECEIVE_BYTES):
                         break
             except OSError as failure:
@@ -257,7 +257,7 @@ class Connections:
             self._forget(connection)
         self.epoll.close()
 
-    # -- behind the scenes
+    # -- internal
 
     def _take_up(
         self, sock: socket.socket, address: tuple[str, int], now_ms: float
@@ -290,17 +290,17 @@ class Connections:
         self.end(victim, reason)
 
     def _pause_accepting(self, failure: OSError, now_ms: float) -> None:
-        """Without descriptors a silent connection makes room; without one, who waits waits."""
+        """End a silent connection for its descriptor; without one, stop accepting for PAUSE_MS."""
         self._warn(f"cannot accept: {failure}; raise the limit of open files")
         victim = next(iter(self._silent), None)
         if victim is not None:
-            self.end(victim, "its descriptor is needed")
+            self.end(victim, "its descriptor is needed for another connection")
             return
         self._accepting_from_ms = now_ms + PAUSE_MS
         self.epoll.unregister(self.listener_descriptor)
 
     def _note_unfinished(self, connection: Connection, some_ended: bool, now_ms: float) -> None:
-        """Follow whether a message, or the handshake, is under way, and how much is kept of it."""
+        """Track whether a message or the handshake is unfinished, and the bytes held of it."""
         zmtp = connection.zmtp
         held = zmtp.held_bytes
         self.held_bytes += held - connection.held_bytes
@@ -317,13 +317,13 @@ class Connections:
             self._relieve(now_ms, connection)
 
     def _relieve(self, now_ms: float, latest: Connection | None = None) -> None:
-        """Keep unfinished messages within their bound: end the oldest, or pause the latest."""
+        """Keep unfinished messages within HELD_BYTES_MAX: end the oldest, or pause `latest`."""
         while self.held_bytes >= HELD_BYTES_MAX:
             oldest = next((each for each in self._unfinished if each.held_bytes), None)
             if oldest is None or now_ms < oldest.begun_ms + CROWDED_MS:
                 break
             held = f"{HELD_BYTES_MAX} bytes of unfinished messages"
-            self.end(oldest, f"{held}, and its own is the oldest")
+            self.end(oldest, f"{held}, and this one's is the oldest")
         if self.held_bytes < HELD_BYTES_MAX:
             paused, self._paused = self._paused, {}
             for connection in paused:
@@ -352,19 +352,19 @@ class Connections:
         connection.sock.close()
 
     def _warn(self, text: str) -> None:
-        """Log a warning; under a flood of them only some, and how many were left out."""
+        """Log a warning, at most WARNINGS_PER_S; the next one counts those left out."""
         now = self._clock.monotonic_ms()
         if now < self._warned_ms + 1_000.0 / WARNINGS_PER_S:
             self._unwarned += 1
             return
         self._warned_ms = now
-        more = f" ({self._unwarned} like it were not logged)" if self._unwarned else ""
+        more = f" ({self._unwarned} other warnings were not logged)" if self._unwarned else ""
         self._unwarned = 0
         log.warning("api: %s%s", text, more)
 
 
 def _affordable(limit: int) -> int:
-    """Return how many connections there may be: the store's files take half of the descriptors."""
+    """Return the possible number of connections; half of the descriptors are the store's."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
         return limit

@@ -1,15 +1,15 @@
-"""A reader's position against a node's epoch history: pure.
+"""Compare a reader's position with a node's epoch history. Pure.
 
 A position names the record before it as (epoch, offset). Equal (epoch, offset) means equal bytes,
-so it holds on every node whose history gives that offset to that epoch. Where the history
-disagrees, the reader saw records that a failover cut away; the common point is where both
-histories still agreed. Of an epoch that never joined this history nobody here knows where it began,
-perhaps below the epochs before it: the common point is then the log's beginning, since what the
-reader has not read must not be passed over.
+so a position is valid on every node whose history assigns that offset to that epoch. If the history
+disagrees, the reader saw records that a failover cut away; the common point is where both histories
+still agree. If this history has a later epoch but not the position's, this node does not know where
+that epoch began, perhaps below earlier epochs: the common point is then the beginning of the log,
+so that the reader skips no record.
 
-Of what a history has forgotten (its first entry is of FLOOR_EPOCH) a position of an older epoch
-cannot be judged any more: it is LOST, and the reader begins where the log did. A record that was
-read when it was forgotten already has the epoch FLOOR_EPOCH: its offset alone is its place.
+A history may have forgotten its oldest entries; its first entry then has FLOOR_EPOCH. A position of
+a forgotten epoch cannot be compared: it is LOST, and the common point is where the history begins.
+A record read after its epoch was forgotten has FLOOR_EPOCH; only its offset is compared.
 """
 
 from collections.abc import Sequence
@@ -17,15 +17,16 @@ from enum import Enum
 
 from hastore.ha.rules.epochs import FLOOR_EPOCH
 
-History = Sequence[tuple[int, int]]  # (epoch, start offset), both rising; empty: all is epoch 0
+# (epoch, start offset), both rising; empty: the whole log is epoch 0
+History = Sequence[tuple[int, int]]
 
 
 class Standing(Enum):
     """How a position relates to a node's log."""
 
     AGREED = "agreed"
-    BEHIND = "behind"  # this node has not come that far
-    LOST = "lost"
+    BEHIND = "behind"  # the position is beyond this log's end
+    LOST = "lost"  # its record is not in this log
 
 
 def check_position(
@@ -33,11 +34,11 @@ def check_position(
 ) -> tuple[Standing, int]:
     """Compare (epoch, offset) with a history whose log ends at `end_offset`.
 
-    Returns the standing, and for LOST the byte offset of the last common point, or a lower one.
+    Returns the standing and, for LOST, the byte offset of the last common point or a lower one.
     """
     if epoch == FLOOR_EPOCH:
         return _reached(end_offset, offset)
-    if history and history[0][0] == FLOOR_EPOCH and epoch < last_forgotten(history):
+    if history and history[0][0] == FLOOR_EPOCH and epoch < _oldest_known(history):
         return Standing.LOST, history[0][1]
     start = 0 if epoch == 0 else None  # every history begins with epoch 0
     after = None  # where the next epoch starts
@@ -47,7 +48,7 @@ def check_position(
             break
         if each == epoch:
             start = each_start
-    if start is None:  # an epoch this node has not heard of yet, or a rival's
+    if start is None:  # not known here yet, or of a rival master
         return (Standing.BEHIND, end_offset) if after is None else (Standing.LOST, 0)
     if after is not None and offset >= after:
         return Standing.LOST, after
@@ -60,8 +61,8 @@ def _reached(end_offset: int, offset: int) -> tuple[Standing, int]:
     return (Standing.AGREED, offset) if offset < end_offset else (Standing.BEHIND, end_offset)
 
 
-def last_forgotten(history: History) -> int:
-    """Return the epoch below which a history with forgotten entries knows none."""
+def _oldest_known(history: History) -> int:
+    """Return the oldest epoch in a history with forgotten entries; FLOOR_EPOCH if it has none."""
     return history[1][0] if len(history) > 1 else FLOOR_EPOCH
 
 

@@ -1,12 +1,12 @@
-"""Committed positions: records of HASTORE_POSITIONS, each group and topic's latest kept at hand.
+"""Committed positions: a table of each group's latest ones, read from the log.
 
     topic HASTORE_POSITIONS, queue 0; KEYS = the consumer group; body (JSON):
     {"group": G, "topic": T, "positions": {"<queue>": [queue_offset, epoch|null, offset|null]},
-     "origins": {"<queue>": where the commit lay that this repeats}}
+     "origins": {"<queue>": offset in the log of the commit that this one repeats}}
 
-A commit is a put like any other, confirmed like any other, so a position survives what the messages
-survive; those that retention would take are written anew (kept_positions.py), with `origins`. Each
-node follows the topic up to its own readable offset: a slave answers too.
+A commit is an ordinary put and is confirmed as one, so positions are as durable as messages.
+Positions whose records retention would remove are written again (kept_positions.py), with
+`origins`. Each node reads the topic up to its own readable offset, so slaves answer too.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _CHUNK_BYTES = 1024 * 1024
 
 
 class PositionTable:
-    """The latest committed positions; used by whoever holds the API's socket."""
+    """The latest committed positions; the API's lock is held in every call."""
 
     def __init__(self, backend: ApiBackend, clock: Clock) -> None:
         self._backend = backend
         self._clock = clock
-        self._latest = PositionMap()  # of the records that were in the log when it was read
+        self._latest = PositionMap()  # from the records read so far
         self._reader = CommitReader(clock, near_end=True)
         self._next: int | None = None  # the next queue offset to read
         self._last: tuple[int, int] | None = None  # (epoch, offset) of the record read last
 
     def record_of(self, commit: Commit) -> bytes:
-        """Return the record that keeps a commit."""
+        """Return a commit as a record."""
         places = {
             queue: (place.queue_offset, place.epoch, place.offset)
             for queue, place in commit.positions.items()
@@ -47,7 +47,7 @@ class PositionTable:
         return commit_record(body, self._clock.wall_ms())
 
     def has_room(self, commit: Commit) -> bool:
-        """Whether what a commit adds would still be kept."""
+        """Whether the table has room for the queues that a commit adds."""
         group, topic = commit.group, commit.topic
         known = self._latest.find(group, topic)
         more = sum(1 for queue in commit.positions if queue not in known)
@@ -55,8 +55,8 @@ class PositionTable:
 
     def find(self, group: str, topic: str) -> dict[int, Position]:
         """Return the latest positions of a group in a topic, as far as `catch_up` came."""
-        # Asked behind the log: what retention takes is kept there before it goes. Of bytes that
-        # are still in the log, the log itself says what holds: a flip may have cut what was kept.
+        # `kept` is read after the log: retention saves positions there before it removes them.
+        # For bytes still in the log only the log counts, since a flip may have cut what was kept.
         kept = self._backend.kept_positions(group, topic)
         latest = self._latest.find(group, topic)
         found = {**kept, **newest(below(kept, self._backend.store.min_offset), latest)}
@@ -67,7 +67,7 @@ class PositionTable:
         return self._last is not None and self._last[1] >= offset
 
     def catch_up(self) -> bool:
-        """Read on, at most 1 MiB; whether the readable end was reached."""
+        """Read on, at most 1 MiB; return whether the readable end was reached."""
         store = self._backend.store
         known = store.queues.queue_range(POSITIONS_TOPIC, QUEUE)
         if known is None:
@@ -81,7 +81,7 @@ class PositionTable:
             store.reader, max(self._next or 0, known[0]),
             max_messages=4096, max_bytes=_CHUNK_BYTES, limit_offset=store.readable_offset,
         )  # fmt: skip
-        if self._backend.history() != history:  # a flip may have cut away what was read just now
+        if self._backend.history() != history:  # a flip may have cut away the bytes just read
             return False
         if pulled is None:
             return True
@@ -95,7 +95,7 @@ class PositionTable:
         self._last = None
 
     def _still_there(self, known: tuple[int, int]) -> bool:
-        """Whether what was read is still this log's: a rewind may have cut it."""
+        """Whether the log still has the records read: a rewind may have cut them."""
         if self._next is not None and self._next > known[1]:
             return False
         if self._last is None:
@@ -108,4 +108,4 @@ class PositionTable:
         for offset, body in read_commits(records):
             self._last = (epoch_at(history, offset), offset)
             if body is not None:
-                self._latest.take(body, offset)  # without room it is not kept: has_room said so
+                self._latest.take(body, offset)  # dropped without room, as has_room tells

@@ -1,4 +1,4 @@
-"""Pulls: answered at once, or parked until something readable comes or their time is up."""
+"""Pulls: answered at once, or parked until a record becomes readable or their wait ends."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hastore.clock import Clock
 from hastore.heap import keep_freed
 from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
 from hastore.record.codec import decode_record
+from hastore.record.layout import header_struct
 from hastore.record.properties import MAX_CREATED_TOPIC
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
@@ -24,11 +25,12 @@ from hastore.server.api.history import (
 Answer = Callable[[Connection, Pulled | Failed, bytes | None], None]
 MAX_PARKED = 10_000
 MAX_PARKED_OF_ONE = 1_024
-LATELY_MS = 50.0
-EXPIRE_MS = 5.0  # between looks at whose time is up, when many are parked
+LATELY_MS = 50.0  # a reader whose pull was parked so recently is about to pull again
+EXPIRE_MS = 5.0  # between checks for ended waits, when many pulls are parked
 MANY = 100
 UNREAD = "earlier replies are not read yet"
-KEPT_BYTES = 8 * 1024 * 1024  # of freed memory, for the next replies
+KEPT_BYTES = 8 * 1024 * 1024  # of freed memory, kept for the next replies
+_PHYSICAL_OFFSET = header_struct("physical_offset")
 _STATUSES = {status.name: status for status in PullStatus}
 
 
@@ -40,7 +42,7 @@ class _Parked:
 
 
 class PullHandler:
-    """Answer pulls within the readable offset; used by whoever holds the API's socket."""
+    """Answer pulls up to the readable offset; the API's lock is held in every call."""
 
     def __init__(
         self,
@@ -66,16 +68,16 @@ class PullHandler:
         if not self._has_room(connection):
             self._answer(connection, _busy(request), None)
             return
-        self.parked += 1  # before looking: what becomes readable from here on wakes the loop
+        self.parked += 1  # before reading: records that become readable from now on wake the loop
         reply: Pulled | Failed
         try:
             reply, records = self._pull(request)
-        except Exception as failure:  # the pull's own
+        except Exception as failure:  # this pull's failure; the others go on
             reply, records = self._failed(request, failure), None
         if (
             reply.status not in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE)
             or request.wait_ms == 0
-            or (  # of such a name nothing ever comes; parked names are to stay small
+            or (  # no topic can have such a name; parked names stay short
                 reply.status is PullStatus.NO_SUCH_QUEUE and len(request.topic) > MAX_CREATED_TOPIC
             )
             or self.parked > MAX_PARKED
@@ -92,20 +94,20 @@ class PullHandler:
         self._parked_ms = deadline_ms - request.wait_ms
 
     def lately_parked(self, now_ms: float) -> bool:
-        """Whether a pull waits, or did a moment ago: its reader comes again when it has read."""
+        """Whether a pull is parked, or was within LATELY_MS: its reader will pull again soon."""
         return self.parked > 0 or now_ms - self._parked_ms < LATELY_MS
 
     def wait_ms(self, now_ms: float) -> float:
-        """Return how long until a parked pull's time is up; infinity without any."""
+        """Return the time until the first parked pull's wait ends; infinity without any."""
         return max(0.0, self._next_deadline_ms - now_ms) if self.parked else float("inf")
 
     def advance(self) -> None:
-        """Answer the parked pulls for which something has become readable."""
+        """Answer the parked pulls for which a record has become readable."""
         for key in list(self._parked):
             waiting = self._parked[key]
             try:
                 known = self._backend.store.queues.queue_range(*key)
-            except Exception as failure:  # of all that wait for this queue
+            except Exception as failure:  # it affects all pulls parked for this queue
                 for each in waiting:
                     self._end(each, self._failed(each.request, failure), None)
                 del self._parked[key]
@@ -120,14 +122,14 @@ class PullHandler:
             self._keep(key, kept)
 
     def forget_ended(self) -> None:
-        """Give up the parked pulls of connections that have ended."""
+        """Drop the parked pulls of connections that have ended."""
         for key in list(self._parked):
             kept = [each for each in self._parked[key] if not each.connection.ended]
             self.parked -= len(self._parked[key]) - len(kept)
             self._keep(key, kept)
 
     def expire(self, now: float) -> None:
-        """Answer the parked pulls whose time is up."""
+        """Answer the parked pulls whose wait has ended."""
         if now < self._next_deadline_ms:
             return
         self._next_deadline_ms = float("inf")
@@ -150,7 +152,7 @@ class PullHandler:
             del self._parked[key]
 
     def _try(self, parked: _Parked) -> bool:
-        """Answer a parked pull if there is something to say; whether it was."""
+        """Answer a parked pull unless nothing is new; return whether it was answered."""
         reply, records = self._look(parked)
         if reply.status in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE):
             return False
@@ -158,7 +160,7 @@ class PullHandler:
         return True
 
     def _look(self, parked: _Parked) -> tuple[Pulled | Failed, bytes | None]:
-        """Return what a parked pull is to be told now. A failure of it is its own."""
+        """Return the answer of a parked pull as of now; a failure affects this pull only."""
         if parked.connection.ended or not self._has_room(parked.connection):
             return _busy(parked.request), None
         try:
@@ -169,7 +171,7 @@ class PullHandler:
     def _end(self, parked: _Parked, reply: Pulled | Failed, records: bytes | None) -> None:
         self.parked -= 1
         parked.connection.parked -= 1
-        self._answer(parked.connection, reply, records)  # to one that has ended it goes nowhere
+        self._answer(parked.connection, reply, records)  # dropped if the connection has ended
 
     def _failed(self, request: Pull, failure: Exception) -> Failed:
         what = f"a pull of queue {request.queue_id} of {request.topic!r}"
@@ -177,8 +179,8 @@ class PullHandler:
         return Failed(request.rid, status, reason, master_of(self._backend, self._failures))
 
     def _pull(self, request: Pull) -> tuple[Pulled, bytes | None]:
-        """Look, and look again when a flip came between: what was read may be cut away by then, and
-        the new history says nothing of it.
+        """Read, and read again if the epoch history changed meanwhile: the records may have been
+        cut away, and the new history does not cover them.
         """
         history = self._backend.history()
         while True:
@@ -207,7 +209,7 @@ class PullHandler:
         )
         status = _STATUSES[found.status.name]
         if status is PullStatus.OFFSET_TOO_LARGE and place.epoch is not None:
-            status = PullStatus.NO_NEW  # its record is here; what follows is not dispatched yet
+            status = PullStatus.NO_NEW  # its record is here; later ones are not dispatched yet
         reply = Pulled(
             request.rid,
             status,
@@ -222,16 +224,17 @@ class PullHandler:
         return reply, (found.records if found.count else None)
 
     def _epochs(self, history: History, records: bytes) -> list[tuple[int, int]]:
-        first = int.from_bytes(records[28:36], "big")  # physicalOffset of the first record
+        """Return the epochs from the first of the records on."""
+        (first,) = _PHYSICAL_OFFSET.unpack_from(records)
         return epochs_of(history, first, self._backend.store.max_offset)
 
     def _lost(self, history: History, request: Pull, common: int) -> Pulled:
-        """Name the last position of the queue that lies wholly below the common point."""
+        """Answer with the position after the queue's last record below the common point."""
         store = self._backend.store
         known = store.queues.queue_range(request.topic, request.queue_id) or (0, 0)
         low, high = known[0], min(known[1], request.position.queue_offset)
         before: tuple[int, int] | None = None
-        while low < high:  # the last record that ends at or below the common point
+        while low < high:  # find the last record that starts below the common point
             middle = (low + high) // 2
             offset = self._offset_of(request, middle)
             if offset is not None and offset < common:

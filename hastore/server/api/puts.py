@@ -1,8 +1,8 @@
-"""Puts: gathered, admitted, appended in one go, answered once they are confirmed as asked.
+"""Puts: admitted, gathered, appended together, and answered once confirmed at the level asked for.
 
-A put goes take() -> append() -> done() -> finish(). take and append belong to the API's
-thread, finish to whoever holds its socket; done comes from whichever thread learnt of the
-confirmation, which sees to it that `finish` follows.
+A put goes take() -> append() -> done() -> finish(). The API's thread calls take and append; finish
+is called with the API's lock held. done is called by the thread that learns of the confirmation,
+and Transfer.after_done makes finish follow.
 """
 
 from __future__ import annotations
@@ -31,12 +31,16 @@ log = logging.getLogger(__name__)
 
 MASTER_MEM = "MASTER_MEM"
 ALL = -1
-_OK, _CONFIRMED = Status.PUT_OK, Outcome.CONFIRMED  # looked up once
+_OK, _CONFIRMED = Status.PUT_OK, Outcome.CONFIRMED  # looked up once, not for each put
 _DISK_FAILED = frozenset({Status.TIMEOUT, Status.SERVICE_NOT_AVAILABLE})
 
 
 class PendingPut(msgspec.Struct):
-    """A put between its arrival and its answer. `respond` None: nobody is to be answered."""
+    """A put between its arrival and its answer.
+
+    `respond` gets the outcome of a record that the node itself writes (a commit); None for a
+    client's put, which is answered on its connection.
+    """
 
     connection: Connection
     request: Put
@@ -46,12 +50,12 @@ class PendingPut(msgspec.Struct):
     deadline_ms: float
     epoch: int = 0
     results: Sequence[PutResult] = ()
-    count: int = 0  # of its records, once they are appended
+    count: int = 0  # of its records, set by the append
     size_bytes: int = 0
 
 
 class Refusal(NamedTuple):
-    """Why a put is refused; `final`: no later attempt fares better as the group is configured."""
+    """Why a put is refused; `final`: with this configuration of the group, retries fail too."""
 
     status: Status
     reason: str
@@ -59,10 +63,10 @@ class Refusal(NamedTuple):
 
 
 class PutHandler:
-    """Take puts, keep the bounds on what waits, and answer each exactly once.
+    """Take puts, bound the puts that wait, and answer each exactly once.
 
-    Where a failure leaves open whether a put is stored, its connection is ended: that says neither,
-    and the client sends the put again with the same numbers.
+    If a failure leaves it unknown whether a put is stored, its connection is ended: that claims
+    neither, and the client sends the put again with the same sequence numbers.
     """
 
     def __init__(
@@ -86,13 +90,14 @@ class PutHandler:
         self.pending_puts = 0
         self.pending_bytes = 0
         self.refused = 0
-        self._told: str | None = None  # the last failure that was logged
-        self._admitted: tuple[int, bool] | None = None  # acks and sync_flush, until the append
+        self._logged: str | None = None  # the last append failure that was logged
+        # (acks, sync_flush) that the node accepts until the next append.
+        self._admitted: tuple[int, bool] | None = None
         self._host = backend.store.store_host.packed
 
     @property
     def gathered(self) -> int:
-        """The puts that wait for `append`."""
+        """The number of puts that wait for `append`."""
         return len(self._gathered)
 
     @property
@@ -101,7 +106,7 @@ class PutHandler:
         return bool(self._done)
 
     def take(self, connection: Connection, request: Put, payload: bytes, now: float) -> None:
-        """Admit a client's put for the next append, or refuse it."""
+        """Admit a client's put to the next append, or refuse it."""
         acks = request.acks if request.acks is not None else self._default_acks()
         run = request.run
         follows = not run or (
@@ -136,7 +141,7 @@ class PutHandler:
             respond(PutDone(request.rid, refusal.status, 0, reason=refusal.reason))
 
     def append(self, now: float) -> None:
-        """Append what was gathered, in one go; what needs no confirmation is answered at once."""
+        """Append all gathered puts at once; those that need no confirmation are answered here."""
         puts = self._gathered
         self._admitted = None
         if not puts:
@@ -150,28 +155,28 @@ class PutHandler:
             self._refuse_all(puts, refusal.status, str(refusal))
             return
         except StoreError as failure:
-            if str(failure) != self._told:  # once for each reason, not for each try of each client
+            if str(failure) != self._logged:  # not again for each retry of each client
                 log.error("api: nothing was appended: %s", failure)
-            self._told = str(failure)
+            self._logged = str(failure)
             self._refuse_all(puts, Status.SERVICE_NOT_AVAILABLE, str(failure))
             return
-        except Exception as failure:  # bytes may be stored
+        except Exception as failure:  # records may be stored
             _, reason = self._failures.note("an append", failure)
             for put in puts:
                 self._leave_open(put, f"its put may be stored, or not: {reason}")
             return
-        self._told = None
+        self._logged = None
         for put, of_put in zip(puts, results, strict=True):
             put.results = of_put
             put.epoch = epoch
             put.payload = b""
             try:
                 self._wait_or_answer(put, now)
-            except Exception as failure:  # the put's own
+            except Exception as failure:  # this put's failure; the others go on
                 self._give_up(put, failure)
 
     def finish(self) -> None:
-        """Answer the puts whose outcome is known by now."""
+        """Answer the puts whose outcome is known."""
         done = self._done
         while done:
             put, outcome, level = done.popleft()
@@ -180,23 +185,23 @@ class PutHandler:
             try:
                 status = _OK if outcome is _CONFIRMED else Status[outcome.value]
                 self._respond(put, status, level)
-            except Exception as failure:  # the put's own
+            except Exception as failure:  # this put's failure; the others go on
                 self._give_up(put, failure)
 
     def _give_up(self, put: PendingPut, failure: Exception) -> None:
-        """Deal with a put that is stored, but whose answer failed."""
+        """Handle a put that is stored but could not be answered."""
         _, reason = self._failures.note("the answer to a put", failure)
         self._leave_open(put, f"its put cannot be answered: {reason}")
 
     def _leave_open(self, put: PendingPut, reason: str) -> None:
-        """Say of a put neither that it is stored nor that it is not."""
-        if put.respond is not None:  # who waits for it must hear of it
+        """End a put whose outcome is unknown without saying that it is, or is not, stored."""
+        if put.respond is not None:  # its caller waits for the call
             put.respond(PutDone(put.request.rid, Status.TIMEOUT, 0, reason=reason))
         else:
             self._end(put.connection, reason)
 
     def _check(self, acks: int, sync_flush: bool) -> Refusal | None:
-        """Return why a put is refused; asks the node once for all puts of one append."""
+        """Return why a put is refused; asks the node once per append and level, not per put."""
         if self._admitted != (acks, sync_flush):
             backend = self._backend
             try:
@@ -230,7 +235,7 @@ class PutHandler:
         self.gathered_bytes += put.size_bytes
 
     def _wait_or_answer(self, put: PendingPut, now: float) -> None:
-        """Wait for what an appended put needs; answer one that needs nothing, or stored nothing."""
+        """Let an appended put wait; answer it if it needs no confirmation or stored nothing."""
         need = self._need(put)
         results = put.results
         if isinstance(results, UniformResults):
@@ -243,7 +248,7 @@ class PutHandler:
                 if not end_offset:
                     self._refuse_all([put], failed.status, failed.reason or "")
                     return
-                if put.request.run:  # nothing of it may overtake what is missing
+                if put.request.run:  # later puts of the run must not overtake the missing record
                     put.connection.next_at = None
         if need is None or not end_offset:
             self._respond(put, _OK, MASTER_MEM)
@@ -260,7 +265,7 @@ class PutHandler:
         except BaseException:
             self.pending_puts -= put.count
             self.pending_bytes -= put.size_bytes
-            put.count = put.size_bytes = 0  # should `done` come after all
+            put.count = put.size_bytes = 0  # in case `done` is called after all
             raise
 
     def _need(self, put: PendingPut) -> Need | None:
@@ -333,7 +338,7 @@ class PutHandler:
         return (statuses if differs else None), hosts, reason
 
     def _original(self, offset: int) -> Record | None:
-        """Return a duplicate's original; None also where the disk does not read it."""
+        """Return a duplicate's original; None if the disk cannot read it either."""
         try:
             return self._backend.store.reader.record_at(offset)
         except (OSError, StoreError) as failure:
@@ -363,13 +368,13 @@ class PutHandler:
         master = None
         if status is Status.SERVICE_NOT_AVAILABLE:
             master = master_of(self._backend, self._failures)
-        statuses = [status] if final else None  # with it a client does not try again
+        statuses = [status] if final else None  # tells the client not to retry
         done = PutDone(request.rid, status, 0, statuses=statuses, reason=reason, master=master)
         self._answer(connection, done)
 
 
 def _failed(results: Sequence[PutResult]) -> PutResult | None:
-    """Return a result that the disk is to blame for, one that may be stored before all others."""
+    """Return a result that failed because of the disk; one that may be stored is preferred."""
     failed = [result for result in results if result.status in _DISK_FAILED]
     return min(failed, key=lambda result: result.status is not Status.TIMEOUT, default=None)
 

@@ -1,4 +1,4 @@
-"""The requests that only read: by key, by offset, by time, topics, the map, the status."""
+"""Requests that only read: by key, by offset, by time, topics, the cluster map, the status."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def answer_query(
     backend: ApiBackend,
     request: FindKey | FindOffset | FindTime | AskMap | AskStatus | AskTopics,
 ) -> Answer:
-    """Return the reply to a reading request, and its payload."""
+    """Return the reply to a request that only reads, and its payload."""
     if isinstance(request, AskMap):
         return Map(request.rid, backend.master_map()), None
     if isinstance(request, AskStatus):

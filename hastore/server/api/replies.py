@@ -1,7 +1,8 @@
-"""What the client API sends: gathered in a turn, sent together, bounded exactly.
+"""Replies of the client API: gathered during an iteration, sent together, bounded exactly.
 
-Replies of one turn to one connection leave in one system call. What the kernel does not take stays
-in the connection's `unsent` and goes on when the epoll tells of room; nobody waits for a reader.
+Replies of one iteration to one connection are sent by one system call. Bytes that the kernel does
+not take stay in the connection's `unsent` and are sent when the epoll reports room; the API never
+waits for a client that reads slowly. The API's lock is held in every call.
 """
 
 from __future__ import annotations
@@ -16,35 +17,30 @@ from hastore.server.api.connections import Connection, Connections
 
 log = logging.getLogger(__name__)
 
-UNSENT_OF_ONE_BYTES = 8 * 1024 * 1024  # beyond it no further pull or query is answered
-UNSENT_BYTES = 24 * 1024 * 1024  # the same for all connections together
-ENDED_AT_BYTES = 20 * 1024 * 1024  # beyond it a connection is ended
-ENDED_AT_BYTES_ALL = 40 * 1024 * 1024  # beyond it the one with the most is
-GATHERED_BYTES_MAX = 256 * 1024  # beyond it a turn's replies to one connection are sent at once
-BUFFERS_MAX = 64  # that one system call sends
+UNSENT_OF_ONE_BYTES = 8 * 1024 * 1024  # beyond it, no further pull or query is answered
+UNSENT_BYTES = 24 * 1024 * 1024  # the same, for all connections together
+ENDED_AT_BYTES = 20 * 1024 * 1024  # beyond it, the connection is ended
+ENDED_AT_BYTES_ALL = 40 * 1024 * 1024  # beyond it, the connection with the most is ended
+GATHERED_BYTES_MAX = 256 * 1024  # beyond it, gathered replies to a connection are sent at once
+BUFFERS_MAX = 64  # per system call
 _JOIN_BYTES_MAX = 32 * 1024
 
 
 class Replies:
-    """Send replies; used by whoever holds the API's lock."""
+    """Send replies to clients."""
 
     def __init__(self, on_unencodable: Callable[[Connection, api.Reply, Exception], None]) -> None:
-        """Prepare; `on_unencodable` deals with a reply that cannot be encoded, and may send."""
+        """Prepare; `on_unencodable` handles a reply that cannot be encoded, and may call `send`."""
         self._on_unencodable = on_unencodable
         self._connections: Connections
-        self._gathered: dict[Connection, None] = {}  # who has something new to send
+        self._gathered: dict[Connection, None] = {}  # the connections with new replies
 
     def open(self, connections: Connections) -> None:
-        """Say whose connections these are; once, before the first reply."""
+        """Set the connections; called once, before the first reply."""
         self._connections = connections
 
-    @property
-    def unsent_bytes(self) -> int:
-        """The bytes of replies, of all connections, that the kernel has not taken."""
-        return self._connections.unsent_bytes
-
     def send(self, connection: Connection, reply: api.Reply, payload: bytes | None = None) -> None:
-        """Gather a reply for `flush`; one to a connection that has ended goes nowhere.
+        """Gather a reply for `flush`; a reply to a connection that has ended is dropped.
 
         A reply that cannot be encoded goes to `on_unencodable`; no byte of it is gathered.
         """
@@ -68,22 +64,22 @@ class Replies:
             if connection.watched:
                 self._bound(connection)
             else:
-                self.flush_one(connection)  # the kernel holds it rather than this process
+                self.flush_one(connection)  # the kernel holds the bytes then, not this process
 
     def send_raw(self, connection: Connection) -> None:
-        """Gather what the connection's protocol has to send: greeting, READY, PONG."""
+        """Gather the ZMTP output of a connection: greeting, READY, PONG."""
         if not connection.ended:
             self._gather(connection, connection.zmtp.take_output())
 
     def flush(self) -> None:
-        """Send what was gathered since the last call."""
+        """Send the replies gathered since the last call."""
         while self._gathered:
             connection, _ = self._gathered.popitem()
             if not connection.ended:
                 self.flush_one(connection)
 
     def flush_one(self, connection: Connection) -> None:
-        """Send what is unsent to one connection, as far as the kernel takes it."""
+        """Send one connection's unsent bytes, as far as the kernel takes them."""
         unsent = connection.unsent
         connections = self._connections
         while unsent:
@@ -117,7 +113,7 @@ class Replies:
         if not connection.watched or len(data) > _JOIN_BYTES_MAX:
             unsent.append(data)
         elif unsent and type(last := unsent[-1]) is bytearray and len(last) < _JOIN_BYTES_MAX:
-            last += data  # as an object of its own it would take more room than its bytes
+            last += data  # a small object would cost more than its bytes
         else:
             unsent.append(bytearray(data))
         connection.unsent_bytes += len(data)
@@ -132,11 +128,11 @@ class Replies:
         connections.watch_for_room(connection)
         while connections.unsent_bytes > ENDED_AT_BYTES_ALL:
             worst = max(connections.all(), key=lambda each: each.unsent_bytes)
-            connections.end(worst, "of all it reads its replies least")
+            connections.end(worst, "its unsent replies are the most of all connections")
 
 
 def _rest(data: bytes | bytearray | memoryview, sent: int) -> memoryview:
-    """Return what is left of a buffer. It keeps at most twice as much in memory."""
+    """Return the rest of a buffer; it keeps at most twice its length in memory."""
     left = memoryview(data)[sent:]
     whole = left.obj
     assert isinstance(whole, bytes | bytearray)

@@ -1,23 +1,23 @@
 """The client API of a node: one thread, one epoll over a listening socket, its connections and an
 eventfd.
 
-    sleep on the epoll --> answer puts confirmed meanwhile --> read from who has sent something
+    wait on the epoll --> answer puts confirmed meanwhile --> read from connections with input
       ^                                                          |
       |                                                          v
-      +-- send what was gathered <-- parked pulls <-- append all puts that came, in one go
+      +-- send the gathered replies <-- parked pulls <-- append all puts of this iteration at once
 
-A failure is its request's (failures.py): the client is answered with the reason, or, where what
-was done is not known, its connection is ended. Only a failure of the epoll itself, or of memory,
-ends this thread, and with it the node.
+A failure affects one request only (failures.py): its client gets the reason, or its connection is
+ended if the outcome is unknown. Only a failure of the epoll itself, or of memory, ends this thread,
+and with it the node.
 
-What this thread does is bounded in each turn: one read for each connection, and no more reading
-once DRAIN_BYTES of puts or answers, or DRAIN_PUTS puts, have come together or TURN_MS are over.
-Who was not read from then is first in the next turn: the epoll alone would name the same ones first
-each time. Who was read from, and sent more requests than fit in the turn, is last in the next one.
+Each iteration is bounded: one read per connection, and no further reads once DRAIN_BYTES of puts or
+replies or DRAIN_PUTS puts have come together, or ITERATION_MS have passed. Connections that were
+not read then come first in the next iteration, because the epoll alone would report the same ones
+first each time. A connection with more requests than fitted comes last in the next iteration.
 
-Whoever uses the connections holds `_turning`: the API's thread for all of a turn, and while that
-one sleeps the thread that learns of a confirmation, to answer the put at once. The API's thread
-need not be woken for it, which saves about 10 % of a single put's latency.
+`_io_lock` protects the connections. The API's thread holds it for all of an iteration. While that
+thread sleeps, a thread that learns of a confirmation takes the lock and answers the put itself; not
+waking the API's thread saves about 10 % of a single put's latency.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ log = logging.getLogger(__name__)
 
 DRAIN_BYTES = 8 * 1024 * 1024
 DRAIN_PUTS = 4_096
-TURN_MS = 10.0  # of reading and answering questions
-MAX_FETCHES = 1_000  # and commits, that wait for the positions to be read
-LINGER_S = 0.2  # for what is unsent when the server stops
+ITERATION_MS = 10.0  # of reading, and of answering requests that only read
+MAX_FETCHES = 1_000  # fetches and commits that wait until the positions are read
+LINGER_S = 0.2  # for unsent replies when the server stops
 _SCHEME = "tcp://"
 _EVENTS_MAX = 256
 _READ = ~select.EPOLLOUT
@@ -84,7 +84,7 @@ class ApiServer(Service):
         self._clock = clock
         self._listener: socket.socket  # from `start` on
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, self._wakeup)  # a late `done` may still write to it
+        weakref.finalize(self, os.close, self._wakeup)  # a late confirmation may still write to it
         self._woken = False
         self._serving = False
         self._readable_moved = False
@@ -92,21 +92,21 @@ class ApiServer(Service):
         self._replies = Replies(self._cannot_encode)
         self._answer = self._replies.send
         self._puts = PutHandler(backend, config, clock, self._answer, self._end, failures)
-        self._turning = threading.Lock()  # whoever uses the connections has it
-        self._failed: Exception | None = None  # when another thread answered
+        self._io_lock = threading.Lock()  # held while the connections are used
+        self._failed: Exception | None = None  # a failure in another thread that answered puts
         self._pulls = PullHandler(backend, clock, self._answer, self._replies.has_room, failures)
         self._positions = PositionTable(backend, clock)
         self._commits = CommitHandler(
             backend, self._positions, self._puts, self._answer, self._fail, self._wake, clock
         )
-        self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # when it came
+        self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # arrival in ms
         self._reading_positions = False
-        self._left: list[tuple[int, int]] = []  # the events that the last turn had no room for
+        self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
         self._malformed = 0
         self.endpoint = bind_address
 
     def start(self) -> None:
-        """Bind and serve; ConfigError when the address is taken. `endpoint` has the real port."""
+        """Bind and serve; ConfigError if the address is taken. `endpoint` has the real port."""
         try:
             self._listener = _listen(self._bind_address)
         except OSError as failure:
@@ -126,49 +126,49 @@ class ApiServer(Service):
 
     @property
     def pending_puts(self) -> int:
-        """The records that wait for a confirmation."""
+        """The number of records that wait for a confirmation."""
         return self._puts.pending_puts
 
     @property
     def pending_bytes(self) -> int:
-        """Their bytes."""
+        """The bytes of the records that wait for a confirmation."""
         return self._puts.pending_bytes
 
     @property
     def connections(self) -> int:
-        """The connections that have spoken."""
+        """The number of connections that have sent a message."""
         return self._connections.spoken
 
     @property
     def malformed(self) -> int:
-        """The connections that were ended for what they sent."""
+        """How many connections were ended because their input was malformed."""
         return self._malformed + self._connections.malformed
 
     def _readers_wait(self) -> bool:
         return bool(self._fetches) or self._pulls.lately_parked(self._clock.monotonic_ms())
 
     def wake_readers(self) -> None:
-        """Let parked pulls look again; any thread may call this after the readable offset moved."""
+        """Let parked pulls look again after the readable offset moved; any thread may call this."""
         if (self._pulls.parked or self._fetches) and not self._readable_moved:
             self._readable_moved = True
             self._wake()
 
     def wake(self) -> None:
-        """Let the thread see `stopping`."""
+        """Wake the thread, so that it sees `stopping`."""
         self._wake()
 
     def run(self) -> None:
-        """Serve until stopped, then answer what is known by then."""
+        """Serve until stopped, then answer the puts whose outcome is known by then."""
         try:
             while not self.stopping.is_set():
                 events = self._sleep()
-                with self._turning:
-                    self._turn(events)
-            with self._turning:
+                with self._io_lock:
+                    self._run_once(events)
+            with self._io_lock:
                 self._puts.finish()
                 self._replies.flush()
         finally:
-            with self._turning:
+            with self._io_lock:
                 self._serving = False
                 self._release()
 
@@ -191,11 +191,11 @@ class ApiServer(Service):
             os.eventfd_write(self._wakeup, 1)
 
     def _puts_done(self) -> None:
-        """Answer what is done, in the thread that learnt of it: the API's own need not wake up.
+        """Answer completed puts in the calling thread, which has just learnt of their confirmation.
 
-        While that one has the connections it is left to it.
+        If another thread holds the connections, the API's thread is woken to do it.
         """
-        if not self._turning.acquire(blocking=False):
+        if not self._io_lock.acquire(blocking=False):
             self._wake()
             return
         try:
@@ -203,14 +203,14 @@ class ApiServer(Service):
                 self._puts.finish()
                 self._replies.flush()
                 return
-        except Exception as failure:  # the API's, not that of the thread that came by
+        except Exception as failure:  # the API's failure, not the calling thread's
             self._failed = failure
         finally:
-            self._turning.release()
+            self._io_lock.release()
         self._wake()
 
     def _sleep(self) -> list[tuple[int, int]]:
-        """Wait for something to do; returns the descriptors that have it, and what."""
+        """Wait for events; return (descriptor, event mask) pairs."""
         connections = self._connections
         if self._left:
             left, self._left = self._left, []
@@ -225,14 +225,14 @@ class ApiServer(Service):
             timeout_s = wait_ms / 1000.0 if wait_ms < float("inf") else -1.0
         return connections.epoll.poll(timeout_s, _EVENTS_MAX)
 
-    def _turn(self, events: list[tuple[int, int]]) -> None:
+    def _run_once(self, events: list[tuple[int, int]]) -> None:
         if self._failed is not None:
             raise self._failed
         now = self._clock.monotonic_ms()
         puts, connections = self._puts, self._connections
         if puts.has_done:
             puts.finish()
-        # Bounded by the answers to pulls too: puts wait behind them.
+        # Replies to pulls bound the iteration too, because puts wait for its end.
         full = connections.unsent_bytes + DRAIN_BYTES
         accepting = False
         for place, (descriptor, mask) in enumerate(events, 1):
@@ -248,14 +248,14 @@ class ApiServer(Service):
             if mask & _READ and not connection.ended:
                 try:
                     self._receive(connection, now, mask)
-                except Exception as failure:  # what it was answered is not known
+                except Exception as failure:  # it is unknown which of its requests were answered
                     _, reason = self._failures.note("a request", failure)
                     self._end(connection, reason)
                 if (
                     puts.gathered_bytes >= DRAIN_BYTES
                     or puts.gathered >= DRAIN_PUTS
                     or connections.unsent_bytes >= full
-                    or self._clock.monotonic_ms() > now + TURN_MS
+                    or self._clock.monotonic_ms() > now + ITERATION_MS
                 ):
                     self._left = events[place:]
                     if connection.inbox:
@@ -297,7 +297,7 @@ class ApiServer(Service):
             except ProtocolError as failure:
                 self._malformed += 1
                 self._connections.end(connection, str(failure)[:200])
-            if done < len(messages) and self._clock.monotonic_ms() > now + TURN_MS:
+            if done < len(messages) and self._clock.monotonic_ms() > now + ITERATION_MS:
                 connection.inbox = messages[done:]
                 connection.receive_bytes = RECEIVE_BYTES_MIN
                 return
@@ -317,7 +317,7 @@ class ApiServer(Service):
             if len(self._fetches) < MAX_FETCHES:
                 self._fetches.append((connection, request, self._clock.monotonic_ms()))
             else:
-                self._fail(connection, request.rid, "BUSY", "too many wait for positions")
+                self._fail(connection, request.rid, "BUSY", "too many requests wait for positions")
         elif not self._replies.has_room(connection):
             self._fail(connection, request.rid, "BUSY", UNREAD)
         else:
@@ -329,14 +329,14 @@ class ApiServer(Service):
             self._answer(connection, reply, payload)
 
     def _answer_fetches(self) -> None:
-        """Answer the fetches and take the commits that wait, once the positions are read."""
+        """Answer waiting fetches and take waiting commits, once the positions are read."""
         store = self._backend.store
         try:
             if store.dispatched_offset <= self._commits.last_offset < store.max_offset:
-                return  # wake_readers comes when the queues know of the last commit
+                return  # wake_readers is called when the queues know of the last commit
             self._reading_positions = not self._positions.catch_up()
             if self._reading_positions:
-                return  # the rest in the next turn
+                return  # read on in the next iteration
         except Exception as failure:
             self._reading_positions = False
             fetches, self._fetches = self._fetches, []
@@ -345,7 +345,7 @@ class ApiServer(Service):
             return
         waiting, self._fetches = self._fetches, []
         for connection, request, came_ms in waiting:
-            if connection.ended:  # nobody knows of it any more: it must not come behind later ones
+            if connection.ended:  # its client may have sent later commits on a new connection
                 continue
             try:
                 if isinstance(request, api.Fetch):
@@ -363,14 +363,15 @@ class ApiServer(Service):
         self._answer(connection, api.Failed(rid, status, reason, master))
 
     def _give_up(self, connection: Connection, request: api.Question, failure: Exception) -> None:
-        """Answer a request that met a failure, by which nothing was stored."""
+        """Answer a request that failed; nothing of it was stored."""
         what = f"a request ({type(request).__name__})"
         self._fail(connection, request.rid, *self._failures.note(what, failure))
 
     def _cannot_encode(self, connection: Connection, reply: api.Reply, failure: Exception) -> None:
-        """Say instead of a reply that cannot be encoded that the request failed.
+        """Answer that the request failed, because its reply cannot be encoded.
 
-        Of a put that would say that nothing is stored, so its connection is ended.
+        For a put that would mean that nothing is stored, and a refusal that cannot be encoded
+        would fail again: both end the connection instead.
         """
         status, reason = self._failures.note(f"a reply ({type(reply).__name__})", failure)
         if isinstance(reply, api.PutDone | api.Failed):
@@ -385,7 +386,7 @@ class ApiServer(Service):
 
 
 def _listen(address: str) -> socket.socket:
-    """Return a socket that listens on "tcp://HOST:PORT"; of a name's addresses the first to do."""
+    """Return a socket that listens on "tcp://HOST:PORT", at the first address that can be bound."""
     endpoint = parse_address(address.removeprefix(_SCHEME))
     if endpoint is None:
         raise ConfigError(f"api: {address!r} is no address; write tcp://HOST:PORT")
@@ -395,7 +396,7 @@ def _listen(address: str) -> socket.socket:
     for family, kind, _, _, target in infos:
         try:
             listener = socket.socket(family, kind)
-        except OSError as failure:  # localhost is ::1 too, and this system may have no IPv6
+        except OSError as failure:  # "localhost" may resolve to ::1 on a system without IPv6
             refused = failure
             continue
         try:

@@ -221,8 +221,8 @@ class RoleService(Service):
 
     def _yield_to(self, epoch: int) -> None:
         """Follow although the file says master."""
-        log.warning("the file says %s, but %s", self._config.role.value, superseded_text(epoch))
-        self._follow(superseded_text(epoch))
+        log.warning("the file says %s, but %s", self._config.role.value, _superseded_text(epoch))
+        self._follow(_superseded_text(epoch))
 
     def _start_client(self) -> None:
         if self.client is not None:
@@ -245,7 +245,7 @@ class RoleService(Service):
         superseded, self._superseded = self._superseded, None
         assert superseded is not None
         if self.mode is Mode.MASTER and not self._member.open_epoch:
-            self._follow(superseded_text(superseded[0]))
+            self._follow(_superseded_text(superseded[0]))
 
     def _promote(self, flags: Flags) -> None:
         """Begin a promotion; it is tried at once, and again each second for want of answers."""
@@ -294,7 +294,7 @@ class RoleService(Service):
             self._highest_open = known[0]
         if known[0] <= self._highest_open or known[0] <= self._member.state.data.promised_epoch:
             return False
-        self._wait_or_give_up(superseded_text(known[0]), final=True)
+        self._wait_or_give_up(_superseded_text(known[0]), final=True)
         return True
 
     def _may_promote_itself(self) -> bool:
@@ -303,7 +303,7 @@ class RoleService(Service):
         """
         own = self._member.state.last_epoch
         replies = ask_all(self._member, Purpose.SURVEY)
-        seen = max(greatest_epoch(replies), self._member.state.data.promised_epoch)
+        seen = max(_greatest_epoch(replies), self._member.state.data.promised_epoch)
         if seen > own and epoch_node(seen) != self._member.config.node:  # not an attempt of its own
             self._yield_to(seen)
             return False
@@ -321,7 +321,7 @@ class RoleService(Service):
         """Go on in the own epoch after a restart, unless somebody has a higher one."""
         member = self._member
         epoch = member.state.last_epoch
-        seen = greatest_epoch(ask_all(member, Purpose.SURVEY))
+        seen = _greatest_epoch(ask_all(member, Purpose.SURVEY))
         if max(seen, member.state.data.promised_epoch) > epoch:
             member.state.promise(seen)
             member.state.save(superseded_by=seen)
@@ -370,10 +370,10 @@ class RoleService(Service):
         linked = frozenset(self._ha.linked_nodes())
         for reply in ask_all(self._member, Purpose.SURVEY, skip=linked):
             if reply.hello is not None:
-                self._member.observe_epoch(greatest_epoch([reply]), f"node {reply.node}")
+                self._member.observe_epoch(_greatest_epoch([reply]), f"node {reply.node}")
 
 
-def greatest_epoch(replies: list[SurveyReply]) -> int:
+def _greatest_epoch(replies: list[SurveyReply]) -> int:
     """Return the greatest epoch that any node has promised, opened or has in its history."""
     seen = 0
     for reply in replies:
@@ -383,7 +383,7 @@ def greatest_epoch(replies: list[SurveyReply]) -> int:
     return seen
 
 
-def superseded_text(epoch: int) -> str:
+def _superseded_text(epoch: int) -> str:
     """Say which node superseded this master, and what the operator can do."""
     return (
         f"superseded by node {epoch_node(epoch)} (epoch {epoch}); this node follows. To make it "

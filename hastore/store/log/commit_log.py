@@ -20,7 +20,8 @@ import threading
 from types import TracebackType
 
 from hastore.errors import StoreError, StoreFullError, StoreUncertainError, UsageError
-from hastore.record.codec import BLANK_SIZE, pack_blank
+from hastore.record.codec import pack_blank
+from hastore.record.layout import BLANK_SIZE
 from hastore.service import OnFailure
 from hastore.store.fs.filesystem import NO_ROOM, File, FileSystem
 from hastore.store.log.allocate import AllocateService

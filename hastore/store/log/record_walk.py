@@ -4,23 +4,16 @@ Functions over a CommitLog; they change nothing and hold no state. Any thread ma
 bytes below `max_offset`. Bodies are read only where a docstring says so.
 """
 
-import struct
-
-from hastore.record.codec import (
+from hastore.record.codec import check_blank, check_record, layout_of
+from hastore.record.layout import (
     BLANK_SIZE,
-    FLAG_BORN_IPV6,
-    IPV6_EXTRA,
     MIN_RECORD_SIZE,
-    STORE_AT,
+    SIZE_AND_MAGIC,
     V1_MAGIC,
     V2_MAGIC,
-    check_blank,
-    check_record,
-    layout_of,
+    store_at,
 )
 from hastore.store.log.commit_log import CommitLog
-
-_FRONT = struct.Struct(">iI")  # totalSize, magic
 
 
 def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
@@ -28,14 +21,14 @@ def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
     with log.view(offset, MIN_RECORD_SIZE) as view:
         if len(view) < MIN_RECORD_SIZE:
             return None
-        size, magic = _FRONT.unpack_from(view)
+        size, magic = SIZE_AND_MAGIC.unpack_from(view)
     if magic not in (V1_MAGIC, V2_MAGIC):
         return None
     with log.view(offset, size) as view:
         layout = layout_of(view, 0, len(view))
         if layout is None:
             return None
-        at = STORE_AT + (IPV6_EXTRA if layout[3] & FLAG_BORN_IPV6 else 0)
+        at = store_at(layout[3])
         return int.from_bytes(view[at : at + 8], signed=True)
 
 
@@ -51,7 +44,7 @@ def whole_end(log: CommitLog, start: int) -> int:
             have = len(view)
             at = 0
             while have - at >= MIN_RECORD_SIZE or have - at >= BLANK_SIZE:
-                size, magic = _FRONT.unpack_from(view, at)
+                size, magic = SIZE_AND_MAGIC.unpack_from(view, at)
                 if magic in (V1_MAGIC, V2_MAGIC):
                     whole = MIN_RECORD_SIZE <= size <= have - at
                 else:  # a blank, whole when all of the file is there

@@ -186,7 +186,7 @@ def test_questions_that_take_long_do_not_keep_others_from_being_answered(
         assert [asker.next().rid for _ in range(150)] == list(range(150))
 
 
-@pytest.mark.parametrize("bound", ["DRAIN_BYTES", "DRAIN_PUTS", "TURN_MS"])
+@pytest.mark.parametrize("bound", ["DRAIN_BYTES", "DRAIN_PUTS", "ITERATION_MS"])
 def test_who_sends_without_pause_does_not_keep_others_from_being_read(
     monkeypatch: pytest.MonkeyPatch, server: ApiServer, connect: Callable[..., Raw], bound: str
 ) -> None:

@@ -261,7 +261,7 @@ def test_an_answer_that_cannot_be_said_ends_its_connection_alone(
     client.ask(api.Put(1, 1), record())
     backend.transfer.hold = True
     client.send(api.Put(2, -1), record())
-    until(lambda: backend.transfer.waiting and not server._turning.locked())
+    until(lambda: backend.transfer.waiting and not server._io_lock.locked())
     good = backend.transfer.level
     backend.transfer.level = object()  # no reply can say that
     backend.transfer.end_all()

@@ -55,7 +55,7 @@ def test_who_learns_of_a_confirmation_answers_while_the_api_sleeps(
     monkeypatch.setattr(Replies, "flush_one", noted)
     for rid in range(2, 12):  # the API's thread may just look after its connections
         client.send(api.Put(rid), record())
-        until(lambda: backend.transfer.waiting and not server._turning.locked())
+        until(lambda: backend.transfer.waiting and not server._io_lock.locked())
         threads.clear()
         backend.transfer.end_all()
         assert client.receive()[0].rid == rid
@@ -66,7 +66,7 @@ def test_who_learns_of_a_confirmation_answers_while_the_api_sleeps(
     client.send(api.Put(20), record())
     until(lambda: backend.transfer.waiting)
     threads.clear()
-    with server._turning:  # as in the middle of a turn
+    with server._io_lock:  # as in the middle of a turn
         backend.transfer.end_all()
         assert client.silent()
     assert client.receive()[0].rid == 20
@@ -115,7 +115,7 @@ def test_a_failure_of_an_answer_is_the_api_s_own(
     client.ask(api.Put(1), record())
     backend.transfer.hold = True
     client.send(api.Put(2), record())
-    until(lambda: backend.transfer.waiting and not server._turning.locked())
+    until(lambda: backend.transfer.waiting and not server._io_lock.locked())
 
     def flush(_: Replies) -> None:
         raise OSError("the epoll has failed")

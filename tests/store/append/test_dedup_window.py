@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import Status
+from hastore.record.host import Host
 from hastore.record.properties import encode_properties
 from hastore.store.append.dedup_window import WINDOW, DedupWindow, Verdict
 from hastore.store.derived.contract import Dispatched
@@ -41,6 +42,14 @@ def test_a_retry_is_answered_like_its_original(tmp_path: Path) -> None:
         assert {result.offset for result in flat} == {flat[0].offset}
         put(store, message(0, producer="q"), message(0), message(0))
         assert len(bodies(store)) == 6
+
+
+@pytest.mark.parametrize("born", ["10.0.0.7:4242", "[::2]:5"])
+def test_a_duplicate_has_the_original_s_timestamp(tmp_path: Path, born: str) -> None:
+    with opened(tmp_path) as store:
+        record = message(0, producer="p", born_host=Host.parse(born))
+        (first,), (again,) = put(store, record), put(store, record)
+        assert again.duplicate and again.store_timestamp_ms == first.store_timestamp_ms
 
 
 @pytest.mark.parametrize("stop", ["clean", "kill"])

@@ -1,4 +1,4 @@
-"""A sync of queues or index that failed stays in the status, and nothing is noted as synced."""
+"""After a failed sync of queues or index the status says so, and `synced` does not move."""
 
 import errno
 import os
@@ -21,7 +21,7 @@ QUEUE, INDEX = "/consumequeue/", "/index/"
 
 
 class Keeper:
-    """Count the steps of housekeeping, so that a test can wait for one."""
+    """Count the steps of housekeeping, so that a test can wait for the next."""
 
     def __init__(self, step: Callable[[], None]) -> None:
         self._step = step
@@ -37,7 +37,7 @@ class Keeper:
                 self._changed.notify_all()
 
     def wait(self, more: int = 2) -> None:
-        """Wait for whole steps; what the first of them did is known by the last."""
+        """Wait for further steps; of two, the second began after this call."""
         with self._changed:
             wanted = self.count + more
             assert self._changed.wait_for(lambda: self.count >= wanted, 60)
@@ -47,7 +47,7 @@ class Keeper:
 def kept(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[MessageStore, FaultyFileSystem, Keeper]]:
-    """A store whose housekeeping steps every 5 ms."""
+    """A store whose housekeeping runs every 5 ms."""
     fs = FaultyFileSystem()
 
     store = MessageStore(config(root), store_host=HOST, fs=fs)
@@ -64,7 +64,7 @@ def kept(
 
 
 @pytest.mark.parametrize("part", [QUEUE, INDEX])
-def test_a_failed_sync_is_shown_until_a_restart_has_built_the_files_anew(
+def test_a_failed_sync_is_shown_until_a_restart_has_rebuilt_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     root = tmp_path / "a"
@@ -81,7 +81,7 @@ def test_a_failed_sync_is_shown_until_a_restart_has_built_the_files_anew(
         assert any("restart the node" in problem for problem in store.problems), store.problems
         fs.heal()
         put(store, message(3))
-        assert len(bodies(store)) == 4  # reads go on
+        assert len(bodies(store)) == 4  # reads still work
         keeper.wait()
         assert any(f"from offset {synced} on" in problem for problem in store.problems)
         assert store.replay._state.synced == synced
@@ -92,13 +92,13 @@ def test_a_failed_sync_is_shown_until_a_restart_has_built_the_files_anew(
             store.close()
         assert (root / "abort").exists()
     for left in (copy, root):
-        with opened(left) as again:  # of the same boot: the page cache is not to be trusted
+        with opened(left) as again:  # same boot, but the page cache cannot be trusted
             assert len(bodies(again)) == 4
             assert [len(again.reader.query_key("TopicA", f"key{n}")) for n in range(4)] == [1] * 4
 
 
 def lose_pages(root: Path, *, kept_bytes: int) -> None:
-    """Leave of the queue only what was synced, as a kernel may that dropped the dirty pages."""
+    """Drop the unsynced units of the queue, as a kernel may that drops dirty pages."""
     if kept_bytes:
         (path,) = (root / "consumequeue" / "TopicA" / "0").iterdir()
         size = path.stat().st_size
@@ -106,7 +106,7 @@ def lose_pages(root: Path, *, kept_bytes: int) -> None:
         os.truncate(path, size)
 
 
-def test_a_full_disk_at_the_snapshot_is_shown_and_heals(
+def test_a_full_disk_at_the_snapshot_is_shown_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with kept(tmp_path, monkeypatch) as (store, fs, keeper):
@@ -155,7 +155,7 @@ def test_a_file_that_could_not_be_opened_is_synced_at_the_next_try(
 def test_a_sync_that_found_no_free_descriptor_is_tried_again(
     tmp_path: Path, call: str, code: int
 ) -> None:
-    """Nothing is lost: the directory could not be opened, so no sync was begun."""
+    """Nothing is lost: the directory could not be opened, so no sync began."""
     log, fs = MemoryLog(), FaultyFileSystem()
     fill(log, 30)
     derived = Derived.over(tmp_path, log, fs=fs)
@@ -189,10 +189,10 @@ def test_after_a_failed_sync_each_flush_says_so(tmp_path: Path, call: str) -> No
         with pytest.raises(SyncFailedError, match="from offset 0 on"):
             derived.build.flush()
         fs.heal()
-    again = Derived.over(tmp_path, log, fs=fs)  # of the same boot
+    again = Derived.over(tmp_path, log, fs=fs)  # same boot
     assert again.build.dispatched_offset == 0
     again.build.close()
     with derived.build.paused():
-        derived.build.reset(0)  # the files were moved away: nothing of theirs is left
+        derived.build.reset(0)  # the files were moved away
     derived.build.flush()
     derived.build.close()
