@@ -20,7 +20,6 @@ import enum
 import struct
 import sys
 import threading
-import zlib
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
@@ -30,17 +29,16 @@ from hastore.record.producer import PID_MARK, producer_of
 from hastore.store.append.results import PutResult
 from hastore.store.derived.contract import Dispatched, RecordColumns
 from hastore.store.fs.filesystem import FileSystem
+from hastore.store.state.crc_frame import CrcFrame
 
 WINDOW = 1024  # sequence numbers of each producer
 # Beyond this the producer that wrote least recently is dropped: 128 MiB, 64 MiB in the snapshot.
 _MAX_PRODUCERS = 4096
 _SNAPSHOT_STEP_BYTES = 16 << 20  # log bytes between snapshots: a start after a crash reads them
-_HEAD = struct.Struct(">4sIqI")
+_FRAME = CrcFrame(b"HSIW", 1)
+_HEAD = struct.Struct(">qI")
 _PRODUCER = struct.Struct(">qI")
 _LENGTH = struct.Struct(">H")
-_CRC = struct.Struct(">I")
-_MAGIC = b"HSIW"
-_VERSION = 1
 
 
 class Verdict(enum.Enum):
@@ -318,7 +316,7 @@ class DedupWindow:
             self.save()
 
     def _dump(self) -> bytes:
-        parts = [_HEAD.pack(_MAGIC, _VERSION, self.end_offset, len(self._producers))]
+        parts = [_HEAD.pack(self.end_offset, len(self._producers))]
         for producer, known in self._producers.items():
             known.trim()
             parts += (
@@ -328,25 +326,23 @@ class DedupWindow:
                 _big_endian(known.sequences).tobytes(),
                 _big_endian(known.offsets).tobytes(),
             )
-        body = b"".join(parts)
-        return body + _CRC.pack(zlib.crc32(body))
+        return _FRAME.pack_parts(parts)
 
     def _restore(self, raw: bytes) -> bool:
-        if len(raw) < _HEAD.size + 4 or _CRC.unpack(raw[-4:])[0] != zlib.crc32(raw[:-4]):
+        content = _FRAME.unpack(raw)
+        if content is None:
             return False
-        magic, version, end, count = _HEAD.unpack_from(raw)
-        if magic != _MAGIC or version != _VERSION:
-            return False
+        end, count = _HEAD.unpack_from(content)
         at = _HEAD.size
         for _ in range(count):
-            (length,) = _LENGTH.unpack_from(raw, at)
-            producer = raw[at + 2 : at + 2 + length]
+            (length,) = _LENGTH.unpack_from(content, at)
+            producer = bytes(content[at + 2 : at + 2 + length])
             at += 2 + length
             known = ProducerWindow()
-            known.floor, entries = _PRODUCER.unpack_from(raw, at)
+            known.floor, entries = _PRODUCER.unpack_from(content, at)
             at += _PRODUCER.size
             for part in (known.sequences, known.offsets):
-                part.frombytes(raw[at : at + 8 * entries])
+                part.frombytes(content[at : at + 8 * entries])
                 at += 8 * entries
             known.sequences = _big_endian(known.sequences)
             known.offsets = _big_endian(known.offsets)
