@@ -43,10 +43,19 @@ MAY_IMPORT = {
     "config.values": ("config.checks", "config.model"),
     "protocol": ("errors", "protocol"),
     "record": ("errors", "record"),
-    "store": (*COMMON, "record", "store"),
+    # A module beside the packages composes them.
+    "store": (*("clock", "config.model", "errors", "service"), "record", "store"),
+    # Reading knows nothing of what appends, replays or removes.
+    "store.message_reader": (
+        *("clock", "errors", "record", "store.fs", "store.derived"),
+        *("store.log.commit_log", "store.log.record_walk"),
+    ),
     "store.fs": ("errors", "store.fs"),
     "store.state": ("errors", "store.fs", "store.state"),
-    "store.log": (*_STORE_BASE, "store.state", "store.log"),
+    "store.log": (
+        *("clock", "errors", "service", "record", "store.fs", "store.log"),
+        "store.state.limits",
+    ),
     "store.derived": (*_STORE_BASE, "store.derived"),
     "store.derived.contract": ("errors", "record"),
     "store.derived.walk": ("errors", "record", "store.derived.contract", "store.derived.walk"),
@@ -57,9 +66,12 @@ MAY_IMPORT = {
     "store.derived.queues": (
         *("record.layout", "store.derived.contract", "store.derived.queues", "store.fs"),
     ),
-    "store.append": (*_STORE_BASE, "store.log", "store.derived", "store.append"),
+    "store.append": (
+        *(*_STORE_BASE, "store.log", "store.derived", "store.append"),
+        "store.state.crc_frame",
+    ),
     "store.replay": (*_STORE_BASE, "store.state", "store.derived", "store.replay"),
-    # Another process may have the store: nothing of what writes.
+    # Another process may own the store: nothing that appends to it or replays it.
     "store.offline": (*_STORE_BASE, "store.state", "store.derived", "store.offline"),
     "ha": (),  # its packages have the modules
     "ha.rules": ("protocol.hello", "ha.rules"),
@@ -128,7 +140,7 @@ MAY_IMPORT = {
 PURE = (
     *("protocol", "record", "config.checks", "config.values"),
     *("ha.rules", "ha.replica.rewind"),
-    *("store.derived.contract", "store.derived.walk"),
+    *("store.derived.contract", "store.derived.walk", "store.state.crc_frame"),
 )
 IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subprocess", "mmap"}
 FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}

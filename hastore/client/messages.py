@@ -104,13 +104,13 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
     @property
     def next_position(self) -> Position:
         """The position after this message; without an epoch when the node did not state one."""
-        behind = self.queue_offset + 1
+        next_offset = self.queue_offset + 1
         if _FLAGS_AND_BORN.unpack_from(self._head)[0] & FLAG_INNER_BATCH:
             # A record that holds several messages of a producer.
-            behind = self.queue_offset + inner_count(self._raw_properties())
+            next_offset = self.queue_offset + inner_count(self._raw_properties())
         if self.epoch is None:
-            return Position(behind)
-        return Position(behind, self.epoch, self.offset)
+            return Position(next_offset)
+        return Position(next_offset, self.epoch, self.offset)
 
     def _topic_place(self) -> tuple[int, int]:
         tail = self._tail
