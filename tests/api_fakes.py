@@ -1,4 +1,4 @@
-"""A node for the API's tests: a store in memory, with real records, and confirmations on demand."""
+"""A fake node for tests of the client API: real records in memory, confirmations on demand."""
 
 from __future__ import annotations
 
@@ -45,19 +45,27 @@ OK, ILLEGAL = Status.PUT_OK, Status.MESSAGE_ILLEGAL
 
 
 class FakeStore:
-    """A log in memory; offsets are real, one queue entry is (offset, size)."""
+    """A log in memory with real offsets; a queue is a list of (offset, size)."""
 
     def __init__(self, host: str = "127.0.0.1:10911", default_queues: int = 4) -> None:
         self.store_host = Host.parse(host)
         self.default_queues = default_queues
         self.log = bytearray()
         self.starts: set[int] = set()
-        self.queues: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        self.units: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self.seen: dict[tuple[bytes, bytes], tuple[int, int, int, int]] = {}
         self.min_offset = 0
         self.confirmed: int | None = None  # None: all is readable
         self.appends = 0
         self.lock = threading.RLock()
+
+    @property
+    def reader(self) -> FakeStore:
+        return self
+
+    @property
+    def queues(self) -> FakeStore:
+        return self
 
     @property
     def max_offset(self) -> int:
@@ -99,7 +107,7 @@ class FakeStore:
             offset, end, queue, queue_offset = self.seen[key]
             return FakePut(OK, offset, end, queue, queue_offset, 0, True)
         topic = payload[topic_at : topic_at + topic_size].decode()
-        queue_units = self.queues.setdefault((topic, queue_id), [])
+        queue_units = self.units.setdefault((topic, queue_id), [])
         offset = len(self.log)
         record = bytearray(payload[at : at + size])
         now = time.time_ns() // 1_000_000
@@ -120,7 +128,7 @@ class FakeStore:
         max_messages: int, max_bytes: int, limit_offset: int,
     ) -> FakePull:  # fmt: skip
         with self.lock:
-            units = self.queues.get((topic, queue_id))
+            units = self.units.get((topic, queue_id))
             if units is None:
                 return FakePull(PullStatus.NO_SUCH_QUEUE, queue_offset)
             readable = sum(1 for offset, size in units if offset + size <= limit_offset)
@@ -139,12 +147,12 @@ class FakeStore:
             return FakePull(status, following, 0, readable, b"".join(chosen), len(chosen), last)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
-        units = self.queues.get((topic, queue_id))
+        units = self.units.get((topic, queue_id))
         return None if units is None else (0, len(units))
 
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
         found: dict[str, dict[int, tuple[int, int]]] = {}
-        for (topic, queue_id), units in self.queues.items():
+        for (topic, queue_id), units in self.units.items():
             found.setdefault(topic, {})[queue_id] = (0, len(units))
         return found
 
@@ -171,11 +179,11 @@ class FakeStore:
             right = (r.topic, r.queue_id) == (topic, queue_id)
             if right and r.store_timestamp_ms >= timestamp_ms:
                 return r.queue_offset
-        return len(self.queues[topic, queue_id])
+        return len(self.units[topic, queue_id])
 
 
 class FakeTransfer:
-    """Confirm at once, or hold what waits until told."""
+    """Confirms puts at once, or, with `hold`, when the test calls `end_all`."""
 
     def __init__(self) -> None:
         self.hold = False
@@ -202,7 +210,7 @@ class FakeTransfer:
 
 
 class FakeBackend:
-    """A node whose answers the test sets."""
+    """A node whose state and answers the test sets."""
 
     def __init__(self, node: int = 1, *, writable: bool = True, epoch: int = 65537) -> None:
         self.node = node

@@ -76,7 +76,7 @@ async def _drive(requester: Requester, steps: Steps[Result]) -> Result:
     finally:
         loop.remove_reader(descriptor)
         sleeper.end()
-    raise RuntimeError("steps went on behind the client's end")
+    raise RuntimeError("the steps yielded after the client was closed")
 
 
 class _Sleeper:

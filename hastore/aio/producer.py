@@ -108,8 +108,8 @@ class Producer(AsyncClosable):
         Not atomic: when it raises, or is cancelled, others of its messages may be stored.
         """
         self._check()
-        pieces = self._preparer.batches(topic, messages, queue)
-        parts = [self._driver.send(topic, drafts, is_batch=True) for drafts in pieces]
+        split = self._preparer.batches(topic, messages, queue)
+        parts = [self._driver.send(topic, drafts, is_batch=True) for drafts in split]
         found: list[SendResult] = []
         for part in await asyncio.gather(*parts, return_exceptions=True):
             if isinstance(part, BaseException):

@@ -1,1 +1,1 @@
-"""Parse the command line; the work is done elsewhere."""
+"""The command line: each module parses one command and prints its results."""

@@ -1,4 +1,4 @@
-"""Ask one node for its status: that one alone, so that dead ones beside it cost no time."""
+"""Ask a single node for its status, so that dead nodes of its group cost no time."""
 
 import time
 from collections.abc import Sequence
@@ -9,17 +9,17 @@ from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import ClientError
 from hastore.protocol import api
 
-REPLAY_S = 5.0  # replay is behind by milliseconds, unless it stands still
+REPLAY_S = 5.0  # replay lags by milliseconds, unless it is stuck
 _POLL_S = 0.01
-_ANSWER_S = 1.0  # a node that hangs must not hold up the command for long
+_ANSWER_S = 1.0  # a hanging node must not hold up the command for long
 
 
 def wait_replayed(addresses: Sequence[str]) -> None:
-    """Wait until the master among `addresses` has replayed what its log held when asked first.
+    """Wait until the master among `addresses` has replayed all that its log held at the first ask.
 
-    A put is acknowledged before replay makes its message known to queues and keys: what was
-    acknowledged before a command is found by it. Without a master, or when replay does not come
-    within `REPLAY_S`, the command goes on with what there is.
+    A put is acknowledged before replay enters its message into queues and index. After this wait a
+    command finds each message that was acknowledged before it. Without a master, and when replay
+    takes longer than `REPLAY_S`, the command goes on with the messages that are there.
     """
     for address in addresses:
         status = ask_status(address, _ANSWER_S)
@@ -36,7 +36,7 @@ def wait_replayed(addresses: Sequence[str]) -> None:
 
 
 def ask_status(address: str, timeout_s: float) -> dict[str, Any] | None:
-    """Return the object of `hastore status --json` of the node at `address`; None: no answer."""
+    """Return the node's object of `hastore status --json`; None when it does not answer in time."""
     requester = Requester((address,), SYSTEM_CLOCK)
     try:
         reply, _ = requester.run(requester.ask(address, api.AskStatus, timeout_s))

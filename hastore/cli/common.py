@@ -1,4 +1,4 @@
-"""What all commands share: exit codes, one-line errors, where the nodes are, and output."""
+"""What all commands share: exit codes, one-line errors, the nodes' addresses, and output."""
 
 import json
 import math
@@ -22,18 +22,18 @@ if TYPE_CHECKING:
 
 DONE = 0
 FAILED = 1
-WRONG = 2  # usage or configuration
-STORE = 3  # in use or broken
-DIFFER = 4  # "they differ" or "not confirmed"
+WRONG = 2  # wrong usage or configuration
+STORE = 3  # the store is in use or broken
+DIFFER = 4  # two things differ, or a put is not confirmed
 _INTERRUPTED = 130
-# Before click 8.2 a group without arguments prints its help and ends well.
+# Before click 8.2 a group without arguments prints its help and exits with 0, without this error.
 _NO_ARGUMENTS: tuple[type[Exception], ...] = tuple(
     kind for kind in (getattr(click.exceptions, "NoArgsIsHelpError", None),) if kind
 )
 
 
 class Seconds(click.FloatRange):
-    """A time to wait, in seconds: above 0 (`or_none`: from 0), and no NaN, which never is over."""
+    """A time to wait, in seconds: above 0 (`or_none`: 0 too), and not NaN, which never passes."""
 
     def __init__(self, *, or_none: bool = False) -> None:
         super().__init__(0, min_open=not or_none)
@@ -41,20 +41,20 @@ class Seconds(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number; click's failure for what is none, or out of range."""
+        """Return the number; fail as click does for text that is not a number in range."""
         seconds = float(super().convert(value, param, ctx))
         if math.isnan(seconds):
-            self.fail(f"{value!r} is no time to wait.", param, ctx)
+            self.fail(f"{value!r} is not a time to wait.", param, ctx)
         return seconds
 
 
-_WIDE = 100_000  # in a pipe nothing is wrapped or left out, however long it is
+_WIDE = 100_000  # columns of a pipe: no line is wrapped or shortened
 stdout: "Console"
 stderr: "Console"
 
 
 def __getattr__(name: str) -> Any:
-    """Make a console when it is first imported: a node does without, and starts sooner."""
+    """Create `stdout` or `stderr` on first use: a node starts faster without rich."""
     if name not in ("stdout", "stderr"):
         raise AttributeError(name)
     from rich.console import Console
@@ -65,7 +65,7 @@ def __getattr__(name: str) -> Any:
 
 
 def run(command: click.Command, name: str) -> NoReturn:
-    """Run a command and leave with its exit code; each error is one line on stderr."""
+    """Run a command and exit with its code; each error is one line on stderr."""
     sys.exit(run_code(command, name))
 
 
@@ -96,7 +96,7 @@ def run_code(command: click.Command, name: str, arguments: list[str] | None = No
     except HastoreError as failed:
         say_error(str(failed))
         return FAILED
-    except BrokenPipeError:  # the reader of our output left: nobody is left to tell
+    except BrokenPipeError:  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as failed:
@@ -107,7 +107,7 @@ def run_code(command: click.Command, name: str, arguments: list[str] | None = No
 
 
 def say(text: str) -> None:
-    """Say something to the person, on stderr."""
+    """Print a line on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -117,8 +117,9 @@ def say_error(text: str) -> None:
 
 
 def tell(text: str, style: str | None = None) -> None:
-    """Print a line of data for people, on stdout as it is: no markup, and the terminal wraps it, so
-    that a path or a command in it can be copied whole.
+    """Print a line for people on stdout, without markup.
+
+    The terminal wraps it, so that a path or a command in it can be copied whole.
     """
     console: Console = __getattr__("stdout")
     console.print(text, style=style, markup=False, highlight=False, soft_wrap=True)
@@ -132,10 +133,10 @@ def fitting_table(
     right: Collection[str] = (),
     width: int | None,
 ) -> list[str]:
-    """Return the lines of a table of at most `width` columns (None: as wide as it is).
+    """Return the lines of a table that is at most `width` characters wide (None: no limit).
 
-    The last columns are left out where it is narrower than all; never the first `keep`. The columns
-    named in `right` are aligned to the right.
+    Columns that do not fit are left out, the last ones first, but never the first `keep`. The
+    columns named in `right` are aligned to the right.
     """
     sizes = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     shown = len(head)
@@ -152,14 +153,16 @@ def fitting_table(
 
 
 def terminal_columns() -> int | None:
-    """Return the width of the terminal behind stdout (or COLUMNS); None in a pipe."""
+    """Return the width of the terminal at stdout (or COLUMNS); None in a pipe."""
     console: Console = __getattr__("stdout")
     return console.width if console.is_terminal else None
 
 
 def program(name: str) -> str:
-    """Return how this person runs `hastore`, `hastore-master` or `hastore-slave`: as `hastore`
-    itself was called, by name where that is found, else by this Python.
+    """Return the command by which this user can run `hastore`, `hastore-master` or `hastore-slave`.
+
+    The program beside the one that was called; its bare name when the PATH leads there; without
+    either, this Python with `-m hastore`.
     """
     called = sys.argv[0]
     beside = os.path.join(os.path.dirname(called), name)
@@ -180,7 +183,7 @@ def put_json(value: Mapping[str, Any]) -> None:
 
 
 def progress_bar(*, visible: bool = True) -> "Progress":
-    """Return a progress display on stderr; it hides where nobody watches."""
+    """Return a progress display on stderr; hidden when stderr is not a terminal."""
     from rich.progress import (
         BarColumn,
         MofNCompleteColumn,
@@ -200,15 +203,15 @@ def progress_bar(*, visible: bool = True) -> "Progress":
         TextColumn("{task.fields[note]}"),
         console=console,
         disable=not visible or not console.is_terminal,
-        redirect_stdout=sys.stdout.isatty(),  # data that is piped stays on stdout
+        redirect_stdout=sys.stdout.isatty(),  # data for a pipe stays on stdout
     )
 
 
 def bootstrap_addresses(given: str | None) -> list[str]:
     """Return the nodes' client addresses: `given`, else HASTORE_BOOTSTRAP, else those of `conf/`.
 
-    `conf/` is the working directory's, else the checkout's. Raises UsageError when there are none,
-    or one is no address.
+    `conf/` is the working directory's, else the checkout's. UsageError for a bad address, and when
+    no address is found.
     """
     text = given or os.environ.get("HASTORE_BOOTSTRAP")
     if not text:
@@ -219,7 +222,7 @@ def bootstrap_addresses(given: str | None) -> list[str]:
         bare = part.strip().removeprefix(scheme)
         if parse_address(bare) is None:
             raise UsageError(
-                f"--bootstrap: {part.strip()!r} is no address; write HOST:PORT,HOST:PORT"
+                f"--bootstrap: {part.strip()!r} is not an address; write HOST:PORT,HOST:PORT"
             )
         addresses.append(scheme + bare)
     return addresses
@@ -236,7 +239,7 @@ def _configured_addresses() -> list[str]:
         if addresses:
             return list(addresses)
     raise UsageError(
-        "no node is known; give --bootstrap HOST:PORT,HOST:PORT or set HASTORE_BOOTSTRAP"
+        "no node address is known; give --bootstrap HOST:PORT,HOST:PORT or set HASTORE_BOOTSTRAP"
     )
 
 
@@ -245,13 +248,13 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 with_bootstrap: Decorator = click.option(
     "--bootstrap",
     metavar="ADDR,ADDR",
-    help="The nodes' api addresses (else HASTORE_BOOTSTRAP, else those of conf/).",
+    help="The nodes' api addresses (default: HASTORE_BOOTSTRAP, else those of conf/).",
 )
 with_json: Decorator = click.option(
-    "--json", "as_json", is_flag=True, help="One JSON object a line, for programs."
+    "--json", "as_json", is_flag=True, help="Print one JSON object per line, for programs."
 )
 with_config: Decorator = click.option(
-    "-c", "--config", "path", required=True, metavar="FILE", help="The node's configuration."
+    "-c", "--config", "path", required=True, metavar="FILE", help="The node's configuration file."
 )
 
 
@@ -263,5 +266,5 @@ def with_overrides(function: Callable[..., Any]) -> Callable[..., Any]:
         multiple=True,
         metavar="KEY=VALUE",
         callback=lambda _context, _option, pairs: parse_overrides(pairs),
-        help="Override a key of the configuration, e.g. -o store.flush=sync; not role.",
+        help="Override a configuration key (not role), e.g. -o store.flush=sync.",
     )(function)

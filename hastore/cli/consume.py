@@ -1,4 +1,4 @@
-"""`hastore consume`: print a topic's messages, to its present end or for ever."""
+"""`hastore consume`: print a topic's messages, up to its end or for ever."""
 
 import datetime
 import sys
@@ -16,18 +16,18 @@ from hastore.client.results import Message
 from hastore.errors import ClientError, UsageError
 
 POLL_S = 1.0
-PATIENCE_S = 10.0  # for messages that the master has and the replica that is read has not yet
+PATIENCE_S = 10.0  # how long a slave that is read may lag behind the master
 
 
 def read_topic(addresses: list[str], topic: str, wait_s: float) -> Iterator[list[Message]]:
-    """Yield batches from the topic's beginning, until none has come for `wait_s` seconds."""
+    """Yield batches from the topic's start, until none has come for `wait_s` seconds."""
     with Consumer(topic, addresses) as consumer:
         while batch := consumer.poll(max_messages=5_000, timeout_s=wait_s):
             yield batch
 
 
 def seek(consumer: Consumer, queue_id: int | None, start: str) -> None:
-    """Go to `start`: a queue offset, or a time as ISO 8601 writes it (UTC unless it says)."""
+    """Go to `start`: a queue offset, or an ISO 8601 time (UTC unless it has an offset)."""
     queues = [queue_id] if queue_id is not None else list(consumer.positions())
     if start.isascii() and start.isdigit() and len(start) <= 18:
         for queue in queues:
@@ -36,15 +36,15 @@ def seek(consumer: Consumer, queue_id: int | None, start: str) -> None:
     try:
         moment = datetime.datetime.fromisoformat(start)
     except ValueError:
-        forms = "earliest, latest, a queue offset, or a time like 2026-01-31T12:00:00Z"
-        raise UsageError(f"--from {start}: is none of {forms}") from None
+        forms = "earliest, latest, a queue offset or a time like 2026-01-31T12:00:00Z"
+        raise UsageError(f"--from {start}: is not {forms}") from None
     if moment.tzinfo is None:
         moment = moment.replace(tzinfo=datetime.UTC)
     consumer.seek_to_time(int(moment.timestamp() * 1000))
 
 
 def _to_the_end(consumer: Consumer, ends: dict[int, int], follow: bool) -> Iterator[list[Message]]:
-    """Yield batches up to `ends` (queue -> queue offset), or for ever with `follow`."""
+    """Yield batches up to `ends` (queue -> queue offset); with `follow`, for ever."""
     waited_s = 0.0
     while follow or any(
         position.queue_offset < ends.get(queue, 0)
@@ -57,22 +57,26 @@ def _to_the_end(consumer: Consumer, ends: dict[int, int], follow: bool) -> Itera
             yield [one for one in batch if one.queue_offset < ends.get(one.queue_id, 0)]
         waited_s = 0.0 if batch else waited_s + POLL_S
         if not follow and waited_s >= PATIENCE_S:
-            raise ClientError(f"the topic's end did not come within {PATIENCE_S:.0f} s; try again")
+            raise ClientError(
+                f"no message came for {PATIENCE_S:.0f} s before the topic's end; try again"
+            )
 
 
 @click.command("consume", short_help="Print the messages of a topic.")
 @click.argument("topic")
-@click.option("--queue", "queue_id", type=click.IntRange(0), metavar="N", help="This queue alone.")
+@click.option(
+    "--queue", "queue_id", type=click.IntRange(0), metavar="N", help="Read only this queue."
+)
 @click.option(
     "--from",
     "start",
     default="earliest",
     show_default=True,
     metavar="earliest|latest|QUEUE_OFFSET|TIME",
-    help="Where to begin; TIME as in 2026-01-31T12:00:00Z.",
+    help="Where to start; TIME as in 2026-01-31T12:00:00Z.",
 )
-@click.option("--max", "most", type=click.IntRange(1), metavar="N", help="End after N messages.")
-@click.option("--follow", is_flag=True, help="Wait for more at the end.")
+@click.option("--max", "most", type=click.IntRange(1), metavar="N", help="Stop after N messages.")
+@click.option("--follow", is_flag=True, help="At the end, wait for new messages.")
 @with_bootstrap
 @with_json
 def consume_command(
@@ -84,17 +88,17 @@ def consume_command(
     bootstrap: str | None,
     as_json: bool,
 ) -> None:
-    """Print the messages of TOPIC, a body a line, up to its present end."""
+    """Print the messages of TOPIC, one body per line, up to its present end."""
     addresses = bootstrap_addresses(bootstrap)
     wait_replayed(addresses)
     with Admin(addresses) as admin:
         ranges = admin.topics().get(topic, {})
     if not ranges and not follow:
-        say(f"nothing is in topic {topic} yet")
+        say(f"topic {topic} has no messages yet")
         return
     if queue_id is not None and queue_id not in ranges and not follow:
         held = ", ".join(map(str, sorted(ranges)))
-        say(f"nothing is in queue {queue_id} of topic {topic}: it has the queues {held}")
+        say(f"queue {queue_id} of topic {topic} has no messages; the topic has the queues {held}")
         return
     queues = None if queue_id is None else [queue_id]
     ends = {queue: end for queue, (_, end) in ranges.items()}

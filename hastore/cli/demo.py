@@ -1,11 +1,11 @@
-"""`hastore demo`, the main job: a pair on real data, a kill, a flip, the proof, and Spark.
+"""`hastore demo`: a pair on real data, a kill, a flip, the proof that nothing was lost, Spark.
 
     1 start a master and a slave      4 wait for both, prove that nothing was lost
-    2 produce the flights             5 ask Spark, compare with the CSV
+    2 produce the flights             5 query with Spark, compare with the CSV
     3 kill, flip, rejoin half-way     6 leave nothing running
 
-Steps 2 and 3 overlap: the producer goes on in its own thread while its master dies. A proof that
-fails fails the command.
+Steps 2 and 3 overlap: the producer goes on in its own thread while its master is killed. A proof
+that fails ends the command with exit code 1.
 """
 
 import pathlib
@@ -54,32 +54,32 @@ SYNC_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class Story:
-    """What the demo found out, as `--json` prints it."""
+    """The results of the demo, which `--json` prints, and where its progress is shown."""
 
     folder: pathlib.Path
     quiet: bool
     facts: dict[str, Any] = field(default_factory=dict)
 
     def tell(self, text: str | Table) -> None:
-        """Say a line before or after a step."""
+        """Print a line, or a table, of progress."""
         (stderr if self.quiet else stdout).print(text, highlight=False, soft_wrap=True)
 
     def step(self, number: int, text: str) -> None:
-        """Announce a step."""
+        """Print the title of a step."""
         self.tell(f"\n[bold]{number}/6[/bold] {text}")
 
 
 def run_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: bool) -> Story:
-    """Play the whole story in `folder`; raises ProofError, or what else went wrong.
+    """Run all steps in `folder`; raises ProofError when a proof fails, else the step's own error.
 
-    Nothing runs any more when this returns or raises.
+    Both nodes are stopped when this returns or raises.
     """
     story = Story(folder, quiet)
     master, slave = make_pair(folder, f"{LOG_FILE_BYTES}B")
     try:
         story.step(1, f"Start a SYNC_MASTER and a slave on loopback; stores are in {folder}")
         _start(story, master, slave)
-        story.step(2, f"Send {rows:,} flights; each counts once the slave has it too")
+        story.step(2, f"Send {rows:,} flights; each is acknowledged once the slave has it too")
         producer = FlightProducer([master.api, slave.api], TOPIC, read_flights(rows), rows)
         _produce_and_flip(story, producer, master, slave, rows)
         story.step(4, "Wait until both nodes have everything, and prove that nothing was lost")
@@ -88,15 +88,17 @@ def run_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: bool) 
         if with_spark:
             story.step(5, "Read the topic from the slave with Spark and check it against the CSV")
             plot = folder / "delays.png"
-            # Node 1 is the slave now. Over its API, as a job on another machine would read.
-            with stderr.status("    Spark starts, reads and counts ..."):
+            # Node 1 is the slave now. Spark reads over its API, as a job on another machine would.
+            with stderr.status("    Spark is starting and reading ..."):
                 messages = compare_with_spark(
                     master.api, TOPIC, read_delays(rows), plot, story.tell
                 )
             story.facts |= {"spark_messages": messages, "plot": str(plot)}
-            story.tell(f"    {messages:,} flights and all sums equal the CSV's; the plot is {plot}")
+            story.tell(
+                f"    {messages:,} flights; all sums equal those of the CSV; the plot is {plot}"
+            )
         else:
-            story.step(5, "Leave Spark out, as asked")
+            story.step(5, "Spark is left out (--no-spark)")
     finally:
         for node in (slave, master):
             node.stop()
@@ -125,14 +127,14 @@ def _produce_and_flip(
         began = time.monotonic()
         producer.start()
         producer.wait_for(half, show)
-        story.step(3, f"Half-way: kill the master (SIGKILL), make node {slave.number} the master")
+        story.step(3, f"Half-way: kill the master (SIGKILL) and promote node {slave.number}")
         killed = time.monotonic()
         master.kill()
         status = promote(slave.config, Role.SYNC_MASTER)
         open_s = time.monotonic() - killed
         story.tell(
             f"    node {slave.number} is {status['role']} of epoch {status['epoch']} after "
-            f"{open_s:.2f} s; a synchronous put needs a slave, so the old master comes back as one"
+            f"{open_s:.2f} s; a synchronous put needs a slave, so the old master rejoins as one"
         )
         edit_role(master.config, Role.SLAVE)  # while it is down
         master.start("slave")
@@ -161,16 +163,16 @@ def _produce_and_flip(
     story.tell(f"    {rows:,} acknowledged in {seconds:.1f} s, {rows / seconds:,.0f} a second")
     story.tell(
         f"    the flip cost {silence.seconds:.2f} s without acknowledgements; the old master cut "
-        f"{records:,} records off its log, that nobody had acknowledged, and keeps them in "
+        f"{records:,} unacknowledged records off its log and keeps them in "
         f"{master.store / 'rescued'}"
         if records
         else f"    the flip cost {silence.seconds:.2f} s without acknowledgements; the old master "
-        "had nothing to cut off its log"
+        "had no records to cut off its log"
     )
 
 
 def _wait_in_sync(master: Node, slave: Node) -> int:
-    """Return the log's end once both nodes have it, confirmed and replayed."""
+    """Wait until both nodes have the whole log, confirmed and replayed; return its end."""
     deadline = time.monotonic() + SYNC_TIMEOUT_S
     while time.monotonic() < deadline:
         one, other = (ask_status(node.api, 2.0) for node in (master, slave))
@@ -199,18 +201,18 @@ def _prove(
             )
             if count != rows:
                 raise ProofError(f"node {node.number} has {count} messages, {rows} were sent")
-    story.tell(f"    all {rows:,} acknowledged messages are on both nodes exactly once, unchanged")
+    story.tell(f"    both nodes have all {rows:,} acknowledged messages exactly once, unchanged")
     compared = prove_identical_logs(old.store, new.store)
     units = prove_identical_queues(old.store, new.store, TOPIC)
     if compared != end:
         raise ProofError(f"{compared} bytes of the logs were compared, they end at {end}")
     story.facts |= {"log_bytes_identical": compared, "queue_units_identical": units}
-    story.tell(f"    both logs are identical, byte by byte: {compared:,} bytes")
+    story.tell(f"    both logs are identical, byte for byte: {compared:,} bytes")
 
 
 def _farewell(story: Story, old: Node, new: Node) -> None:
     story.step(6, "Done; nothing is left running")
-    story.tell(f"    The stores stay in {story.folder}. To look around:")
+    story.tell(f"    The stores stay in {story.folder}. To explore them:")
     for line in (
         f"{program('hastore')} log stat --store {old.store}",
         f"{program('hastore-master')} -c {new.config} &",
@@ -225,21 +227,25 @@ def _stop_by_exception(number: int, _frame: FrameType | None) -> NoReturn:
     raise HastoreError(f"the demo was stopped by {signal.Signals(number).name}")
 
 
-@click.command("demo", short_help="Play the whole story on a pair of real nodes.")
+@click.command("demo", short_help="Run a pair on real data, with a flip.")
 @click.option(
     "--scale",
     default=1.0,
     show_default=True,
     type=click.FloatRange(0, 1, min_open=True),
-    help="The share of the 336,776 flights to send.",
+    metavar="FRACTION",
+    help="The fraction of the 336,776 flights to send.",
 )
-@click.option("--no-spark", is_flag=True, help="Leave the Spark step out.")
-@click.option("--folder", metavar="DIR", help="Put the stores here (else a new temporary folder).")
+@click.option("--no-spark", is_flag=True, help="Leave out the Spark step.")
+@click.option(
+    "--folder", metavar="DIR", help="Put the stores here (default: a new temporary folder)."
+)
 @with_json
 def demo_command(scale: float, no_spark: bool, folder: str | None, as_json: bool) -> int:
-    """Play the whole story: a pair on real data, a kill, a flip, the proof, and Spark.
+    """Run a pair of nodes on real data, kill the master, flip, prove that nothing was lost, and
+    query the data with Spark.
 
-    What it needs is looked at before anything is started: exit code 2 when something is missing.
+    Requirements are checked before anything is started: exit code 2 when one is missing.
     """
     rows = count_rows(scale)
     wanted = pathlib.Path(folder or tempfile.gettempdir()).absolute()

@@ -1,4 +1,4 @@
-"""`hastore doctor`: look at a file, its ports, disk and peers, and say how to mend what is bad."""
+"""`hastore doctor`: check a node's file, ports, disk and peers, and name the remedies."""
 
 import os
 import resource
@@ -33,7 +33,7 @@ from hastore.store.fs.filesystem import REAL
 from hastore.store.offline.log_files import LogFiles
 from hastore.store.state.limits import read_limits
 
-MIN_FREE_FILES = 4  # a node allocates the next file while it fills one, for the log and the queues
+MIN_FREE_FILES = 4  # room for log files allocated ahead, and for queues and index
 _CONNECT_S = 1.0
 
 
@@ -41,13 +41,13 @@ class Verdict(Enum):
     """How a check ended."""
 
     GOOD = "good"
-    NOTE = "note"  # worth knowing, nothing to mend
+    NOTE = "note"  # worth knowing, nothing to repair
     BAD = "bad"
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One check: what was looked at, what was found, and what to do about it."""
+    """The result of one check; a bad one's text includes the remedy."""
 
     check: str
     verdict: Verdict
@@ -55,9 +55,9 @@ class Finding:
 
 
 def examine(path: str, config: Config) -> Iterator[Finding]:
-    """Yield what there is to say of a node's surroundings; starts and changes nothing.
+    """Check a node and its surroundings; starts and changes nothing.
 
-    `config` is what the file at `path` says.
+    `config` is the content of the file at `path`.
     """
     running = ask_status(config.nodes[config.node].api, _CONNECT_S)
     yield _node(path, config, running)
@@ -72,10 +72,10 @@ def examine(path: str, config: Config) -> Iterator[Finding]:
 
 def _node(path: str, config: Config, status: dict[str, Any] | None) -> Finding:
     if status is None:
-        return Finding("node", Verdict.NOTE, f"node {config.node} does not run")
+        return Finding("node", Verdict.NOTE, f"node {config.node} is not running")
     differs = other_file(path, config, status)
     if differs is not None:
-        remedy = "look at the node's own file, or start it with this one"
+        remedy = "check the node's own file, or start the node with this one"
         return Finding("node", Verdict.BAD, f"{differs}; {remedy}")
     reason = status.get("reason")
     text = f"node {config.node} runs as {status.get('role')}, epoch {status.get('epoch')}"
@@ -90,22 +90,22 @@ def _store(config: Config, runs: bool) -> Iterator[Finding]:
     while not os.path.isdir(folder):
         folder = os.path.dirname(folder)
     if not os.access(folder, os.W_OK | os.X_OK):
-        text = f"{folder} cannot be written by uid {os.getuid()}; chown it, or change store.root"
+        text = f"{folder} is not writable for uid {os.getuid()}; chown it, or change store.root"
         yield Finding("store", Verdict.BAD, text)
         return
-    state = "exists" if folder == root else "is made at the first start"
+    state = "exists" if folder == root else "is created at the first start"
     problem = _file_size_problem(root, config.store.commitlog_file_size)
     yield Finding("store", Verdict.BAD if problem else Verdict.GOOD, problem or f"{root} {state}")
     free, needed = shutil.disk_usage(folder).free, MIN_FREE_FILES * config.store.commitlog_file_size
-    files = f"{MIN_FREE_FILES} files of the log take {human_size(needed)}"
+    files = f"{MIN_FREE_FILES} commit log files take {human_size(needed)}"
     text = f"{human_size(free)} free, {files}"
-    remedy = "; free some, or lower store.commitlog_file_size on every node"
+    remedy = "; free space, or lower store.commitlog_file_size on every node"
     verdict = Verdict.GOOD if free >= needed else Verdict.NOTE if runs else Verdict.BAD
     yield Finding("disk", verdict, text + (remedy if free < needed else ""))
 
 
 def _file_size_problem(root: str, expected: int) -> str | None:
-    """Return why a node would not start over the log files that are there, None when it would."""
+    """Return why a node would not start with the log files that exist; None when it would."""
     if not REAL.is_dir(f"{root}/commitlog"):
         return None
     try:
@@ -114,14 +114,14 @@ def _file_size_problem(root: str, expected: int) -> str | None:
     except StoreError as broken:
         return str(broken)
     for file in files:
-        # The last one may have been cut off: the node makes it whole, if it knows its size.
+        # The last file may be too short after a crash: recovery extends it when it knows the size.
         torn = file is files[-1] and file.size < expected
         if file.size == expected or torn and limits is not None and limits.file_size == expected:
             continue
         return (
             f"{file.path} has {file.size} bytes ({human_size(file.size)}), but "
             f"store.commitlog_file_size is {expected} ({human_size(expected)}): "
-            "set the key to the size the store was made with, or restore the file"
+            "set the key to the size that the store was created with, or restore the file"
         )
     return None
 
@@ -153,37 +153,37 @@ def _peers(config: Config) -> Iterator[Finding]:
 
 
 def _peer(config: Config, number: int, address: str) -> tuple[Verdict, str]:
-    """Say HELLO to another node: it proves its secret, and tells who it is."""
+    """Say HELLO to another node, which proves the secret and identifies itself."""
     try:
         hello, answer = ask_peer(config, address, _CONNECT_S * 1_000)
     except OSError as failure:
-        return Verdict.NOTE, f"does not answer ({failure.strerror or failure}); is it started?"
+        return Verdict.NOTE, f"does not answer ({failure.strerror or failure}); is it running?"
     except (AuthenticationError, ClassicPeerError) as wrong:
-        return Verdict.BAD, f"is no peer: {wrong}"
+        return Verdict.BAD, f"is not a peer: {wrong}"
     except StoreError as broken:
         return Verdict.BAD, f"was not asked: {broken}"
     except HastoreError as wrong:
-        causes = "its ha.secret_file holds other bytes (or its ha.max_connections are in use)"
-        return Verdict.BAD, f"ended the HELLO ({wrong}); most likely {causes}"
+        causes = "its ha.secret_file differs (or its ha.max_connections are in use)"
+        return Verdict.BAD, f"closed the connection during HELLO ({wrong}); most likely {causes}"
     if hello.node != number:
-        return Verdict.BAD, f"is node {hello.node}; correct `nodes`"
+        return Verdict.BAD, f"is node {hello.node}; correct `nodes` in the file"
     if hello.file_size != config.store.commitlog_file_size:
         theirs, ours = human_size(hello.file_size), human_size(config.store.commitlog_file_size)
         remedy = "store.commitlog_file_size must be the same on every node"
-        return Verdict.BAD, f"has log files of {theirs}, this node of {ours}; {remedy}"
+        return Verdict.BAD, f"has commit log files of {theirs}, this node of {ours}; {remedy}"
     if isinstance(answer, Refused):
         return Verdict.BAD, f"refuses this node: {answer.reason}"
-    secrets = "the same secret" if config.ha.secret_file else "no secret either"
-    return Verdict.GOOD, f"answers, with {secrets}"
+    secrets = "with the same secret" if config.ha.secret_file else "without a secret, as this node"
+    return Verdict.GOOD, f"answers, {secrets}"
 
 
 def _descriptors() -> Finding:
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < 4096:
         return Finding(
-            "files", Verdict.NOTE, f"at most {soft} open files; ulimit -n 65536 is safer"
+            "files", Verdict.NOTE, f"the limit is {soft} open files; `ulimit -n 65536` is safer"
         )
-    return Finding("files", Verdict.GOOD, f"up to {soft} open files")
+    return Finding("files", Verdict.GOOD, f"the limit is {soft} open files")
 
 
 @click.command("doctor", short_help="Check a node's file, ports, disk and peers.")
@@ -191,9 +191,9 @@ def _descriptors() -> Finding:
 @with_overrides
 @with_json
 def doctor_command(path: str, overrides: dict[str, str], as_json: bool) -> int:
-    """Check a node's file, ports, disk and peers; exit code 1 when something must be mended."""
+    """Check a node's file, ports, disk and peers; exit code 1 when a check is bad."""
     findings = list(examine(path, load_config(path, overrides)))
-    findings.insert(0, Finding("file", Verdict.GOOD, f"{path} is right"))
+    findings.insert(0, Finding("file", Verdict.GOOD, f"{path} is valid"))
     if as_json:
         for one in findings:
             put_json({"check": one.check, "verdict": one.verdict.value, "text": one.text})

@@ -1,8 +1,9 @@
 """The flip: `hastore promote` and `hastore demote` edit a file, then wait for the node to follow.
 
-What a command allows for one time, or a new promotion of a node that is master already, reaches the
-node as `hastore/once.json` in its store; the node removes it when used. The file stays edited even
-when the node refuses or is late: it goes on trying, each second, for want of answers.
+The one-time flags of a command, and the request for a new promotion of the present master, reach
+the node as `hastore/once.json` in its store; the node removes the file when it has used it. The
+configuration stays edited even when the node refuses or is late: a node that lacks answers of other
+nodes tries again each second.
 """
 
 import json
@@ -25,8 +26,8 @@ from hastore.config.model import Config, Role
 from hastore.errors import HastoreError, PromotionRefused
 from hastore.store.fs.filesystem import REAL
 
-PATIENCE_S = 10.0  # without any progress
-REFUSED_AFTER_S = 3.0  # a node notices the edit within a second
+PATIENCE_S = 10.0  # without progress
+REFUSED_AFTER_S = 3.0  # a node notices the edit within a second; a refusal is final after this
 _POLL_S = 0.1
 _ANSWER_S = 1.0
 
@@ -35,7 +36,7 @@ Status = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What the operator allows for this one time."""
+    """The one-time flags of the operator."""
 
     no_catch_up: bool = False
     force_unclean: bool = False
@@ -43,7 +44,7 @@ class Allowed:
 
     @property
     def anything(self) -> bool:
-        """Whether a flag was given."""
+        """Whether any flag was given."""
         return self.no_catch_up or self.force_unclean or self.accept_loss
 
 
@@ -52,20 +53,21 @@ def promote(
 ) -> Status:
     """Make the node of the file at `path` a master; return its status once it takes writes.
 
-    Raises PromotionRefused when it refused or is late, HastoreError when it does not answer; the
-    file stays edited. UsageError, and nothing is edited: the node follows another file.
+    Raises PromotionRefused when the node refuses or is late, and HastoreError when it does not
+    answer: the file stays edited. UsageError when the node runs with another file, and HastoreError
+    when flags cannot reach it: nothing was edited.
     """
     config = load_config(path)
     before = _ask(config)
     check_file("promote", path, config, before)
-    again = config.role is role  # the file says so already: a new promotion
+    again = config.role is role  # the file has this role already: promote anew
     flipped = config.role.is_master and role.is_master and not again
     if allowed.anything or again:
         if before is None:
-            problem = "flags and a new promotion reach a running node alone"
+            problem = "only a running node takes flags, or a new promotion"
             raise HastoreError(f"{_name(config)} does not answer; {problem}: start it first")
         if again and before["writable"] and before["role"] == role.value and not allowed.anything:
-            say(f"{_name(config)} is {role.value} already: it begins a new epoch")
+            say(f"{_name(config)} is already {role.value}; it begins a new epoch")
         _write_once(config, "promote", allowed, before)
     edit_role(path, role)
     new_epoch = before is not None and not flipped
@@ -80,21 +82,22 @@ def promote(
 def demote(path: str, allowed: Allowed = Allowed(), patience_s: float = PATIENCE_S) -> Status:
     """Make the node of the file at `path` a slave; return its status once it is one.
 
-    Raises HastoreError when it does not answer or is late; the file stays edited. UsageError, and
-    nothing is edited: the node follows another file.
+    Raises HastoreError when the node does not answer or is late: the file stays edited. UsageError
+    when the node runs with another file, and HastoreError when a flag cannot reach it: nothing was
+    edited.
     """
     config = load_config(path)
     before = _ask(config)
     check_file("demote", path, config, before)
     if allowed.anything:
         if before is None:
-            raise HastoreError(f"{_name(config)} does not answer; flags reach a running node alone")
+            raise HastoreError(f"{_name(config)} does not answer; only a running node takes flags")
         _write_once(config, "demote", allowed, before)
     edit_role(path, Role.SLAVE)
 
     def followed(status: Status) -> bool:
-        # A node that was superseded is a SLAVE before it has read the file; until then its reason
-        # is one of its problems, since the file that it knows says master.
+        # A superseded node is a SLAVE even before it reads the edited file. Until it has read it,
+        # its reason is among its problems, because the file that it knows says master.
         settled = status["reason"] not in status.get("problems", [])
         return bool(status["role"] == Role.SLAVE.value) and settled
 
@@ -110,12 +113,12 @@ def _name(config: Config) -> str:
 
 
 def _write_once(config: Config, command: str, allowed: Allowed, before: Status) -> None:
-    """Leave the node a note; durable before the file changes, since the edit is what it acts on."""
+    """Write once.json durably before the file is edited: the edit makes the node read it."""
     folder = os.path.join(config.store.root, "hastore")
     if not REAL.is_dir(folder):
-        remedy = "run the command in the directory in which the node was started"
+        remedy = "run the command in the directory where the node was started"
         raise HastoreError(
-            f"{folder}: is not there, so store.root is another folder here; {remedy}"
+            f"{folder} does not exist, so store.root is another folder here; {remedy}"
         )
     note = {
         "command": command,
@@ -136,10 +139,10 @@ def _wait(
     role: Role,
     patience_s: float,
 ) -> Status:
-    """Ask the node until it has followed; patience begins anew whenever something moves."""
+    """Poll the node until `followed(status)`; raise after `patience_s` without progress."""
     began = last_move = time.monotonic()
     seen: Status | None = None
-    reasons: Counter[str] = Counter()  # a node that tries anew says for a moment what it does
+    reasons: Counter[str] = Counter()  # each new attempt shows its progress for a moment
     while time.monotonic() - last_move < patience_s:
         status = _ask(config)
         if status is not None:
@@ -157,10 +160,10 @@ def _wait(
                 reasons = Counter([status["reason"]])
                 break
         time.sleep(_POLL_S)
-    stays = f"the file says {role.value} and stays so"
+    stays = f"the file keeps the role {role.value}"
     if seen is None:
         raise HastoreError(
-            f"{_name(config)} does not answer; {stays}: the node follows when it starts"
+            f"{_name(config)} does not answer; {stays}, which the node takes when it starts"
         )
     reason = reasons.most_common(1)[0][0]
     remedy = _remedy(path, reason) if role.is_master else ""
@@ -173,8 +176,8 @@ def _wait(
 
 
 def _remedy(path: str, reason: str) -> str:
-    """Return what the operator may do about a promotion that was refused or is late."""
-    call_off = f"`hastore demote -c {path}` calls it off"
+    """Return the operator's choices after a promotion that was refused or is late."""
+    call_off = f"`hastore demote -c {path}` cancels the promotion"
     awaited = re.search(r"waiting for node ([0-9]+(?:, [0-9]+)*)", reason)
     if awaited is None:
         return f"; {call_off}"
@@ -182,7 +185,7 @@ def _remedy(path: str, reason: str) -> str:
 
 
 def _progress(status: Status) -> tuple[Any, ...]:
-    """Return what changes while a node is on its way: its role, and the end of its log."""
+    """Return the fields that change while a node makes progress."""
     return status["role"], status["epoch"], status["max_offset"], status.get("dispatched_offset")
 
 
@@ -203,25 +206,30 @@ _patience = click.option(
     default=PATIENCE_S,
     show_default=True,
     metavar="SECONDS",
-    help="Give up after so long without progress.",
+    help="Give up after this time without progress.",
 )
 _accept_loss = click.option(
-    "--accept-loss", is_flag=True, help="Let this node cut records that it knows to be confirmed."
+    "--accept-loss", is_flag=True, help="Let this node cut confirmed records off its log."
 )
 
 
 @click.command("promote", short_help="Make a node the master.")
 @with_config
 @click.option(
-    "--async", "to_async", is_flag=True, help="Make it an ASYNC_MASTER: puts wait for no slave."
+    "--async",
+    "to_async",
+    is_flag=True,
+    help="Make it an ASYNC_MASTER: puts do not wait for slaves.",
 )
 @click.option(
-    "--no-catch-up", is_flag=True, help="Refuse when another node is ahead, rather than copy."
+    "--no-catch-up",
+    is_flag=True,
+    help="Refuse when another node is ahead, instead of copying from it.",
 )
 @click.option(
     "--force-unclean",
     is_flag=True,
-    help="Go on with too few answers; may lose what was acknowledged.",
+    help="Promote with too few answers; acknowledged records may be lost.",
 )
 @_accept_loss
 @_patience
@@ -237,15 +245,15 @@ def promote_command(
 ) -> None:
     """Make a node the master: edit its file, wait until it takes writes.
 
-    On the present master it begins a new epoch. Exit code 1 when the node refuses or is late; the
-    file stays edited, and for want of answers the node goes on trying.
+    The present master begins a new epoch. Exit code 1 when the node refuses or is late: the file
+    stays edited, and a node that waits for other nodes' answers keeps trying.
     """
     began = time.monotonic()
     role = Role.ASYNC_MASTER if to_async else Role.SYNC_MASTER
     allowed = Allowed(no_catch_up, force_unclean, accept_loss)
     status = promote(path, role, allowed, patience_s)
     if to_async:
-        say("an ASYNC_MASTER acknowledges what is on this node alone")
+        say("an ASYNC_MASTER acknowledges records that only this node has")
     _report(status, time.monotonic() - began, as_json=as_json)
 
 
@@ -255,7 +263,7 @@ def promote_command(
 @_patience
 @with_json
 def demote_command(path: str, accept_loss: bool, patience_s: float, as_json: bool) -> None:
-    """Make a node a slave: edit its file, wait until it has followed."""
+    """Make a node a slave: edit its file, wait until it is one."""
     began = time.monotonic()
     status = demote(path, Allowed(accept_loss=accept_loss), patience_s)
     _report(status, time.monotonic() - began, as_json=as_json)

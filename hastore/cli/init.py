@@ -1,4 +1,4 @@
-"""`hastore init`: write the files of a group on this machine, ready to start."""
+"""`hastore init`: write the configuration files and the secret of a new group."""
 
 import importlib.resources
 import os
@@ -17,7 +17,7 @@ from hastore.errors import UsageError
 BASE_PORT = 10_911
 MAX_NODES = 9
 _TEMPLATE = "node.yaml.template"
-_KEY_COLUMNS = 27  # up to the comment behind a key
+_KEY_COLUMNS = 27  # width before the comment of a key
 
 
 def render(
@@ -32,7 +32,7 @@ def render(
     command: str,
     file: str,
 ) -> str:
-    """Return a node's commented file; `nodes` has each node's first port, of three, on loopback."""
+    """Return a node's commented file; `nodes` maps a node to the first of its three ports."""
     template = importlib.resources.files("hastore.cli").joinpath(_TEMPLATE).read_text("utf-8")
     lines = [
         f'  {each}: {{api: "tcp://127.0.0.1:{port}", ha: "127.0.0.1:{port + 1}", '
@@ -54,22 +54,24 @@ def render(
     )
 
 
-@click.command("init", short_help="Write the files of a group: configuration and a secret.")
+@click.command("init", short_help="Write the configuration files of a new group.")
 @click.argument("folder", metavar="DIR")
 @click.option(
     "--nodes", "count", default=2, show_default=True, type=click.IntRange(1, MAX_NODES),
-    help="How many nodes the group has.",
+    metavar="N", help="Number of nodes of the group.",
 )  # fmt: skip
 @click.option(
     "--port", default=BASE_PORT, show_default=True, type=click.IntRange(1_024, 65_000),
-    help="The first node's api port; ha and http are the next two, each node 10 further.",
+    metavar="P",
+    help="The first node's api port; ha and http are the next two; the next node begins 10 higher.",
 )  # fmt: skip
 @with_json
 def init_command(folder: str, count: int, port: int, as_json: bool) -> int:
-    """Write DIR/node1.yaml and so on, commented, and DIR/secret (mode 0600); say what to run.
+    """Write DIR/node1.yaml and so on, with comments, and DIR/secret (mode 0600); print the commands
+    that start the group.
 
-    All nodes are on loopback; to spread them edit the addresses under `nodes`, the same in every
-    file. Nothing that is there is overwritten: exit code 2.
+    All nodes are on loopback; to use several machines, edit the addresses under `nodes`, the same
+    in every file. Existing files are never overwritten: exit code 2.
     """
     place = pathlib.Path(folder).absolute()
     ports = {number: port + 10 * (number - 1) for number in range(1, count + 1)}
@@ -77,7 +79,7 @@ def init_command(folder: str, count: int, port: int, as_json: bool) -> int:
     secret = place / "secret"
     taken = [path for path in (*paths.values(), secret) if path.exists()]
     if taken:
-        raise UsageError(f"{taken[0]} is there already; give another DIR, or remove it")
+        raise UsageError(f"{taken[0]} already exists; give another DIR, or remove it")
     try:
         place.mkdir(parents=True, exist_ok=True)
         _write(secret, secrets.token_urlsafe(32) + "\n", 0o600)
@@ -90,12 +92,12 @@ def init_command(folder: str, count: int, port: int, as_json: bool) -> int:
                 ports,
                 root=str(place / "data" / f"node{number}"),
                 secret_file=str(secret),
-                title=f"node {number} of {count}, made by `hastore init`.",
+                title=f"node {number} of {count}, written by `hastore init`.",
                 command=_starter(number),
                 file=str(path),
             )
             _write(path, text, 0o644)
-            load_config(str(path))  # what this writes is valid, or the command fails
+            load_config(str(path))  # raises when the file would not be valid
     except OSError as failure:
         raise UsageError(f"{place} cannot be written: {failure}; give another DIR") from failure
     bootstrap = ",".join(f"127.0.0.1:{each}" for each in ports.values())
@@ -103,7 +105,7 @@ def init_command(folder: str, count: int, port: int, as_json: bool) -> int:
         files = [str(path) for path in paths.values()]
         put_json({"files": files, "secret": str(secret), "bootstrap": bootstrap})
         return DONE
-    say(f"wrote {count} files and a secret into {place}. To start the group:")
+    say(f"wrote {count} configuration files and a secret into {place}. To start the group:")
     for number, path in paths.items():
         print(f"{program(_starter(number))} -c {shlex.quote(str(path))} &")
     print(f"{program('hastore')} status --wait 30 --bootstrap {bootstrap}")
@@ -115,7 +117,7 @@ def _starter(number: int) -> str:
 
 
 def _write(path: pathlib.Path, text: str, mode: int) -> None:
-    """Write a new file; it never has another mode than this."""
+    """Create a file with this mode; FileExistsError when it exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(text)

@@ -1,4 +1,4 @@
-"""`hastore log dump|verify|stat|pending`: look into any store, RocketMQ's too, read-only."""
+"""`hastore log dump|verify|stat|pending`: read any store, RocketMQ's too, without changing it."""
 
 import datetime
 import json
@@ -26,28 +26,28 @@ with_store = click.option(
     "path",
     required=True,
     metavar="DIR",
-    help="The store: the folder that has commitlog/, or log files, as under rescued/.",
+    help="The store: the folder with commitlog/, or a folder of log files, as under rescued/.",
 )
 
 
-@click.group("log")
+@click.group("log", short_help="Inspect a store's log, read-only.")
 def log_group() -> None:
-    """Look into a store's log, read-only, in use or not."""
+    """Inspect a store's log, read-only; a node may be using the store."""
 
 
-@log_group.command("dump", short_help="Print each record and blank, in order.")
+@log_group.command("dump", short_help="Print every record and blank, in order.")
 @with_store
-@click.option("--from", "start", type=click.IntRange(0), metavar="O", help="First offset.")
-@click.option("--to", "end", type=click.IntRange(0), metavar="O", help="End offset, exclusive.")
-@click.option("--body", "bodies", is_flag=True, help="With the bodies.")
+@click.option("--from", "start", type=click.IntRange(0), metavar="O", help="Start at this offset.")
+@click.option("--to", "end", type=click.IntRange(0), metavar="O", help="End before this offset.")
+@click.option("--body", "bodies", is_flag=True, help="Print the bodies too.")
 @with_json
 def dump_command(
     path: str, start: int | None, end: int | None, bodies: bool, as_json: bool
 ) -> None:
-    """Print each record and blank that begins in [from, to), in the log's order.
+    """Print every record and blank that begins in [from, to), in the log's order.
 
-    With --body also what it holds: a JSON string (the field `body`), base64 (`body_base64`) where
-    it is no UTF-8.
+    With --body print each body too: as a JSON string (the field `body`), or in base64
+    (`body_base64`) when it is not UTF-8.
     """
     for entry in inspect.dump(path, start, end, bodies=bodies):
         if as_json:
@@ -70,9 +70,9 @@ def dump_command(
 @with_store
 @with_json
 def verify_command(path: str, as_json: bool) -> int:
-    """Check every record (CRC, place, lengths) and the consume queues; exit code 3 when damaged.
+    """Check every record (CRC, offset, lengths) and the consume queues; exit code 3 when damaged.
 
-    The CRC in a record covers its body alone: damage to properties, times or flags may pass.
+    A record's CRC covers only its body: damage to properties, times or flags may go unnoticed.
     """
     with progress_bar() as progress:
         task = progress.add_task("verifying", total=None, note="")
@@ -92,15 +92,15 @@ def verify_command(path: str, as_json: bool) -> int:
     for wrong in found.units_wrong:
         say_error(f"{path}: {wrong}")
     if found.units_missing:
-        say(f"{found.units_missing} units are not built yet: replay is behind the log")
+        say(f"{found.units_missing} units are not built yet: replay lags behind the log")
     return DONE if found.ok else STORE
 
 
-@log_group.command("stat")
+@log_group.command("stat", short_help="Count the records of the log by topic.")
 @with_store
 @with_json
 def stat_command(path: str, as_json: bool) -> None:
-    """Count what the log holds, by topic."""
+    """Count the records, queues and bytes of the log by topic."""
     with progress_bar() as progress:
         task = progress.add_task("counting", total=None, note="")
         found = inspect.stat(
@@ -124,15 +124,17 @@ def stat_command(path: str, as_json: bool) -> None:
         stdout.print(table)
 
 
-@log_group.command("pending", short_help="List what a RocketMQ broker still owes.")
+@log_group.command("pending", short_help="List messages that a RocketMQ broker has not delivered.")
 @with_store
 @with_json
 def pending_command(path: str, as_json: bool) -> None:
-    """List what a RocketMQ broker still owes: delayed messages not delivered, half messages not
-    ended. hastore stores them, and does no more.
+    """List delayed messages that a RocketMQ broker has not delivered yet, and half messages
+    (transactions) that are neither committed nor rolled back.
+
+    hastore stores such messages, but neither delivers nor ends them.
     """
     with progress_bar() as progress:
-        task = progress.add_task("looking", total=None, note="")
+        task = progress.add_task("searching", total=None, note="")
         found = find_pending(
             path, progress=lambda done, total: progress.update(task, completed=done, total=total)
         )
@@ -151,6 +153,6 @@ def _time(stamp_ms: int | None) -> str:
         return "-"
     try:
         moment = datetime.datetime.fromtimestamp(stamp_ms / 1000, datetime.UTC)
-    except (OverflowError, OSError, ValueError):  # a record may state any number
+    except (OverflowError, OSError, ValueError):  # a record may contain any number
         return str(stamp_ms)
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")

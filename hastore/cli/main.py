@@ -1,4 +1,4 @@
-"""`hastore`: the command. Each part is loaded when it is asked for, so that help is quick."""
+"""The command `hastore`. A subcommand is imported only when it is used, so that it starts fast."""
 
 import difflib
 import importlib
@@ -30,11 +30,11 @@ class _Lazy(click.Group):
     """Import a command's module only when the command is used or listed."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Return the names, in the order in which one meets them."""
+        """Return the names in the order in which a new user needs them."""
         return list(_COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        """Return the command, None when there is no such name."""
+        """Return the command; None for an unknown name."""
         if cmd_name not in _COMMANDS:
             return None
         module, _, name = _COMMANDS[cmd_name].partition(":")
@@ -45,7 +45,7 @@ class _Lazy(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Name the nearest command when there is none of this name; UsageError."""
+        """Resolve the command; the error for an unknown name suggests the nearest one."""
         name = args[0]
         near = [] if name in _COMMANDS else difflib.get_close_matches(name, _COMMANDS, 1)
         if near:
@@ -56,7 +56,7 @@ class _Lazy(click.Group):
 @click.group("hastore", cls=_Lazy, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(hastore.__version__, prog_name="hastore")
 def cli() -> None:
-    """A replicated, append-only commit log: one master, its slaves, and the flip between them."""
+    """A replicated, append-only commit log: one master and its slaves."""
 
 
 def main() -> NoReturn:

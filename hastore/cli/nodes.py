@@ -13,37 +13,35 @@ SLAVE = "slave"
 
 
 def check(path: str, overrides: dict[str, str], kind: str | None) -> Config:
-    """Return the configuration; ConfigError when it is wrong or of the other role."""
+    """Return the configuration; ConfigError when it is wrong or `kind` does not start its role."""
     config = load_config(path, overrides)
     if kind is not None and config.role.is_master != (kind == MASTER):
         other = SLAVE if kind == MASTER else MASTER
         wanted = f"{Role.SYNC_MASTER.value} or {Role.ASYNC_MASTER.value}"
         wanted = wanted if kind == MASTER else Role.SLAVE.value
-        problem = f"is {config.role.value}, and hastore-{kind} starts {wanted}"
-        remedy = f"start it by hastore-{other}, or edit the role"
+        problem = f"is {config.role.value}, but hastore-{kind} starts {wanted}"
+        remedy = f"start it with hastore-{other}, or edit the role"
         raise config_error(path, "role", problem, remedy)
     return config
 
 
 def start(path: str, overrides: dict[str, str], kind: str | None, *, only_check: bool) -> int:
-    """Check the configuration and, unless that was all, run the node until it is told to stop."""
+    """Check the configuration; unless `only_check`, run the node until it is told to stop."""
     config = check(path, overrides, kind)
     if only_check:
         nodes = len(config.nodes)
-        say(f"{path}: right: node {config.node} of {nodes} in {config.cluster}/{config.group}")
+        say(f"{path} is valid: node {config.node} of {nodes} in {config.cluster}/{config.group}")
         return DONE
-    from hastore.server.node import run_node  # --check needs no sockets
+    from hastore.server.node import run_node  # imported late: --check does not need it
 
     return run_node(path, overrides, kind)
 
 
 def _command(name: str, kind: str | None, help_text: str) -> click.Command:
-    @click.command(
-        name, help=help_text, context_settings={"help_option_names": ["-h", "--help"]}
-    )
+    @click.command(name, help=help_text, context_settings={"help_option_names": ["-h", "--help"]})
     @with_config
     @with_overrides
-    @click.option("--check", "only_check", is_flag=True, help="Validate the file and end.")
+    @click.option("--check", "only_check", is_flag=True, help="Validate the file and exit.")
     @click.version_option(package_name=None, version=_version(), prog_name=name)
     def command(path: str, overrides: dict[str, str], only_check: bool) -> int:
         return start(path, overrides, kind, only_check=only_check)
@@ -57,10 +55,12 @@ def _version() -> str:
     return __version__
 
 
-_FOREGROUND = "It stays in the foreground and prints one `ready` line to stdout once it serves."
+_FOREGROUND = "It runs in the foreground and prints one `ready` line to stdout once it serves."
 master_command = _command("hastore-master", MASTER, f"Start a master. {_FOREGROUND}")
 slave_command = _command("hastore-slave", SLAVE, f"Start a slave. {_FOREGROUND}")
-serve_command = _command("serve", None, f"Start a node in the role of its file. {_FOREGROUND}")
+serve_command = _command(
+    "serve", None, f"Start a node in the role that its file says. {_FOREGROUND}"
+)
 
 
 def master() -> NoReturn:
@@ -73,11 +73,13 @@ def slave() -> NoReturn:
     run(slave_command, "hastore-slave")
 
 
-if __name__ == "__main__":  # python -m hastore.cli.nodes master|slave|serve, without installing
+if (
+    __name__ == "__main__"
+):  # python -m hastore.cli.nodes master|slave|serve: without an installation
     import sys
 
     _KINDS = {MASTER: master_command, SLAVE: slave_command, "serve": serve_command}
     _kind = sys.argv.pop(1) if len(sys.argv) > 1 else ""
     if _kind not in _KINDS:
-        raise SystemExit("error: say master, slave or serve first")
+        raise SystemExit("error: the first argument must be master, slave or serve")
     run(_KINDS[_kind], "hastore serve" if _kind == "serve" else f"hastore-{_kind}")

@@ -1,4 +1,4 @@
-"""Say HELLO to another node as this node would, without any effect on it."""
+"""Say HELLO to another node on behalf of this one, without any effect on either."""
 
 import json
 import pathlib
@@ -13,11 +13,11 @@ from hastore.protocol.hello import NONCE_BYTES, Answer, Hello, Purpose
 
 
 def ask_peer(config: Config, address: str, timeout_ms: float) -> tuple[Hello, Answer]:
-    """Return what the node at `address` says of itself, and its answer to a survey.
+    """Return the HELLO of the node at `address`, and its answer to a survey.
 
-    The survey names no epoch and no history, so that nobody acts on it. OSError: nobody answers.
-    AuthenticationError, ClassicPeerError, ProtocolError: as `peer.call` has it; a peer
-    with another secret ends the connection (ProtocolError).
+    The survey has no epoch and no history, so that the node does not act on it. Raises OSError when
+    the node does not answer, and AuthenticationError, ClassicPeerError and ProtocolError as
+    `peer.call` does: a peer with another secret closes the connection (ProtocolError).
     """
     path = config.ha.secret_file
     secret = None if path is None else pathlib.Path(path).read_bytes().strip()
@@ -46,11 +46,11 @@ def ask_peer(config: Config, address: str, timeout_ms: float) -> tuple[Hello, An
 
 
 def _store_id(root: str) -> str:
-    """Return the id of this node's store; a new one where it has none yet."""
+    """Return the id of this node's store; a random one when the store does not exist yet."""
     path = pathlib.Path(root) / "hastore" / "node.json"
     try:
         return str(json.loads(path.read_bytes())["store_id"])
     except FileNotFoundError:
         return secrets.token_hex(16)
     except (OSError, ValueError, LookupError, TypeError) as failure:
-        raise StoreError(f"{path} is no state of a node: {failure}") from failure
+        raise StoreError(f"{path} is not the state of a node: {failure}") from failure

@@ -1,4 +1,4 @@
-"""`hastore perf produce` and `hastore perf consume`: load a group and measure it."""
+"""`hastore perf produce` and `hastore perf consume`: put a load on a group and measure it."""
 
 import os
 import threading
@@ -29,7 +29,7 @@ from hastore.protocol.api import WINDOW
 
 
 class Tally:
-    """Count outcomes and latencies; the sending thread adds, the commanding one waits."""
+    """Outcomes and latencies of calls, added by the producer's thread; limits calls in flight."""
 
     def __init__(self, in_flight: int) -> None:
         self.latencies_ms: list[float] = []
@@ -37,7 +37,7 @@ class Tally:
         self._room = threading.BoundedSemaphore(in_flight)
 
     def begin(self, messages: int) -> Callable[[Future[Any]], None]:
-        """Wait for room; return the callback for the Future of the next call."""
+        """Wait until fewer than `in_flight` calls are open; return the next Future's callback."""
         self._room.acquire()
         began = time.perf_counter()
 
@@ -59,9 +59,9 @@ class Tally:
 def summarise(
     messages: int, size: int, seconds: float, latencies_ms: list[float], tally: Tally | None
 ) -> dict[str, Any]:
-    """Return the fields of both perf commands, the same for scripts; latencies are of calls, in ms.
+    """Return the fields that both perf commands print; a latency is that of one call, in ms.
 
-    What was read is `acked`: a node gave it out, so it was confirmed.
+    Messages that were read count as `acked`: a node only serves confirmed ones.
     """
     ordered = sorted(latencies_ms)
 
@@ -86,7 +86,7 @@ def summarise(
 
 
 def show(fields: dict[str, Any], as_json: bool) -> None:
-    """Print the fields, as a table for people."""
+    """Print the fields as JSON, or as a table for people."""
     if as_json:
         put_json(fields)
         return
@@ -98,22 +98,36 @@ def show(fields: dict[str, Any], as_json: bool) -> None:
 
 @click.group("perf")
 def perf_group() -> None:
-    """Load a group and measure it."""
+    """Put a load on a group and measure it."""
 
 
-@perf_group.command("produce")
-@click.option("--topic", required=True, metavar="T")
-@click.option("--count", required=True, type=click.IntRange(1), metavar="N", help="Messages.")
-@click.option("--size", default=1024, show_default=True, type=click.IntRange(0), metavar="BYTES")
+@perf_group.command("produce", short_help="Send messages and measure it.")
+@click.option("--topic", required=True, metavar="T", help="The topic to send to.")
+@click.option(
+    "--count", required=True, type=click.IntRange(1), metavar="N", help="Number of messages."
+)
+@click.option(
+    "--size",
+    default=1024,
+    show_default=True,
+    type=click.IntRange(0),
+    metavar="BYTES",
+    help="Size of each body.",
+)
 @click.option(
     "--in-flight",
     default=64,
     show_default=True,
     type=click.IntRange(1, WINDOW),
     metavar="K",
-    help="Calls that wait at a time; 1 blocks.",
+    help="Calls in flight at a time; 1: each call waits for its answer.",
 )
-@click.option("--batch", type=click.IntRange(1), metavar="M", help="Messages in a send_batch.")
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    metavar="M",
+    help="Messages in each send_batch (default: the producer batches by itself).",
+)
 @with_acks
 @with_sync_flush
 @with_bootstrap
@@ -131,7 +145,7 @@ def perf_produce(
 ) -> int:
     """Send COUNT messages of SIZE bytes.
 
-    Exit code 4 when some were not confirmed, 1 when refused.
+    Exit code 4 when some messages were not confirmed, 1 when some were refused.
     """
     body = os.urandom(size)
     tally = Tally(in_flight)
@@ -161,7 +175,7 @@ def perf_produce(
 
 
 def wait_for_master(producer: Producer, timeout_s: float = 30.0) -> None:
-    """Find the master before the clock starts; UnreachableError when there is none in time."""
+    """Wait for a master before the measurement; UnreachableError when none is found in time."""
     deadline = time.monotonic() + timeout_s
     while producer.master is None:
         if time.monotonic() > deadline:
@@ -183,17 +197,19 @@ def _send(
         try:
             future.result()
         except HastoreError:
-            pass  # counted by the callback
+            pass  # the callback has counted it
     return batch or 1
 
 
 @perf_group.command("consume", short_help="Read messages and measure it.")
-@click.option("--topic", required=True, metavar="T")
-@click.option("--count", required=True, type=click.IntRange(1), metavar="N", help="Messages.")
+@click.option("--topic", required=True, metavar="T", help="The topic to read.")
+@click.option(
+    "--count", required=True, type=click.IntRange(1), metavar="N", help="Number of messages."
+)
 @with_bootstrap
 @with_json
 def perf_consume(topic: str, count: int, bootstrap: str | None, as_json: bool) -> int:
-    """Read COUNT messages from the topic's beginning; latencies are of single pulls."""
+    """Read COUNT messages from the topic's start; a latency is the time of one batch."""
     messages = size = 0
     latencies_ms: list[float] = []
     with progress_bar() as progress:

@@ -1,4 +1,4 @@
-"""`hastore positions`: consumers' positions from and to a RocketMQ broker's file."""
+"""`hastore positions`: import and export consumers' positions as a RocketMQ broker's file."""
 
 import pathlib
 import sys
@@ -22,13 +22,13 @@ IMPORTED, KEPT, NO_TOPIC = "imported", "kept", "no such topic"
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """What became of one group's positions in one topic."""
+    """The outcome of the import of one group's positions in one topic."""
 
     group: str
     topic: str
     outcome: str
     positions: Offsets
-    corrected: tuple[int, ...] = ()  # queues whose position lay outside the log
+    corrected: tuple[int, ...] = ()  # queues whose position was outside the queue
 
     def show(self, as_json: bool) -> None:
         """Print it."""
@@ -49,20 +49,28 @@ class Taken:
         if self.corrected:
             say(
                 f"{self.group}, {self.topic}: the position in queue "
-                f"{', '.join(map(str, self.corrected))} lay outside the log and was corrected"
+                f"{', '.join(map(str, self.corrected))} was outside the log and was corrected"
             )
 
 
-@click.group("positions", short_help="Consumers' positions from and to a RocketMQ broker.")
+@click.group("positions", short_help="Import or export consumers' positions.")
 def positions_group() -> None:
-    """Exchange consumers' positions with a RocketMQ broker's config/consumerOffset.json."""
+    """Import and export consumers' positions as a RocketMQ broker's config/consumerOffset.json."""
 
 
-@positions_group.command("import", short_help="Take positions from a broker's file.")
+@positions_group.command("import", short_help="Import positions from a broker's file.")
 @click.argument("file", type=click.Path(exists=True, dir_okay=False, path_type=pathlib.Path))
-@click.option("--group", "groups", multiple=True, metavar="G", help="Only this consumer group.")
-@click.option("--topic", "topics", multiple=True, metavar="T", help="Only this topic.")
-@click.option("--overwrite", is_flag=True, help="Also where the group has positions already.")
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="G",
+    help="Only this consumer group; may be repeated.",
+)
+@click.option(
+    "--topic", "topics", multiple=True, metavar="T", help="Only this topic; may be repeated."
+)
+@click.option("--overwrite", is_flag=True, help="Replace positions that the group has already.")
 @with_bootstrap
 @with_json
 def import_command(
@@ -73,10 +81,10 @@ def import_command(
     bootstrap: str | None,
     as_json: bool,
 ) -> int:
-    """Commit the positions of FILE, a broker's consumerOffset.json, under their groups' names.
+    """Commit the positions in FILE, a broker's consumerOffset.json, for their groups.
 
-    Where a group has committed already its own positions are kept, so a second run changes nothing.
-    A position outside a queue is moved to its nearest end, as a broker would.
+    A group that has committed positions in a topic keeps them, so a second run changes nothing. A
+    position outside its queue is moved to the nearest end of the queue, as a broker does.
     """
     wanted = {
         (group, topic): offsets
@@ -103,7 +111,7 @@ def take(
     *,
     overwrite: bool,
 ) -> Taken:
-    """Commit one group's positions in one topic; raises what a put would."""
+    """Commit one group's positions in one topic; raises what `Positions.commit` raises."""
     fitting = fit(offsets, ranges.get(topic, {}))
     if not fitting:
         return Taken(group, topic, NO_TOPIC, {})
@@ -116,14 +124,20 @@ def take(
     return Taken(group, topic, IMPORTED, fitting, corrected)
 
 
-@positions_group.command("export", short_help="Write positions as a broker's file.")
+@positions_group.command("export", short_help="Export positions as a broker's file.")
 @click.argument("file", required=False, type=click.Path(dir_okay=False, path_type=pathlib.Path))
-@click.option("--group", "groups", multiple=True, metavar="G", help="Only this consumer group.")
+@click.option(
+    "--group",
+    "groups",
+    multiple=True,
+    metavar="G",
+    help="Only this consumer group; may be repeated.",
+)
 @with_bootstrap
 def export_command(
     file: pathlib.Path | None, groups: tuple[str, ...], bootstrap: str | None
 ) -> int:
-    """Write all groups' positions to FILE (else stdout) as a RocketMQ broker reads them."""
+    """Write all groups' positions to FILE (default: stdout) in the format of a RocketMQ broker."""
     with Positions(bootstrap_addresses(bootstrap)) as positions:
         found = positions.all()
     text = format_offsets(

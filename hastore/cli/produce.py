@@ -1,4 +1,4 @@
-"""`hastore produce`: send a file or stdin, a message a line, and say how each ended."""
+"""`hastore produce`: send each line of a file or of stdin as a message, and print the outcomes."""
 
 import contextlib
 import queue
@@ -25,7 +25,7 @@ from hastore.cli.common import (
 from hastore.client.producer.producer import Acks, Producer
 from hastore.client.results import SendResult
 from hastore.errors import DurabilityError, HastoreError, NotStoredError, OutcomeUnknown, UsageError
-from hastore.record.codec import check_topic
+from hastore.record.properties import check_topic
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
 NO_MASTER_SAID_S = 1.0
@@ -33,7 +33,7 @@ _ERRORS_SHOWN = 10
 
 
 def parse_acks(text: str | None) -> Acks:
-    """Return what `--acks` means to a Producer."""
+    """Return the Producer's `acks` for the text of `--acks`."""
     choices: dict[str | None, Acks] = {None: None, "0": 0, "1": 1, "all": "all"}
     return choices[text]
 
@@ -41,15 +41,17 @@ def parse_acks(text: str | None) -> Acks:
 with_acks = click.option(
     "--acks",
     type=click.Choice(["0", "1", "all"]),
-    help="0: nobody answers; 1: the master; all: its slaves too. Default: by the master's role.",
+    help="Who confirms: nobody (0), the master (1), slaves too (all). Default: by its role.",
 )
 with_sync_flush = click.option(
-    "--sync-flush", is_flag=True, help="Confirmed by the disk of each node that confirms."
+    "--sync-flush",
+    is_flag=True,
+    help="A node confirms only when the message is synced to its disk.",
 )
 
 
 def describe(future: Future[SendResult]) -> tuple[int, dict[str, Any], str | None]:
-    """Wait for a send; return its exit code, the object for `--json` and the error's text."""
+    """Wait for a send; return its exit code, its object for `--json`, and the error's text."""
     try:
         return DONE, _fields(future.result()), None
     except DurabilityError as stored:
@@ -84,7 +86,7 @@ def _refusal(status: str) -> dict[str, Any]:
 
 
 class _Printer(threading.Thread):
-    """Print results in the order of the lines, while the lines still come."""
+    """Print results in the order of the lines, while the caller still sends lines."""
 
     def __init__(self, as_json: bool) -> None:
         super().__init__(name="printer", daemon=True)
@@ -95,11 +97,11 @@ class _Printer(threading.Thread):
         self._as_json = as_json
 
     def put(self, future: Future[SendResult] | None) -> None:
-        """Take the next line's; None: that was the last."""
+        """Add the future of the next line; None after the last line."""
         self._futures.put(future)
 
     def run(self) -> None:
-        """Print until None comes; a reader that left is remembered, the results still counted."""
+        """Print until None comes; keep an error of stdout in `broken`, and go on counting."""
         while (future := self._futures.get()) is not None:
             code, fields, problem = describe(future)
             self.sent += 1
@@ -116,12 +118,12 @@ class _Printer(threading.Thread):
                     self.broken = broken
         hidden = self.sent - self.ended_well - _ERRORS_SHOWN
         if hidden > 0:
-            where = "" if self._as_json else "; --json has them all"
-            say(f"... and {hidden} errors more{where}")
+            where = "" if self._as_json else "; --json prints all"
+            say(f"... and {hidden} more errors{where}")
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines; of one beyond the limit just enough to be refused."""
+    """Yield the lines; of a line that is too long, only as much as is needed to refuse it."""
     while line := file.readline(MAX_LINE_BYTES + 2):
         rest = line
         while len(rest) == MAX_LINE_BYTES + 2 and not rest.endswith(b"\n"):
@@ -132,7 +134,7 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 def _send(
     producer: Producer, topic: str, body: bytes, key: str | None, queue_id: int | None
 ) -> Future[SendResult]:
-    """Send a line; one that no master would take fails by itself, the others go on."""
+    """Send a line; an invalid one fails its own future and does not stop the others."""
     try:
         return producer.send(topic, body, key=key, queue=queue_id)
     except UsageError as wrong:
@@ -145,7 +147,7 @@ def _send(
 def _said_without_master(
     producer: Producer, addresses: list[str], timeout_s: float
 ) -> Iterator[None]:
-    """Say once that no master was found, when none was after a second; sending goes on."""
+    """Print a note when no master is found within a second; sending goes on."""
 
     def look() -> None:
         if producer.master is None:
@@ -164,9 +166,11 @@ def _said_without_master(
 
 @click.command("produce", short_help="Send lines as messages to a topic.")
 @click.argument("topic")
-@click.option("--file", "path", metavar="F", help="The lines to send (else stdin).")
-@click.option("--queue", "queue_id", type=click.IntRange(0), metavar="N", help="Into this queue.")
-@click.option("--key", metavar="K", help="The key of every message, to find it by.")
+@click.option("--file", "path", metavar="F", help="The file with the lines (default: stdin).")
+@click.option(
+    "--queue", "queue_id", type=click.IntRange(0), metavar="N", help="Send to this queue."
+)
+@click.option("--key", metavar="K", help="The key of every message, for `hastore query`.")
 @with_acks
 @with_sync_flush
 @click.option(
@@ -176,7 +180,7 @@ def _said_without_master(
     default=30.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long each line is tried, and a master is looked for.",
+    help="How long to try each line, and to look for a master.",
 )
 @with_bootstrap
 @with_json
@@ -193,8 +197,9 @@ def produce_command(
 ) -> int:
     """Send each line of a file or of stdin as a message to TOPIC.
 
-    Exit code 1: some were not stored, and nothing is in doubt; 4: some are stored but not
-    confirmed, or nobody knows. With --json a message that failed has its `line` and `reason` too.
+    Exit code 1: some messages were not stored, and the outcome of all is known. Exit code 4: some
+    are stored but not confirmed, or their outcome is unknown. With --json the object of a failed
+    message also has `line` and `reason`.
     """
     addresses = bootstrap_addresses(bootstrap)
     check_topic(topic)
@@ -225,5 +230,5 @@ def produce_command(
         raise printer.broken
     if not as_json:
         failed = printer.sent - printer.ended_well
-        say(f"{printer.ended_well} messages sent" + (f", {failed} not" if failed else ""))
+        say(f"{printer.ended_well} messages sent" + (f", {failed} failed" if failed else ""))
     return printer.code

@@ -1,4 +1,4 @@
-"""`hastore query`: find messages by key, or one by its message id."""
+"""`hastore query`: find messages by key, or one message by its id."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ from hastore.store.offline.inspect import body_field
 
 
 def describe_message(message: Message) -> dict[str, Any]:
-    """Return the object for `--json`; a body that is no UTF-8 comes as `body_base64`."""
+    """Return the object for `--json`; a body that is not UTF-8 becomes `body_base64`."""
     return {
         "topic": message.topic,
         "queue_id": message.queue_id,
@@ -37,10 +37,13 @@ def describe_message(message: Message) -> dict[str, Any]:
 
 
 @click.command("query", short_help="Find messages by key or by id.")
-@click.option("--topic", metavar="T", help="With --key: the topic.")
-@click.option("--key", metavar="K", help="Messages with this key.")
-@click.option("--msg-id", metavar="ID", help="The message with this id.")
-@click.option("--max", "most", default=32, show_default=True, type=click.IntRange(1, 1_000))
+@click.option("--topic", metavar="T", help="The topic of the key.")
+@click.option("--key", metavar="K", help="Find messages with this key.")
+@click.option("--msg-id", metavar="ID", help="Find the message with this id.")
+@click.option(
+    "--max", "most", default=32, show_default=True, type=click.IntRange(1, 1_000), metavar="N",
+    help="Find at most N messages.",
+)  # fmt: skip
 @with_bootstrap
 @with_json
 def query_command(
@@ -51,7 +54,7 @@ def query_command(
     bootstrap: str | None,
     as_json: bool,
 ) -> int:
-    """Find messages by key (newest first) or by id; exit code 1 when there is none."""
+    """Find messages by key, newest first, or one by its id; exit code 1 when there is none."""
     if (msg_id is None) == (key is None) or (key is None) != (topic is None):
         raise UsageError("hastore query: give --topic and --key, or --msg-id")
     addresses = bootstrap_addresses(bootstrap)

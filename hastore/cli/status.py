@@ -1,4 +1,4 @@
-"""`hastore status`: what each node of a group says of itself."""
+"""`hastore status`: show the state of each node of a group."""
 
 import time
 from typing import Any
@@ -24,12 +24,12 @@ from hastore.cli.which_file import pending_texts
 from hastore.client.admin import Admin
 from hastore.errors import UnreachableError
 
-SYNC_REFUSED = "synchronous puts are refused"  # as a node's `problems` say it
+SYNC_REFUSED = "synchronous puts are refused"  # the text in a node's `problems`
 _POLL_S = 0.2
 _POLL_ANSWER_S = 1.0
 _OFFSETS = ("max_offset", "confirmed_offset", "readable_offset")
-_SLAVE = "this node is a slave"  # as a node's `reason` begins
-_KEEP = 3  # columns that no terminal is too narrow for: node, role, epoch
+_SLAVE = "this node is a slave"  # the beginning of a slave's `reason`
+_KEEP = 3  # columns that a narrow terminal shows too: node, role, epoch
 
 
 @click.command("status", short_help="Show roles, epochs, offsets and slaves.")
@@ -38,7 +38,7 @@ _KEEP = 3  # columns that no terminal is too narrow for: node, role, epoch
     "wait_s",
     type=Seconds(or_none=True),
     metavar="SECONDS",
-    help="Wait so long until all nodes answer, one takes writes and the others are in sync.",
+    help="Wait up to this time until one node takes writes and all others are in sync with it.",
 )
 @click.option(
     "--timeout",
@@ -47,7 +47,7 @@ _KEEP = 3  # columns that no terminal is too narrow for: node, role, epoch
     default=3.0,
     show_default=True,
     metavar="SECONDS",
-    help="How long each answer may take.",
+    help="How long to wait for each answer.",
 )
 @with_bootstrap
 @with_json
@@ -56,8 +56,8 @@ def status_command(
 ) -> int:
     """Show roles, epochs, offsets and slaves.
 
-    Exit code 1 when no node answers, with --wait also when the group is not complete and in sync in
-    time; 4 when nodes answer and none of them takes writes.
+    Exit code 1 when no node answers, and with --wait when the group is not complete and in sync in
+    time. Exit code 4 when nodes answer but none of them takes writes.
     """
     addresses = bootstrap_addresses(bootstrap)
     settled = wait_s is None or _wait(addresses, wait_s)
@@ -76,35 +76,37 @@ def status_command(
     for address in sorted(known - {info.address for info in infos}):
         say(f"no answer from {address}")
     if not settled:
-        say_error(f"not complete and in sync within {wait_s:g} s")
+        say_error(f"the group is not complete and in sync after {wait_s:g} s")
         return FAILED
     return DIFFER if headless is not None else DONE
 
 
 def no_master_text(statuses: list[dict[str, Any]]) -> str | None:
-    """Say that no node takes writes, and which one to promote; None while one does.
+    """Return that no node takes writes, and which node to promote; None when one takes writes.
 
-    The one to promote has the greatest (epoch, max_offset) of those that answered.
+    The node to promote has the greatest (epoch, max_offset) of those that answered.
     """
     if not statuses or any(status["writable"] for status in statuses):
         return None
-    on_its_way = [s["node"] for s in statuses if s["role"] != "SLAVE"]
+    waiting = [s["node"] for s in statuses if s["role"] != "SLAVE"]
     best = max(statuses, key=lambda status: (status["epoch"], status["max_offset"]))
     text = (
-        f"no node takes writes; node {best['node']} has most (epoch {best['epoch']}, "
+        f"no node takes writes; node {best['node']} is the most up to date (epoch {best['epoch']}, "
         f"max_offset {best['max_offset']}): run `hastore promote -c {best.get('config') or 'FILE'}`"
     )
-    if on_its_way:
-        numbers = ", ".join(map(str, on_its_way))
-        text = f"no node takes writes; node {numbers} is to be master and waits, see its reason"
+    if waiting:
+        numbers = ", ".join(map(str, waiting))
+        text = f"no node takes writes; node {numbers} waits to be master, see its reason"
     return text
 
 
 def _wait(addresses: list[str], wait_s: float) -> bool:
-    """Ask until the group is complete and in sync; False when it is not in time."""
+    """Poll until the group is complete and in sync; False when it is not in time."""
     deadline = time.monotonic() + wait_s
     while True:
-        with Admin(addresses, timeout_s=_POLL_ANSWER_S) as admin:  # a new one: nodes come up
+        with Admin(
+            addresses, timeout_s=_POLL_ANSWER_S
+        ) as admin:  # a new one each time: nodes are starting
             try:
                 statuses = [info.status for info in admin.status()]
                 maps = admin.maps().values()
@@ -119,15 +121,16 @@ def _wait(addresses: list[str], wait_s: float) -> bool:
 
 
 def _in_sync(status: dict[str, Any], group: set[int]) -> bool:
-    """Whether this is the open master, and every other node of the group is in sync with it."""
+    """Whether this node takes writes and every other node of the group is in sync with it."""
     followers = {slave["node"] for slave in status["slaves"] if slave["in_sync"]}
     return bool(status["writable"]) and group <= followers | {status["node"]}
 
 
 def not_following_text(status: dict[str, Any], *, headless: bool) -> str | None:
-    """Return why a slave follows nobody; None while it does, and for a master.
+    """Return why a slave follows no master; None when it follows one, and for a master.
 
-    In a group without a master (`headless`) that none is open is said once, not for each slave.
+    None too when the only reason is that the group has no open master (`headless`): the command
+    prints that once for the whole group.
     """
     reason: str | None = status["reason"]
     if status["role"] != "SLAVE" or reason is None or reason.endswith(" is the master"):
@@ -138,7 +141,7 @@ def not_following_text(status: dict[str, Any], *, headless: bool) -> str | None:
 
 
 def _show(statuses: list[dict[str, Any]], *, headless: bool) -> None:
-    # What matters most comes first: a narrow terminal leaves out the last columns.
+    # The most important columns come first: a narrow terminal leaves out the last ones.
     offsets = [name.removesuffix("_offset") for name in _OFFSETS]
     rows = [
         [str(status["node"]), status["role"], str(status["epoch"]), _takes(status)]
@@ -153,7 +156,7 @@ def _show(statuses: list[dict[str, Any]], *, headless: bool) -> None:
         for slave in status["slaves"]:
             _show_slave(status["node"], slave)
         if status["unclean"]:
-            tell(f"node {status['node']} is unclean: it may lack bytes it acknowledged")
+            tell(f"node {status['node']} is unclean: it may lack records that it acknowledged")
         told = status["reason"]
         if status["role"] == "SLAVE":
             told = not_following_text(status, headless=headless)
@@ -165,7 +168,7 @@ def _show(statuses: list[dict[str, Any]], *, headless: bool) -> None:
 
 
 def _takes(status: dict[str, Any]) -> str:
-    """Say which puts the node takes."""
+    """Return the column `writable`: which puts the node takes."""
     if not status["writable"]:
         return "no"
     return "acks 1 only" if _refuses_default(status) else "yes"
@@ -176,7 +179,7 @@ def _style(row: list[str]) -> str | None:
 
 
 def _refuses_default(status: dict[str, Any]) -> bool:
-    """Whether a put without options is refused, since too few slaves are in sync."""
+    """Whether a put with default acks is refused, because too few slaves are in sync."""
     return any(text.startswith(SYNC_REFUSED) for text in status.get("problems", []))
 
 

@@ -1,4 +1,4 @@
-"""Which file a running node follows: whether it is the one that a command was given."""
+"""Compare the file that a command was given with the file that the running node follows."""
 
 import os
 from collections.abc import Iterator, Mapping
@@ -9,10 +9,10 @@ from hastore.errors import UsageError
 
 
 def other_file(path: str, config: Config, status: Mapping[str, Any]) -> str | None:
-    """Say how the node that answers differs from the file at `path`; None when it follows it.
+    """Return how the node that answers differs from the file at `path`; None when it follows it.
 
-    A file that is not on this machine under the node's name for it is no difference: a node in a
-    container has names of its own.
+    When the path that the node names does not exist on this machine, the files count as the same: a
+    node in a container has other paths.
     """
     known = status.get("config")
     runs = f"is node {status['node']} of {status.get('cluster')}/{status.get('group')}"
@@ -27,7 +27,7 @@ def other_file(path: str, config: Config, status: Mapping[str, Any]) -> str | No
 
 
 def check_file(command: str, path: str, config: Config, status: Mapping[str, Any] | None) -> None:
-    """Refuse to edit a file that the running node does not follow: UsageError with both names."""
+    """Raise UsageError, with both paths, when the running node does not follow the file."""
     problem = None if status is None else other_file(path, config, status)
     if status is None or problem is None:
         return
@@ -37,7 +37,7 @@ def check_file(command: str, path: str, config: Config, status: Mapping[str, Any
 
 
 def pending_texts(path: str | None, status: Mapping[str, Any]) -> Iterator[str]:
-    """Say of each key of the node's file that is not in force what makes it count."""
+    """Yield a line for each key of the node's file that is not in force yet: when it will be."""
     for change in status.get("config_pending") or []:
         until = "the next start"
         if change["counts_from"] == "promotion":

@@ -1,4 +1,4 @@
-"""Messages as a consumer gets them: checked when they come, their lesser fields read on demand."""
+"""Messages as a consumer gets them: checked on arrival, rarely used fields decoded on demand."""
 
 from __future__ import annotations
 
@@ -10,41 +10,38 @@ from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Position
-from hastore.record.codec import (
+from hastore.record.codec import Record, decode_record, layout_of
+from hastore.record.host import Host, message_id
+from hastore.record.layout import (
     CRC_MASK,
-    FLAG_BORN_IPV6,
     FLAG_INNER_BATCH,
     FLAG_IPV6,
     FLAG_STORE_IPV6,
-    IPV6_EXTRA,
+    HEADER_SIZE,
     MAX_PROPERTIES_BYTES,
     MIN_RECORD_SIZE,
-    STORE_AT,
     STORE_IPV4,
     STORE_IPV6,
     V1_MAGIC,
     V1_MAX_TOPIC_BYTES,
-    Record,
-    decode_record,
-    layout_of,
+    header_struct,
+    store_at,
 )
-from hastore.record.host import Host, message_id
 from hastore.record.properties import decode_properties, find_property, inner_count
 
-# totalSize, magic, bodyCRC, queueId, queueOffset, physicalOffset, sysFlag, and the bodyLength of a
-# V1 record between IPv4 hosts
-_FRONT = struct.Struct(">iIIi4xqqi44xi")
-_BODY_AT = _FRONT.size
-_FLAGS_AND_BORN = struct.Struct(">iq")  # at 36: sysFlag, bornTimestamp
-_FLAGS_AT = 36
+_FRONT = header_struct(
+    *("size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag"),
+    "body_length",
+)  # between IPv4 hosts
+_FLAGS_AND_BORN = header_struct("sys_flag", "born_timestamp_ms")
 _NO_END = 1 << 63
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """A message as read from a replica: its body, its queue, its position.
+    """A message as read from a replica: its body, queue and position.
 
-    `queue_offset` is its place within the queue, `offset` its place in the log, in bytes; `epoch`
-    is None when the node told none. It keeps the bytes of its own record and no others.
+    `queue_offset` is its index in the queue, `offset` its place in the log in bytes; `epoch` is
+    None when the node did not state one. It keeps only the bytes of its own record in memory.
     """
 
     body: bytes
@@ -53,7 +50,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
     offset: int
     epoch: int | None
     _head: bytes  # the record's bytes before the body
-    _tail: bytes  # and behind it
+    _tail: bytes  # the record's bytes after the body
 
     def __repr__(self) -> str:
         return (
@@ -90,13 +87,13 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties; of a name that comes twice, the last."""
+        """All properties; the last one when a name occurs twice."""
         return dict(decode_properties(self._raw_properties()))
 
     @property
     def born_timestamp_ms(self) -> int:
         """When the producer made it, in ms since 1970."""
-        born: int = _FLAGS_AND_BORN.unpack_from(self._head, _FLAGS_AT)[1]
+        born: int = _FLAGS_AND_BORN.unpack_from(self._head)[1]
         return born
 
     @property
@@ -106,10 +103,10 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def next_position(self) -> Position:
-        """The position behind this message; without its epoch when the node told none."""
+        """The position after this message; without an epoch when the node did not state one."""
         behind = self.queue_offset + 1
-        if _FLAGS_AND_BORN.unpack_from(self._head, _FLAGS_AT)[0] & FLAG_INNER_BATCH:
-            # What several of a producer's came as.
+        if _FLAGS_AND_BORN.unpack_from(self._head)[0] & FLAG_INNER_BATCH:
+            # A record that holds several messages of a producer.
             behind = self.queue_offset + inner_count(self._raw_properties())
         if self.epoch is None:
             return Position(behind)
@@ -130,10 +127,9 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     def _stored(self) -> tuple[int, bytes, int]:
         """Return storeTimestamp, and the storeHost's address and port."""
-        flags = _FLAGS_AND_BORN.unpack_from(self._head, _FLAGS_AT)[0]
+        flags = _FLAGS_AND_BORN.unpack_from(self._head)[0]
         form = STORE_IPV6 if flags & FLAG_STORE_IPV6 else STORE_IPV4
-        at = STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
-        stored: tuple[int, bytes, int] = form.unpack_from(self._head, at)
+        stored: tuple[int, bytes, int] = form.unpack_from(self._head, store_at(flags))
         return stored
 
 
@@ -143,18 +139,18 @@ _V1 = V1_MAGIC.to_bytes(4)
 def decode_messages(
     payload: bytes, epochs: Sequence[tuple[int, int]]
 ) -> tuple[list[Message], CorruptRecordError | None]:
-    """Read records that lie one behind the other, as far as they are whole and their CRCs right.
+    """Read consecutive records as far as they are complete and their CRCs match.
 
-    Returns the messages before the first damage, and what that is. `epochs` are (epoch, start
-    offset), rising. Any physicalOffset passes: only the node knows the place.
+    Returns the messages before the first damage, and the error for it. `epochs` are (epoch, start
+    offset), ascending. physicalOffset is not checked: only the node knows the place.
     """
     found: list[Message] = []
     add, unpack, checksum = found.append, _FRONT.unpack_from, crc32
     following = iter(epochs)
     epoch: int | None = None
     next_epoch, epoch_end = next(following, (0, _NO_END))
-    # The last tail that was found good: its bytes before the properties, its length, whether it has
-    # any properties. Most are alike, so a look at these is all that the next one takes.
+    # Of the last valid tail: its bytes before the properties, its length, whether it has any.
+    # Most tails are alike, so the next one is only compared with these.
     start, tail_length, has_properties = b"", -1, False
     size_before = 0
     at, length = 0, len(payload)
@@ -164,7 +160,7 @@ def decode_messages(
         if size < MIN_RECORD_SIZE or stop > length:
             break
         if magic == V1_MAGIC and not flags & FLAG_IPV6:
-            body_at = at + _BODY_AT
+            body_at = at + HEADER_SIZE
             topic_at = body_at + body_length
             tail = payload[topic_at:stop]
             if body_length < 0:
@@ -209,18 +205,18 @@ def _take_alike(
     epoch_end: int,
     add: Callable[[Message], None],
 ) -> int:
-    """Add the records from `at` on that are cut as the one before, in half the time for each.
+    """Add the records from `at` on whose fields have the same sizes as the one before.
 
-    Returns where they end. `start` is that of their tails; what lies there is for the caller to
-    judge, good or not.
+    That takes half the time a record. Returns the offset of the first record that differs or is
+    damaged, which the caller checks. `start`: the common first bytes of their tails.
     """
     size, body_length = shape
-    tail_length = size - _BODY_AT - body_length
+    tail_length = size - HEADER_SIZE - body_length
     has_properties = tail_length > len(start)
-    cut = struct.Struct(f"{_BODY_AT}s{body_length}s{tail_length}s")
+    cut = struct.Struct(f"{HEADER_SIZE}s{body_length}s{tail_length}s")
     alike = memoryview(payload)[at : len(payload) - (len(payload) - at) % size]
     unpack, checksum = _FRONT.unpack, crc32
-    known = b""  # the last tail that was found good
+    known = b""  # the last valid tail
     for head, body, tail in cut.iter_unpack(alike):
         own_size, magic, crc, queue_id, queue_offset, offset, flags, own_length = unpack(head)
         if tail != known:
@@ -242,7 +238,7 @@ def _take_alike(
 
 
 def _start_of(tail: bytes) -> bytes:
-    """Return a V1 record's topic and both its lengths, b"" when they do not fit or are torn."""
+    """Return a V1 tail up to its properties, b"" when its lengths are wrong or it is torn."""
     if len(tail) < 3 or tail[0] > V1_MAX_TOPIC_BYTES:
         return b""
     end = 3 + tail[0]

@@ -65,7 +65,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     root: str
     commitlog_file_size: int = GIB
-    warm_files: bool = False  # read each new commit log file once, so that its pages are in memory
+    warm_files: bool = False  # read new commit log files ahead, so that they are in memory
     flush: Flush = Flush.ASYNC
     flush_interval_ms: int = 500
     flush_timeout_ms: int = 5_000

@@ -1,1 +1,1 @@
-"""The demo: a pair on real data, a kill, a flip and the proof (`make run`)."""
+"""The parts of `hastore demo` (`make run`): requirements, data, nodes, producer, proofs, Spark."""

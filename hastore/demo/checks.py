@@ -1,4 +1,4 @@
-"""What `hastore demo` needs, looked at before its first step: nobody waits for a late refusal."""
+"""Check the requirements of `hastore demo` before its first step, so that it fails early."""
 
 import importlib.util
 import os
@@ -16,15 +16,15 @@ from hastore.spark.java_runtime import find_java
 
 PORTS = 6  # three for each node
 LOG_FILE_BYTES = 64 * MIB  # a few files, so that the log rolls over
-_FLIGHT_BYTES = 480  # of log; 457 where it was measured
-_OTHER_BYTES = 64 * MIB  # queues and index of a node
+_FLIGHT_BYTES = 480  # of log per flight; 457 when measured
+_OTHER_BYTES = 64 * MIB  # consume queues and key index of a node
 _SPARK_PACKAGES = ("pyspark", "pyarrow", "matplotlib")
 _SPARK_MIN = (4, 1)
-_NO_SPARK = "or leave the step out by --no-spark"
+_NO_SPARK = "or skip that step with --no-spark"
 
 
 def what_is_missing(folder: pathlib.Path, rows: int, *, with_spark: bool) -> Iterator[str]:
-    """Yield each thing that the demo lacks, with its remedy; makes and starts nothing."""
+    """Yield each missing requirement with its remedy; creates and starts nothing."""
     try:
         find_flights()
     except UsageError as missing:
@@ -39,7 +39,7 @@ def what_is_missing(folder: pathlib.Path, rows: int, *, with_spark: bool) -> Ite
 
 
 def needed_bytes(rows: int) -> int:
-    """Return about how much both stores take: a node makes the log's next file ahead of its use."""
+    """Return about how much disk both stores take; a node allocates its next log file ahead."""
     files = rows * _FLIGHT_BYTES // LOG_FILE_BYTES + 2
     return 2 * (files * LOG_FILE_BYTES + _OTHER_BYTES)
 
@@ -52,7 +52,7 @@ def _spark() -> Iterator[str]:
     elif (found := _numbers(version("pyspark"))) < _SPARK_MIN:
         wanted, have = (".".join(map(str, each)) for each in (_SPARK_MIN, found))
         remedy = f"pip install 'pyspark>={wanted}', {_NO_SPARK}"
-        yield f"the Spark step needs pyspark {wanted} or later, this is pyspark {have}; {remedy}"
+        yield f"the Spark step needs pyspark {wanted} or later, {have} is installed; {remedy}"
     try:
         find_java()
     except UsageError as missing:
@@ -60,7 +60,7 @@ def _spark() -> Iterator[str]:
 
 
 def _numbers(text: str) -> tuple[int, ...]:
-    """Return a version's leading numbers."""
+    """Return the leading numbers of a version: "4.1.0rc1" gives (4, 1)."""
     numbers = []
     for part in text.split("."):
         if not part.isdigit():
@@ -71,15 +71,15 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def _room(folder: pathlib.Path, rows: int) -> Iterator[str]:
     if (folder / "node1").exists():
-        yield f"{folder} holds a demo already; give another --folder"
+        yield f"{folder} already contains a demo; give another --folder"
         return
     place = folder
     while not place.exists() and not place.is_symlink():
         place = place.parent
     if not place.is_dir() or not os.access(place, os.W_OK | os.X_OK):
-        yield f"{place} is no folder that this user may write; give another --folder"
+        yield f"{place} is not a folder that this user may write to; give another --folder"
         return
     free, needed = shutil.disk_usage(place).free, needed_bytes(rows)
     if free < needed:
         sizes = f"{human_size(free)} are free, the demo needs about {human_size(needed)}"
-        yield f"{place}: {sizes}; give another --folder, or less by --scale"
+        yield f"{place}: {sizes}; give another --folder, or send less with --scale"

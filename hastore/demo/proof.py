@@ -1,7 +1,4 @@
-"""The demo's proofs.
-
-Every acknowledged message is there exactly once, and the logs are identical.
-"""
+"""The demo's proofs: each acknowledged message is stored exactly once; both logs are identical."""
 
 import os
 import pathlib
@@ -17,12 +14,12 @@ _CHUNK = 1 << 20
 
 
 class ProofError(HastoreError):
-    """A proof failed: the demo must not pass."""
+    """A proof failed, so the demo fails."""
 
 
 @dataclass(frozen=True, slots=True)
 class Acknowledged:
-    """What the producer knows of one acknowledged message: where it is, and what it was."""
+    """Offset and digest of an acknowledged message, as the producer knows them."""
 
     offset: int
     digest: int
@@ -36,9 +33,9 @@ def prove_exactly_once(
 ) -> int:
     """Read all of `topic` from the store at `store`; return the number of messages.
 
-    `acknowledged` has an entry for each row that was sent, None where it was never acknowledged.
-    Raises ProofError when one is missing, twice, changed, elsewhere than it was acknowledged, or
-    unknown.
+    `acknowledged` has an entry for each row that was sent; None: it was not acknowledged. Raises
+    ProofError for a message that is missing, duplicate, changed, unknown, or at another offset than
+    was acknowledged.
     """
     seen = bytearray(len(acknowledged))
     count = 0
@@ -77,9 +74,9 @@ def prove_exactly_once(
 
 
 def prove_identical_logs(left: pathlib.Path, right: pathlib.Path) -> int:
-    """Compare the commit logs of two stores at rest byte by byte; return the bytes compared.
+    """Compare the commit logs of two unused stores byte by byte; return the bytes compared.
 
-    Raises ProofError that names the first difference.
+    Raises ProofError with the offset of the first difference.
     """
     with StoreReader(str(left)) as one, StoreReader(str(right)) as other:
         ends = one.limit_offset, other.limit_offset
@@ -91,7 +88,7 @@ def prove_identical_logs(left: pathlib.Path, right: pathlib.Path) -> int:
     for start, path, size in files:
         end = min(size, ends[0] - start)
         if end <= 0:
-            break  # allocated ahead of its use
+            break  # allocated ahead, still empty
         if start not in there:
             raise ProofError(f"{right} has no file that starts at {start}")
         for position, (a, b) in zip(
@@ -107,18 +104,15 @@ def prove_identical_logs(left: pathlib.Path, right: pathlib.Path) -> int:
 
 
 def prove_identical_queues(left: pathlib.Path, right: pathlib.Path, topic: str) -> int:
-    """Compare the consume queues of a topic, which each node derived by itself.
-
-    Return the units.
-    """
+    """Compare a topic's consume queues, which each node builds by itself; return the units."""
     units = 0
     with StoreReader(str(left)) as one, StoreReader(str(right)) as other:
         ranges = one.topics()[topic]
         if ranges != other.topics()[topic]:
             raise ProofError(f"the queues of {topic} differ: {ranges}, {other.topics()[topic]}")
         for queue_id, (low, high) in ranges.items():
-            a = one.queue_positions(topic, queue_id)
-            b = other.queue_positions(topic, queue_id)
+            a = one.queue_units(topic, queue_id)
+            b = other.queue_units(topic, queue_id)
             if list(a.offsets) != list(b.offsets) or list(a.sizes) != list(b.sizes):
                 raise ProofError(f"queue {queue_id} of {topic} differs")
             units += high - low
@@ -126,7 +120,7 @@ def prove_identical_queues(left: pathlib.Path, right: pathlib.Path, topic: str) 
 
 
 def count_archived(store: pathlib.Path) -> tuple[int, int]:
-    """Return how many records, and bytes, the node has cut off its log and kept aside."""
+    """Return how many records, and bytes, the node has cut off its log and archived."""
     records = size = 0
     folder = store / "rescued"
     for path in sorted(folder.rglob("*")) if folder.is_dir() else []:
@@ -141,7 +135,7 @@ def count_archived(store: pathlib.Path) -> tuple[int, int]:
 
 def _records(data: bytes, start: int) -> Iterator[tuple[int, int]]:
     at = next((i for i in range(len(data)) if data[i]), len(data)) if data[:1] == b"\0" else 0
-    at = max(0, at - 3)  # a record's size is four bytes, the first of them mostly 0
+    at = max(0, at - 3)  # the first three bytes of a record's size may be zeros
     while at < len(data):
         length = check_record(data, at, len(data), start + at)
         if not length:

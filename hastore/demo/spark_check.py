@@ -1,4 +1,4 @@
-"""The demo's Spark step: delays per carrier, read from the slave, beside what the CSV says."""
+"""The demo's Spark step: compare delays per carrier, read from the slave, with the CSV."""
 
 import pathlib
 from collections.abc import Callable
@@ -17,16 +17,16 @@ def compare_with_spark(
     plot: pathlib.Path,
     show: Callable[[Table], None],
 ) -> int:
-    """Ask Spark, show its answer, check it against `expected`, draw `plot`; return the messages.
+    """Query with Spark, show and check the result, draw `plot`; return the number of messages.
 
-    `source` is a node's address or a store's folder. Raises UsageError without Spark or Java,
-    ProofError when a number differs.
+    `source` is a node's address or a store's folder. Raises UsageError without Spark or Java, and
+    ProofError when a number differs from `expected`.
     """
     try:
         from hastore.demo.spark_report import delays_per_carrier, save_plot
         from hastore.spark.session import end_session, local_session
     except ImportError as missing:
-        remedy = "pip install 'hastore[spark,demo]', or leave the step out by --no-spark"
+        remedy = "pip install 'hastore[spark,demo]', or skip that step with --no-spark"
         raise UsageError(f"the Spark step needs {missing.name}; {remedy}") from missing
     spark = local_session("hastore demo")
     try:
@@ -53,7 +53,7 @@ def compare_with_spark(
     }
     for carrier in sorted(expected.keys() | answered.keys()):
         if expected.get(carrier) != answered.get(carrier):
-            problem = f"Spark says {answered.get(carrier)}, the CSV {expected.get(carrier)}"
+            problem = f"Spark found {answered.get(carrier)}, the CSV has {expected.get(carrier)}"
             raise ProofError(f"carrier {carrier!r}: {problem}")
     save_plot(rows, str(plot))
     return sum(row.flights for row in rows)

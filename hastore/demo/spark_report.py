@@ -1,4 +1,4 @@
-"""The demo's question to Spark: how late are the flights of each carrier?"""
+"""The demo's Spark query: how late are the flights of each carrier?"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -43,12 +43,12 @@ def read_topic(spark: SparkSession, source: str, topic: str) -> DataFrame:
 
 
 def delays_per_carrier(spark: SparkSession, source: str, topic: str) -> list[CarrierDelays]:
-    """Count and sum the delays of the flights in `topic` by carrier; one JSON message a flight.
+    """Count and sum the delays in `topic` by carrier; each message is one flight as JSON.
 
-    `source` is a store's directory or the nodes' addresses. A message without a carrier counts
-    under "".
+    `source` is a store's directory or the nodes' addresses. Messages without a carrier have the
+    carrier "".
     """
-    # As strings first: a number, or the same number in quotes, reads alike.
+    # Read as strings first, so that a number and the same number in quotes are equal.
     kind = StructType([StructField(name, StringType()) for name in _FIELDS])
     flight = F.from_json(F.col("value").cast("string"), kind)
     flights = read_topic(spark, source, topic).select(flight.alias("flight"))
@@ -71,7 +71,7 @@ def delays_per_carrier(spark: SparkSession, source: str, topic: str) -> list[Car
 
 
 def save_plot(rows: Sequence[CarrierDelays], path: str) -> None:
-    """Draw the mean delays per carrier, the latest on top, as a PNG file."""
+    """Draw the mean delays per carrier, the largest on top, as a PNG file."""
     from matplotlib.figure import Figure
 
     shown = sorted(rows, key=lambda row: row.mean_arrival_delay or 0.0)

@@ -1,1 +1,1 @@
-"""Frame and parse hastore's wire protocols: pure, bytes in, events out."""
+"""Hastore's wire protocols. Pure: bytes in, events out."""

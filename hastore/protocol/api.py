@@ -3,16 +3,16 @@
     request   DEALER -> ROUTER   [header: msgpack array, tag first] [payload: Put]
     reply     ROUTER -> DEALER   [header: msgpack array, tag first] [payload: Pulled, Found]
 
-A payload is commit log records (docs/formats.md) one behind the other: as built by the client
-in a Put, as stored in a reply. `rid` is the client's number for the request; its reply carries it
-again. Every request gets exactly one reply, except a Put with `acks` 0, and a malformed message,
-whose connection is closed.
+A payload is a sequence of commit log records (docs/formats.md): in a Put as the client built them,
+in a reply as they are stored. `rid` is the client's number for the request; the reply repeats it.
+Every request gets exactly one reply, with two exceptions: a Put with `acks` 0 gets none, and a
+malformed message closes its connection.
 
-Runs. The puts of one connection keep their order although many are in flight: each names its `run`
-and its place `at` in it. A node takes place 0 of a new, greater run, or the place behind the last
-one taken, and refuses all else as BUSY. So behind a refused or lost put the rest of its run is
-refused too, and the client sends what is unsettled again, in order, as a new run. Run 0 stands
-outside of this.
+Runs. Many puts of one connection are in flight and still keep their order: each names its `run` and
+its place `at` in the run. A node takes place 0 of a new, greater run, or the place after the last
+one that it took, and refuses any other as BUSY. So after a refused or lost put the rest of its run
+is refused too, and the client sends all unsettled puts again, in order, as a new run. Run 0 is
+exempt from this.
 """
 
 from enum import Enum
@@ -24,23 +24,23 @@ from hastore.errors import ProtocolError
 from hastore.errors import Status as Status
 
 MAX_HEADER_BYTES = 64 * 1024
-MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # of a body
-MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + 128 * 1024  # with topic, properties, hosts
+MAX_MESSAGE_BYTES = 4 * 1024 * 1024  # of a message's body
+MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + 128 * 1024  # a body with its topic, properties and hosts
 MAX_WAIT_MS = 60_000
 MAX_PULL_MESSAGES = 10_000
 MAX_KEY_MESSAGES = 1_000
 POSITIONS_TOPIC = "HASTORE_POSITIONS"
-POSITION_BEHIND = "POSITION_BEHIND"  # of Failed: a commit would take its group back
+POSITION_BEHIND = "POSITION_BEHIND"  # status of Failed: a commit would move its group back
 PRODUCER_ID = "HS_PID"
 SEQUENCE = "HS_SEQ"
-WINDOW = 1024  # the sequence numbers of a producer that a node remembers
+WINDOW = 1024  # how many sequence numbers of a producer a node remembers
 
 
 class PullStatus(Enum):
     """What a pull found."""
 
     FOUND = "FOUND"
-    NO_NEW = "NO_NEW"  # nothing readable at the position yet, or this replica is behind it
+    NO_NEW = "NO_NEW"  # nothing readable at the position yet, or this replica's log ends before it
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     OFFSET_TOO_LARGE = "OFFSET_TOO_LARGE"
     NO_SUCH_QUEUE = "NO_SUCH_QUEUE"
@@ -55,7 +55,7 @@ WaitMs = Annotated[int, msgspec.Meta(ge=0, le=MAX_WAIT_MS)]
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """Arrays may grow at the end: what a node does not know it skips."""
+    """A msgpack array. Later versions may add fields at its end; a node skips unknown ones."""
 
 
 class Position(_Message, frozen=True):
@@ -70,7 +70,11 @@ class Position(_Message, frozen=True):
 
 
 class Put(_Message, frozen=True, tag="put"):
-    """Append the payload's records; `acks`: None the node's default, 0 no answer, 1, -1 all."""
+    """Append the payload's records.
+
+    `acks`: None is the node's default, 0 asks for no reply, 1 waits for the master alone, -1 for
+    the slaves too.
+    """
 
     rid: Int64
     acks: Annotated[int, msgspec.Meta(ge=-1, le=1)] | None = None
@@ -81,7 +85,7 @@ class Put(_Message, frozen=True, tag="put"):
 
 
 class Pull(_Message, frozen=True, tag="pull"):
-    """Read records of a queue from a position; waits up to `wait_ms` for the first."""
+    """Read records of a queue from a position; wait up to `wait_ms` for the first."""
 
     rid: Int64
     topic: Name
@@ -132,16 +136,16 @@ class AskStatus(_Message, frozen=True, tag="status"):
 
 
 class AskTopics(_Message, frozen=True, tag="topics"):
-    """Ask for the topics and the readable range of each queue; None: all topics."""
+    """Ask for the readable range of each queue of a topic, or of all topics (None)."""
 
     rid: Int64
     topic: Name | None = None
 
 
 class Commit(_Message, frozen=True, tag="commit"):
-    """Keep a group's positions in a topic's queues as a record of HASTORE_POSITIONS.
+    """Store a group's positions in a topic's queues as a record of HASTORE_POSITIONS.
 
-    `back`: the queues where the group may go back.
+    `back` lists the queues whose position may move back.
     """
 
     rid: Int64
@@ -167,11 +171,10 @@ Request = Put | Question
 
 
 class PutDone(_Message, frozen=True, tag="put."):
-    """The outcome of a Put: `status` is each record's, unless `statuses` lists them.
+    """The outcome of a Put: `status` holds for every record, unless `statuses` lists them.
 
-    `offsets`, `queue_ids` and `queue_offsets` have one entry a record (0 where nothing was stored),
-    or are empty when nothing was stored at all. `level` states what was seen,
-    never more.
+    `offsets`, `queue_ids` and `queue_offsets` have one entry per record (0 for a record that was
+    not stored); they are empty when nothing was stored. `level` names only what was observed.
     """
 
     rid: int
@@ -182,18 +185,18 @@ class PutDone(_Message, frozen=True, tag="put."):
     queue_ids: list[int] = []
     queue_offsets: list[int] = []
     statuses: list[Status] | None = None
-    host: bytes = b""  # the storing host: address, then the port as int32; for message ids
-    hosts: dict[int, bytes] = {}  # of duplicates whose original another node stored, by place
+    host: bytes = b""  # the storing host, for message ids: address, then port as int32
+    hosts: dict[int, bytes] = {}  # by place: of duplicates whose original another node stored
     reason: str = ""
-    master: str | None = None  # where the refusing node believes the master to be
+    master: str | None = None  # the API address of the master, as the refusing node believes
 
 
 class Pulled(_Message, frozen=True, tag="pull."):
     """What a Pull found; the payload holds `count` records.
 
-    `epochs` are the (epoch, start offset) entries of the node's history that cover them. `common`
-    comes with HISTORY_DIFFERS alone. `last_offset` is where the last record lies in the log: with
-    it the client can ask for what follows before it has read them.
+    `epochs` are the (epoch, start offset) entries of the node's history that cover the records.
+    `common` is set with HISTORY_DIFFERS only. `last_offset` is the log offset of the last record:
+    with it the client can ask for the next records before it has read these.
     """
 
     rid: int
@@ -222,11 +225,11 @@ class TimeFound(_Message, frozen=True, tag="time."):
 
 
 class MapInfo(_Message, frozen=True):
-    """A node's view of its group: itself, and where it believes the master to be."""
+    """A node's view of its group: its own state, and which node it believes is the master."""
 
     node: int
     role: str
-    epoch: int  # the last one of its history
+    epoch: int  # the last one of the node's history
     writable: bool
     readable_offset: int = 0
     master_node: int | None = None
@@ -252,7 +255,7 @@ class NodeStatus(_Message, frozen=True, tag="status."):
 
 
 class Topics(_Message, frozen=True, tag="topics."):
-    """Each topic's queues with their (minimum, end of the readable) queue offsets."""
+    """Each topic's queues, with the first and the end of their readable queue offsets."""
 
     rid: int
     topics: dict[str, dict[int, tuple[int, int]]]
@@ -267,7 +270,7 @@ class Positions(_Message, frozen=True, tag="fetch."):
 
 
 class Failed(_Message, frozen=True, tag="failed"):
-    """The request was refused; `status` is a Status's name where one fits."""
+    """The request was refused; `status` is the name of a Status where one fits."""
 
     rid: int
     status: str
@@ -288,18 +291,18 @@ def encode(message: Request | Reply) -> bytes:
 
 
 def decode_request(header: bytes) -> Request:
-    """Read a header frame sent by a client; ProtocolError, also for one over 64 KiB."""
+    """Decode a client's header frame; ProtocolError, also for one over 64 KiB."""
     if len(header) > MAX_HEADER_BYTES:
         raise ProtocolError(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES}")
     try:
         return _requests.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
-        raise ProtocolError(f"no request of the client API: {failure}") from failure
+        raise ProtocolError(f"not a request of the client API: {failure}") from failure
 
 
 def decode_reply(header: bytes) -> Reply:
-    """Read a header frame sent by a node; ProtocolError."""
+    """Decode a node's header frame; ProtocolError."""
     try:
         return _replies.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:
-        raise ProtocolError(f"no reply of the client API: {failure}") from failure
+        raise ProtocolError(f"not a reply of the client API: {failure}") from failure

@@ -1,8 +1,12 @@
 """The HA link after its opening (docs/ha-link.md). Pure: bytes in, events out.
 
-Slave to master, a report:         | maxOffset:int64 | Master to slave, a data frame:     |
-physOffset:int64 | bodySize:int32 | body |     bodySize 0: a heartbeat Master to slave, a control
-frame:  | 1 << 63 | type : int64 | length:int32 <= 4096 | payload |   hastore peers only
+    slave to master   report          | maxOffset: int64 |
+    master to slave   data frame      | physOffset: int64 | bodySize: int32 | body |
+                      heartbeat       a data frame whose bodySize is 0
+                      control frame   | 1: 1 bit | type: 63 bits | length: int32 | payload |
+
+Integers are big-endian. An offset is never negative, so the first bit tells a control frame from a
+data frame. A control frame's payload has at most 4096 bytes; only hastore nodes send any.
 """
 
 import struct
@@ -16,7 +20,7 @@ HEADER = struct.Struct(">qi")
 HEADER_BYTES = HEADER.size  # 12
 REPORT = struct.Struct(">q")
 REPORT_BYTES = REPORT.size
-BODY_BYTES_MAX = 4 * 1024 * 1024 - HEADER_BYTES  # what a RocketMQ slave's buffer can take
+BODY_BYTES_MAX = 4 * 1024 * 1024 - HEADER_BYTES  # what fits in a RocketMQ slave's buffer
 CLASSIC_BODY_BYTES = 32 * 1024
 CONTROL_BYTES_MAX = 4096
 CONFIRMED_TYPE = 1
@@ -26,21 +30,21 @@ _SIGN = 1 << 63
 
 
 class Data(msgspec.Struct, frozen=True, gc=False):
-    """A piece of a body that belongs at `offset`; the view is good until the next receive."""
+    """A piece of a body, to be written at `offset`; the view is valid until the next receive."""
 
     offset: int
     data: memoryview
 
 
 class FrameStart(msgspec.Struct, frozen=True, gc=False):
-    """A frame's header: its place, and its body's size (0: a heartbeat)."""
+    """A data frame's header: its offset, and the size of its body (0: a heartbeat)."""
 
     offset: int
     size: int
 
 
 class Confirmed(msgspec.Struct, frozen=True, gc=False):
-    """The master's limits: what is confirmed, and what readers may see."""
+    """The master's confirmed and readable offset."""
 
     confirmed_offset: int
     readable_offset: int
@@ -50,12 +54,12 @@ LinkEvent = Data | FrameStart | Confirmed
 
 
 def data_header(offset: int, size: int) -> bytes:
-    """Return the 12 bytes before a body of `size` bytes; size 0 makes a heartbeat."""
+    """Return the header of a body of `size` bytes; with size 0 it is a heartbeat."""
     return HEADER.pack(offset, size)
 
 
 def limits_and_header(confirmed_offset: int, readable_offset: int, offset: int, size: int) -> bytes:
-    """Return `confirmed_frame` and `data_header`, one behind the other: most puts send both."""
+    """Return `confirmed_frame` followed by `data_header`; most puts send both."""
     return _CONFIRMED_AND_HEADER.pack(
         CONFIRMED_TYPE - _SIGN, _CONFIRMED.size, confirmed_offset, readable_offset, offset, size
     )
@@ -68,14 +72,14 @@ def confirmed_frame(confirmed_offset: int, readable_offset: int) -> bytes:
 
 
 class ReportDecoder:
-    """Cut the slave's bytes into reports; a rest shorter than a report waits for more."""
+    """Decode a slave's reports; keeps an incomplete one until its rest arrives."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[int]:
-        """Return the complete reports, oldest first. Their sense is the caller's to check."""
-        if len(data) == REPORT_BYTES and not self._rest:  # as they mostly come
+        """Return the complete reports, oldest first. The caller checks their values."""
+        if len(data) == REPORT_BYTES and not self._rest:  # the usual case
             return list(REPORT.unpack(data))
         data = self._rest + data
         whole = len(data) - len(data) % REPORT_BYTES
@@ -84,12 +88,12 @@ class ReportDecoder:
 
 
 class StreamDecoder:
-    """Cut the master's bytes into events, bodies piece by piece as they arrive: nothing is
-    buffered whole.
+    """Decode a master's bytes into events. A body is passed on in pieces as they arrive, never
+    buffered.
 
     States: in a header (fewer than 12 bytes of it seen), in a control payload, in a body
-    (`body_left` > 0, the next byte belongs at `offset`). A driver that moves body bytes by itself
-    (splice) says so with `skip()`.
+    (`body_left` > 0; the next byte belongs at `offset`). A caller that moves body bytes itself, by
+    splice, says so with `skip()`.
     """
 
     def __init__(self, *, control_frames: bool) -> None:
@@ -101,14 +105,14 @@ class StreamDecoder:
         self.offset = 0
 
     def skip(self, size: int) -> None:
-        """Note that `size` bytes of the body went another way."""
+        """Note that the caller has moved `size` bytes of the body itself."""
         if not 0 < size <= self.body_left:
             raise ValueError(f"cannot skip {size} of {self.body_left} bytes")
         self.body_left -= size
         self.offset += size
 
     def feed(self, data: memoryview) -> Iterator[LinkEvent]:
-        """Yield the events in `data`; ProtocolError at the first byte that cannot be."""
+        """Yield the events in `data`; ProtocolError at the first invalid header."""
         at, end = 0, len(data)
         while at < end:
             if self.body_left:
@@ -123,7 +127,7 @@ class StreamDecoder:
             take = min(due - len(self._head), end - at)
             piece = data[at : at + take]
             at += take
-            if take < due:  # in pieces, which are joined
+            if take < due:  # incomplete: join it with what follows
                 self._head += piece
                 if len(self._head) < due:
                     return

@@ -1,10 +1,11 @@
-"""HELLO: how two nodes open a connection on the HA port (docs/ha-link.md, "HELLO"). Pure: bytes
-in, messages out.
+"""HELLO: how two nodes open a connection on the HA port (docs/ha-link.md, "HELLO").
+
+Pure: bytes in, messages out.
 
     caller                                     answerer
       | CALL_MAGIC (8 bytes, sign bit set)        |
-      |------------------------------------------>|  a RocketMQ master echoes it in a heartbeat:
-      |              ANSWER_MAGIC (8 bytes)       |  the caller sees its own magic and knows
+      |------------------------------------------>|  a RocketMQ master echoes it in a heartbeat,
+      |              ANSWER_MAGIC (8 bytes)       |  which tells the caller that it is one
       |<------------------------------------------|
       | length:uint32, HELLO                      |
       |------------------------------------------>|
@@ -15,9 +16,9 @@ in, messages out.
       |   length:uint32, proof | length, answer   |
       |<------------------------------------------|
 
-A proof is HMAC-SHA-256 over a label (one for each direction, against reflection), both HELLOs with
-their nonces (against replay) and, from the answerer, the answer. Every length is checked before
-anything is allocated.
+A proof is an HMAC-SHA-256 over a label (one for each direction, against reflection), both HELLOs
+with their nonces (against replay) and, in the answerer's proof, the answer. Every length is checked
+before anything is allocated.
 """
 
 import hashlib
@@ -31,7 +32,7 @@ import msgspec
 from hastore.errors import AuthenticationError, ProtocolError
 
 VERSION = 1
-# A classic report is never negative, so the sign bit tells HELLO from it.
+# A RocketMQ slave's report is never negative, so the sign bit tells a HELLO from it.
 CALL_MAGIC = bytes((0xFF,)) + b"HASTOR" + bytes((VERSION,))
 ANSWER_MAGIC = bytes((0xFE,)) + b"HASTOR" + bytes((VERSION,))
 MAGIC_BYTES = 8
@@ -44,7 +45,7 @@ LENGTH_BYTES = _LENGTH.size
 
 
 class Purpose(Enum):
-    """What the caller wants of the connection."""
+    """What the caller opens the connection for."""
 
     FOLLOW = "follow"
     SURVEY = "survey"
@@ -53,8 +54,8 @@ class Purpose(Enum):
 
 
 class WireEpoch(msgspec.Struct, frozen=True, array_like=True):
-    """One entry of an epoch history: who wrote from `start` on, under which `acks` and node
-    list.
+    """One entry of an epoch history: the epoch that wrote from `start` on, with its `acks` and its
+    node list.
     """
 
     epoch: int
@@ -64,7 +65,9 @@ class WireEpoch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """What a node says of itself. Offsets are bytes in the log; `max_offset` is what is written."""
+    """A node's description of itself. Offsets are bytes in the log; `max_offset` is the end of
+    what is written.
+    """
 
     purpose: Purpose
     cluster: str
@@ -72,7 +75,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     node: int
     store_id: str
     role: str
-    open_epoch: int  # the epoch in which it takes writes now; 0: it does not
+    open_epoch: int  # the epoch in which it takes writes now; 0: it takes none
     promised_epoch: int
     history: tuple[WireEpoch, ...]
     min_offset: int
@@ -83,67 +86,71 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     largest_frame: int
     file_size: int
     nonce: bytes
-    # PROMISE: what the candidate's epoch would bring. COPY: the range, and what must still hold of
-    # the source.
+    # PROMISE: `acks` and node list of the candidate's epoch. COPY: the range, and the last epoch
+    # and log end that the source must still have.
     acks: int = 0
     nodes: tuple[int, ...] = ()
     copy_from: int = 0
     copy_to: int = 0
     expect_epoch: int = 0
     expect_end: int = 0
-    # FOLLOW, COPY: of the bytes that only a RocketMQ master vouches for (ha/replica/digests.py).
+    # FOLLOW, COPY: a digest of bytes that no epoch vouches for (ha/replica/digests.py).
     digest_from: int = 0
     digest_to: int = 0
     digest: bytes = b""
-    accept_loss: bool = False  # FOLLOW: the operator gives up this log where it differs
+    accept_loss: bool = False  # FOLLOW: the operator gives up what differs in this log
 
 
 class Surveyed(msgspec.Struct, frozen=True, tag="surveyed"):
-    """Nothing beyond the HELLO itself."""
+    """The answer to a survey; the answerer's HELLO says all there is."""
 
 
 class Promised(msgspec.Struct, frozen=True, tag="promised"):
-    """The promise is durable; the state as it was right after. Only this counts, not the HELLO
-    before.
+    """The promise is durable; this is the node's state right after it. A promotion counts this
+    state, not the one in the HELLO before.
     """
 
     history: tuple[WireEpoch, ...]
     max_offset: int
     unclean: bool
-    # Every `acks` and node list that this node knows may be in force, the promised epoch's too.
+    # Every `acks` and node list that may be in force as this node knows, the promised epoch's too.
     acks_min: int | None = None
     acks_max: int | None = None
     node_lists: tuple[tuple[int, ...], ...] = ()
 
 
 class StreamFrom(msgspec.Struct, frozen=True, tag="stream_from"):
-    """The stream starts here, at the slave's own end; a report follows at once."""
+    """The stream starts at `offset`, the end of the slave's log; the slave reports at once."""
 
     offset: int
 
 
 class RewindTo(msgspec.Struct, frozen=True, tag="rewind_to"):
-    """Archive and cut what is beyond `offset`, keep so many `entries`, say HELLO anew."""
+    """The slave archives and cuts its log beyond `offset`, keeps its first `entries` history
+    entries, and says HELLO again.
+    """
 
     offset: int
     entries: int
 
 
 class Resync(msgspec.Struct, frozen=True, tag="resync"):
-    """Set the store aside, take `entries`, start at `offset`, say HELLO anew."""
+    """The slave sets its store aside, takes `entries` as its history, starts an empty log at
+    `offset`, and says HELLO again.
+    """
 
     offset: int
     entries: tuple[WireEpoch, ...]
 
 
 class CopyFrom(msgspec.Struct, frozen=True, tag="copy_from"):
-    """The range follows as classic frames, each only while the source is as expected."""
+    """The range follows in data frames, each sent only while the source is as expected."""
 
     offset: int
 
 
 class Refused(msgspec.Struct, frozen=True, tag="refused"):
-    """The caller's wish is not met; `reason` is for people."""
+    """The request is refused; `reason` is text for the operator."""
 
     reason: str
     promised_epoch: int = 0
@@ -157,7 +164,7 @@ _answer_decoder: msgspec.msgpack.Decoder[Answer] = msgspec.msgpack.Decoder(Answe
 
 
 def frame(payload: bytes) -> bytes:
-    """Return the payload behind its length."""
+    """Return the payload with its length before it."""
     if len(payload) > HELLO_BYTES_MAX:
         raise ProtocolError(
             f"a HELLO of {len(payload)} bytes passes the limit of {HELLO_BYTES_MAX}"
@@ -166,19 +173,15 @@ def frame(payload: bytes) -> bytes:
 
 
 def frame_length(header: bytes) -> int:
-    """Return the length that a frame announces; ProtocolError beyond 64 KiB, before anything is
-    allocated.
-    """
+    """Return the length that a frame's header announces; ProtocolError beyond 64 KiB."""
     (length,) = _LENGTH.unpack(header)
     if length > HELLO_BYTES_MAX:
-        raise ProtocolError(
-            f"a frame of {length} bytes where at most {HELLO_BYTES_MAX} are allowed"
-        )
+        raise ProtocolError(f"a frame of {length} bytes ; at most {HELLO_BYTES_MAX} are allowed")
     return int(length)
 
 
 def encode_hello(hello: Hello) -> bytes:
-    """Return the bytes of a HELLO, without their length."""
+    """Return the bytes of a HELLO, without the length before them."""
     return _encoder.encode(hello)
 
 
@@ -193,7 +196,7 @@ def decode_hello(payload: bytes) -> Hello:
 
 
 def encode_answer(answer: Answer) -> bytes:
-    """Return the bytes of an answer, without their length."""
+    """Return the bytes of an answer, without the length before them."""
     return _encoder.encode(answer)
 
 
@@ -216,10 +219,10 @@ def answerer_proof(secret: bytes | None, caller: bytes, answerer: bytes, answer:
 
 
 def check_proof(expected: bytes, given: bytes) -> None:
-    """Compare in constant time; AuthenticationError when they differ."""
+    """Compare two proofs in constant time; AuthenticationError when they differ."""
     if not hmac.compare_digest(expected, given):
         raise AuthenticationError(
-            "the peer does not prove the secret; ha.secret_file must hold the same bytes on "
+            "the peer does not have this node's secret; ha.secret_file must hold the same bytes on "
             "every node"
         )
 
@@ -238,7 +241,7 @@ def _check(hello: Hello) -> None:
     if not 1 <= hello.node <= 65535:
         raise ProtocolError(f"node number {hello.node} is outside 1..65535")
     if len(hello.nonce) != NONCE_BYTES:
-        raise ProtocolError(f"a nonce of {len(hello.nonce)} bytes where {NONCE_BYTES} are due")
+        raise ProtocolError(f"a nonce of {len(hello.nonce)} bytes instead of {NONCE_BYTES}")
     if not 0 <= hello.min_offset <= hello.max_offset < 1 << 63:
         raise ProtocolError(f"impossible log range [{hello.min_offset}, {hello.max_offset})")
     if not 0 <= hello.confirmed_offset <= hello.max_offset:
@@ -255,7 +258,7 @@ def _check(hello: Hello) -> None:
     epoch, start = -1, 0
     for entry in hello.history:
         if entry.epoch <= epoch or entry.start < start:
-            raise ProtocolError("an epoch history that does not rise")
+            raise ProtocolError("an epoch history out of order")
         epoch, start = entry.epoch, entry.start
     for value in (hello.promised_epoch, hello.open_epoch, epoch + 1):
         if not 0 <= value < 1 << 62:

@@ -1,9 +1,9 @@
-"""What a record of the topic HASTORE_POSITIONS says, and which of several holds. Pure.
+"""The records of the topic HASTORE_POSITIONS, and which of several holds. Pure.
 
-A commit is one such record. A master writes positions anew before retention takes their records: a
-rewrite says in `origins` where the commits lay that it repeats. Of all that is known of a queue the
-one with the greatest origin holds, in whatever order they are read; so a rewrite that meets a later
-commit changes nothing, and no position goes back.
+A commit is one such record. Before retention takes the record of a position, the master writes the
+position again: such a rewrite says in `origins` at which offset the commit lay that it repeats. Of
+all commits of a group for a queue the one with the greatest origin holds, in whatever order they
+are read. So a rewrite that follows a later commit changes nothing, and no position moves back.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from hastore.protocol.api import Int64, Name, Position, QueueId
 
 MAX_GROUPS = 10_000  # (group, topic) pairs
 MAX_TABLE_BYTES = 64 * 1024 * 1024  # of memory, as estimated below
-_PAIR_BYTES = 600  # of a group and topic with no position, beside the two names
+_PAIR_BYTES = 600  # of a group and topic without positions, names not included
 _PLACE_BYTES = 250  # of one queue's position
 _NOTHING: Mapping[int, Place] = {}
 
@@ -26,7 +26,7 @@ Pair = tuple[str, str]  # (group, topic)
 
 
 class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A queue's position, and where in the log the commit of it lay."""
+    """A queue's position; `origin` is the log offset of its commit."""
 
     queue_offset: int
     epoch: int | None
@@ -35,12 +35,12 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
     @property
     def position(self) -> Position:
-        """Return it as a client is told."""
+        """Return the position as clients receive it."""
         return Position(self.queue_offset, self.epoch, self.offset)
 
 
 class CommitBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of a record, as JSON; `origins` names the queues that it repeats."""
+    """The body of a record, in JSON; `origins` has the queues whose commits it repeats."""
 
     group: Annotated[str, msgspec.Meta(min_length=1)]
     topic: Name
@@ -57,43 +57,43 @@ def encode_commit(body: CommitBody) -> bytes:
 
 
 def decode_commit(raw: bytes) -> CommitBody:
-    """Return what a record's body says; CorruptRecordError when it is no commit."""
+    """Decode a record's body; CorruptRecordError when it is not a commit."""
     try:
         return _decoder.decode(raw)
     except msgspec.DecodeError as error:  # ValidationError is one too
-        raise CorruptRecordError(f"no committed positions: {error}") from error
+        raise CorruptRecordError(f"not a commit of positions: {error}") from error
 
 
 class PositionMap:
-    """The positions that hold, by group and topic; `bounded` in number and memory.
+    """The current positions by group and topic; with `bounded` limited in number and memory.
 
-    One thread changes it. What `find` returned is never changed afterwards.
+    One thread changes the map. A mapping that `find` has returned never changes.
     """
 
     def __init__(
         self, entries: Mapping[Pair, Mapping[int, Place]] | None = None, *, bounded: bool = True
     ) -> None:
-        """Begin empty, or with what another map holds."""
+        """Start empty, or with the entries of another map."""
         self._bounded = bounded
         self._entries: dict[Pair, Mapping[int, Place]] = dict(entries or {})
         self._bytes = sum(_cost(pair, len(places)) for pair, places in self._entries.items())
 
     def __len__(self) -> int:
-        """Return how many pairs of group and topic there are."""
+        """Return the number of (group, topic) pairs."""
         return len(self._entries)
 
     def __iter__(self) -> Iterator[Pair]:
-        """Go over the pairs."""
+        """Iterate over the pairs."""
         return iter(self._entries)
 
     @property
     def memory_bytes(self) -> int:
-        """Return the memory that all of it takes, estimated from above; records take less."""
+        """Return an upper estimate of the memory that the map takes; its records take less."""
         return self._bytes
 
     @property
     def entries(self) -> Mapping[Pair, Mapping[int, Place]]:
-        """Everything; to be read by whoever changes the map."""
+        """All entries; for the thread that changes the map."""
         return self._entries
 
     def find(self, group: str, topic: str) -> Mapping[int, Place]:
@@ -101,7 +101,7 @@ class PositionMap:
         return self._entries.get((group, topic), _NOTHING)
 
     def has_room(self, group: str, topic: str, queues: int) -> bool:
-        """Whether so many more positions of a group in a topic would still be kept."""
+        """Whether there is room for `queues` more positions of a group in a topic."""
         if not self._bounded:
             return True
         known = (group, topic) in self._entries
@@ -109,7 +109,7 @@ class PositionMap:
         return self._bytes + cost <= MAX_TABLE_BYTES and (known or len(self) < MAX_GROUPS)
 
     def take(self, body: CommitBody, record_offset: int) -> bool:
-        """Take what a record at `record_offset` of the log says; False when there is no room."""
+        """Take the positions of a record at log offset `record_offset`; False without room."""
         places = {}
         for queue, (queue_offset, epoch, offset) in body.positions.items():
             origin = origin_of(body, queue, record_offset)
@@ -117,7 +117,7 @@ class PositionMap:
         return self.merge((body.group, body.topic), places)
 
     def merge(self, pair: Pair, places: Mapping[int, Place]) -> bool:
-        """Take the places that are no older than the known ones; False when there is no room."""
+        """Take the places that are not older than the known ones; False without room."""
         known = self._entries.get(pair, _NOTHING)
         more = sum(1 for queue in places if queue not in known)
         if more and not self.has_room(*pair, more):
@@ -127,18 +127,18 @@ class PositionMap:
         return True
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all entries."""
         self._entries = {}
         self._bytes = 0
 
 
 def origin_of(body: CommitBody, queue: int, record_offset: int) -> int:
-    """Return where the commit lay that a record says again; whatever it claims, not behind it."""
+    """Return the offset of the commit that a record repeats; never more than the record's own."""
     return min(body.origins.get(queue, record_offset), record_offset)
 
 
 def newest(one: Mapping[int, Place], other: Mapping[int, Place]) -> Mapping[int, Place]:
-    """Return of each queue the place with the greater origin."""
+    """Return the place with the greater origin for each queue."""
     merged = dict(one)
     for queue, place in other.items():
         known = merged.get(queue)
@@ -148,7 +148,7 @@ def newest(one: Mapping[int, Place], other: Mapping[int, Place]) -> Mapping[int,
 
 
 def below(places: Mapping[int, Place], offset: int) -> Mapping[int, Place]:
-    """Return the places whose commits lay below an offset of the log."""
+    """Return the places whose origin is below a log offset."""
     if all(place.origin < offset for place in places.values()):
         return places
     return {queue: place for queue, place in places.items() if place.origin < offset}

@@ -1,4 +1,4 @@
-"""ZMTP, the wire of ZeroMQ (RFC 37): bytes in, messages out. No socket, no clock, no thread.
+"""ZMTP, the wire protocol of ZeroMQ (RFC 37). Pure: bytes in, messages out.
 
 Versions 3.1 and 3.0, mechanism NULL, DEALER towards ROUTER. Both ends use the same class:
 
@@ -12,12 +12,12 @@ Versions 3.1 and 3.0, mechanism NULL, DEALER towards ROUTER. Both ends use the s
     PING       data is ttl: 2 bytes | context, at most 16 bytes;  PONG has the context
     ERROR      data is reason length: 1 byte | reason
 
-Whoever drives it gives `receive` what came and sends what `take_output` returns: the greeting,
-READY and PONGs, and before it closes a connection that failed, the ERROR that says why. Messages
-to send are framed by `encode_front`, which needs no state: nothing may be sent before `is_open`.
+The caller passes received bytes to `receive` and sends what `take_output` returns: the greeting,
+READY, PONGs, and the ERROR that tells a failed connection's peer why, before the caller closes it.
+`encode_front` frames messages to send; it needs no state. No message may be sent before `is_open`.
 
-Every size is checked before a byte is kept for it, and what is kept are bytes that really came.
-However the bytes are cut, the same messages and the same failure come of them.
+Every size is checked before any byte of the frame is kept, and only received bytes take memory.
+However the bytes are split, the messages and the failure are the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ Message = tuple[bytes, ...]  # the frames of a message, at least one
 
 GREETING_BYTES = 64
 MAX_COMMAND_BYTES = 512
-PIECE_BYTES = 4 * 1024  # pieces of a frame's body up to here are gathered, larger ones kept as such
+PIECE_BYTES = 4 * 1024  # smaller pieces of a frame's body are joined, larger ones kept as they are
 MORE, LONG, COMMAND = 0x01, 0x02, 0x04
 _KNOWN_FLAGS = MORE | LONG | COMMAND
 _SIGNATURE = b"\xff\0\0\0\0\0\0\0\x01\x7f"  # the padding as libzmq writes it
@@ -44,7 +44,7 @@ _TTL_BYTES = 2
 
 
 class SocketType(Enum):
-    """The socket types that speak here."""
+    """The supported socket types."""
 
     DEALER = b"DEALER"
     ROUTER = b"ROUTER"
@@ -54,7 +54,7 @@ _PEER = {SocketType.DEALER: SocketType.ROUTER, SocketType.ROUTER: SocketType.DEA
 
 
 class State(Enum):
-    """How far a connection has come."""
+    """The state of a connection."""
 
     AWAITING_GREETING = "awaiting greeting"
     AWAITING_READY = "awaiting READY"
@@ -65,24 +65,24 @@ class State(Enum):
 class ZmtpConnection:
     """One end of one connection.
 
-    `limits` bounds a message: the bytes of its first frame, of its second, ...; a message of more
-    frames than that is an error.
+    `limits` bounds a message: the bytes of its first frame, of its second and so on. A message
+    with more frames is an error.
     """
 
     def __init__(self, socket_type: SocketType, limits: tuple[int, ...]) -> None:
         self._type = socket_type
         self._limits = limits
-        self._buffer = bytearray()  # what came and is not yet a whole frame
-        self._needed = GREETING_BYTES  # bytes in the buffer before a look at it can help
-        self._pieces: list[bytes | bytearray] = []  # of the body of a long frame under way
-        self._pieces_bytes = 0  # as they came, with the frame's flags and size
+        self._buffer = bytearray()  # received bytes of an incomplete frame
+        self._needed = GREETING_BYTES  # bytes that the buffer must hold before it is worth parsing
+        self._pieces: list[bytes | bytearray] = []  # of the body of an incomplete long frame
+        self._pieces_bytes = 0  # received, with the frame's flags and size
         self._pieces_missing = 0
         self._pieces_flags = 0
-        self._frames: list[bytes] = []  # of a message whose last frame has not come
-        self._frames_bytes = 0  # as they came, flags and sizes too: an empty frame is one as well
+        self._frames: list[bytes] = []  # of an incomplete message
+        self._frames_bytes = 0  # received, with flags and sizes: an empty frame counts too
         self._output = bytearray(_greeting() + _ready(socket_type))
         self.state = State.AWAITING_GREETING
-        self.failure: str | None = None  # what was wrong
+        self.failure: str | None = None  # why the connection failed
         self.peer_minor = 0  # version 3.MINOR of the peer
 
     @property
@@ -92,12 +92,12 @@ class ZmtpConnection:
 
     @property
     def held_bytes(self) -> int:
-        """The bytes that are kept of a greeting, command or message that is not whole yet."""
+        """The bytes kept of an incomplete greeting, command or message."""
         return len(self._buffer) + self._frames_bytes + self._pieces_bytes
 
     @property
     def missing_bytes(self) -> int:
-        """How many bytes the frame under way still lacks, at least; 0 between frames."""
+        """The bytes that the incomplete frame lacks, at least; 0 between frames."""
         if self._pieces_missing:
             return self._pieces_missing
         return max(0, self._needed - len(self._buffer)) if self._buffer else 0
@@ -108,16 +108,16 @@ class ZmtpConnection:
         return bool(self._output)
 
     def take_output(self) -> bytes:
-        """Return what the protocol itself has to send, once."""
+        """Return, once, the bytes that the protocol itself has to send."""
         output = bytes(self._output)
         self._output.clear()
         return output
 
     def receive(self, data: bytes) -> list[Message]:
-        """Take bytes as they came; return the messages that became whole.
+        """Take received bytes; return the messages that they complete.
 
-        When the peer erred, `failure` says how, and what came before is returned still. Send what
-        `take_output` has then, and close; whatever comes later is dropped.
+        When the peer erred, `failure` says how, and the messages before the error are still
+        returned. The caller then sends `take_output()` and closes; later bytes are dropped.
         """
         messages: list[Message] = []
         if self.failure is not None:
@@ -146,7 +146,7 @@ class ZmtpConnection:
         return messages
 
     def fail(self, reason: str) -> None:
-        """Give up this connection for a reason of the driver's; the peer is told by an ERROR."""
+        """Fail this connection for a reason of the caller's; an ERROR will tell the peer."""
         if self.failure is None:
             told = reason.encode("utf-8", "backslashreplace")[:255]
             self._output += _command(b"ERROR", _short(told))
@@ -159,7 +159,7 @@ class ZmtpConnection:
     # -- the handshake
 
     def _shake_hands(self, data: bytes) -> int:
-        """Follow greeting and READY; return where the first frame behind them begins."""
+        """Process greeting and READY; return where the first frame after them begins."""
         at = 0
         if self.state is State.AWAITING_GREETING:
             self._check_greeting(data)
@@ -175,7 +175,7 @@ class ZmtpConnection:
             raise ProtocolError("a message came before READY")
         name, rest = _read_command(data[begin:end])
         if name == b"ERROR":
-            raise ProtocolError(f"the peer refused: {_reason(rest)}")
+            raise ProtocolError(f"the peer refused the connection: {_reason(rest)}")
         if name != b"READY":
             raise ProtocolError(f"the command {name!r} came before READY")
         self._check_peer(_read_properties(rest))
@@ -183,16 +183,16 @@ class ZmtpConnection:
         return end
 
     def _check_greeting(self, data: bytes) -> None:
-        """Check what has come of a greeting, so that a wrong one is refused at its first bytes."""
+        """Check the received part of a greeting, so that a wrong one is refused early."""
         if data and data[0] != 0xFF or len(data) > 9 and data[9] != 0x7F:
-            raise ProtocolError("no ZMTP 3 greeting; the client API speaks ZMTP 3.0 and 3.1")
+            raise ProtocolError("not a ZMTP 3 greeting; the client API supports ZMTP 3.0 and 3.1")
         if len(data) > 10 and data[10] < 3:
-            raise ProtocolError(f"ZMTP {data[10]} is not spoken here, 3.0 and 3.1 are")
+            raise ProtocolError(f"ZMTP {data[10]} is not supported; 3.0 and 3.1 are")
         if len(data) > 11:
             self.peer_minor = data[11] if data[10] == 3 else 1
         if len(data) >= 32 and data[12:32] != _MECHANISM:
             named = data[12:32].rstrip(b"\0")
-            raise ProtocolError(f"the mechanism {named!r} is not spoken here, NULL is")
+            raise ProtocolError(f"the mechanism {named!r} is not supported; NULL is")
 
     def _check_peer(self, properties: dict[bytes, bytes]) -> None:
         wanted = _PEER[self._type].value
@@ -200,7 +200,7 @@ class ZmtpConnection:
         if found != wanted:
             here = self._type.value.decode()
             raise ProtocolError(
-                f"a {here} socket talks to {wanted.decode()} sockets here, the peer is {found!r}"
+                f"a {here} socket needs a {wanted.decode()} socket as its peer, not {found!r}"
             )
 
     # -- frames
@@ -244,7 +244,7 @@ class ZmtpConnection:
             self._keep(data, at, 2)
 
     def _add_piece(self, data: bytes) -> None:
-        """Keep a piece of a long frame's body; small ones together, so that none weighs much."""
+        """Keep a piece of a long frame's body; join small ones, so that many take little memory."""
         pieces = self._pieces
         self._pieces_bytes += len(data)
         self._pieces_missing -= len(data)
@@ -256,7 +256,7 @@ class ZmtpConnection:
             pieces.append(bytearray(data))
 
     def _join_pieces(self, messages: list[Message]) -> None:
-        """Take the long frame that is whole now: its bytes are copied once, however they came."""
+        """Take the long frame that is complete now; its bytes are copied once."""
         body = b"".join(self._pieces)
         size, self._pieces_bytes = self._pieces_bytes, 0
         self._pieces.clear()
@@ -272,9 +272,9 @@ class ZmtpConnection:
             raise ProtocolError(f"a message of more than {len(self._limits)} frames")
 
     def _next_frame(self, data: bytes, at: int, limit: int) -> tuple[int, int, int] | None:
-        """Return flags, begin and end of a frame's body; None when it is kept until it is whole.
+        """Return flags, begin and end of a frame's body; None : it is incomplete, and kept.
 
-        ProtocolError as soon as its first bytes show that it is none, or too large.
+        ProtocolError as soon as its first bytes show that it is invalid or too large.
         """
         left = len(data) - at
         if left < 2:
@@ -321,9 +321,10 @@ class ZmtpConnection:
 
 
 def encode_front(header: bytes, payload_bytes: int | None = None) -> bytes:
-    """Return a message of the frame `header`, and of a second one up to its body, if any.
+    """Return the wire bytes of a message of one frame, `header`.
 
-    With `payload_bytes` the caller sends so many bytes right behind it.
+    With `payload_bytes` the message has a second frame of that size; the bytes end where its body
+    begins, and the caller sends the body next.
     """
     size = len(header)
     if payload_bytes is None:
@@ -369,7 +370,7 @@ def _too_large(size: int, limit: int) -> ProtocolError:
 
 
 def _reason(data: bytes) -> str:
-    """Return an ERROR's reason in quotes: it goes into a log, and a stranger wrote it."""
+    """Return an ERROR's reason, escaped: it is untrusted text for a log."""
     return repr(data[1:].decode("utf-8", "replace"))
 
 

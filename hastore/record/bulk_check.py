@@ -10,26 +10,23 @@ from typing import TYPE_CHECKING, Any
 
 from zlib_ng.zlib_ng import crc32
 
-from hastore.record.codec import (
+from hastore.record.codec import check_record
+from hastore.record.layout import (
     CRC_MASK,
     FLAG_IPV6,
+    HEADER_SIZE,
     MAX_PROPERTIES_BYTES,
     MIN_RECORD_SIZE,
+    TAIL_MIN,
     V1_MAGIC,
     V1_MAX_TOPIC_BYTES,
-    check_record,
+    header_dtype,
 )
 
 if TYPE_CHECKING:
     import numpy.typing as npt
 
-_BODY_AT = 88
-_FRONT: Any = {  # a dtype
-    "names": ["size", "magic", "crc", "physical", "flags", "body_length"],
-    "formats": [">i4", ">u4", ">u4", ">i8", ">i4", ">i4"],
-    "offsets": [0, 4, 8, 28, 36, 84],
-    "itemsize": _BODY_AT,
-}
+_FRONT = header_dtype("size", "magic", "body_crc", "physical_offset", "sys_flag", "body_length")
 
 
 def count_valid(data: bytes, offsets: Any, sizes: Any) -> int:
@@ -61,22 +58,22 @@ def _count_plain(
 
     starts = ends - sizes
     raw = np.frombuffer(data, np.uint8)
-    shape = (len(data) - _BODY_AT + 1,)
+    shape = (len(data) - HEADER_SIZE + 1,)
     fronts: npt.NDArray[Any] = np.ndarray(shape, np.dtype(_FRONT), buffer=data, strides=(1,))
     front = fronts[starts]
-    body_ends = starts + _BODY_AT + front["body_length"]
+    body_ends = starts + HEADER_SIZE + front["body_length"]
     good = (
         (front["size"] == sizes)
         & (front["magic"] == V1_MAGIC)
-        & (front["physical"] == offsets)
-        & ((front["flags"] & FLAG_IPV6) == 0)
+        & (front["physical_offset"] == offsets)
+        & ((front["sys_flag"] & FLAG_IPV6) == 0)
         & (front["body_length"] >= 0)
-        & (body_ends <= ends - 3)
+        & (body_ends <= ends - TAIL_MIN)
     )
     if not good.all():
         return None
     topic_lengths = raw[body_ends].astype(np.int64)
-    properties_at = body_ends + 3 + topic_lengths
+    properties_at = body_ends + TAIL_MIN + topic_lengths
     good = (topic_lengths <= V1_MAX_TOPIC_BYTES) & (properties_at <= ends)
     if not good.all():
         return None
@@ -91,7 +88,7 @@ def _count_plain(
     view, checksum = memoryview(data), crc32
     computed = [
         checksum(view[start:end])
-        for start, end in zip((starts + _BODY_AT).tolist(), body_ends.tolist(), strict=True)
+        for start, end in zip((starts + HEADER_SIZE).tolist(), body_ends.tolist(), strict=True)
     ]
-    wrong = (np.array(computed, np.int64) & CRC_MASK) != front["crc"]
+    wrong = (np.array(computed, np.int64) & CRC_MASK) != front["body_crc"]
     return int(wrong.argmax()) if wrong.any() else len(offsets)

@@ -1,23 +1,7 @@
-"""The commit log record: pure functions from bytes to values and back.
+"""Records from bytes to values and back, and whether bytes are a valid record.
 
-    off  field                       bytes        * 12 further for each host that is IPv6
-      0  totalSize                   4
-      4  magic                       4            V1 0xDAA320A7, V2 0xDAA320AB
-      8  bodyCRC                     4            CRC-32(body) & 0x7FFFFFFF
-     12  queueId, flag               4 4
-     20  queueOffset, physicalOffset 8 8
-     36  sysFlag                     4
-     40  bornTimestamp               8
-     48  bornHost                    8 / 20       address, then the port as int32
-     56* storeTimestamp              8
-     64* storeHost                   8 / 20
-     72* reconsumeTimes              4
-     76* preparedTransactionOffset   8
-     84* bodyLength, body            4 n
-         topicLength, topic          1 / 2 n      V1 / V2
-         propertiesLength, properties  2 n        (name 0x01 value 0x02) ...
-
-All integers are big-endian. A blank, [bytesLeft int32][0xCBD43194], fills a file's end.
+Pure functions over any buffer; layout.py draws the bytes. They are the reference: each fast path
+(bulk_check.py, the uniform batch of a put, replay's walks) is tested against them.
 """
 
 import struct
@@ -27,54 +11,41 @@ from dataclasses import dataclass
 from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import CorruptRecordError, MessageIllegalError
-from hastore.record.host import NO_HOST, Host, message_id, parse_message_id
-from hastore.record.properties import (
+from hastore.record.host import NO_HOST, Host, message_id
+from hastore.record.layout import (
+    BLANK_MAGIC,
+    BLANK_SIZE,
+    CRC_MASK,
+    FLAG_BORN_IPV6,
+    FLAG_IPV6,
+    FLAG_STORE_IPV6,
+    HEADER_SIZE,
+    HEADER_SIZES,
+    HEADERS,
+    IPV6_EXTRA,
     MAX_PROPERTIES_BYTES,
-    check_topic,
-    decode_properties,
-    encode_properties,
-    find_property,
-    java_hash_code,
+    MAX_RECORD_SIZE,
+    MAX_TOPIC_BYTES,
+    MIN_RECORD_SIZE,
+    OFFSETS,
+    OFFSETS_AT,
+    PREFIX,
+    SIZE_AND_MAGIC,
+    STORE_IPV4,
+    STORE_IPV6,
+    TAIL_MIN,
+    V1_MAGIC,
+    V1_MAX_TOPIC_BYTES,
+    V2_MAGIC,
+    header_struct,
+    store_at,
 )
+from hastore.record.properties import decode_properties, encode_properties, find_property
 
-__all__ = [  # the whole codec; texts and addresses have modules of their own
-    "BLANK_MAGIC", "MAX_PROPERTIES_BYTES", "V1_MAGIC", "V2_MAGIC", "Host", "Record",
-    "build_record", "check_blank", "check_record", "check_topic", "decode_properties",
-    "decode_record", "encode_properties", "encode_record", "find_property", "java_hash_code",
-    "layout_of", "message_id", "pack_blank", "parse_message_id", "patch_for_store",
-]  # fmt: skip
-
-V1_MAGIC = 0xDAA320A7
-V2_MAGIC = 0xDAA320AB
-BLANK_MAGIC = 0xCBD43194
-BLANK_SIZE = 8  # what must stay free behind a record of each file
-MIN_RECORD_SIZE = 91  # V1, IPv4, nothing in it
-IPV6_EXTRA = 12
-MAX_TOPIC_BYTES = 32767
-V1_MAX_TOPIC_BYTES = 127  # its length is a signed byte
-
-FLAG_PREPARED = 0x4  # of 0xC: 0x4 prepared, 0x8 commit, 0xC rollback
-FLAG_ROLLBACK = 0xC
-FLAG_BORN_IPV6 = 0x10
-FLAG_STORE_IPV6 = 0x20
-FLAG_IPV6 = 0x30
-FLAG_INNER_BATCH = 0x80
-
-PREFIX = struct.Struct(">IIIiiqqi")  # totalSize to sysFlag: 40 bytes
-BLANK = struct.Struct(">iI")
-OFFSETS = struct.Struct(">qq")  # queueOffset, physicalOffset: at 20
-STORE_IPV4 = struct.Struct(">q4si")  # storeTimestamp, storeHost: at 56, 68 behind an IPv6 bornHost
-STORE_IPV6 = struct.Struct(">q16si")
-OFFSETS_AT = 20
-STORE_AT = 56
-FIXED_IPV4 = struct.Struct(">IIIiiqqiq4siq4siiqi")
-_HOST_IPV4 = struct.Struct(">4si")
-_HOST_IPV6 = struct.Struct(">16si")
-_INT = struct.Struct(">i")
-_LONG = struct.Struct(">q")
+_BODY_LENGTH = struct.Struct(">i")  # the last 4 bytes before the body
 _SHORT = struct.Struct(">h")
-_TAIL = struct.Struct(">iqi")  # reconsumeTimes, preparedTransactionOffset, bodyLength
-CRC_MASK = 0x7FFFFFFF  # also the greatest int32
+_SYS_FLAG = header_struct("sys_flag")
+_unpack_prefix = PREFIX.unpack_from  # bound once: recovery checks every record
 
 Buffer = bytes | bytearray | memoryview
 
@@ -103,7 +74,7 @@ class Record:
     @property
     def size(self) -> int:
         """Return the bytes of the encoded record."""
-        hosts = len(self.born_host.address) + len(self.store_host.address) - 8
+        hosts = IPV6_EXTRA * (self.born_host.is_ipv6 + self.store_host.is_ipv6)
         lengths = 0 if self.magic == V1_MAGIC else 1
         topic = len(self.topic.encode("utf-8", "surrogateescape"))
         return MIN_RECORD_SIZE + hosts + lengths + len(self.body) + topic + len(self.properties)
@@ -140,23 +111,23 @@ def encode_record(record: Record) -> bytes:
     if len(topic) > topic_limit:
         raise MessageIllegalError(f"a topic of {len(topic)} bytes; at most {topic_limit}")
     if len(record.properties) > MAX_PROPERTIES_BYTES:
-        raise MessageIllegalError(f"{len(record.properties)} bytes of properties; at most 32767")
+        raise MessageIllegalError(
+            f"{len(record.properties)} bytes of properties; at most {MAX_PROPERTIES_BYTES}"
+        )
     length = len(topic)
     topic_length = bytes((length,)) if record.magic == V1_MAGIC else _SHORT.pack(length)
-    fixed = (
-        PREFIX.pack(
-            record.size, record.magic, record.body_crc, record.queue_id, record.flag,
-            record.queue_offset, record.physical_offset, record.sys_flag,
-        ),
-        _LONG.pack(record.born_timestamp_ms),
-        record.born_host.packed,
-        _LONG.pack(record.store_timestamp_ms),
-        record.store_host.packed,
-        _TAIL.pack(record.reconsume_times, record.prepared_transaction_offset, len(record.body)),
+    flags = FLAG_BORN_IPV6 * record.born_host.is_ipv6 | FLAG_STORE_IPV6 * record.store_host.is_ipv6
+    header = HEADERS[flags].pack(
+        record.size, record.magic, record.body_crc, record.queue_id, record.flag,
+        record.queue_offset, record.physical_offset, record.sys_flag, record.born_timestamp_ms,
+        record.born_host.address, record.born_host.port, record.store_timestamp_ms,
+        record.store_host.address, record.store_host.port, record.reconsume_times,
+        record.prepared_transaction_offset, len(record.body),
     )  # fmt: skip
     properties_length = _SHORT.pack(len(record.properties))
-    parts = (record.body, topic_length, topic, properties_length, record.properties)
-    return b"".join(fixed + parts)
+    return b"".join(
+        (header, record.body, topic_length, topic, properties_length, record.properties)
+    )
 
 
 Layout = tuple[int, int, int, int, int, int, int, int, int]
@@ -171,18 +142,18 @@ def layout_of(buffer: Buffer, at: int, end: int) -> Layout | None:
     """
     if end - at < MIN_RECORD_SIZE:
         return None
-    size, magic, crc, _, _, _, physical, flags = PREFIX.unpack_from(buffer, at)
+    size, magic, crc, _, _, _, physical, flags = _unpack_prefix(buffer, at)
     if size > end - at or size < MIN_RECORD_SIZE:
         return None
-    body_at = at + 88
+    body_at = at + HEADER_SIZE
     if flags & FLAG_IPV6:
-        body_at += IPV6_EXTRA * ((flags >> 4 & 1) + (flags >> 5 & 1))
+        body_at = at + HEADER_SIZES[flags & FLAG_IPV6]
     stop: int = at + size
-    if body_at > stop - 3:
+    if body_at > stop - TAIL_MIN:
         return None
-    (body_length,) = _INT.unpack_from(buffer, body_at - 4)
+    (body_length,) = _BODY_LENGTH.unpack_from(buffer, body_at - 4)
     topic_at = body_at + body_length
-    if body_length < 0 or topic_at > stop - 3:
+    if body_length < 0 or topic_at > stop - TAIL_MIN:
         return None
     if magic == V1_MAGIC:
         topic_length, limit = buffer[topic_at], V1_MAX_TOPIC_BYTES
@@ -233,14 +204,14 @@ def check_unreadable(buffer: Buffer, at: int, end: int, physical_offset: int) ->
     """
     if end - at < MIN_RECORD_SIZE:
         return 0
-    size, magic, crc, _, _, _, physical, flags = PREFIX.unpack_from(buffer, at)
+    size, magic, crc, _, _, _, physical, flags = _unpack_prefix(buffer, at)
     if magic != V1_MAGIC or physical != physical_offset or not MIN_RECORD_SIZE <= size <= end - at:
         return 0
-    body_at = at + 88 + IPV6_EXTRA * ((flags >> 4 & 1) + (flags >> 5 & 1))
+    body_at = at + HEADER_SIZES[flags & FLAG_IPV6]
     stop: int = at + size
-    if body_at > stop - 3:
+    if body_at > stop - TAIL_MIN:
         return 0
-    (body_length,) = _INT.unpack_from(buffer, body_at - 4)
+    (body_length,) = _BODY_LENGTH.unpack_from(buffer, body_at - 4)
     topic_at = body_at + body_length + 1
     if body_length < 0 or topic_at > stop - 2:
         return 0
@@ -267,14 +238,14 @@ def _is_short_text(topic: bytes) -> bool:
 def check_blank(buffer: Buffer, at: int, end: int) -> int:
     """Return the size of the blank at `at` when it fills just what is left to `end`, else 0."""
     left = end - at
-    if left < BLANK_SIZE or BLANK.unpack_from(buffer, at) != (left, BLANK_MAGIC):
+    if left < BLANK_SIZE or SIZE_AND_MAGIC.unpack_from(buffer, at) != (left, BLANK_MAGIC):
         return 0
     return left
 
 
 def pack_blank(size: int) -> bytes:
     """Return the 8 bytes that begin a blank of `size` bytes; the rest stays as it is."""
-    return BLANK.pack(size, BLANK_MAGIC)
+    return SIZE_AND_MAGIC.pack(size, BLANK_MAGIC)
 
 
 def decode_record(buffer: Buffer, at: int = 0) -> Record:
@@ -289,15 +260,10 @@ def decode_record(buffer: Buffer, at: int = 0) -> Record:
     body = bytes(buffer[body_at : body_at + body_length])
     if crc32(body) & CRC_MASK != crc:
         raise CorruptRecordError(f"the body of the record at byte {at} has a wrong CRC")
-    _, magic, _, queue_id, flag, queue_offset, _, _ = PREFIX.unpack_from(buffer, at)
-    (born_timestamp_ms,) = _LONG.unpack_from(buffer, at + 40)
-    host = _HOST_IPV6 if flags & FLAG_BORN_IPV6 else _HOST_IPV4
-    born_host = Host(*host.unpack_from(buffer, at + 48))
-    store_at = at + 48 + host.size
-    (store_timestamp_ms,) = _LONG.unpack_from(buffer, store_at)
-    host = _HOST_IPV6 if flags & FLAG_STORE_IPV6 else _HOST_IPV4
-    store_host = Host(*host.unpack_from(buffer, store_at + 8))
-    reconsume_times, prepared, _ = _TAIL.unpack_from(buffer, store_at + 8 + host.size)
+    (
+        _, magic, _, queue_id, flag, queue_offset, _, _, born_timestamp_ms, born_address, born_port,
+        store_timestamp_ms, store_address, store_port, reconsume_times, prepared, _,
+    ) = HEADERS[flags & FLAG_IPV6].unpack_from(buffer, at)  # fmt: skip
     return Record(
         body=body,
         topic=bytes(buffer[topic_at : topic_at + topic_length]).decode("utf-8", "surrogateescape"),
@@ -309,9 +275,9 @@ def decode_record(buffer: Buffer, at: int = 0) -> Record:
         physical_offset=physical,
         body_crc=crc,
         born_timestamp_ms=born_timestamp_ms,
-        born_host=born_host,
+        born_host=Host(born_address, born_port),
         store_timestamp_ms=store_timestamp_ms,
-        store_host=store_host,
+        store_host=Host(store_address, store_port),
         reconsume_times=reconsume_times,
         prepared_transaction_offset=prepared,
         magic=magic,
@@ -343,28 +309,16 @@ def build_record(
     else:
         magic, topic_length = V1_MAGIC, bytes((len(name),))
     sys_flag &= ~FLAG_IPV6
-    size = 90 + len(topic_length) + len(body) + len(name) + len(raw)
-    if len(born_host.address) == 16:
+    if born_host.is_ipv6:
         sys_flag |= FLAG_BORN_IPV6
-        size += IPV6_EXTRA
-    if size > CRC_MASK:
+    header = HEADERS[sys_flag & FLAG_IPV6]
+    size = header.size + len(body) + len(topic_length) + len(name) + _SHORT.size + len(raw)
+    if size > MAX_RECORD_SIZE:
         raise MessageIllegalError(f"a record of {size} bytes does not fit any log")
-    crc = crc32(body) & CRC_MASK
-    if sys_flag & FLAG_BORN_IPV6:
-        fixed = b"".join(
-            (
-                PREFIX.pack(size, magic, crc, queue_id, flag, 0, 0, sys_flag),
-                _LONG.pack(born_timestamp_ms),
-                born_host.packed,
-                bytes(16),
-                _TAIL.pack(0, 0, len(body)),
-            )
-        )
-    else:
-        fixed = FIXED_IPV4.pack(
-            size, magic, crc, queue_id, flag, 0, 0, sys_flag, born_timestamp_ms,
-            born_host.address, born_host.port, 0, b"", 0, 0, 0, len(body),
-        )  # fmt: skip
+    fixed = header.pack(
+        size, magic, crc32(body) & CRC_MASK, queue_id, flag, 0, 0, sys_flag, born_timestamp_ms,
+        born_host.address, born_host.port, 0, b"", 0, 0, 0, len(body),
+    )  # fmt: skip
     return b"".join((fixed, body, topic_length, name, _SHORT.pack(len(raw)), raw))
 
 
@@ -379,9 +333,10 @@ def patch_for_store(
 ) -> None:
     """Fill in what only the master knows; the record must have room for `store_host`."""
     OFFSETS.pack_into(buffer, at + OFFSETS_AT, queue_offset, physical_offset)
-    (flags,) = _INT.unpack_from(buffer, at + 36)
+    (flags,) = _SYS_FLAG.unpack_from(buffer, at)
     if bool(flags & FLAG_STORE_IPV6) != store_host.is_ipv6:
         raise MessageIllegalError("the record's storeHost is of another address family")
-    place = at + STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
     form = STORE_IPV6 if store_host.is_ipv6 else STORE_IPV4
-    form.pack_into(buffer, place, store_timestamp_ms, store_host.address, store_host.port)
+    form.pack_into(
+        buffer, at + store_at(flags), store_timestamp_ms, store_host.address, store_host.port
+    )

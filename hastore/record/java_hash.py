@@ -7,12 +7,22 @@ key's is a sum of products that runs in C. Strings are hashed over their UTF-16 
 import struct
 from operator import mul
 
-from hastore.record.codec import java_hash_code
-
 _MASK = 0xFFFFFFFF
 _QUICK_UNITS = 255  # longer keys take the plain loop
 _CACHE_LIMIT = 8192
 _POWERS = [pow(31, exponent, 1 << 32) for exponent in range(_QUICK_UNITS + 1)]
+
+
+def java_hash_code(text: str) -> int:
+    """Return Java's String.hashCode, over UTF-16 units, as a signed 32-bit integer."""
+    value = 0
+    if text.isascii():
+        for unit in text.encode("ascii"):
+            value = (31 * value + unit) & 0xFFFFFFFF
+    else:
+        for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be", "surrogatepass")):
+            value = (31 * value + unit) & 0xFFFFFFFF
+    return value - (1 << 32) if value & 0x80000000 else value
 
 
 class KeyHasher:
@@ -54,21 +64,3 @@ class KeyHasher:
             value = java_hash_code(topic + "#") & _MASK
             self._prefixes[topic] = value
         return value
-
-
-def keys_of(properties: bytes) -> list[bytes]:
-    """Return what the key index holds of a record: UNIQ_KEY, then each of KEYS.
-
-    Of a name that comes twice the last counts, as with RocketMQ.
-    """
-    unique: bytes | None = None
-    keys: bytes | None = None
-    for piece in properties.split(b"\x02"):
-        if piece.startswith(b"KEYS\x01"):
-            keys = piece[5:] or keys
-        elif piece.startswith(b"UNIQ_KEY\x01"):
-            unique = piece[9:] or unique
-    found = [unique] if unique else []
-    if keys:
-        found += [key for key in keys.split(b" ") if key]
-    return found

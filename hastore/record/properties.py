@@ -1,17 +1,16 @@
-"""Properties, hashes and names of messages: the parts of a record that are text.
+"""Properties and topics of messages: the parts of a record that are text.
 
 Properties lie as `name 0x01 value 0x02`, repeated; 4.9 leaves out the final 0x02.
 """
 
 import re
-import struct
 from collections.abc import Sequence
 
 from hastore.errors import MessageIllegalError
+from hastore.record.layout import MAX_PROPERTIES_BYTES
 
 NAME_END = "\x01"
 VALUE_END = "\x02"
-MAX_PROPERTIES_BYTES = 32767
 MAX_CREATED_TOPIC = 127  # characters, of what a client may create
 _TOPIC = re.compile(r"[A-Za-z0-9_%|-]{1,127}", re.ASCII)
 
@@ -55,22 +54,28 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
     return raw[start:] if stop < 0 else raw[start:stop]
 
 
+def keys_of(properties: bytes) -> list[bytes]:
+    """Return what the key index holds of a record: UNIQ_KEY, then each of KEYS.
+
+    Of a name that comes twice the last counts, as with RocketMQ.
+    """
+    unique: bytes | None = None
+    keys: bytes | None = None
+    for piece in properties.split(b"\x02"):
+        if piece.startswith(b"KEYS\x01"):
+            keys = piece[5:] or keys
+        elif piece.startswith(b"UNIQ_KEY\x01"):
+            unique = piece[9:] or unique
+    found = [unique] if unique else []
+    if keys:
+        found += [key for key in keys.split(b" ") if key]
+    return found
+
+
 def inner_count(raw: bytes) -> int:
     """Return how many messages an inner batch with these properties holds; 1 where none is told."""
     count = find_property(raw, b"INNER_NUM") or b""
     return max(1, int(count)) if count.isdigit() and len(count) <= 5 else 1  # an int16
-
-
-def java_hash_code(text: str) -> int:
-    """Return Java's String.hashCode, over UTF-16 units, as a signed 32-bit integer."""
-    value = 0
-    if text.isascii():
-        for unit in text.encode("ascii"):
-            value = (31 * value + unit) & 0xFFFFFFFF
-    else:
-        for (unit,) in struct.iter_unpack(">H", text.encode("utf-16-be", "surrogatepass")):
-            value = (31 * value + unit) & 0xFFFFFFFF
-    return value - (1 << 32) if value & 0x80000000 else value
 
 
 def check_topic(topic: str) -> None:

@@ -85,7 +85,7 @@ class Node:
         )
         self.transfer = GroupTransferService(
             clock,
-            self.store.request_flush,
+            self.store.flush_service.request,
             on_failure=self._on_failure,
             always_flush=self.member.counts_flushed,
         )
@@ -129,7 +129,7 @@ class Node:
             self.store.close()
             raise
         self.store.on_append = self.ha.on_append
-        self.store.on_flushed = self.ha.on_flushed
+        self.store.flush_service.on_flushed = self.ha.on_flushed
         self.transfer.start()
         self.ha.acceptor.start()
         if self._http is not None:

@@ -51,7 +51,7 @@ class NodeBackend:
         self.failure: str | None = None  # of a thread; the node then ends
         store.on_readable = self._readable_moved
         self._readers_wait: Callable[[], bool] = lambda: False
-        store.watch_dispatched(lambda _offset: self._readable_moved(), lambda: self._readers_wait())
+        store.replay.watch(lambda _offset: self._readable_moved(), lambda: self._readers_wait())
 
     def watch_retention(self, retention: RetentionService, kept: KeptPositions) -> None:
         """Set the retention service and its kept positions; called once, before the start."""
@@ -204,7 +204,7 @@ class NodeBackend:
             "writable": self.writable_reason() is None,
             "slaves": self._slaves(),
             "waiting_puts": self.transfer.waiting,
-            "topics": len(store.topics()),
+            "topics": len(store.queues.topics()),
             "unclean": data.unclean,
             "reason": self.writable_reason(),
             "problems": self.problems(),

@@ -13,19 +13,22 @@ import numpy.typing as npt
 from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import CorruptRecordError
-from hastore.record.codec import CRC_MASK, IPV6_EXTRA, MIN_RECORD_SIZE, V1_MAGIC, V2_MAGIC
+from hastore.record.layout import (
+    CRC_MASK,
+    FLAG_BORN_IPV6,
+    FLAG_STORE_IPV6,
+    HEADER_SIZE,
+    IPV6_EXTRA,
+    MIN_RECORD_SIZE,
+    TAIL_MIN,
+    V1_MAGIC,
+    V2_MAGIC,
+    numpy_format,
+    offset_of,
+)
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-_BORN_IPV6 = 0x10
-_STORE_IPV6 = 0x20
-_BORN_HOST = 48
-_STORE_TIME = 56  # these and what follows move by 12 for each IPv6 host
-_STORE_HOST = 64
-_RECONSUME = 72
-_BODY_LENGTH = 84
-_BODY = 88
 
 
 class RecordFields:
@@ -44,30 +47,30 @@ class RecordFields:
             (positions < 0) | (positions > len(data) - MIN_RECORD_SIZE),
             "lies beyond the bytes that are there",
         )
-        self.sizes = self.gather(">i4", 0)
+        self.sizes = self.gather("size")
         self._refuse(
             (self.sizes < MIN_RECORD_SIZE) | (self.sizes > len(data) - positions),
             "has an impossible size",
         )
-        magic = self.gather(">u4", 4)
+        magic = self.gather("magic")
         self._refuse((magic != V1_MAGIC) & (magic != V2_MAGIC), "has no record magic")
-        self.physical_offsets = self.gather(">i8", 28)
+        self.physical_offsets = self.gather("physical_offset")
         if base is not None:
             self._refuse(self.physical_offsets != positions + base, "knows another physical offset")
-        self.sys_flags = self.gather(">i4", 36)
+        self.sys_flags = self.gather("sys_flag")
         self._locate_parts(magic == V2_MAGIC)
 
     def _locate_parts(self, is_v2: Bools) -> None:
         ends = self.positions + self.sizes
-        self.born_is_ipv6: Bools = (self.sys_flags & _BORN_IPV6) != 0
-        self.store_is_ipv6: Bools = (self.sys_flags & _STORE_IPV6) != 0
+        self.born_is_ipv6: Bools = (self.sys_flags & FLAG_BORN_IPV6) != 0
+        self.store_is_ipv6: Bools = (self.sys_flags & FLAG_STORE_IPV6) != 0
         self._born_extra = self.born_is_ipv6 * np.int64(IPV6_EXTRA)
         self._extra = self._born_extra + self.store_is_ipv6 * np.int64(IPV6_EXTRA)
-        self.body_starts = self.positions + _BODY + self._extra
-        self._refuse(self.body_starts > ends - 3, "has an impossible size")
-        self.body_ends = self.body_starts + self.gather(">i4", _BODY_LENGTH, self._extra)
+        self.body_starts = self.positions + HEADER_SIZE + self._extra
+        self._refuse(self.body_starts > ends - TAIL_MIN, "has an impossible size")
+        self.body_ends = self.body_starts + self.gather("body_length", self._extra)
         self._refuse(
-            (self.body_ends < self.body_starts) | (self.body_ends > ends - 3),
+            (self.body_ends < self.body_starts) | (self.body_ends > ends - TAIL_MIN),
             "has an impossible body length",
         )
         topic_sizes = self._at("u1", self.body_ends)
@@ -85,10 +88,10 @@ class RecordFields:
             "has lengths that do not add up",
         )
 
-    def gather(self, dtype: str, at: int, extra: Ints | None = None) -> Ints:
-        """Return the integer field `at` bytes (and `extra`, one a record) into each record."""
-        places = self.positions + at if extra is None else self.positions + at + extra
-        return self._at(dtype, places)
+    def gather(self, name: str, extra: Ints | None = None) -> Ints:
+        """Return an integer field of each record; it lies `extra` bytes further on in each."""
+        places = self.positions + offset_of(name)
+        return self._at(numpy_format(name), places if extra is None else places + extra)
 
     def _at(self, dtype: str, places: Ints) -> Ints:
         kind = np.dtype(dtype)
@@ -119,32 +122,32 @@ class RecordFields:
     @cached_property
     def body_crcs(self) -> Ints:
         """Return the CRCs as stored."""
-        return self.gather(">i4", 8)
+        return self.gather("body_crc")
 
     @cached_property
     def queue_ids(self) -> Ints:
         """Return the queue numbers."""
-        return self.gather(">i4", 12)
+        return self.gather("queue_id")
 
     @cached_property
     def queue_offsets(self) -> Ints:
         """Return the positions in the queues."""
-        return self.gather(">i8", 20)
+        return self.gather("queue_offset")
 
     @cached_property
     def born_timestamps_ms(self) -> Ints:
         """Return when the producers created the messages."""
-        return self.gather(">i8", 40)
+        return self.gather("born_timestamp_ms")
 
     @cached_property
     def store_timestamps_ms(self) -> Ints:
         """Return when the master stored the messages."""
-        return self.gather(">i8", _STORE_TIME, self._born_extra)
+        return self.gather("store_timestamp_ms", self._born_extra)
 
     @cached_property
     def reconsume_times(self) -> Ints:
         """Return how often each message was returned for another delivery."""
-        return self.gather(">i4", _RECONSUME, self._extra)
+        return self.gather("reconsume_times", self._extra)
 
     def host_rows(self, rows: Ints, *, born: bool, ipv6: bool) -> npt.NDArray[np.uint8]:
         """Return the host (address and port) of the records `rows`, as rows of 8 bytes, or 20.
@@ -152,7 +155,9 @@ class RecordFields:
         All of these hosts must be of the family that `ipv6` says.
         """
         width = 20 if ipv6 else 8
-        places = self.positions + (_BORN_HOST if born else _STORE_HOST + self._born_extra)
+        places = self.positions + (
+            offset_of("born_host") if born else offset_of("store_host") + self._born_extra
+        )
         shape = (len(self._data) - width + 1, width)
         view: npt.NDArray[np.uint8] = np.ndarray(shape, np.uint8, buffer=self._data, strides=(1, 1))
         return view[places[rows]]

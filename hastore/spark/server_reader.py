@@ -5,7 +5,6 @@ them one by one. The next reply is under way while a batch is built. Each call o
 own sockets, so that no forked worker inherits one.
 """
 
-import struct
 from collections.abc import Iterator
 from types import TracebackType
 from typing import Self
@@ -20,7 +19,7 @@ from hastore.client.consumer.fetcher import Fetcher
 from hastore.client.consumer.queue_reader import QueueReader
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import PositionLostError, UnreachableError, UsageError
-from hastore.record.codec import MIN_RECORD_SIZE
+from hastore.record.layout import MIN_RECORD_SIZE, header_struct
 from hastore.spark.arrow_batch import BatchBuilder, QueueRows, cut_batches
 from hastore.spark.offsets import OffsetRange, TopicPartition
 from hastore.spark.partitions import LogRange, QueueRange
@@ -29,7 +28,7 @@ from hastore.spark.record_fields import Ints, RecordFields
 PULL_BYTES = 4 * 1024 * 1024  # most bytes of a reply
 STALL_S = 60.0  # a task gives up after this time without a message
 STEP_S = 1.0  # longest wait in one step of the fetcher
-_SIZE = struct.Struct(">i")
+_SIZE = header_struct("size")
 
 
 class ServerBackend:

@@ -6,7 +6,6 @@ limit and passes it to the tasks. Meanwhile retention may remove files, and a fa
 log: both are reported as lost positions, not as damage.
 """
 
-import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
@@ -16,14 +15,13 @@ import numpy as np
 import pyarrow as pa
 
 from hastore.errors import CorruptRecordError, PositionLostError
-from hastore.record.codec import BLANK_MAGIC, MIN_RECORD_SIZE
+from hastore.record.layout import BLANK_MAGIC, MIN_RECORD_SIZE, SIZE_AND_MAGIC
 from hastore.spark.arrow_batch import BatchBuilder, QueueRows, cut_batches
 from hastore.spark.offsets import OffsetRange, TopicPartition
 from hastore.spark.partitions import LogRange, QueueRange
 from hastore.spark.record_fields import Ints
 from hastore.store.offline.reader import LogFile, StoreReader
 
-_FRONT = struct.Struct(">iI")  # totalSize, magic
 UNITS_AT_ONCE = 65_536  # queue units held as arrays: 2 MB
 RECORDS_AT_ONCE = 16_384  # records of the log held as arrays
 
@@ -80,7 +78,7 @@ class PathBackend:
         """Yield the messages of a range; read UNITS_AT_ONCE queue units at a time."""
         for start in range(span.start, span.end, UNITS_AT_ONCE):
             end = min(start + UNITS_AT_ONCE, span.end)
-            found = self._reader.queue_positions(
+            found = self._reader.queue_units(
                 span.topic, span.partition, start, end, limit=span.limit
             )
             numbers = np.array(found.queue_offsets, np.int64)
@@ -185,11 +183,13 @@ def _walk(data: memoryview, file: LogFile, at: int, span: LogRange) -> tuple[lis
     stop = min(file.end, span.end)
     while at < stop and len(found) < RECORDS_AT_ONCE:
         left = file.end - at
-        size, magic = _FRONT.unpack_from(data, at - file.start) if left >= _FRONT.size else (0, 0)
+        size, magic = 0, 0
+        if left >= SIZE_AND_MAGIC.size:
+            size, magic = SIZE_AND_MAGIC.unpack_from(data, at - file.start)
         if magic == BLANK_MAGIC and size == left:
             return found, file.end
         plausible = MIN_RECORD_SIZE <= size <= left
-        if at + size > span.limit and (plausible or span.limit - at < _FRONT.size):
+        if at + size > span.limit and (plausible or span.limit - at < SIZE_AND_MAGIC.size):
             return found, span.end  # the limit is within this record
         found.append(at)
         if not plausible:

@@ -173,7 +173,7 @@ def test_consume_follows_until_it_has_enough(command):
 
 
 def test_an_empty_topic_is_no_error(command):
-    assert command("consume", "nosuch") == (0, [], "nothing is in topic nosuch yet\n")
+    assert command("consume", "nosuch") == (0, [], "topic nosuch has no messages yet\n")
 
 
 @pytest.mark.parametrize(
@@ -184,11 +184,11 @@ def test_an_empty_topic_is_no_error(command):
         (("produce", ""), b"x", "topic ''"),
         (("produce", "x" * 128), b"x", "1 to 127"),
         (("produce", "t", "--acks", "2"), b"x", "--acks"),
-        (("consume", "t", "--from", "yesterday"), b"", "nothing is in topic"),
+        (("consume", "t", "--from", "yesterday"), b"", "has no messages yet"),
         (("consume", "lines", "--from", "yesterday"), b"", "--from yesterday"),
         (("query", "--key", "k"), b"", "--topic and --key"),
         (("query", "--msg-id", "zz"), b"", "zz"),
-        (("status", "--bootstrap", "nowhere"), b"", "'nowhere' is no address"),
+        (("status", "--bootstrap", "nowhere"), b"", "'nowhere' is not an address"),
         (("nosuch",), b"", "No such command 'nosuch'"),
         (("stauts",), b"", "did you mean status?"),
         (("produce",), b"", "Missing argument 'TOPIC'"),
@@ -199,7 +199,7 @@ def test_wrong_usage_is_one_line_and_2(command, arguments, stdin, expected):
     command("produce", "lines", stdin=b"there is something\n")
     code, lines, problems = command(*arguments, stdin=stdin)
     assert expected in problems and lines == []
-    if "nothing is in topic" not in expected:
+    if "has no messages yet" not in expected:
         assert code == 2
         errors = [line for line in problems.splitlines() if line.startswith("error: ")]
         assert len(errors) == 1
@@ -222,13 +222,13 @@ def test_errors_that_are_not_shown_are_counted(command):
         f" line {number}" for number in range(1, 11)
     ]
     assert "store.default_queues" in said[0]
-    assert said[10:] == ["... and 3 errors more; --json has them all", "0 messages sent, 13 not"]
+    assert said[10:] == ["... and 3 more errors; --json prints all", "0 messages sent, 13 failed"]
 
 
 def test_a_queue_that_is_not_there_is_named(command):
     command("produce", "queues", "--queue", "1", stdin=b"x\n")
     code, lines, problems = command("consume", "queues", "--queue", "99")
-    assert (code, lines) == (0, []) and "nothing is in queue 99 of topic queues" in problems
+    assert (code, lines) == (0, []) and "queue 99 of topic queues has no messages" in problems
 
 
 def test_status_waits_for_the_group(command, group):
@@ -258,10 +258,10 @@ def test_no_master_is_said_first_and_who_has_most():
                 "writable": writable}  # fmt: skip
 
     slaves = [node(1, "SLAVE", 65537, 900), node(2, "SLAVE", 131074, 500)]
-    assert "node 2 has most (epoch 131074, max_offset 500)" in no_master_text(slaves)
+    assert "node 2 is the most up to date (epoch 131074, max_offset 500)" in no_master_text(slaves)
     assert no_master_text([*slaves, node(3, "SYNC_MASTER", 131074, 500, writable=True)]) is None
     waiting = no_master_text([*slaves, node(3, "SYNC_MASTER", 1, 5)])
-    assert "node 3 is to be master and waits" in waiting
+    assert "node 3 waits to be master" in waiting
     assert no_master_text([]) is None
 
 
@@ -271,7 +271,7 @@ def test_a_group_without_a_master(make_group):
     done = hastore("status", "--bootstrap", ",".join(group.bootstrap), "--timeout", "5")
     assert done.returncode == 4
     said = done.stderr.splitlines()[0]
-    assert said.startswith("error: no node takes writes; node 2 has most")
+    assert said.startswith("error: no node takes writes; node 2 is the most up to date")
     assert said.endswith(f"run `hastore promote -c {group[2].path}`")
     assert any(line.split()[:2] == ["2", "SLAVE"] for line in done.stdout.splitlines())
 
@@ -329,7 +329,7 @@ def test_doctor_is_content_with_a_running_node(command, group):
     assert {one["verdict"] for one in objects(lines)} <= {"good", "note"}
     code, lines, _ = command("doctor", "-c", str(group[1].path))
     assert code == 0 and any("runs as SYNC_MASTER" in line for line in lines)
-    assert any("answers, with no secret either" in line for line in lines)
+    assert any("answers, without a secret" in line for line in lines)
     assert any(line.split()[:2] == ["disk", "good"] and "take 64 MiB" in line for line in lines)
 
 

@@ -72,7 +72,7 @@ def test_a_group_is_written_and_starts(tmp_path):
             node.communicate()
             assert node.returncode == 0
     again = hastore("init", str(folder), "--nodes", "3")
-    assert again.returncode == 2 and "is there already" in again.stderr
+    assert again.returncode == 2 and "already exists" in again.stderr
     assert {path: pathlib.Path(path).read_text() for path in told["files"]} == before
 
 

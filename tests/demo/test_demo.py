@@ -1,4 +1,4 @@
-"""The main job at 1/20 of its size, with Spark; and that each proof can fail."""
+"""The demo at 1/20 of its size, with Spark; each of its proofs can fail."""
 
 import json
 import pathlib
@@ -25,9 +25,9 @@ SCALE = "0.05"
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory):
-    """Play the story once; return its folder, what it found out, and what it said.
+    """Run the demo once; return its folder, its JSON and its stderr.
 
-    When it says that nothing is left running its children are looked at.
+    When it reports that nothing is left running, it must have no child processes.
     """
     folder = tmp_path_factory.mktemp("demo") / "stores"
     left, text = [], ""
@@ -50,7 +50,7 @@ def told(tmp_path_factory):
 
 
 @pytest.mark.timeout(900)
-def test_the_story_is_told_and_proved(told):
+def test_all_steps_run_and_all_proofs_hold(told):
     folder, facts, text = told
     rows = count_rows(float(SCALE))
     assert facts["messages"] == facts["spark_messages"] == rows
@@ -71,7 +71,7 @@ def test_nothing_is_left_running(told):
         try:
             assert str(folder).encode() not in process.read_bytes(), process
         except (FileNotFoundError, ProcessLookupError):
-            pass  # it ended meanwhile
+            pass  # the process has ended since
 
 
 def test_a_folder_is_not_used_twice(told):
@@ -83,7 +83,7 @@ def test_a_folder_is_not_used_twice(told):
         timeout=180,
         check=False,
     )
-    assert done.returncode == 2 and "holds a demo already" in done.stderr
+    assert done.returncode == 2 and "already contains a demo" in done.stderr
 
 
 # -- each proof can fail
@@ -91,7 +91,7 @@ def test_a_folder_is_not_used_twice(told):
 
 @pytest.fixture
 def known(told):
-    """Return the store of node 1 and what the producer would have known of each row."""
+    """Return the store of node 1 and what the producer would know of each row."""
     store = told[0] / "node1"
     flights = list(read_flights(count_rows(float(SCALE))))
     known = [None] * len(flights)

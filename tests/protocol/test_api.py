@@ -1,4 +1,4 @@
-"""The client API's messages: round trips, bounds, and bytes that are none."""
+"""The client API's messages: round trips, bounds, invalid bytes."""
 
 import msgspec
 import pytest

@@ -1,4 +1,4 @@
-"""The HA link's codecs: whole, byte by byte, with trailing data, and against every bad length."""
+"""The HA link's codecs: fed whole, byte by byte, with trailing data, and with every bad length."""
 
 import struct
 
@@ -39,7 +39,7 @@ def encode(frame):
 
 
 def joined(events):
-    """Join the pieces of each body, whatever pieces it came in."""
+    """Join the pieces of each body."""
     out = []
     for event in events:
         if isinstance(event, Data):

@@ -1,4 +1,4 @@
-"""HELLO's codec and proofs: whole, cut, padded, with impossible values, reflected and replayed."""
+"""HELLO's codec and proofs: whole, cut, padded, with impossible values, reflected, replayed."""
 
 import struct
 

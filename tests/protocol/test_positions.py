@@ -1,4 +1,4 @@
-"""Which of several commits holds, and how much is kept."""
+"""Which of several commits holds, and how many positions are kept."""
 
 import random
 
@@ -29,7 +29,7 @@ def test_a_body_comes_back_and_what_is_none_is_named():
 def test_a_rewrite_behind_a_later_commit_changes_nothing():
     found = PositionMap()
     found.take(commit(5), 100)
-    found.take(commit(3), 200)  # told to go back
+    found.take(commit(3), 200)  # a commit that moves the position back
     found.take(commit(5, origin=100), 300)
     assert where(found) == {0: 3}
     found.take(commit(3, origin=200), 400)
@@ -62,7 +62,7 @@ def test_whatever_is_read_first_the_latest_commit_holds():
             else:
                 records.append((at, commit(chance.randrange(100), queue=queue)))
                 said[queue] = records[-1][1].positions[queue][0]
-        # The first ones are lost to the log; what was kept of them comes in any order.
+        # They are read in any order.
         chance.shuffle(records)
         found = PositionMap()
         for at, body in records:
@@ -84,5 +84,5 @@ def test_groups_and_memory_are_bounded(monkeypatch):
     monkeypatch.setattr(positions, "MAX_TABLE_BYTES", 100_000)
     many = CommitBody("g1", "t", dict.fromkeys(range(1000), (1, None, None)))
     assert not found.take(many, 9)
-    assert found.take(CommitBody("g1", "t", {0: (2, None, None)}), 9)  # no more than it was
+    assert found.take(CommitBody("g1", "t", {0: (2, None, None)}), 9)  # it takes no more room
     assert PositionMap(found.entries).has_room("g1", "t", 300) == found.has_room("g1", "t", 300)

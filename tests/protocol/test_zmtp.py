@@ -1,4 +1,4 @@
-"""ZMTP: every reader fed whole, byte by byte and with more behind it; sizes, limits, errors."""
+"""ZMTP: every reader fed whole, byte by byte and with trailing data; sizes, limits, errors."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ Outcome = tuple[list[Message], str | None, State, bytes]
 
 
 def feed(pieces: Iterable[bytes], limits: tuple[int, ...] = LIMITS) -> Outcome:
-    """Return all that comes of some bytes; what is kept on the way never exceeds what came."""
+    """Return all results of some bytes; what is kept meanwhile never exceeds what was received."""
     connection = server(limits)
     got: list[Message] = []
     came = 0
@@ -91,7 +91,7 @@ def bytewise(data: bytes) -> Iterator[bytes]:
 
 
 def check_every_cut(data: bytes, limits: tuple[int, ...] = LIMITS) -> Outcome:
-    """Feed whole, byte by byte, in halves at each place: the same comes of all."""
+    """Feed whole, byte by byte, and in halves split at each place: the results are the same."""
     whole = feed([data], limits)
     assert feed(bytewise(data), limits) == whole
     for at in range(1, min(len(data), 400)):
@@ -157,27 +157,27 @@ def test_versions_from_3_on_are_spoken(minor: int, major: int) -> None:
 
 PLAIN = GREETING[:12] + b"PLAIN" + bytes(47)
 WRONG = {
-    "ZMTP 1.0, anonymous": (b"\x01\x00", "no ZMTP 3 greeting"),
-    "ZMTP 1.0, an identity": (b"\x06\x00hello", "no ZMTP 3 greeting"),
-    "ZMTP 1.0, a long identity": (b"\xff" + bytes(7) + b"\x06\x00hello", "no ZMTP 3 greeting"),
-    "ZMTP 2.0": (b"\xff" + bytes(8) + b"\x7f\x01\x05\x00\x00", "ZMTP 1 is not spoken"),
-    "ZMTP 2.1": (b"\xff" + bytes(8) + b"\x7f\x02\x05\x00\x00", "ZMTP 2 is not spoken"),
-    "HTTP": (b"GET / HTTP/1.1\r\n\r\n", "no ZMTP 3 greeting"),
-    "TLS": (b"\x16\x03\x01\x02\x00\x01", "no ZMTP 3 greeting"),
-    "PLAIN": (PLAIN, "the mechanism b'PLAIN' is not spoken here, NULL is"),
+    "ZMTP 1.0, anonymous": (b"\x01\x00", "not a ZMTP 3 greeting"),
+    "ZMTP 1.0, an identity": (b"\x06\x00hello", "not a ZMTP 3 greeting"),
+    "ZMTP 1.0, a long identity": (b"\xff" + bytes(7) + b"\x06\x00hello", "not a ZMTP 3 greeting"),
+    "ZMTP 2.0": (b"\xff" + bytes(8) + b"\x7f\x01\x05\x00\x00", "ZMTP 1 is not supported"),
+    "ZMTP 2.1": (b"\xff" + bytes(8) + b"\x7f\x02\x05\x00\x00", "ZMTP 2 is not supported"),
+    "HTTP": (b"GET / HTTP/1.1\r\n\r\n", "not a ZMTP 3 greeting"),
+    "TLS": (b"\x16\x03\x01\x02\x00\x01", "not a ZMTP 3 greeting"),
+    "PLAIN": (PLAIN, "the mechanism b'PLAIN' is not supported; NULL is"),
     "CURVE": (GREETING[:12] + b"CURVE" + bytes(47), "the mechanism b'CURVE'"),
     "NULL and more": (GREETING[:12] + b"NULLX" + bytes(47), "the mechanism b'NULLX'"),
     "no mechanism": (GREETING[:12] + bytes(52), "the mechanism b''"),
     "a message": (GREETING + message(b"early"), "a message came before READY"),
     "PING": (GREETING + command(b"PING", b"\0\0"), "the command b'PING' came before READY"),
     "HELLO": (GREETING + command(b"HELLO", b"\1u\1p"), "the command b'HELLO' came before"),
-    "ERROR": (GREETING + command(b"ERROR", b"\x02no"), "the peer refused: 'no'"),
-    "a bare ERROR": (GREETING + command(b"ERROR"), "the peer refused: ''"),
+    "ERROR": (GREETING + command(b"ERROR", b"\x02no"), "the peer refused the connection: 'no'"),
+    "a bare ERROR": (GREETING + command(b"ERROR"), "the peer refused the connection: ''"),
     "another socket": (
         GREETING + ready(b"REQ"),
-        "a ROUTER socket talks to DEALER sockets here, the peer is b'REQ'",
+        "a ROUTER socket needs a DEALER socket as its peer, not b'REQ'",
     ),
-    "no socket": (GREETING + command(b"READY"), "the peer is None"),
+    "no socket": (GREETING + command(b"READY"), "as its peer, not None"),
     "an unnamed command": (GREETING + b"\x04\x01\x00", "a command without a name"),
     "an empty command": (GREETING + b"\x04\x00", "a command without a name"),
     "a name without end": (GREETING + b"\x04\x03\x09ab", "a command without a name"),
@@ -233,7 +233,7 @@ def test_a_dealer_wants_a_router() -> None:
     connection = ZmtpConnection(SocketType.DEALER, LIMITS)
     connection.receive(SHAKEN)
     assert connection.failure == (
-        "a DEALER socket talks to ROUTER sockets here, the peer is b'DEALER'"
+        "a DEALER socket needs a ROUTER socket as its peer, not b'DEALER'"
     )
 
 
@@ -437,9 +437,7 @@ def cut(data: bytes, places: list[int]) -> list[bytes]:
 
 
 @given(MESSAGES, st.lists(st.integers(0, 2**20)), st.booleans())
-def test_messages_come_as_they_went(
-    messages: list[Message], places: list[int], long: bool
-) -> None:
+def test_messages_come_as_they_went(messages: list[Message], places: list[int], long: bool) -> None:
     data = SHAKEN
     for each in messages:
         if long:

@@ -12,17 +12,9 @@ from hastore.client.messages import decode_messages
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Position
 from hastore.record.bulk_check import count_valid
-from hastore.record.codec import (
-    FLAG_INNER_BATCH,
-    MIN_RECORD_SIZE,
-    OFFSETS,
-    OFFSETS_AT,
-    V1_MAGIC,
-    Host,
-    Record,
-    check_record,
-    encode_record,
-)
+from hastore.record.codec import Record, check_record, encode_record
+from hastore.record.host import Host
+from hastore.record.layout import FLAG_INNER_BATCH, MIN_RECORD_SIZE, OFFSETS, OFFSETS_AT, V1_MAGIC
 from hastore.store.derived.queues.consume_queue import UNIT, UnitSelection
 from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE
 from hastore.store.message_reader import PullStatus
@@ -115,7 +107,7 @@ def test_a_pull_gives_what_lies_before_damage_and_refuses_what_does_not(tmp_path
         assert store.wait_dispatched(store.max_offset, 60)
 
         def pull(at: int):  # type: ignore[no-untyped-def]
-            return store.pull(
+            return store.reader.pull(
                 "TopicA", 0, at, max_messages=100, max_bytes=1 << 20,
                 limit_offset=store.max_offset,
             )  # fmt: skip
@@ -140,13 +132,13 @@ def test_a_pull_passes_over_a_hole_of_whole_queue_files_and_over_no_record(tmp_p
         offsets = [result.offset for result in put(store, *map(message, range(30)))]
         assert store.wait_dispatched(store.max_offset, 60)
         # As a queue lies that was deleted in RocketMQ while its position went on.
-        queue = store._parts.queues.get("TopicA", 0)
+        queue = store.queues.get("TopicA", 0)
         assert queue is not None and offsets[0] is not None
         units = queue.files.read(0, 30)
         queue.files.skip_to(5_020)
         queue.files.append(units)
         queue.settle()
-        found = store.pull(
+        found = store.reader.pull(
             "TopicA", 0, 31, max_messages=1_000, max_bytes=1 << 20, limit_offset=store.max_offset
         )
         assert (found.count, found.next_queue_offset) == (30, 5_050)
@@ -176,7 +168,7 @@ def test_behind_an_inner_batch_comes_the_next_one(tmp_path: Path) -> None:
         assert store.wait_dispatched(store.max_offset, 60)
         found = []
         for at in (0, 2, 5, 8):
-            result = store.pull(
+            result = store.reader.pull(
                 "Batches", 0, at, max_messages=1, max_bytes=9, limit_offset=store.max_offset
             )
             (message,), damage = decode_messages(result.records, [])
@@ -184,7 +176,7 @@ def test_behind_an_inner_batch_comes_the_next_one(tmp_path: Path) -> None:
             assert message.next_position == Position(result.next_queue_offset)
             found.append((message.queue_offset, result.next_queue_offset))
         assert found == [(0, 5), (0, 5), (5, 8), (8, 9)]
-        every = store.pull(
+        every = store.reader.pull(
             "Batches", 0, 0, max_messages=9, max_bytes=9_999, limit_offset=store.max_offset
         )
         assert (every.count, every.next_queue_offset) == (3, 9)

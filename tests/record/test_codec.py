@@ -11,25 +11,24 @@ from hypothesis import strategies as st
 
 from hastore.errors import CorruptRecordError, MessageIllegalError, UsageError
 from hastore.record.codec import (
-    V1_MAGIC,
-    V2_MAGIC,
-    Host,
     Record,
     build_record,
     check_blank,
     check_record,
+    decode_record,
+    encode_record,
+    layout_of,
+    pack_blank,
+    patch_for_store,
+)
+from hastore.record.host import Host, message_id, parse_message_id
+from hastore.record.java_hash import java_hash_code
+from hastore.record.layout import V1_MAGIC, V2_MAGIC
+from hastore.record.properties import (
     check_topic,
     decode_properties,
-    decode_record,
     encode_properties,
-    encode_record,
     find_property,
-    java_hash_code,
-    layout_of,
-    message_id,
-    pack_blank,
-    parse_message_id,
-    patch_for_store,
 )
 
 GOLDEN = os.path.join(os.path.dirname(__file__), "..", "golden")

@@ -4,7 +4,8 @@ import struct
 import zlib
 from pathlib import Path
 
-from hastore.record.codec import Host, Record, encode_record, pack_blank
+from hastore.record.codec import Record, encode_record, pack_blank
+from hastore.record.host import Host
 
 GOLDEN = Path(__file__).resolve().parent.parent / "golden"
 UNITS_PER_FILE = 100

@@ -10,7 +10,10 @@ from hypothesis import strategies as st
 from pyspark.sql.types import StructField, StructType
 
 from hastore.errors import CorruptRecordError
-from hastore.record.codec import V1_MAGIC, V2_MAGIC, Host, Record, encode_record, find_property
+from hastore.record.codec import Record, encode_record
+from hastore.record.host import Host
+from hastore.record.layout import V1_MAGIC, V2_MAGIC
+from hastore.record.properties import find_property
 from hastore.spark import arrow_batch
 from hastore.spark.arrow_batch import BatchBuilder, cut_batches, decompress
 from hastore.spark.schema import COLUMN_TYPES, Column, project

@@ -128,11 +128,11 @@ def test_a_file_removed_by_retention_is_a_lost_position_not_damage(tmp_path):
     assert rows == [row for row in whole if row["physicalOffset"] >= 4096]
 
 
-def test_a_file_may_be_removed_after_its_queue_positions_are_read(tmp_path, monkeypatch):
+def test_a_file_may_be_removed_after_its_queue_units_are_read(tmp_path, monkeypatch):
     write_store(tmp_path, numbered(200), file_size=4096)
     with PathBackend(str(tmp_path), False) as backend:
-        found = backend._reader.queue_positions("t", 0, 0, 200)
-        monkeypatch.setattr(backend._reader, "queue_positions", lambda *_, **__: found)
+        found = backend._reader.queue_units("t", 0, 0, 200)
+        monkeypatch.setattr(backend._reader, "queue_units", lambda *_, **__: found)
         (tmp_path / "commitlog" / f"{0:020}").unlink()
         batches = list(backend.read_queue(QueueRange("t", 0, 0, 200), BatchBuilder(ALL)))
     offsets = [row["physicalOffset"] for batch in batches for row in batch.to_pylist()]

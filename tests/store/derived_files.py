@@ -1,4 +1,4 @@
-"""Put together what is derived from a log, over a directory, as the message store does."""
+"""Everything derived from a log, composed for a directory as the message store does it."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ BOOT = bytes(range(16))
 
 @dataclass
 class Derived:
-    """The parts over one root."""
+    """Queues, key index and replay of a store in `root`."""
 
     root: Path
     queues: ConsumeQueueTable
@@ -36,7 +36,7 @@ class Derived:
         slots: int = SLOTS,
         entries: int = ENTRIES,
     ) -> "Derived":
-        """Make the parts and load them."""
+        """Compose the parts and load them."""
         queues = ConsumeQueueTable(fs, str(root), units_per_file=units)
         index = KeyIndex(fs, f"{root}/index", log, slots=slots, entries=entries)
         state = ReplayState(
@@ -57,7 +57,7 @@ class Derived:
         return derived
 
     def files(self) -> dict[str, bytes]:
-        """Return every derived file's bytes; index files are numbered by name."""
+        """Return the bytes of every derived file; numbers replace index file names."""
         found = {}
         for kind in ("consumequeue", "batchconsumequeue"):
             for path in sorted((self.root / kind).rglob("*")):
@@ -70,7 +70,7 @@ class Derived:
 
 
 def rebuilt(root: Path, log: ReplayableLog, **sizes: int) -> dict[str, bytes]:
-    """Return the files that a replay from the log's beginning makes."""
+    """Return the files that a replay from the log's beginning writes."""
     derived = Derived.over(root, log, **sizes)  # type: ignore[arg-type]
     derived.build.replay()
     files = derived.files()

@@ -8,7 +8,8 @@ from typing import Any
 
 from hastore.config.model import Flush, StoreConfig
 from hastore.errors import Status
-from hastore.record.codec import Host, build_record
+from hastore.record.codec import build_record
+from hastore.record.host import Host
 from hastore.store.message_store import MessageStore, PutResult
 
 HOST = Host.parse("127.0.0.1:10911")
@@ -112,12 +113,12 @@ def bodies(store: MessageStore, topic: str = "TopicA", queue_id: int = 0) -> lis
     from hastore.record.codec import decode_record
 
     assert store.wait_dispatched(store.whole_offset, 60), store.problems
-    known = store.queue_range(topic, queue_id)
+    known = store.queues.queue_range(topic, queue_id)
     if known is None:
         return []
     found, position = [], known[0]
     while position < known[1]:
-        result = store.pull(
+        result = store.reader.pull(
             topic,
             queue_id,
             position,

@@ -1,7 +1,7 @@
-"""From a message to the bytes of its record, as its producer sends them.
+"""Encodes a producer's messages as records.
 
-The bytes are `build_record`'s; what does not change from one message of a producer to the next is
-worked out once.
+The bytes are those of `build_record`. Parts that are the same in every message of a producer are
+computed once.
 """
 
 from __future__ import annotations
@@ -11,28 +11,31 @@ import struct
 from zlib_ng.zlib_ng import crc32
 
 from hastore.protocol.api import PRODUCER_ID, SEQUENCE
-from hastore.record.codec import (
+from hastore.record.codec import build_record
+from hastore.record.host import Host
+from hastore.record.layout import (
     CRC_MASK,
-    MIN_RECORD_SIZE,
+    HEADER_SIZE,
+    MAX_PROPERTIES_BYTES,
     V1_MAGIC,
     V1_MAX_TOPIC_BYTES,
-    build_record,
+    header_struct,
 )
-from hastore.record.host import Host
-from hastore.record.properties import MAX_PROPERTIES_BYTES, encode_properties
+from hastore.record.properties import encode_properties
 
 _TOPICS_KEPT = 1_024
 _LENGTH = struct.Struct(">H")
-# Of a V1 record between IPv4 hosts, zeros between them: totalSize, magic, bodyCRC, queueId; at 40
-# bornTimestamp, bornHost; at 84 bodyLength. Seven values to pack instead of seventeen.
-_FRONT = struct.Struct(">IIIi24xq8s28xi")
-_PLAIN_SIZE = MIN_RECORD_SIZE - 1 - _LENGTH.size  # without the topic and its length
+# A header between IPv4 hosts: seven values to pack instead of seventeen, the others are zero.
+_FRONT = header_struct(
+    *("unsigned_size", "magic", "body_crc", "queue_id", "born_timestamp_ms", "born_host"),
+    "body_length",
+)
 
 
 class RecordEncoder:
     """Encode one producer's messages; thread-safe.
 
-    `producer_id` None: without HS_PID and HS_SEQ, so that nothing tells a message from its retry.
+    With `producer_id` None records have no HS_PID and HS_SEQ: a retry cannot be recognised as one.
     """
 
     def __init__(self, producer_id: str | None, born_host: Host) -> None:
@@ -43,13 +46,13 @@ class RecordEncoder:
         if producer_id is not None:
             self._numbered = f"{PRODUCER_ID}\x01{producer_id}\x02{SEQUENCE}\x01".encode()
         self._topics: dict[str, bytes] = {}
-        # Of the last message without properties: its topic, the length of its number, and all that
-        # comes between its body and its number. One tuple: other threads encode too.
+        # Of the last message without properties: topic, length of its number, and the bytes between
+        # body and number. One tuple, replaced at once, because other threads encode too.
         self._last: tuple[str | None, int, bytes] = None, 0, b""
 
     def learn_host(self, born_host: Host) -> None:
-        """Take the host of the messages to come; any thread may call this."""
-        self._is_ipv6 |= born_host.is_ipv6  # first: then the packed form is not used any more
+        """Set the bornHost of later messages; any thread may call this."""
+        self._is_ipv6 |= born_host.is_ipv6  # first, so that the packed IPv4 form is no longer used
         self._born_host = born_host
         self._born = born_host.packed
 
@@ -62,14 +65,14 @@ class RecordEncoder:
         sequence: int,
         born_timestamp_ms: int,
     ) -> bytes:
-        """Return the record; MessageIllegalError for what no record can hold."""
+        """Return the record; MessageIllegalError when no record can hold the message."""
         number = b"%d\x02" % sequence if self._numbered else b""
         if not pairs:
             known, digits, tail = self._last
             if known == topic and digits == len(number):
                 length = len(body)
                 front = _FRONT.pack(
-                    _PLAIN_SIZE + length + len(tail) + digits, V1_MAGIC, crc32(body) & CRC_MASK,
+                    HEADER_SIZE + length + len(tail) + digits, V1_MAGIC, crc32(body) & CRC_MASK,
                     queue_id, born_timestamp_ms, self._born, length,
                 )  # fmt: skip
                 return b"".join((front, body, tail, number))
@@ -85,7 +88,7 @@ class RecordEncoder:
                 born_timestamp_ms=born_timestamp_ms, born_host=self._born_host,
             )  # fmt: skip
         length = len(body)
-        size = MIN_RECORD_SIZE - 1 + length + len(name) + len(properties)
+        size = HEADER_SIZE + length + len(name) + _LENGTH.size + len(properties)
         crc = crc32(body) & CRC_MASK
         front = _FRONT.pack(size, V1_MAGIC, crc, queue_id, born_timestamp_ms, self._born, length)
         if not pairs:
@@ -94,7 +97,7 @@ class RecordEncoder:
         return b"".join((front, body, name, _LENGTH.pack(len(properties)), properties))
 
     def _learn(self, topic: str) -> bytes:
-        """Return the topic behind its length, empty for one whose length takes two bytes."""
+        """Return the topic with its length before it; empty if the length takes two bytes."""
         raw = topic.encode("utf-8")
         name = bytes((len(raw),)) + raw if 0 < len(raw) <= V1_MAX_TOPIC_BYTES else b""
         if len(self._topics) < _TOPICS_KEPT:

@@ -1,1 +1,1 @@
-"""The rules of replication, pure: counting acknowledgements, epochs, promotion."""
+"""The rules of replication. Pure: acknowledgements, epochs, promotion, following."""

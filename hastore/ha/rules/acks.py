@@ -1,9 +1,10 @@
-"""Count the slaves' reports (docs/failover.md, "Acknowledging"). Pure: one table for each epoch
-that a master opens.
+"""Count the slaves' reports (docs/failover.md, "Acknowledging"). Pure.
 
-Invariants: 0 <= report <= what was sent on that link; a node counts once, on its latest
-connection; `confirmed_offset` never falls within a table and never lies above the master's own
-copy.
+A master has one table per epoch that it opens; HAService calls it under its own lock.
+
+Invariants: 0 <= report <= what was sent on that connection (the caller checks this); a node counts
+once, on its latest connection; `confirmed_offset` never falls within a table, and `confirm` never
+moves it above the master's own copy.
 """
 
 from dataclasses import dataclass, field
@@ -11,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Reporter:
-    """One slave's latest report in this epoch; `flushed`: it promises its disk."""
+    """One slave's latest report in this epoch; `flushed`: it reports only synced bytes."""
 
     connection_id: int
     flushed: bool
@@ -20,7 +21,7 @@ class Reporter:
 
 @dataclass(slots=True)
 class ClassicReporter:
-    """A RocketMQ slave's latest report; it counts only for puts beyond where its stream began."""
+    """A RocketMQ slave's latest report; it counts only for puts that end after its stream began."""
 
     began: int | None = None
     offset: int = 0
@@ -32,23 +33,24 @@ class AckTable:
 
     acks: int
     epoch_start: int
-    nodes: frozenset[int]  # the epoch's own list: a promotion asks these, so only they may confirm
+    nodes: frozenset[int]  # the epoch's node list: a promotion asks these, so only they may confirm
     count_classic: bool = False
-    classics_alone: int = 0  # counted RocketMQ slaves that the puts of a group of one wait for
+    classics_alone: int = 0  # how many RocketMQ slaves the puts of a group of one wait for
     confirmed_offset: int = 0
     epoch: int = 0
     reporters: dict[int, Reporter] = field(default_factory=dict)  # by node number
     classics: dict[int, ClassicReporter] = field(default_factory=dict)  # by connection id
 
     def join(self, node: int, connection_id: int, flushed: bool) -> None:
-        """Take a new connection of a node: its earlier one, and what it reported there, no
-        longer counts. A node outside the epoch's list is served, and never counted.
+        """Take a new connection of a node; its earlier connection and reports no longer count.
+
+        A node that is not in the epoch's list is served but never counted.
         """
         if node in self.nodes:
             self.reporters[node] = Reporter(connection_id, flushed)
 
     def leave(self, node: int, connection_id: int) -> None:
-        """Forget a node whose connection has ended, unless a later one has replaced it."""
+        """Forget a node whose connection has ended, unless a later connection has replaced it."""
         reporter = self.reporters.get(node)
         if reporter is not None and reporter.connection_id == connection_id:
             del self.reporters[node]
@@ -62,12 +64,12 @@ class AckTable:
         return True
 
     def confirm(self, own_offset: int) -> int:
-        """Advance and return the confirmed offset; `own_offset` is the master's copy at its own
-        ack point.
+        """Advance and return the confirmed offset; `own_offset` is the end of the master's copy at
+        its own ack point.
 
-        It does not move until the `acks`-th greatest report has reached the epoch's start: the
-        tail of an older epoch is confirmed only together with the start of the new one (Raft's
-        rule).
+        The confirmed offset does not move until the `acks`-th greatest report has reached the
+        epoch's start: an older epoch's tail is confirmed only together with the start of the new
+        one (Raft's rule).
         """
         reached = self._greatest(flushed_only=False)
         reached = own_offset if reached is None and self.acks == 0 else reached
@@ -78,24 +80,24 @@ class AckTable:
         return self.confirmed_offset
 
     def confirmed_flushed(self, own_flushed: int) -> int:
-        """Return up to where the disks of the master and of `acks` slaves hold everything."""
+        """Return the offset up to which the master's disk and those of `acks` slaves hold all."""
         alone = self.acks == 0 and not self.needed
         reached = own_flushed if alone else self._greatest(flushed_only=True)
         return min(reached, own_flushed, self.confirmed_offset) if reached is not None else 0
 
     @property
     def needed(self) -> int:
-        """The slaves that a synchronous put waits for: `acks`, in a group of one counted RocketMQ
-        slaves.
+        """How many slaves a synchronous put waits for: `acks`, or in a group of one the RocketMQ
+        slaves that count.
         """
         return self.acks or (self.classics_alone if self.count_classic else 0)
 
     def confirmed_for_puts(self) -> int:
-        """Return up to where synchronous puts are confirmed without RocketMQ slaves."""
+        """Return the offset up to which puts are confirmed without counting RocketMQ slaves."""
         return self.confirmed_offset if self.acks or not self.needed else 0
 
     def confirmed_with_classics(self, end_offset: int) -> bool:
-        """Whether enough slaves, counted RocketMQ slaves among them, hold a put that ends there."""
+        """Whether enough slaves, counted RocketMQ slaves included, hold a put that ends there."""
         if not self.count_classic or self.needed == 0:
             return False
         holders = self.holders(end_offset)
@@ -114,15 +116,14 @@ class AckTable:
         return count
 
     def level(self, end_offset: int, *, flushed: bool) -> str:
-        """Name what was seen of the slaves for a put that ends there, never more."""
+        """Name what the slaves were observed to hold of a put that ends there, never more."""
         name = "SYNC_DISK" if flushed else "SYNC_MEM"
         holders = self.holders(end_offset, flushed_only=flushed)
         if holders >= max(self.acks, 1):
             return f"{name}({holders})"
         if not flushed and self.confirmed_with_classics(end_offset):
             return "CLASSIC"
-        # A slave that left right after its report: what it said was seen, and `acks` of them were
-        # needed.
+        # A slave left right after its report: the offset was confirmed, so `acks` slaves held it.
         if self.acks and end_offset <= self.confirmed_offset:
             return f"{name}({self.acks})"
         return "MASTER_MEM"
@@ -163,9 +164,11 @@ class AckTable:
         return f"{count} of {self.needed} slaves in sync; start the slaves, or see `hastore status`"
 
     def never_flushed(self, own: int) -> str | None:
-        """Return why a put with sync_flush waits in vain, whichever slaves still come; None when
-        some could make up for those linked that do not promise their disks. `own`: the master's
-        node number.
+        """Return why a put with sync_flush cannot be confirmed whichever slaves still connect; None
+        when enough could.
+
+        Connected slaves whose ack point is not `flushed` do not count. `own` is the master's node
+        number.
         """
         linked = sum(reporter.flushed for reporter in self.reporters.values())
         to_come = len(self.nodes - {own} - self.reporters.keys())
@@ -173,11 +176,11 @@ class AckTable:
             return None
         return (
             f"a put with sync_flush needs {_slaves(self.needed)} with ha.ack_point: flushed, of "
-            f"those linked {linked} have it; set ha.ack_point: flushed on the slaves"
+            f"those connected {linked} have it; set ha.ack_point: flushed on the slaves"
         )
 
     def _greatest(self, *, flushed_only: bool) -> int | None:
-        """Return the `acks`-th greatest report, None when there are fewer."""
+        """Return the `acks`-th greatest report, None when there are fewer reports."""
         if self.acks == 1:  # the hot path: no sorting
             best = None
             for reporter in self.reporters.values():

@@ -1,11 +1,12 @@
-"""Epoch histories: who wrote which range of the log (docs/failover.md). Pure.
+"""Epoch histories: which epoch wrote which range of the log (docs/failover.md). Pure.
 
-A history is a tuple of entries with strictly rising epochs and starts that never fall. An epoch is
-`counter << 16 | node_number`, so no two nodes ever share one; epoch 0 is what came from a RocketMQ
-master. Each function mirrors a rule of the searched model; offsets are bytes.
+A history is a tuple of entries whose epochs strictly rise and whose starts never fall. An epoch is
+`counter << 16 | node_number`, so no two nodes share one; epoch 0 stands for bytes of a RocketMQ
+master. Offsets are bytes.
 
-A history is bounded (`prune`), so that it always fits a HELLO. What the bound takes is one entry of
-FLOOR_EPOCH: bytes older than the history remembers. Like epoch 0 it names no writer.
+A history is bounded (`prune`), so that it always fits in a HELLO. One entry of FLOOR_EPOCH replaces
+the entries that the bound removes: the history no longer knows who wrote those bytes. Like epoch 0
+it names no writer.
 """
 
 import itertools
@@ -14,12 +15,12 @@ from hastore.protocol.hello import WireEpoch as EpochEntry
 
 History = tuple[EpochEntry, ...]
 
-CLASSIC_EPOCH = 0  # of what came from a RocketMQ master
-FLOOR_EPOCH = 0xFFFF  # of what is older than the history remembers; a node's own lie above
-_NAMELESS = (CLASSIC_EPOCH, FLOOR_EPOCH)  # two logs of them may be two masters': bytes tell
+CLASSIC_EPOCH = 0  # of bytes that came from a RocketMQ master
+FLOOR_EPOCH = 0xFFFF  # of bytes whose entries were removed; below every node's own epochs
+_NAMELESS = (CLASSIC_EPOCH, FLOOR_EPOCH)  # two logs may hold different bytes under one of these
 
 ENTRIES_MAX = 512
-RECENT_ENTRIES = 64  # of these not even the empty ones are left out
+RECENT_ENTRIES = 64  # the newest ones; all of them stay, also those that wrote nothing
 HISTORY_BYTES_MAX = 32 * 1024  # of a HELLO's 64 KiB
 
 __all__ = [
@@ -45,12 +46,12 @@ __all__ = [
 
 
 def epoch_node(epoch: int) -> int:
-    """Return the number of the node that owns the epoch; 0: none does."""
+    """Return the number of the node that owns the epoch, 0 when none does."""
     return 0 if epoch == FLOOR_EPOCH else epoch & 0xFFFF
 
 
 def next_epoch(seen: int, node: int) -> int:
-    """Return a new epoch of `node`, above `seen`: the counter always goes up, 0 is RocketMQ's."""
+    """Return a new epoch of `node`, above `seen`; its counter is at least 1."""
     return ((seen >> 16) + 1) << 16 | node
 
 
@@ -82,9 +83,9 @@ def keep_until(history: History, end: int) -> History:
 def prune(history: History) -> History:
     """Return the history within its bounds: ENTRIES_MAX entries, HISTORY_BYTES_MAX encoded.
 
-    First go older entries of epochs that wrote nothing: no byte is theirs, and whoever knows one
-    finds the same common point by the entry before it. Then the older half: one entry of
-    FLOOR_EPOCH stands for it. The last entry always stays.
+    First the older entries of epochs that wrote nothing are removed: a log that still has one
+    finds the same common point by the entry before it. If that is not enough, one entry of
+    FLOOR_EPOCH replaces the older half. The last entry always stays.
     """
     if _fits(history, ENTRIES_MAX, HISTORY_BYTES_MAX):
         return history
@@ -101,22 +102,22 @@ def prune(history: History) -> History:
     while cut < len(shorter) - 1 and not _fits(shorter[cut:], ENTRIES_MAX, HISTORY_BYTES_MAX // 2):
         cut += 1
     if shorter[cut].start == shorter[0].start:
-        return shorter[cut:]  # nobody wrote a byte before
+        return shorter[cut:]  # the removed entries wrote nothing
     newest = shorter[cut - 1]
     floor = EpochEntry(FLOOR_EPOCH, shorter[0].start, newest.acks, newest.nodes)
     return (floor, *shorter[cut:])
 
 
 def _fits(history: History, entries: int, size_bytes: int) -> bool:
-    """Whether it keeps both bounds; msgpack takes at most 27 bytes and 3 a node for an entry."""
+    """Whether it is within both bounds; an entry takes at most 27 bytes, and 3 per node."""
     if len(history) > entries:
         return False
     return sum(27 + 3 * len(entry.nodes) for entry in history) <= size_bytes
 
 
 def forgotten_end(mine: History, my_end: int, theirs: History, their_end: int) -> int:
-    """Return up to where two logs that share no epoch may be the same all the same: where the
-    newest epochs begin that either remembers. 0: both remember all.
+    """Return the offset up to which two logs that share no epoch may still hold equal bytes: the
+    greater end of their FLOOR_EPOCH ranges, at most the shorter log's end. 0 when neither has one.
     """
     ends = [
         _end_of(history, 0, end)
@@ -129,11 +130,12 @@ def forgotten_end(mine: History, my_end: int, theirs: History, their_end: int) -
 def common_point(mine: History, my_end: int, theirs: History, their_end: int) -> tuple[int, int]:
     """Return the last common point and how many of my entries are shared.
 
-    Walk both from the newest epoch back to the newest one they share; its end is the smaller of
-    both ends of that epoch. (0, 0) when they share none.
+    Walk both histories from the newest epoch back to the newest one that they share; the common
+    point is the smaller of both ends of that epoch. (0, 0) when they share none.
 
-    What both have forgotten is shared only by a log that has nothing else and lies wholly in it:
-    one that was being copied. Of any other nobody knows where in there the two parted.
+    FLOOR_EPOCH counts as shared only when my log has nothing else and lies wholly inside the other
+    log's range of it, as an interrupted copy does. Of any other two logs nobody knows where in that
+    range they parted.
     """
     index, other = _newest_shared(mine, theirs)
     if index is None:
@@ -147,11 +149,11 @@ def common_point(mine: History, my_end: int, theirs: History, their_end: int) ->
 def classic_range(
     mine: History, my_min: int, my_end: int, theirs: History, their_min: int, their_end: int
 ) -> tuple[int, int] | None:
-    """Return the bytes [start, end) that both logs claim to share for no better reason than that
-    each followed some RocketMQ master, or that both have forgotten; None where they share an epoch
-    of their own, or nothing.
+    """Return the bytes [start, end) that both logs claim to share although no epoch names their
+    writer: bytes of a RocketMQ master, or of FLOOR_EPOCH. None when the logs share an epoch of a
+    node, or nothing.
 
-    Epoch 0 names no writer: two logs of it may have followed two masters. The same for both sides.
+    The two logs may have followed two RocketMQ masters. Both sides compute the same range.
     """
     common, kept = common_point(mine, my_end, theirs, their_end)
     if not kept or mine[kept - 1].epoch not in _NAMELESS:
@@ -165,8 +167,8 @@ def classic_range(
 def nothing_to_compare(
     mine: History, my_min: int, my_end: int, theirs: History, their_min: int, their_end: int
 ) -> bool:
-    """Whether my log holds bytes without a named writer that the other log, which goes on from
-    there, has none of any more: retention took them.
+    """Whether my log has bytes without a named writer below the common point that the other log no
+    longer has to compare: retention has removed them there.
     """
     common, kept = common_point(mine, my_end, theirs, their_end)
     if not kept or mine[kept - 1].epoch not in _NAMELESS or common <= my_min:
@@ -175,14 +177,16 @@ def nothing_to_compare(
 
 
 def agreed(mine: History, my_end: int, theirs: History) -> History:
-    """Return my entries up to the newest shared one, when those behind it start at my log's end.
+    """Return my entries up to the newest shared one, if all entries after it start at my log's end;
+    else all of mine.
 
-    No byte is theirs, so the master's entries, or bytes of the epoch before, take their place: in
-    one durable step. Dropped any earlier, a crash would leave this log with a lower last epoch than
-    it had when what it holds was confirmed, and an older tail would win against it.
+    Those entries wrote nothing, so the master's entries, or bytes of the epoch before them, may
+    replace them: in one durable step. If they were dropped earlier, a crash would leave this log
+    with a lower last epoch than it had when its records were confirmed, and an older epoch's tail
+    would win against it.
     """
     if not theirs:
-        return mine  # a RocketMQ master tells none
+        return mine  # a RocketMQ master has no history
     index, _ = _newest_shared(mine, theirs)
     kept = 0 if index is None else index + 1
     return mine[:kept] if all(entry.start >= my_end for entry in mine[kept:]) else mine
@@ -201,8 +205,8 @@ def due_entries(mine: History, my_end: int, theirs: History) -> History:
 
 
 def next_start(mine: History, theirs: History) -> int | None:
-    """Return where the next entry to take over starts: no byte goes beyond before that; None:
-    no further one.
+    """Return where the next entry to take over starts, None without one. No byte is written beyond
+    it before the entry is taken over.
     """
     following = _following(mine, theirs)
     return following[0].start if following else None
@@ -218,7 +222,7 @@ def _following(mine: History, theirs: History) -> History:
 
 
 def _newest_shared(mine: History, theirs: History) -> tuple[int | None, int]:
-    """Return where the newest epoch that both know is in mine, and where in theirs."""
+    """Return the indices of the newest epoch that both have: in mine (None: none), in theirs."""
     places = {entry.epoch: index for index, entry in enumerate(theirs)}
     for index in range(len(mine) - 1, -1, -1):
         other = places.get(mine[index].epoch)

@@ -1,7 +1,7 @@
 """The decisions of HELLO and of a rejoin (docs/failover.md, "Following and rejoin").
 
-Is the caller a member of the group, where does its stream start, do its bytes have to be compared,
-does a cut lose confirmed records. Pure: a node and the simulation run the same code.
+Whether a caller is a member of the group, where its stream starts, which bytes have to be compared
+first, and whether a cut loses confirmed records. Pure: a node and the simulation run the same code.
 """
 
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from hastore.ha.rules.epochs import (
 )
 from hastore.protocol.hello import Hello, Refused, Resync, RewindTo, StreamFrom
 
-RECORD_BYTES_MAX = 5 * 1024 * 1024  # a body of 4 MiB, its topic, its properties
+RECORD_BYTES_MAX = 5 * 1024 * 1024  # a body of 4 MiB, topic and properties; rounded up
 
 FollowAnswer = StreamFrom | RewindTo | Resync | Refused
 
 
 @dataclass(frozen=True, slots=True)
 class MasterView:
-    """What an open master knows of itself when a slave says HELLO."""
+    """An open master's state when a slave says HELLO."""
 
     epoch: int
     promised_epoch: int
@@ -33,13 +33,13 @@ class MasterView:
     min_offset: int
     max_offset: int
     file_size: int
-    digest: bytes = b""  # of the master's own bytes in the range whose digest the slave said
+    digest: bytes = b""  # of the master's own bytes in the range that the slave named
 
 
 def check_identity(
     hello: Hello, cluster: str, group: str, node: int, nodes: tuple[int, ...], known: dict[int, str]
 ) -> str | None:
-    """Return why the caller is no member of the group, None when it is one."""
+    """Return why the caller is not a member of the group, None when it is."""
     if hello.cluster != cluster or hello.group != group:
         return (
             f"wrong cluster: the caller is of {hello.cluster}/{hello.group}, this node of "
@@ -58,11 +58,11 @@ def check_identity(
 
 
 def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
-    """Decide what an open master answers to a slave. The caller has raised nothing for it yet.
+    """Decide what an open master answers to a slave; changes nothing.
 
-    A caller that has promised a higher epoch is refused with that epoch: the master must then turn
-    read-only. One that has not promised this master's epoch is told nothing to do yet: whoever it
-    promised may count on its log.
+    A slave that has promised a higher epoch is refused with that epoch: the master must then turn
+    read-only. A slave that has promised a lower epoch is refused until it promises this master's:
+    the node to which it promised that epoch may count on its log.
     """
     if hello.promised_epoch > master.promised_epoch:
         return Refused(
@@ -77,8 +77,7 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
             "set store.commitlog_file_size to the same on every node (with an empty store)"
         )
     if hello.max_offset == 0 and master.min_offset == 0:
-        # Nothing to set aside: at most an entry of an epoch that never wrote, or that the master
-        # does not share.
+        # The slave has no bytes to set aside, at most entries that the master does not share.
         _, kept = common_point(hello.history, 0, master.history, master.max_offset)
         return RewindTo(0, kept) if kept < len(hello.history) else StreamFrom(0)
     due = digest_due(hello, master.history, master.min_offset, master.max_offset)
@@ -94,16 +93,15 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
         master.history, master.min_offset, master.max_offset,
     )  # fmt: skip
     if kept == 0 or blind or common < max(master.min_offset, hello.min_offset):
-        # Also when the slave's own retention has passed the point: it cannot be cut to there.
+        # Also when the slave's own retention has passed the common point: it cannot cut back there.
         known = common if kept else _known_shared(master, hello)
         if hello.confirmed_offset > max(known, hello.min_offset) and not hello.accept_loss:
             return Refused(
-                f"node {hello.node} holds confirmed data up to {hello.confirmed_offset}, "
-                "beyond the last "
-                f"common point {known}, and this master's log starts at {master.min_offset}; "
-                "the group disagrees: see `hastore status` of both, then decide: "
-                "`hastore demote -c FILE --accept-loss` on its node sets its store aside in "
-                "rescued/ and copies the master's"
+                f"node {hello.node} holds confirmed data up to {hello.confirmed_offset}, beyond "
+                f"the last common point {known}, and this master's log starts at "
+                f"{master.min_offset}; the group disagrees: compare `hastore status` of both, then "
+                "decide: `hastore demote -c FILE --accept-loss` on its node sets its store aside "
+                "in rescued/ and copies the master's"
             )
         return _resync(master)
     if common < hello.max_offset or kept < len(hello.history):
@@ -112,11 +110,11 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
 
 
 def _known_shared(master: MasterView, hello: Hello) -> int:
-    """Return up to where the slave's data is taken for the master's although nobody remembers where
-    the two logs parted; the slave copies all of it anew.
+    """Return the offset up to which the slave's confirmed data counts as the master's, although
+    neither history says where the two logs parted; the slave copies all of it again.
 
-    A whole record confirmed beyond that is another log's. Of a part of one the slave may know too:
-    a promotion cuts it off.
+    It is the end of the forgotten range plus one record: the slave may know part of a record as
+    confirmed that a promotion has cut off. A whole confirmed record beyond is another log's.
     """
     end = forgotten_end(hello.history, hello.max_offset, master.history, master.max_offset)
     return end + RECORD_BYTES_MAX if end else 0
@@ -127,16 +125,16 @@ def _resync(master: MasterView) -> Resync:
 
 
 def _only_forgotten(hello: Hello) -> bool:
-    """Whether the caller's log is the beginning of a copy, whose writers nobody remembers."""
+    """Whether the caller's log has only bytes of FLOOR_EPOCH: the start of an interrupted copy."""
     return last_epoch(hello.history) == FLOOR_EPOCH
 
 
 def digest_due(
     hello: Hello, history: History, min_offset: int, max_offset: int
 ) -> tuple[int, int] | None:
-    """Return the range whose digest the caller must say, None when it need not say any.
+    """Return the range whose digest the caller must send, None when none is needed.
 
-    The log asked is [`min_offset`, `max_offset`) with `history`.
+    The answerer's log is [`min_offset`, `max_offset`) with `history`.
     """
     return classic_range(
         hello.history, hello.min_offset, hello.max_offset, history, min_offset, max_offset
@@ -144,9 +142,9 @@ def digest_due(
 
 
 def digest_problem(hello: Hello, due: tuple[int, int] | None, own: bytes) -> str | None:
-    """Return why the caller's log is none to go on with, None when it may be.
+    """Return why the bytes of both logs do not match as far as they must, None when they do.
 
-    `own`: the digest of the range that the caller named, of this node's bytes.
+    `own` is the digest of this node's bytes in the range that the caller named.
     """
     if due is None:
         return None
@@ -154,19 +152,19 @@ def digest_problem(hello: Hello, due: tuple[int, int] | None, own: bytes) -> str
     if not hello.digest or (hello.digest_from, hello.digest_to) != due:
         return (
             f"both logs hold bytes [{start}, {end}) of a RocketMQ master, and node {hello.node} "
-            "did not say their digest; it is asked again"
+            "did not send their digest; it will try again"
         )
     if hello.digest != own and _only_forgotten(hello):
         return (
-            f"the bytes [{start}, {end}) differ, and where the two logs parted is forgotten: so "
-            "many epochs ago; promote the node that is ahead"
+            f"the bytes [{start}, {end}) differ, and where the two logs parted is forgotten: "
+            "it was too many epochs ago; promote the node that is ahead"
         )
     if hello.digest != own:
         return (
             f"node {hello.node} followed another RocketMQ master than the node that it asks: their "
             f"bytes [{start}, {end}) differ; decide which log is right, then give up the other: "
             "`hastore demote -c FILE --accept-loss` on its node sets its store aside in rescued/ "
-            "and copies it anew"
+            "and copies the other log"
         )
     return None
 
@@ -176,11 +174,13 @@ def cut_loses_confirmed(
 ) -> bool:
     """Whether a cut would lose a whole confirmed record.
 
-    `cut` is behind a blank that begins there. `first_record_bytes` is the size of the record at
-    the cut (None: no whole record starts there), `whole_offset` the end of the last whole record.
-    A record counts only when its end is at or below the limit: a limit inside the first record
-    protects nothing. A cut inside a record or a blank, with whole records behind, loses what is
-    confirmed beyond it.
+    `cut` is the offset of the cut, or the end of a blank that starts there. `first_record_bytes` is
+    the size of the record at `cut` (None: no whole record starts there), `whole_offset` the end of
+    the last whole record.
+
+    A record is confirmed only when its end is at or below `confirmed_offset`: an offset inside the
+    first record confirms nothing. A cut inside a record or a blank, with whole records after it,
+    loses the confirmed ones among them.
     """
     if cut >= confirmed_offset:
         return False

@@ -12,7 +12,7 @@ from hastore.ha.rules.epochs import EpochEntry, History, epoch_node, last_epoch
 def may_promise(promised_epoch: int, candidate: int, epoch: int) -> str | None:
     """Return why a node cannot promise `epoch` to `candidate`, None when it can.
 
-    It answers only an epoch above its promise, or the same candidate's again.
+    It promises only an epoch above its promise, or the same epoch again to the same candidate.
     """
     if epoch_node(epoch) != candidate:
         return f"epoch {epoch} does not belong to node {candidate}"
@@ -23,7 +23,7 @@ def may_promise(promised_epoch: int, candidate: int, epoch: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswer:
-    """What a promotion heard of one node: in the survey, or in answer to the promise."""
+    """What one node answered to a promotion's survey, or with its promise."""
 
     node: int
     last_epoch: int
@@ -32,30 +32,29 @@ class PeerAnswer:
 
     @property
     def log_order(self) -> tuple[int, int]:
-        """Order logs as a promotion does: the last epoch first, then the log's end."""
+        """The order of logs in a promotion: by last epoch, then by the log's end."""
         return self.last_epoch, self.log_end
 
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """What a promotion starts from: the group, and every `acks` and node list that may still be
-    in force.
+    """What a promotion's answers must satisfy: the group, and every `acks` and node list that may
+    still be in force.
     """
 
     node: int
-    nodes: tuple[int, ...]  # of the configuration, this node too
-    acks: int  # of the configuration: it becomes the new epoch's own
+    nodes: tuple[int, ...]  # of the configuration, this node included
+    acks: int  # of the configuration; the new epoch will have it
     acks_min: int
     acks_max: int
-    old_nodes: tuple[
-        tuple[int, ...], ...
-    ] = ()  # differing lists of the last entry and the promises since
-    fresh: bool = False  # without an entry: it does not know what is in force in its group
+    # The node lists of the last entry and of the promises since that differ from `nodes`.
+    old_nodes: tuple[tuple[int, ...], ...] = ()
+    fresh: bool = False  # its history is empty: it does not know what is in force in its group
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Whether the answers suffice; `missing` names the nodes that could still help."""
+    """Whether the answers suffice; `missing` are the nodes that have not answered."""
 
     enough: bool
     needed: int
@@ -65,7 +64,7 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """Say for whom the promotion waits."""
+        """Return which nodes the promotion waits for, as text."""
         text = f"promotion needs {self.needed} clean nodes and has {self.clean}"
         if self.missing:
             text += "; waiting for node " + ", ".join(map(str, self.missing))
@@ -77,9 +76,10 @@ class Verdict:
 def judge(required: Requirements, answers: list[PeerAnswer]) -> Verdict:
     """Decide whether the nodes that answered meet every possible set of acknowledgers.
 
-    R = N - (smallest acks) clean nodes; every node's answer when acks or node list differ from
-    those of the last entry or of a promise since (of a changed list: all of the new and R of the
-    old). A fresh node does not know the smallest `acks`, which may be 1.
+    R = N - (smallest acks) clean nodes are needed. When `acks` or the node list differ from those
+    of the last entry or of a promise since, every node must answer; of a changed list, all of the
+    new one and R clean nodes of each old one. A fresh node does not know the smallest `acks`, which
+    may be 1.
     """
     by_node = {answer.node: answer for answer in answers}
     clean = {node for node, answer in by_node.items() if not answer.unclean}
@@ -108,8 +108,8 @@ def judge(required: Requirements, answers: list[PeerAnswer]) -> Verdict:
 
 
 def most_advanced(answers: list[PeerAnswer], own: int) -> PeerAnswer:
-    """Return the most advanced log, an unclean node's too; this node's own when none is beyond
-    it.
+    """Return the most advanced log, unclean nodes included; this node's own unless another is
+    beyond it.
     """
     best = next(answer for answer in answers if answer.node == own)
     for answer in answers:

@@ -5,28 +5,29 @@ caught up; longer ones, of a slave that catches up, would cost a third of its CP
 (docs/ha-link.md has the figures). Pure but for the log that it reads.
 """
 
-import struct
 from collections.abc import Container
 
 from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import ProtocolError
 from hastore.ha.node.replica_log import ReplicaLog
-from hastore.record.codec import (
+from hastore.record.codec import check_record, check_unreadable
+from hastore.record.layout import (
     BLANK_MAGIC,
     CRC_MASK,
     FLAG_IPV6,
-    IPV6_EXTRA,
+    HEADER_SIZE,
+    HEADER_SIZES,
     MIN_RECORD_SIZE,
     V1_MAGIC,
     V2_MAGIC,
-    check_record,
-    check_unreadable,
+    header_struct,
 )
 
 CHECKED_BYTES_MAX = 128 * 1024  # what a master pushes at once
-_FRONT = struct.Struct(">iIi16xqi44xi")  # size, magic, CRC, place, flags, body length
-_BODY_AT = _FRONT.size
+_FRONT = header_struct(
+    "size", "magic", "body_crc", "physical_offset", "sys_flag", "body_length"
+)  # between IPv4 hosts
 _TAIL_BYTES_MAX = 2 * (2 + 0xFFFF)  # of a record behind its body: topic and properties
 
 
@@ -108,16 +109,16 @@ class CrcCheck:
         """
         at, end, unpack, checksum = 0, len(view), _FRONT.unpack_from, crc32
         last = -1  # where the latest whole record begins
-        while end - at >= _BODY_AT:
+        while end - at >= HEADER_SIZE:
             size, magic, crc, place, flags, length = unpack(view, at)
-            body_at = at + 88
+            body_at = at + HEADER_SIZE
             if (  # the one layout that most have, as quickly as that goes
-                magic == 0xDAA320A7
+                magic == V1_MAGIC
                 and place == start + at
-                and not flags & 0x30
-                and 0 <= length <= size - 91
+                and not flags & FLAG_IPV6
+                and 0 <= length <= size - MIN_RECORD_SIZE
                 and at + size <= end
-                and checksum(view[body_at : body_at + length]) & 0x7FFFFFFF == crc
+                and checksum(view[body_at : body_at + length]) & CRC_MASK == crc
             ):
                 last = at
                 at += size
@@ -127,20 +128,20 @@ class CrcCheck:
                 if magic == BLANK_MAGIC or not self._sure:
                     return None
                 if not self._is_ill_sized(view, last, start):
-                    self._refuse(view[at : at + _BODY_AT], start + at)
+                    self._refuse(view[at : at + HEADER_SIZE], start + at)
                 return None
             after = at + size
             if flags & FLAG_IPV6:
-                body_at += IPV6_EXTRA * ((flags >> 4 & 1) + (flags >> 5 & 1))
+                body_at = at + HEADER_SIZES[flags & FLAG_IPV6]
                 length = int.from_bytes(view[body_at - 4 : body_at], signed=True)
             if after > end:
                 if body_at <= end and _is_too_long(view, at, start, body_at, length):
-                    self._refuse(view[at : at + _BODY_AT], start + at)
+                    self._refuse(view[at : at + HEADER_SIZE], start + at)
                     return None
                 return at
             body_end = body_at + length
             if size < MIN_RECORD_SIZE:
-                self._refuse(view[at : at + _BODY_AT], start + at)
+                self._refuse(view[at : at + HEADER_SIZE], start + at)
                 return None
             body_fits = body_at <= body_end <= after
             if not body_fits or checksum(view[body_at:body_end]) & CRC_MASK != crc:
@@ -158,7 +159,7 @@ class CrcCheck:
         layout = view, at, len(view), start + at
         if check_record(*layout) or check_unreadable(*layout):
             return False
-        self._refuse(view[at : at + _BODY_AT], start + at)
+        self._refuse(view[at : at + HEADER_SIZE], start + at)
         return True
 
     def _refuse(self, record: memoryview, offset: int) -> None:
@@ -182,7 +183,8 @@ def _is_too_long(view: memoryview, at: int, start: int, body_at: int, length: in
     real = properties_at + int.from_bytes(view[properties_at - 2 : properties_at])
     if real > end:
         return False
-    following = view[real : real + _BODY_AT]
-    if len(following) < _BODY_AT:
+    following = view[real : real + HEADER_SIZE]
+    if len(following) < HEADER_SIZE:
         return not following
-    return int.from_bytes(following[28:36]) == start + real
+    place: int = _FRONT.unpack_from(following)[3]
+    return place == start + real

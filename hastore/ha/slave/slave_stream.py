@@ -199,7 +199,7 @@ class SlaveStream:
         """Move a part of the body by splice; False when the socket has ended."""
         got = pipe.fill(self._sock.fileno(), self._decoder.body_left)
         if got:
-            self._receiver.drain(self._decoder.offset, pipe.drain, got, self._while_full)
+            self._receiver.append_spliced(self._decoder.offset, pipe.drain, got, self._while_full)
             self._decoder.skip(got)
         return got > 0
 

@@ -9,6 +9,7 @@ from hastore.clock import Clock
 from hastore.heap import keep_freed
 from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
 from hastore.record.codec import decode_record
+from hastore.record.layout import header_struct
 from hastore.record.properties import MAX_CREATED_TOPIC
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
@@ -29,6 +30,7 @@ EXPIRE_MS = 5.0  # between checks for ended waits, when many pulls are parked
 MANY = 100
 UNREAD = "earlier replies are not read yet"
 KEPT_BYTES = 8 * 1024 * 1024  # of freed memory, kept for the next replies
+_PHYSICAL_OFFSET = header_struct("physical_offset")
 _STATUSES = {status.name: status for status in PullStatus}
 
 
@@ -104,7 +106,7 @@ class PullHandler:
         for key in list(self._parked):
             waiting = self._parked[key]
             try:
-                known = self._backend.store.queue_range(*key)
+                known = self._backend.store.queues.queue_range(*key)
             except Exception as failure:  # it affects all pulls parked for this queue
                 for each in waiting:
                     self._end(each, self._failed(each.request, failure), None)
@@ -197,7 +199,7 @@ class PullHandler:
                 return self._lost(history, request, at), None
             if standing is Standing.BEHIND:
                 return Pulled(request.rid, PullStatus.NO_NEW, place.queue_offset), None
-        found = store.pull(
+        found = store.reader.pull(
             request.topic,
             request.queue_id,
             place.queue_offset,
@@ -222,13 +224,14 @@ class PullHandler:
         return reply, (found.records if found.count else None)
 
     def _epochs(self, history: History, records: bytes) -> list[tuple[int, int]]:
-        first = int.from_bytes(records[28:36], "big")  # physicalOffset of the first record
+        """Return the epochs from the first of the records on."""
+        (first,) = _PHYSICAL_OFFSET.unpack_from(records)
         return epochs_of(history, first, self._backend.store.max_offset)
 
     def _lost(self, history: History, request: Pull, common: int) -> Pulled:
         """Answer with the position after the queue's last record below the common point."""
         store = self._backend.store
-        known = store.queue_range(request.topic, request.queue_id) or (0, 0)
+        known = store.queues.queue_range(request.topic, request.queue_id) or (0, 0)
         low, high = known[0], min(known[1], request.position.queue_offset)
         before: tuple[int, int] | None = None
         while low < high:  # find the last record that starts below the common point
@@ -248,7 +251,7 @@ class PullHandler:
         )  # fmt: skip
 
     def _offset_of(self, request: Pull, queue_offset: int) -> int | None:
-        found = self._backend.store.pull(
+        found = self._backend.store.reader.pull(
             request.topic, request.queue_id, queue_offset,
             max_messages=1, max_bytes=1, limit_offset=self._backend.store.max_offset,
         )  # fmt: skip

@@ -41,7 +41,7 @@ def commit_record(body: CommitBody, now_ms: int) -> bytes:
 
 
 class PullSource(Protocol):
-    """The store from which commits are read; implemented by MessageStore."""
+    """Where commits are read from; implemented by the store's MessageReader."""
 
     def pull(
         self,
@@ -72,14 +72,14 @@ class CommitReader:
         self._failing: tuple[int, float] | None = None  # (queue offset, since when in ms)
 
     def next(
-        self, store: PullSource, at: int, *, max_messages: int, max_bytes: int, limit_offset: int
+        self, source: PullSource, at: int, *, max_messages: int, max_bytes: int, limit_offset: int
     ) -> tuple[bytes, int] | None:
         """Return the next commits and the queue offset after them; None at the end.
 
         OSError, StoreError.
         """
         try:
-            found = store.pull(
+            found = source.pull(
                 POSITIONS_TOPIC, QUEUE, at,
                 max_messages=max_messages, max_bytes=max_bytes, limit_offset=limit_offset,
             )  # fmt: skip

@@ -125,7 +125,7 @@ class KeptPositions:
             self._kept = part, PositionMap()
             self._due.clear()
             self._rewritten.clear()
-        known = store.queue_range(POSITIONS_TOPIC, QUEUE)
+        known = store.queues.queue_range(POSITIONS_TOPIC, QUEUE)
         if known is None:
             return True
         # Start at the beginning of the log: kept positions of bytes that are still in the log are
@@ -135,7 +135,7 @@ class KeptPositions:
         gone: dict[Pair, None] = {}
         at = known[0]
         limits = {"max_messages": 1024, "max_bytes": _CHUNK_BYTES, "limit_offset": end_offset}
-        while (pulled := self._reader.next(store, at, **limits)) is not None:
+        while (pulled := self._reader.next(store.reader, at, **limits)) is not None:
             records, at = pulled
             for offset, body in read_commits(records):
                 if body is not None:
@@ -268,13 +268,13 @@ def _is_in_log(
     missing = dict(places)
     key = commit_key(pair[0])
     try:
-        offsets = store.query_key(POSITIONS_TOPIC, key, max_messages=_NEWEST)
+        offsets = store.reader.query_key(POSITIONS_TOPIC, key, max_messages=_NEWEST)
     except OSError as failure:  # query_key reads the records too
         if not is_lost(failure):
             raise
         return False
     for offset in offsets:
-        record = store.record_at(offset) if offset >= first_offset else None
+        record = store.reader.record_at(offset) if offset >= first_offset else None
         if record is None or not missing:
             break
         try:

@@ -64,7 +64,7 @@ class RetentionService(Service):
 
     def look(self) -> int:
         """Remove the files that may go now; return their number. StoreError, OSError."""
-        end = self._store.expired_end(self._hold_offset())
+        end = self._store.retention.expired_end(self._hold_offset())
         self._worked_ms = self._clock.monotonic_ms()
         if end is not None and not self._kept.gather(self._store, end, self._pause):
             return 0
@@ -73,7 +73,7 @@ class RetentionService(Service):
         confirmed = self._store.confirmed_offset
         # Never beyond the gathered positions. If nothing expired, an earlier attempt may have left
         # files to remove.
-        removed = self._store.delete_expired(first)
+        removed = self._store.retention.delete_expired(first)
         if removed:
             log.info("retention removed %d files; the log starts at %d", removed, first)
             if self._confirms and first > confirmed:

@@ -13,31 +13,33 @@ from typing import Protocol
 from hastore.clock import Clock
 from hastore.config.model import StoreConfig
 from hastore.errors import Status, StoreError, StoreUncertainError
-from hastore.record.codec import (
+from hastore.record.host import Host
+from hastore.record.layout import (
     BLANK_SIZE,
     FLAG_BORN_IPV6,
     FLAG_PREPARED,
     IPV6_EXTRA,
+    MIN_RECORD_SIZE,
     OFFSETS,
     OFFSETS_AT,
     PREFIX,
     STORE_AT,
     STORE_IPV4,
     STORE_IPV6,
+    store_at,
 )
-from hastore.record.host import Host
 from hastore.store.append.dedup_window import DedupWindow, Verdict
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import PutResult, UniformResults
 from hastore.store.append.uniform_batch import UniformAppend, UniformBatch
-from hastore.store.append.validation import Entry, PutValidator
+from hastore.store.append.validation import PutValidator, ValidRecord
 from hastore.store.log.commit_log import CommitLog
 
 log = logging.getLogger(__name__)
 
 _REPLAY_TIMEOUT_S = 5.0
 _OK = Status.PUT_OK
-Validated = tuple[bytes, list[Entry | PutResult]]
+ValidatedPayload = tuple[bytes, list[ValidRecord | PutResult]]
 Results = list[PutResult] | UniformResults
 
 
@@ -59,7 +61,7 @@ class Replay(Protocol):
         ...
 
 
-class _Batch:
+class _MixedAppend:
     """What one append will hold, gathered record by record."""
 
     def __init__(
@@ -76,10 +78,10 @@ class _Batch:
         self._table = table
         self._now_ms = now_ms
 
-    def take(self, payload: bytes, entries: list[Entry | PutResult]) -> list[PutResult]:
+    def take(self, payload: bytes, entries: list[ValidRecord | PutResult]) -> list[PutResult]:
         """Take what is to be stored of a payload; returns the results of all its records."""
         out: list[PutResult] = []
-        kept: list[Entry] = []
+        kept: list[ValidRecord] = []
         start, position, now_ms = self.start, self.size, self._now_ms
         advanced, patches, fresh = self.advanced, self.patches, self.fresh
         is_new = self._window.is_new
@@ -135,6 +137,11 @@ class _Batch:
             buffer[at : at + width] = stamp
         return buffer
 
+    def settle(self, end: int) -> None:
+        """Count it as given out: the log holds it up to `end`."""
+        self._table.take(self.advanced, end)
+        self._window.add_all(self.fresh, end)
+
     def _known(self, producer: tuple[bytes, int], size: int, queue_id: int) -> PutResult | None:
         """Return the result of a record that was put before; None for a new one."""
         twin = self.fresh.get(producer)
@@ -152,13 +159,13 @@ class _Batch:
         if not self._log.min_offset <= seen < self.start:
             return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
         try:
-            view = self._log.view(seen, PREFIX.size + 32)
+            view = self._log.view(seen, MIN_RECORD_SIZE)
         except OSError as failure:  # it is stored all the same
             log.error("the original of a duplicate at offset %d cannot be read: %s", seen, failure)
             return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
         with view as raw:
             size, _, _, queue_id, _, queue_offset, _, flags = PREFIX.unpack_from(raw)
-            at = STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
+            at = store_at(flags)
             stored_ms = int.from_bytes(raw[at : at + 8], signed=True)
         return PutResult(_OK, seen, seen + size, queue_id, queue_offset, stored_ms, True)
 
@@ -190,7 +197,6 @@ class Appender:
         self._table = table
         self._replay = replay
         self._host = store_host
-        self._host_bytes = store_host.packed
         self._clock = clock
         self._validator = PutValidator(config, store_host)
         self.last_store_timestamp_ms = 0
@@ -260,7 +266,7 @@ class Appender:
         size = append.end - start
         if not size or size + BLANK_SIZE > log.file_size or log.room(size):
             return None
-        data = append.patched(self._host_bytes)
+        data = append.patched(self._host)
         log.record_end = log.append(data)
         append.settle()
         return append.results, data
@@ -274,19 +280,19 @@ class Appender:
             return self._append(validated, now_ms)
         return self._append_rolling(validated, now_ms)
 
-    def _append(self, validated: Sequence[Validated], now_ms: int) -> list[list[PutResult]]:
+    def _append(self, validated: Sequence[ValidatedPayload], now_ms: int) -> list[list[PutResult]]:
         """Append to the present file, which has room for all of it."""
         log, table, window = self._log, self._table, self._window
-        batch = _Batch(log, window, table, now_ms)
+        batch = _MixedAppend(log, window, table, now_ms)
         results = [batch.take(payload, entries) for payload, entries in validated]
         if batch.size:
-            end = log.append(batch.patched(self._host))
-            log.record_end = end
-            table.take(batch.advanced, end)
-            window.add_all(batch.fresh, end)
+            log.record_end = log.append(batch.patched(self._host))
+            batch.settle(log.record_end)
         return results
 
-    def _append_rolling(self, validated: Sequence[Validated], now_ms: int) -> list[list[PutResult]]:
+    def _append_rolling(
+        self, validated: Sequence[ValidatedPayload], now_ms: int
+    ) -> list[list[PutResult]]:
         """Append with at least one blank between: a payload that fits in a file is never split."""
         log = self._log
         start = log.max_offset
@@ -294,7 +300,7 @@ class Appender:
         parts = _parts(validated, log.file_size - BLANK_SIZE)
         for number, (place, part) in enumerate(parts):
             try:
-                takes = any(isinstance(entry, Entry) for entry in part[1])
+                takes = any(isinstance(entry, ValidRecord) for entry in part[1])
                 if takes and log.room(len(part[0])):
                     log.roll()
                     self._adopt_blank()
@@ -318,16 +324,16 @@ class Appender:
         self._window.advance(end)
 
 
-def _parts(validated: Sequence[Validated], limit: int) -> list[tuple[int, Validated]]:
+def _parts(validated: Sequence[ValidatedPayload], limit: int) -> list[tuple[int, ValidatedPayload]]:
     """Return each payload with its place; one larger than a file record by record."""
-    parts: list[tuple[int, Validated]] = []
+    parts: list[tuple[int, ValidatedPayload]] = []
     for place, (payload, entries) in enumerate(validated):
         if len(payload) <= limit:
             parts.append((place, (payload, entries)))
             continue
         for entry in entries:
             piece = b""
-            if isinstance(entry, Entry):
+            if isinstance(entry, ValidRecord):
                 piece = payload[entry.at : entry.at + entry.size]
                 entry = entry._replace(at=0)
             parts.append((place, (piece, [entry])))
@@ -335,7 +341,7 @@ def _parts(validated: Sequence[Validated], limit: int) -> list[tuple[int, Valida
 
 
 def _not_stored(
-    entries: Sequence[Entry | PutResult], status: Status, failure: Exception
+    entries: Sequence[ValidRecord | PutResult], status: Status, failure: Exception
 ) -> list[PutResult]:
     """Return results for what the log did not take; a record that was refused before stays so."""
     reason = str(failure)

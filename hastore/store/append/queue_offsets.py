@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Callable, Sequence
 
-from hastore.record.codec import FLAG_INNER_BATCH, FLAG_PREPARED
+from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
 from hastore.store.derived.contract import Dispatched, RecordColumns, inner_batch_of
 
 Ranges = dict[str, dict[int, tuple[int, int]]]

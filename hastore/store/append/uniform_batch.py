@@ -5,32 +5,37 @@ for more than a place in a queue. The checks are those of
 `PutValidator.validate`, which takes what is not alike, and what fails here: it says why.
 """
 
-import struct
+from collections.abc import Set
 
 import msgspec
 from zlib_ng.zlib_ng import crc32
 
-from hastore.record.codec import (
+from hastore.record.host import Host
+from hastore.record.layout import (
     CRC_MASK,
     FLAG_INNER_BATCH,
     FLAG_IPV6,
+    FLAG_NEED_UNWRAP,
     FLAG_PREPARED,
+    HEADER_SIZE,
     MAX_PROPERTIES_BYTES,
     MIN_RECORD_SIZE,
     OFFSETS,
     OFFSETS_AT,
     STORE_AT,
+    STORE_IPV4,
     V1_MAGIC,
+    header_struct,
 )
 from hastore.record.producer import MAX_SEQ_DIGITS, SEQ, producer_of, sole_producer
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import UniformResults
 
-# totalSize, magic, bodyCRC, queueId, sysFlag, bodyLength of a V1 record between IPv4 hosts
-_FRONT = struct.Struct(">IIIi20xi44xi")
-_FLAG_UNWRAP = 0x40
-FLAGS_REFUSED = FLAG_INNER_BATCH | _FLAG_UNWRAP  # what no client may set
+_FRONT = header_struct(
+    "unsigned_size", "magic", "body_crc", "queue_id", "sys_flag", "body_length"
+)  # between IPv4 hosts
+FLAGS_REFUSED = FLAG_INNER_BATCH | FLAG_NEED_UNWRAP  # what no client may set
 _SPECIAL = FLAG_IPV6 | FLAG_PREPARED | FLAGS_REFUSED
 _SEQUENCE = b"\x02" + SEQ + b"\x01"
 
@@ -47,7 +52,7 @@ class UniformBatch(msgspec.Struct, frozen=True, gc=False):
 
 
 def read_uniform_batch(
-    topics: dict[bytes, str | None], max_body: int, max_record: int, payload: bytes
+    topics: Set[bytes], max_body: int, max_record: int, payload: bytes
 ) -> UniformBatch | None:
     """Check a payload; None when it is no run of alike records, or one of them is not right.
 
@@ -57,12 +62,12 @@ def read_uniform_batch(
     if end < MIN_RECORD_SIZE:
         return None
     unpack, view = _FRONT.unpack_from, memoryview(payload)
-    name_at = 88 + unpack(payload)[-1]  # if it is a V1 record between IPv4 hosts, see below
-    if not 88 <= name_at < end:
+    name_at = HEADER_SIZE + unpack(payload)[-1]  # of a V1 record between IPv4 hosts: see below
+    if not HEADER_SIZE <= name_at < end:
         return None
     name = payload[name_at : name_at + 1 + payload[name_at]]
     topic = name[1:]
-    if topics.get(topic, "") is not None:
+    if topic not in topics:
         return None
     starts: list[int] = []
     queue_ids: list[int] = []
@@ -76,14 +81,14 @@ def read_uniform_batch(
             return None
         size, magic, crc, queue_id, flags, body_size = unpack(payload, at)
         stop = at + size
-        topic_at = at + 88 + body_size
+        topic_at = at + HEADER_SIZE + body_size
         if (
             magic != V1_MAGIC
             or flags & _SPECIAL
             or not 0 <= body_size <= max_body
             or size > max_record
             or stop > end
-            or crc32(view[at + 88 : topic_at]) & CRC_MASK != crc
+            or crc32(view[at + HEADER_SIZE : topic_at]) & CRC_MASK != crc
         ):
             return None
         if like and topic_at + tail_size == stop and payload.startswith(like, topic_at):
@@ -190,10 +195,10 @@ class UniformAppend:
         )
         return True
 
-    def patched(self, store_host: bytes) -> bytearray:
+    def patched(self, host: Host) -> bytearray:
         """Return the joined records, with what only the master knows filled in."""
         buffer = bytearray().join(self._payloads)
-        stamp = self._now_ms.to_bytes(8) + store_host
+        stamp = STORE_IPV4.pack(self._now_ms, host.address, host.port)
         width = len(stamp)
         pack_offsets = OFFSETS.pack_into
         start = self._start

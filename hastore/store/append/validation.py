@@ -3,7 +3,6 @@
 Nothing is taken that recovery would refuse: the same layout and CRC checks, and lengths in bytes.
 """
 
-import struct
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
@@ -12,29 +11,36 @@ from zlib_ng.zlib_ng import crc32
 
 from hastore.config.model import StoreConfig
 from hastore.errors import MessageIllegalError, Status
-from hastore.record.codec import (
+from hastore.record.codec import Layout, layout_of
+from hastore.record.host import Host
+from hastore.record.layout import (
     BLANK_SIZE,
     CRC_MASK,
-    FLAG_BORN_IPV6,
+    FLAG_IPV6,
     FLAG_STORE_IPV6,
-    IPV6_EXTRA,
-    MIN_RECORD_SIZE,
-    STORE_AT,
-    Layout,
-    layout_of,
+    HEADER_SIZES,
+    MAX_PROPERTIES_BYTES,
+    STORE_IPV4,
+    STORE_IPV6,
+    V2_MAGIC,
+    header_struct,
+    offset_of,
+    store_at,
 )
-from hastore.record.host import Host
 from hastore.record.producer import producer_of
-from hastore.record.properties import MAX_PROPERTIES_BYTES, check_topic
+from hastore.record.properties import check_topic
 from hastore.store.append.results import PutResult
 from hastore.store.append.uniform_batch import FLAGS_REFUSED, UniformBatch, read_uniform_batch
 
 _TOPICS_MAX = 8192  # cached
-_INT = struct.Struct(">i")
-_QUEUE_ID = struct.Struct(">12xi")
+_SIZE = header_struct("size")
+_QUEUE_ID = header_struct("queue_id")
+_V2 = V2_MAGIC.to_bytes(4)
+_SYS_FLAG_AT = offset_of("sys_flag")
+_SYS_FLAG = header_struct("sys_flag", start=_SYS_FLAG_AT)
 
 
-class Entry(NamedTuple):
+class ValidRecord(NamedTuple):
     """A record that passed: where it lies in its payload, and what the store needs of it."""
 
     at: int
@@ -52,7 +58,7 @@ class PutValidator:
         self._max_body = config.max_message_size
         self._max_record = config.commitlog_file_size - BLANK_SIZE
         self._ipv6 = store_host.is_ipv6
-        self._topics: dict[bytes, str | None] = {}  # why not, None: allowed
+        self._topics: set[bytes] = set()  # that passed
         # Takes a payload of records that are alike; None: `validate` is to say what it is.
         self.validate_uniform: Callable[[bytes], UniformBatch | None] = partial(
             read_uniform_batch, self._topics, self._max_body, self._max_record
@@ -60,13 +66,13 @@ class PutValidator:
         if self._ipv6:
             self.validate_uniform = _no_uniform_batch
 
-    def validate(self, payload: bytes) -> tuple[bytes, list[Entry | PutResult]]:
-        """Split a payload into its records: for each an Entry, or the result that refuses it.
+    def validate(self, payload: bytes) -> tuple[bytes, list[ValidRecord | PutResult]]:
+        """Split a payload into its records: for each a ValidRecord, or the result that refuses it.
 
         Returns the payload with them: a copy when a storeHost had to be widened. When the payload
         itself cannot be split, the one result refuses all of it.
         """
-        found: list[Entry | PutResult] = []
+        found: list[ValidRecord | PutResult] = []
         append = found.append
         view = memoryview(payload)
         at, end = 0, len(payload)
@@ -78,9 +84,7 @@ class PutValidator:
             topic = payload[topic_at : topic_at + topic_size]
             after = at + size
             properties = payload[properties_at:after]
-            reason = self._topics.get(topic, "")
-            if reason == "":
-                reason = self._check_topic(topic)
+            reason = None if topic in self._topics else self._check_topic(topic)
             if reason is None and (
                 flags & FLAGS_REFUSED
                 or body_size > self._max_body
@@ -101,7 +105,7 @@ class PutValidator:
                 return self.validate(_with_store_host(payload, self._ipv6))
             else:
                 (queue_id,) = _QUEUE_ID.unpack_from(payload, at)
-                append(Entry(at, size, flags, topic, queue_id, producer))
+                append(ValidRecord(at, size, flags, topic, queue_id, producer))
             at = after
         return payload, found
 
@@ -112,7 +116,7 @@ class PutValidator:
             return str(failure)  # not cached: a stranger's topics must not push others out
         if len(self._topics) >= _TOPICS_MAX:
             self._topics.clear()
-        self._topics[topic] = None
+        self._topics.add(topic)
         return None
 
     def _why_not(self, layout: Layout) -> str:
@@ -123,8 +127,6 @@ class PutValidator:
             return f"a body of {body_size} bytes; store.max_message_size is {self._max_body}"
         if size > self._max_record:
             return f"a record of {size} bytes; a commit log file holds {self._max_record}"
-        if layout[8] is not None and size < MIN_RECORD_SIZE:
-            return "the record is too short"
         return "the body's CRC is wrong, or the properties are no `name 0x01 value 0x02` pairs"
 
 
@@ -138,20 +140,18 @@ def _is_well_formed(properties: bytes) -> bool:
 
 def _unreadable(payload: bytes, at: int) -> PutResult:
     """Say why the bytes at `at` are no record; too many properties have a status of their own."""
-    try:
-        flags = int.from_bytes(payload[at + 36 : at + 40])
-        body_at = at + 88 + IPV6_EXTRA * ((flags >> 4 & 1) + (flags >> 5 & 1))
-        topic_at = body_at + int.from_bytes(payload[body_at - 4 : body_at])
-        wide = payload[at + 7] == 0xAB
-        topic_size = int.from_bytes(payload[topic_at : topic_at + 1 + wide])
-        length_at = topic_at + 1 + wide + topic_size
-        if int.from_bytes(payload[length_at : length_at + 2]) > MAX_PROPERTIES_BYTES:
-            return PutResult(
-                Status.PROPERTIES_SIZE_EXCEEDED,
-                reason=f"more than {MAX_PROPERTIES_BYTES} bytes of properties",
-            )
-    except IndexError:
-        return PutResult(Status.MESSAGE_ILLEGAL, reason=f"no record at byte {at} of the payload")
+    flag_at = at + _SYS_FLAG_AT
+    flags = int.from_bytes(payload[flag_at : flag_at + _SYS_FLAG.size])  # may be cut off
+    body_at = at + HEADER_SIZES[flags & FLAG_IPV6]
+    topic_at = body_at + int.from_bytes(payload[body_at - 4 : body_at])
+    wide = payload[at + 4 : at + 8] == _V2
+    topic_size = int.from_bytes(payload[topic_at : topic_at + 1 + wide])
+    length_at = topic_at + 1 + wide + topic_size
+    if int.from_bytes(payload[length_at : length_at + 2]) > MAX_PROPERTIES_BYTES:
+        return PutResult(
+            Status.PROPERTIES_SIZE_EXCEEDED,
+            reason=f"more than {MAX_PROPERTIES_BYTES} bytes of properties",
+        )
     return PutResult(Status.MESSAGE_ILLEGAL, reason=f"no record at byte {at} of the payload")
 
 
@@ -166,14 +166,14 @@ def _with_store_host(payload: bytes, ipv6: bool) -> bytes:
             break
         size, flags = layout[0], layout[3]
         record = bytearray(payload[at : at + size])
-        place = STORE_AT + 8 + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
+        place = store_at(flags)
         if ipv6 and not flags & FLAG_STORE_IPV6:
-            record[place : place + 8] = bytes(20)
+            record[place : place + STORE_IPV4.size] = bytes(STORE_IPV6.size)
         elif not ipv6 and flags & FLAG_STORE_IPV6:
-            record[place : place + 20] = bytes(8)
-        _INT.pack_into(record, 0, len(record))
+            record[place : place + STORE_IPV6.size] = bytes(STORE_IPV4.size)
+        _SIZE.pack_into(record, 0, len(record))
         flags = flags | FLAG_STORE_IPV6 if ipv6 else flags & ~FLAG_STORE_IPV6
-        _INT.pack_into(record, 36, flags)
+        _SYS_FLAG.pack_into(record, _SYS_FLAG_AT, flags)
         parts.append(bytes(record))
         at += size
     return b"".join(parts)

@@ -12,7 +12,8 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol
 
-from hastore.record.codec import FLAG_INNER_BATCH, FLAG_PREPARED, find_property
+from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
+from hastore.record.properties import find_property
 
 
 class Dispatched(NamedTuple):
@@ -90,7 +91,7 @@ class RecordColumns(Sequence[Dispatched]):
     last_offset: int  # physical, of the last record
     end_offset: int  # just after the last record
     last_store_timestamp_ms: int  # of the last record
-    has_inner_batches: bool  # if so, take the records one by one: the columns do not tell all
+    has_inner_batches: bool  # then the columns are not enough: take the records one by one
 
     @abstractmethod
     def queue_runs(self) -> Sequence[QueueRun]:
@@ -145,7 +146,7 @@ class Dispatcher(Protocol):
     """
 
     def load(self, offset: int, synced: bool) -> int:
-        """Open the files for a replay from `offset`; drop what came from records at or beyond it.
+        """Open the files for a replay from `offset`; drop the data of records at or beyond it.
 
         `synced` false: the kernel restarted, so only data that was flushed before `offset` was
         noted can be trusted. Returns the offset from which this dispatcher needs the log, at most

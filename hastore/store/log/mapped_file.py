@@ -6,13 +6,6 @@ from dataclasses import dataclass, field
 from hastore.errors import StoreError
 from hastore.store.fs.filesystem import File, FileSystem
 
-NAME_DIGITS = 20
-
-
-def file_name(start: int) -> str:
-    """Return the name of the file that begins at offset `start`."""
-    return f"{start:0{NAME_DIGITS}d}"
-
 
 @dataclass(frozen=True, slots=True)
 class FileRange:

@@ -6,8 +6,9 @@ import threading
 from collections.abc import Callable
 
 from hastore.errors import StoreBrokenError, StoreError
+from hastore.store.fs.file_names import file_name, is_file_name
 from hastore.store.fs.filesystem import FileSystem
-from hastore.store.log.mapped_file import NAME_DIGITS, MappedFile, file_name
+from hastore.store.log.mapped_file import MappedFile
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +54,7 @@ class MappedFileQueue:
         only the operator can tell which of the two is wrong.
         """
         found: list[MappedFile] = []
-        names = [name for name in self._fs.list_dir(self.directory) if _is_file_name(name)]
+        names = [name for name in self._fs.list_dir(self.directory) if is_file_name(name)]
         for name in names:
             path = f"{self.directory}/{name}"
             file = self._fs.open(path)
@@ -163,7 +164,3 @@ class MappedFileQueue:
             self._opened.append(file)
             if len(self._opened) > _MAX_OPEN:
                 self._opened.pop(0).release()
-
-
-def _is_file_name(name: str) -> bool:
-    return len(name) == NAME_DIGITS and name.isascii() and name.isdigit()

@@ -16,16 +16,13 @@ import logging
 from dataclasses import dataclass
 
 from hastore.errors import StoreBrokenError
-from hastore.record.codec import (
-    FLAG_BORN_IPV6,
-    IPV6_EXTRA,
-    PREFIX,
-    STORE_AT,
+from hastore.record.codec import check_blank, check_record, check_unreadable
+from hastore.record.layout import (
+    SIZE_AND_MAGIC,
     V1_MAGIC,
     V2_MAGIC,
-    check_blank,
-    check_record,
-    check_unreadable,
+    header_struct,
+    store_at,
 )
 from hastore.store.log.commit_log import CommitLog
 from hastore.store.log.mapped_file import MappedFile
@@ -33,9 +30,9 @@ from hastore.store.state.limits import RECOVERY_STEP_BYTES, Limits
 
 log = logging.getLogger(__name__)
 
+_SYS_FLAG = header_struct("sys_flag")
 _WINDOW_BYTES = 4 << 20
 _FOREIGN_FILES = 3
-_MAGIC_END = 8  # of a record's first bytes: size and magic
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,8 +160,8 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
         while size := check_record(data, at, end, scan.end) or (
             scan.unreadable and check_unreadable(data, at, end, scan.end)
         ):
-            flags = PREFIX.unpack_from(data, at)[7]
-            stamp = at + STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
+            flags = _SYS_FLAG.unpack_from(data, at)[0]
+            stamp = at + store_at(flags)
             scan.last_store_timestamp_ms = int.from_bytes(data[stamp : stamp + 8], signed=True)
             scan.records += 1
             at += size
@@ -226,12 +223,12 @@ def _record_behind(commit_log: CommitLog, end: int, stored_ms: int) -> int | Non
     """Return the first whole record behind `end` that was stored at `stored_ms` or later."""
     for file in commit_log.queue.files:
         at = max(end + 1, file.start) - file.start
-        while at + _MAGIC_END <= file.size:
+        while at + SIZE_AND_MAGIC.size <= file.size:
             data = file.file.pread(min(_WINDOW_BYTES, file.size - at), at)
             for place in _places(data):
                 if _is_record(file, at + place, stored_ms):
                     return file.start + at + place
-            at += max(len(data) - _MAGIC_END + 1, 1)
+            at += max(len(data) - SIZE_AND_MAGIC.size + 1, 1)
     return None
 
 
@@ -254,8 +251,8 @@ def _is_record(file: MappedFile, at: int, stored_ms: int) -> bool:
     data = file.file.pread(size, at)
     if not check_record(data, 0, len(data), file.start + at):
         return False
-    flags = PREFIX.unpack_from(data, 0)[7]
-    stamp = STORE_AT + (IPV6_EXTRA if flags & FLAG_BORN_IPV6 else 0)
+    flags = _SYS_FLAG.unpack_from(data, 0)[0]
+    stamp = store_at(flags)
     return int.from_bytes(data[stamp : stamp + 8], signed=True) >= stored_ms
 
 

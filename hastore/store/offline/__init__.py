@@ -1,1 +1,1 @@
-"""A store as another process sees it: read-only, without its locks."""
+"""A store read from another process: nothing is written, no lock is taken."""

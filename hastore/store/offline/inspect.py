@@ -1,6 +1,7 @@
-"""Look at any store, read-only, in use or not: what `hastore log dump | verify | stat` show.
- All three go by the log itself, up to its last whole record; the limits of a hastore store do not
-matter here. A folder that holds log files directly will do too, so that a rescued tail can be read.
+"""Dump, verify and count the log of any store, read-only, in use or not: `hastore log`.
+
+All three read the log up to its last whole record and ignore the readable offset. A folder that
+holds log files directly will do too, so a tail in `rescued/` can be read.
 """
 
 import base64
@@ -18,14 +19,14 @@ from hastore.store.state.limits import read_limits
 
 __all__ = ["Damage", "Stat", "Verification", "dump", "stat", "verify"]
 
-Progress = Callable[[int, int], None]  # bytes done, bytes in all
-_DAMAGES_MAX = 100  # named one by one
+Progress = Callable[[int, int], None]  # bytes done, total bytes
+_DAMAGES_MAX = 100  # listed; more are only counted in bytes
 _PROGRESS_BYTES = 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A range of the log that holds neither records nor a blank, though records follow it."""
+    """A range of the log without records and blanks, where there should be some."""
 
     offset: int
     end_offset: int
@@ -34,7 +35,7 @@ class Damage:
 
 @dataclass(slots=True)
 class Stat:
-    """What a log holds."""
+    """The content of a log."""
 
     store: str
     files: int = 0
@@ -56,19 +57,19 @@ class Stat:
 
 @dataclass(slots=True)
 class Verification:
-    """What `verify` found; `ok` when log and queues hold what they should."""
+    """The result of `verify`."""
 
     stat: Stat
     damages: list[Damage] = field(default_factory=list)
     damaged_bytes: int = 0
-    units: int = 0  # of consume queues, compared with the log
-    units_missing: int = 0  # at a queue's end: replay has not come so far
+    units: int = 0  # of consume queues, that agree with the log
+    units_missing: int = 0  # replay has not reached their records yet
     units_wrong: list[str] = field(default_factory=list)
     units_wrong_count: int = 0
 
     @property
     def ok(self) -> bool:
-        """Whether nothing is damaged; queues that are behind are no damage."""
+        """Whether nothing is damaged; missing units are not damage."""
         return not self.damages and not self.units_wrong_count
 
     def as_dict(self) -> dict[str, Any]:
@@ -102,9 +103,8 @@ def dump(
 ) -> Iterator[dict[str, Any]]:
     """Yield an object for each record and blank that begins in [start, end), in the log's order.
 
-    `start` may lie inside a record. Stops at the first place with neither; StoreError when there is
-    no store. With `bodies` the records come with `body`, or with `body_base64` where it is no
-    UTF-8.
+    `start` may lie inside a record. Stops at the first bytes that are neither. With `bodies` each
+    record has a `body`, or a `body_base64` if the body is not UTF-8. StoreError without a store.
     """
     files = LogFiles(store, fs, bare_too=True)
     try:
@@ -134,7 +134,7 @@ def _dump(
             if size:
                 raw = bytes(data[at : at + size])
                 if check_record(raw, 0, size, offset) != size:
-                    return  # cut while it was read
+                    return  # the log was cut meanwhile
                 record = decode_record(raw)
                 yield record_fields(record, raw) | (body_field(record.body) if bodies else {})
             else:
@@ -170,7 +170,7 @@ def record_fields(record: Record, raw: bytes) -> dict[str, Any]:
 
 
 def body_field(body: bytes) -> dict[str, str]:
-    """Return a body as JSON can hold it: `body`, or `body_base64` where it is no UTF-8."""
+    """Return a body for JSON: as `body`, or as `body_base64` if it is not UTF-8."""
     try:
         return {"body": body.decode("utf-8")}
     except UnicodeDecodeError:
@@ -178,12 +178,15 @@ def body_field(body: bytes) -> dict[str, str]:
 
 
 def stat(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None) -> Stat:
-    """Count what a log holds, by topic, up to its end or the first damage; StoreError."""
+    """Count the records of a log, by topic, up to its end or the first damage; StoreError."""
     return _examine(store, fs, progress, checked=False).stat
 
 
 def verify(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None) -> Verification:
-    """Check every record (CRC, place, lengths), search on behind damage, and compare the queues."""
+    """Check every record (CRC, offset, lengths), also after damage, and compare the queues.
+
+    StoreError without a store.
+    """
     return _examine(store, fs, progress, checked=True)
 
 
@@ -198,7 +201,7 @@ def _examine(
 
 
 class _Examination:
-    """One walk over a log."""
+    """One run of `verify` (`checked`) or `stat` over a log."""
 
     def __init__(
         self, store: str, fs: FileSystem, files: LogFiles, progress: Progress | None, checked: bool
@@ -214,7 +217,7 @@ class _Examination:
         self.result = Verification(self.stat)
 
     def run(self) -> Verification:
-        """Walk all files."""
+        """Walk all files and return the result."""
         found = self._files.list()
         result, seen = self.result, self.stat
         seen.files = len(found)
@@ -231,7 +234,7 @@ class _Examination:
             try:
                 reached = self._through(file, found[number:], max(offset, file.start))
             except FileNotFoundError:
-                reached = file.end  # retention took it meanwhile
+                reached = file.end  # retention removed it meanwhile
             if self._progress is not None:
                 self._progress((reached or file.end) - seen.min_offset, total)
             if reached is None:
@@ -246,19 +249,19 @@ class _Examination:
         return result
 
     def _through(self, file: LogFile, files: list[LogFile], offset: int) -> int | None:
-        """Walk a file from a record's start, over damage; return where to go on, or None."""
+        """Walk a file from a record's start, past damage; return where to continue, or None."""
         while True:
             offset = self._walk_file(file, offset)
             if offset >= file.end:
                 return offset
             if self._known_end is not None and offset >= self._known_end:
-                return None  # a torn tail that recovery will cut, no damage
+                return None  # a torn tail that recovery cuts; not damage
             later = self._next_good(files, offset + 1)
             if later is None:
                 return None
             data, at = self._files.view(file), offset - file.start
             if check_record(data, at, file.size, offset) or check_blank(data, at, file.size):
-                continue  # it was only being written
+                continue  # it was being written a moment ago
             self._damaged(offset, later, "no valid record")
             if not self._checked:
                 return None
@@ -267,7 +270,7 @@ class _Examination:
             offset = later
 
     def _next_good(self, files: list[LogFile], offset: int) -> int | None:
-        """Search the next valid record, in this file and the later ones."""
+        """Find the next valid record in `files`, from `offset` on; None without one."""
         for file in files:
             found = self._files.find_record(file, max(offset, file.start))
             if found is not None:
@@ -297,7 +300,7 @@ class _Examination:
 
     def _take(self, raw: memoryview, offset: int, size: int) -> None:
         walk = self._walker.walk(raw, offset, size)
-        if not walk.batch:  # cut while it was read
+        if not walk.batch:  # the log was cut meanwhile
             return
         record, seen = walk.batch[0], self.stat
         seen.records += 1

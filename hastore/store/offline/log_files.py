@@ -1,24 +1,24 @@
-"""The commit log's files as another process sees them: no lock, nothing written, files come and go.
+"""The commit log's files, read from another process: no lock, nothing written.
 
-A file that retention removes stays readable through a map that is open already.
+Files may appear and disappear at any time; a file that retention removes stays readable while its
+map is open. A record start is an offset at which a record or a blank begins, or the log ends.
 """
 
 import mmap
 import re
-import struct
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hastore.errors import StoreError
-from hastore.record.codec import BLANK_SIZE, V1_MAGIC, V2_MAGIC, check_blank, check_record
-from hastore.store.derived.queues.unit_files import is_file_name
+from hastore.record.codec import check_blank, check_record
+from hastore.record.layout import BLANK_SIZE, MIN_RECORD_SIZE, V1_MAGIC, V2_MAGIC, header_struct
+from hastore.store.fs.file_names import is_file_name
 from hastore.store.fs.filesystem import REAL, File, FileSystem
 
 _OPEN_MAX = 64
-_FRONT = struct.Struct(">iI20xq")
-_MIN_RECORD = 91
+_FRONT = header_struct("size", "magic", "physical_offset")
 _CUT_NAME = re.compile(r"[0-9]+-([0-9]+)(?:\.[0-9]+)?")  # rescued/<epoch>-<offset>[.n]
 _MAGIC_STARTS = (V1_MAGIC.to_bytes(4), V2_MAGIC.to_bytes(4))
 
@@ -33,7 +33,7 @@ class LogFile:
 
     @property
     def end(self) -> int:
-        """Return the offset behind the file."""
+        """Return the offset after the file."""
         return self.start + self.size
 
 
@@ -41,9 +41,9 @@ class LogFiles:
     """Find, map and scan the files under `commitlog/`; thread-safe."""
 
     def __init__(self, root: str, fs: FileSystem = REAL, *, bare_too: bool = False) -> None:
-        """Look at a store; StoreError when there is no `commitlog` directory.
+        """Open a store; StoreError without a `commitlog` directory.
 
-        With `bare_too` the folder may hold the log files themselves, as a rescued tail does.
+        With `bare_too` the folder may hold the log files themselves, as one in `rescued/` does.
         """
         self.directory = f"{root}/commitlog"
         self.is_bare = False
@@ -60,7 +60,7 @@ class LogFiles:
             raise StoreError(f"{root} is no store: it has no directory commitlog")
 
     def list(self) -> list[LogFile]:
-        """Return the files that are there now, the oldest first; empty ones are left out."""
+        """Return the files that exist now, the oldest first, without empty ones."""
         names = [name for name in self._fs.list_dir(self.directory) if is_file_name(name)]
         found = []
         for name in names:
@@ -72,7 +72,7 @@ class LogFiles:
         return found
 
     def view(self, file: LogFile) -> memoryview:
-        """Map a file read-only; FileNotFoundError when retention took it."""
+        """Map a file read-only; FileNotFoundError when retention removed it."""
         return self._open(file)[2]
 
     def _open(self, file: LogFile) -> tuple[File, mmap.mmap, memoryview]:
@@ -84,22 +84,23 @@ class LogFiles:
                 opened = handle, mapped, memoryview(mapped)
                 self._maps[file.start] = opened
                 if len(self._maps) > _OPEN_MAX:
-                    # Dropped, not closed: a view that is lent keeps its map alive.
+                    # The map is dropped, not closed: a lent view keeps it alive.
                     self._maps.popitem(last=False)[1][0].close()
             else:
                 self._maps.move_to_end(file.start)
             return opened
 
     def close(self) -> None:
-        """Drop all maps; those with a view in use end with the view."""
+        """Drop all maps; a map with a lent view ends with the view."""
         with self._lock:
             while self._maps:
                 self._maps.popitem()[1][0].close()
 
     def whole_end(self, start: int | None = None) -> int:
-        """Return the end of the last whole record, from a record's `start` or the last files.
+        """Return the end of the last whole record, walking from the record start `start`.
 
-        Without `start` the files before the last one with records are taken to be whole.
+        Without `start` the walk begins at the last file that begins with a record, and takes the
+        files before it to be whole.
         """
         files = self.list()
         if not files:
@@ -121,30 +122,30 @@ class LogFiles:
                     break
         return start
 
-    def scan(self, file: LogFile, offset: int, limit: int | None = None) -> int:
-        """Walk valid records and a blank from `offset`; return where they end, at most `limit`."""
+    def scan(self, file: LogFile, offset: int) -> int:
+        """Walk records and a blank from `offset`; return where they end."""
         data = self.view(file)
         at, end = offset - file.start, file.size
-        stop = end if limit is None else min(end, limit - file.start)
-        while at < stop:
+        while at < end:
             size = check_record(data, at, end, file.start + at) or check_blank(data, at, end)
-            if not size or at + size > stop:
+            if not size:
                 break
             at += size
         return file.start + at
 
     def record_start_at(self, file: LogFile, offset: int) -> int:
-        """Return the first record start at or beyond `offset`, by the sizes from the file's start.
+        """Return the first record start at or beyond `offset`.
 
-        Bodies are not read. Behind damage it is found by `find_record`.
+        The walk goes by record sizes from the file's start, without reading bodies; after damage it
+        searches with `find_record`.
         """
         data = self.view(file)
         at, end, wanted = 0, file.size, offset - file.start
-        while at < wanted and end - at >= _MIN_RECORD:
+        while at < wanted and end - at >= MIN_RECORD_SIZE:
             size, magic, place = _FRONT.unpack_from(data, at)
             if magic not in (V1_MAGIC, V2_MAGIC) or place != file.start + at:
                 break
-            if not _MIN_RECORD <= size <= end - at - BLANK_SIZE:
+            if not MIN_RECORD_SIZE <= size <= end - at - BLANK_SIZE:
                 break
             at += size
         if at >= wanted:
@@ -155,10 +156,10 @@ class LogFiles:
         return file.end if found is None else found
 
     def first_record_start(self, files: Sequence[LogFile]) -> int:
-        """Return where the log of `files` begins: mostly at the first one's start.
+        """Return where the log of `files` begins: usually at the start of the first file.
 
-        After a resync it begins inside the first file, with zeros before; a rescued tail begins at
-        the offset in its folder's name, or at the first record behind it.
+        After a resync it begins inside the first file, after zeros. A tail in `rescued/` begins at
+        the offset in its folder's name, or at the first record after it.
         """
         first = files[0]
         cut = _CUT_NAME.fullmatch(self._root.rstrip("/").rpartition("/")[2])
@@ -170,7 +171,7 @@ class LogFiles:
                 check_record(data, at, first.size, offset) or check_blank(data, at, first.size)
             ):
                 return offset
-        if any(data[:_MIN_RECORD]):
+        if any(data[:MIN_RECORD_SIZE]):
             return first.start
         for file in files if self.is_bare else files[:1]:
             found = self.find_record(file, file.start)
@@ -179,7 +180,7 @@ class LogFiles:
         return first.start
 
     def find_record(self, file: LogFile, offset: int) -> int | None:
-        """Search the first valid record at or beyond `offset`; None without one."""
+        """Find the first valid record of a file at or beyond `offset`; None without one."""
         _, mapped, data = self._open(file)
         begin = offset - file.start + 4
         found: list[int] = []

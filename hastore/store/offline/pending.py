@@ -1,15 +1,15 @@
-"""Find what a RocketMQ broker still owes: delayed messages not delivered, half messages not ended.
+"""List what a RocketMQ broker has yet to do: undelivered delayed messages, open half messages.
 
-hastore stores such records and serves them, but delivers and ends none: whoever moves away from a
-broker lists them first (docs/migrate-from-rocketmq.md). Sources: RocketMQ's ScheduleMessageService,
-TimerMessageStore and TransactionalMessageBridge.
+hastore stores and serves such records, but neither delivers delayed messages nor ends half
+messages. So operators list them before they leave a broker (docs/migrate-from-rocketmq.md).
+Sources: RocketMQ's ScheduleMessageService, TimerMessageStore and TransactionalMessageBridge.
 
-    SCHEDULE_TOPIC_XXXX, rmq_sys_wheel_timer   the message waits; delivered, it is written anew to
-                                               REAL_TOPIC with the same UNIQ_KEY
-    RMQ_SYS_TRANS_HALF_TOPIC                   the message is prepared; committed, it is written
-                                               anew to REAL_TOPIC with the same UNIQ_KEY
-    RMQ_SYS_TRANS_OP_HALF_TOPIC                ends half messages: the body lists their places in
-                                               the half topic's queue of the same id
+    SCHEDULE_TOPIC_XXXX, rmq_sys_wheel_timer   a delayed message; on delivery the broker writes it
+                                               to REAL_TOPIC with the same UNIQ_KEY
+    RMQ_SYS_TRANS_HALF_TOPIC                   a prepared message; on commit the broker writes it
+                                               to REAL_TOPIC with the same UNIQ_KEY
+    RMQ_SYS_TRANS_OP_HALF_TOPIC                ends half messages: the body lists their queue
+                                               offsets in the half topic's queue of the same id
 """
 
 from collections.abc import Callable, Iterable
@@ -28,7 +28,7 @@ _STEP_RECORDS = 1_000
 
 
 class Owed(Enum):
-    """What has not happened to a message yet."""
+    """Why a message is pending."""
 
     DELAYED = "delayed"
     HALF = "half"
@@ -36,7 +36,10 @@ class Owed(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A record that a broker would still act on; `due_ms`: when, by RocketMQ's default levels."""
+    """A record that a broker would still act on.
+
+    `due_ms`: the delivery time of a delayed message, by RocketMQ's default delay levels.
+    """
 
     kind: Owed
     offset: int
@@ -53,9 +56,9 @@ _Name = tuple[Owed, str, str]
 def find_pending(
     path: str, progress: Callable[[int, int], None] = lambda _done, _total: None
 ) -> list[Pending]:
-    """Return what is pending in the store at `path`, in the log's order; reads the whole log.
+    """Return the pending records of the store at `path`, in the log's order; reads the whole log.
 
-    StoreError, CorruptRecordError: as the reader has it. `progress`: bytes done and in all.
+    `progress` gets the bytes done and the total. StoreError, CorruptRecordError.
     """
     with StoreReader(path) as reader:
         first, limit = reader.min_offset, reader.limit_offset
@@ -70,7 +73,7 @@ def find_pending(
 
 
 def pending_of(records: Iterable[Record]) -> list[Pending]:
-    """Return what is pending after `records`, which come in the log's order."""
+    """Return the records that are pending after `records`, given in the log's order."""
     found: dict[_Name, Pending] = {}
     halves: dict[tuple[int, int], _Name] = {}
     for record in records:
@@ -95,7 +98,7 @@ def pending_of(records: Iterable[Record]) -> list[Pending]:
 
 
 def _name(kind: Owed, record: Record) -> _Name:
-    """Name a message over all its copies; one without UNIQ_KEY by its place."""
+    """Name a message across its copies: by UNIQ_KEY, or without one by its offset."""
     key = _text(record, b"UNIQ_KEY") or f"@{record.physical_offset}"
     return kind, _text(record, b"REAL_TOPIC"), key
 

@@ -1,10 +1,10 @@
-"""Compare consume queue files with the log, record by record, while a walk hands the records on."""
+"""Compare consume queue files with the log, one record at a time."""
 
 import mmap
 
 from hastore.store.derived.contract import Dispatched, inner_batch_of
 from hastore.store.derived.queues.consume_queue import UNIT, UNIT_BYTES, is_directory_name
-from hastore.store.derived.queues.unit_files import is_file_name
+from hastore.store.fs.file_names import file_name, is_file_name
 from hastore.store.fs.filesystem import File, FileSystem
 
 _NAMED_MAX = 100
@@ -13,7 +13,7 @@ _OPEN_MAX = 128
 
 
 class QueueCheck:
-    """Counts units that agree, are missing (not replayed yet) or say something else."""
+    """Count units that agree with the log, are missing (not replayed yet) or are wrong."""
 
     def __init__(self, root: str, fs: FileSystem) -> None:
         self._root = root
@@ -25,7 +25,7 @@ class QueueCheck:
         self.wrong_count = 0
 
     def check(self, record: Dispatched) -> None:
-        """Look whether a record's unit is where it should be."""
+        """Check the unit of a record; prepared records and inner batches are left out."""
         if not record.takes_unit or inner_batch_of(record) is not None:
             return
         if record.queue_id < 0 or record.queue_offset < 0 or not is_directory_name(record.topic):
@@ -47,14 +47,14 @@ class QueueCheck:
             if len(self.wrong) < _NAMED_MAX:
                 offset, size, tags = UNIT.unpack(found)
                 self.wrong.append(
-                    f"{record.topic} queue {record.queue_id} position {record.queue_offset}:"
+                    f"{record.topic} queue {record.queue_id} queue offset {record.queue_offset}:"
                     f" ({offset}, {size}, {tags}) instead of"
                     f" ({record.offset}, {record.size}, {record.tags_code})"
                 )
 
 
 class _QueueMap:
-    """One queue's files, mapped as they are needed, one at a time."""
+    """One queue's files; one of them is mapped at a time."""
 
     def __init__(self, fs: FileSystem, directory: str) -> None:
         self._fs = fs
@@ -66,7 +66,7 @@ class _QueueMap:
         self._map: mmap.mmap | bytes = b""
 
     def unit(self, queue_offset: int) -> bytes:
-        """Return the 20 bytes of a position; empty when no file has it."""
+        """Return the 20 bytes of a queue offset; empty when no file has it."""
         at = (queue_offset - self._start) * UNIT_BYTES
         found = self._map[at : at + UNIT_BYTES] if at >= 0 else b""
         if not found and self._select(queue_offset):
@@ -79,10 +79,10 @@ class _QueueMap:
         if not below or (self._map and below[-1] == self._start):
             return False
         self._start = below[-1]
-        path = f"{self._directory}/{self._start * UNIT_BYTES:020d}"
+        path = f"{self._directory}/{file_name(self._start * UNIT_BYTES)}"
         try:
             file: File = self._fs.open(path, writable=False)
-        except FileNotFoundError:  # retention was faster
+        except FileNotFoundError:  # retention removed it
             self._map = b""
             return False
         try:

@@ -1,4 +1,4 @@
-"""Consume queue files as another process sees them: sizes come from the files."""
+"""Consume queue files, read from another process: file sizes come from the files themselves."""
 
 import struct
 from array import array
@@ -8,15 +8,16 @@ from dataclasses import dataclass, field
 from hastore.errors import UsageError
 from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
 from hastore.store.derived.queues.consume_queue import UNIT, is_directory_name
-from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, PLACE, is_file_name
+from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, PLACE
+from hastore.store.fs.file_names import is_file_name
 from hastore.store.fs.filesystem import File, FileSystem
 
 _CHUNK_UNITS = 1 << 16
 
 
 @dataclass(slots=True)
-class QueuePositions:
-    """Columns of equal length, a row for each record; an inner batch is one row."""
+class QueueUnits:
+    """Units as columns of equal length, a row for each record; an inner batch is one row."""
 
     queue_offsets: "array[int]" = field(default_factory=lambda: array("q"))
     offsets: "array[int]" = field(default_factory=lambda: array("q"))  # in the log
@@ -28,7 +29,7 @@ class QueuePositions:
 
 
 class _Queue:
-    """The files of one queue at one moment; unit numbers as in unit_files.py."""
+    """The files of one queue, listed once; unit numbers as in unit_files.py."""
 
     def __init__(self, fs: FileSystem, directory: str, form: struct.Struct) -> None:
         self._fs = fs
@@ -75,7 +76,7 @@ class _Queue:
         return first, end
 
     def read(self, first: int, count: int) -> bytes:
-        """Return units of one file; fewer, or none, when they are not there."""
+        """Return up to `count` units of one file; b"" without any."""
         for start, units, path in self._files:
             if start <= first < start + units:
                 count = min(count, start + units - first)
@@ -84,14 +85,14 @@ class _Queue:
         return b""
 
     def next_start(self, unit: int) -> int | None:
-        """Return the first unit of the next file behind `unit`."""
+        """Return the first unit of the next file after `unit`; None without one."""
         return min((start for start, _, _ in self._files if start > unit), default=None)
 
     def _search(self, path: str, count: int, holds: Callable[[int, int], bool]) -> int:
-        """Return how many leading units pass a test that holds for a prefix."""
+        """Return how many leading units pass a test that holds for a prefix only."""
         try:
             file: File = self._fs.open(path, writable=False)
-        except FileNotFoundError:  # retention: what lies before is gone as well
+        except FileNotFoundError:  # retention removed it and the files before it
             return count
         try:
             low, high = 0, count
@@ -118,7 +119,7 @@ class _Queue:
 
 
 class QueueFiles:
-    """All queues of a store, looked at anew by each call."""
+    """All queues of a store; each call lists the files again."""
 
     def __init__(self, root: str, fs: FileSystem) -> None:
         self._root = root
@@ -150,7 +151,7 @@ class QueueFiles:
         ]
         return (rows[0][4], rows[-1][4] + rows[-1][5]) if rows else (0, 0)
 
-    def positions(
+    def units(
         self,
         topic: str,
         queue_id: int,
@@ -158,10 +159,10 @@ class QueueFiles:
         end: int | None,
         low_offset: int,
         limit: int,
-    ) -> QueuePositions:
-        """Return where the records of queue offsets [start, end) lie."""
+    ) -> QueueUnits:
+        """Return the units of queue offsets [start, end)."""
         queue, is_batch = self._find(topic, queue_id)
-        result = QueuePositions()
+        result = QueueUnits()
         bounds = queue.bounds(low_offset, limit)
         if bounds is None:
             return result
@@ -198,7 +199,7 @@ def _within(offset: int, size: int, limit: int) -> bool:
     return size > 0 and offset + size <= limit
 
 
-def _take_units(result: QueuePositions, raw: bytes, unit: int, limit: int) -> int:
+def _take_units(result: QueueUnits, raw: bytes, unit: int, limit: int) -> int:
     """Add the rows of raw units from number `unit`; returns how many units there were."""
     count = len(raw) // UNIT.size
     columns = struct.unpack(f">{'qiq' * count}", raw)
@@ -220,7 +221,7 @@ def _take_units(result: QueuePositions, raw: bytes, unit: int, limit: int) -> in
 
 
 def _take_batches(
-    result: QueuePositions, raw: bytes, start: int | None, end: int | None, limit: int
+    result: QueueUnits, raw: bytes, start: int | None, end: int | None, limit: int
 ) -> int:
     for offset, size, tags, _, base, number, _, _ in BATCH_UNIT.iter_unpack(raw):
         if (start is not None and base + number <= start) or (end is not None and base >= end):

@@ -1,36 +1,30 @@
 """Read a store from another process: no lock, nothing written, in use or not.
- How far it reads: of a hastore store up to the readable offset that its node keeps on the limits
-page, of a RocketMQ store up to the last whole record. Records come whole or not at all: each is
-checked (CRC and place) when it is read, and a limit that moved back meanwhile (a failover cut the
-log) ends the reading there.
- `view` and `file_view` lend the log's own pages without a copy: what lies beyond the limit may
-change under them, and after a cut what lies below it too; compare `limit_offset` again after use
-where that matters.
+
+A hastore store is read up to the readable offset that its node keeps on the limits page, a RocketMQ
+store up to the last whole record. Each record's CRC and offset are checked when it is read, so only
+whole records are returned. If the limit moves back meanwhile (a failover cut the log), reading ends
+there.
+
+`view` and `file_view` lend the log's pages without a copy. Bytes beyond the limit may change under
+them, and after a cut bytes below it too: callers that care compare `limit_offset` again after use.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from hastore.errors import CorruptRecordError, StoreError
-from hastore.record.codec import (
-    BLANK_SIZE,
-    V1_MAGIC,
-    V2_MAGIC,
-    Record,
-    check_blank,
-    check_record,
-    decode_record,
-)
+from hastore.record.codec import Record, check_blank, check_record, decode_record
+from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC, V1_MAGIC, V2_MAGIC
 from hastore.store.fs.filesystem import REAL, FileSystem
 from hastore.store.offline.log_files import LogFile, LogFiles
-from hastore.store.offline.queue_files import QueueFiles, QueuePositions
+from hastore.store.offline.queue_files import QueueFiles, QueueUnits
 from hastore.store.state.limits import read_limits
 
-__all__ = ["LogFile", "QueuePositions", "StoreReader"]
+__all__ = ["LogFile", "QueueUnits", "StoreReader"]
 
 
 class StoreReader:
-    """A store's log and queues, read in place; thread-safe. Close it, or use it under `with`."""
+    """A store's log and queues, read in place; thread-safe. Close it, or use it in a `with`."""
 
     def __init__(self, path: str, *, fs: FileSystem = REAL) -> None:
         """Open the store in directory `path`; StoreError when there is none."""
@@ -47,7 +41,7 @@ class StoreReader:
         self.close()
 
     def close(self) -> None:
-        """Let go of all files; views that are lent stay good until they are dropped."""
+        """Close all files; lent views stay valid until they are dropped."""
         self._files.close()
 
     # -- limits ------------------------------------------------------------------------------------
@@ -59,7 +53,7 @@ class StoreReader:
 
     @property
     def min_offset(self) -> int:
-        """Return where the log begins now."""
+        """Return the offset at which the log begins now."""
         files = self._files.list()
         limits = read_limits(self._fs, self.path)
         first = files[0].start if files else 0
@@ -67,7 +61,7 @@ class StoreReader:
 
     @property
     def limit_offset(self) -> int:
-        """Return the offset at which reading ends now: read anew at each call."""
+        """Return the offset at which reading ends now; each call looks again."""
         limits = read_limits(self._fs, self.path)
         if limits is not None:
             return limits.readable_offset
@@ -87,7 +81,7 @@ class StoreReader:
         return self._files.list()
 
     def file_view(self, file: LogFile) -> memoryview:
-        """Return a whole file as read-only memory, for numpy; FileNotFoundError when it is gone."""
+        """Lend a whole file read-only, for numpy; FileNotFoundError when it is gone."""
         return self._files.view(file)
 
     @contextmanager
@@ -103,7 +97,7 @@ class StoreReader:
             yield part
 
     def record_at(self, offset: int, limit: int | None = None) -> Record | None:
-        """Return the whole record at `offset`; None beyond the limit, or where none begins."""
+        """Return the record at `offset`; None beyond the limit or when no record begins there."""
         limit = self.limit_offset if limit is None else limit
         file = self._file_of(offset)
         if file is None or offset >= limit:
@@ -111,7 +105,7 @@ class StoreReader:
         data = self._map(file)
         at = offset - file.start
         size = check_record(data, at, min(file.size, limit - file.start), offset)
-        # Decoded from a copy that is checked again: the pages may be cut while they are read.
+        # The log may be cut during the check, so a copy is checked again and decoded.
         raw = bytes(data[at : at + size])
         if not size or check_record(raw, 0, size, offset) != size:
             return None
@@ -122,8 +116,8 @@ class StoreReader:
     ) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, bytes) of every whole record that begins in [start, end) below the limit.
 
-        `start` may lie inside a record: the first one behind it comes first. StoreError when
-        retention took what comes next; CorruptRecordError for damage below the limit.
+        `start` may lie inside a record: the next record is the first. StoreError when retention
+        removed the next record; CorruptRecordError for damage below the limit.
         """
         offset = self.min_offset if start is None else max(start, 0)
         limit = self.limit_offset
@@ -170,7 +164,7 @@ class StoreReader:
         """Return (min, max) queue offsets up to the limit; None without such a queue."""
         return self._queues.queue_range(topic, queue_id, self.min_offset, self.limit_offset)
 
-    def queue_positions(
+    def queue_units(
         self,
         topic: str,
         queue_id: int,
@@ -178,25 +172,25 @@ class StoreReader:
         end: int | None = None,
         *,
         limit: int | None = None,
-    ) -> QueuePositions:
-        """Return where the records of queue offsets [start, end) lie, up to the limit.
+    ) -> QueueUnits:
+        """Return the units of queue offsets [start, end), up to the limit.
 
-        What replay has not reached yet is missing at the end. `limit` is `limit_offset` unless
-        given.
+        Records that replay has not reached yet are missing at the end. `limit` defaults to
+        `limit_offset`.
         """
         limit = self.limit_offset if limit is None else limit
-        return self._queues.positions(topic, queue_id, start, end, self.min_offset, limit)
+        return self._queues.units(topic, queue_id, start, end, self.min_offset, limit)
 
     def queue_records(
         self, topic: str, queue_id: int, start: int | None = None, end: int | None = None
     ) -> Iterator[Record]:
         """Yield the records of queue offsets [start, end); CorruptRecordError, StoreError."""
         limit = self.limit_offset
-        for offset in self.queue_positions(topic, queue_id, start, end, limit=limit).offsets:
+        for offset in self.queue_units(topic, queue_id, start, end, limit=limit).offsets:
             record = self.record_at(offset, limit)
             if record is None:
                 if offset < self.min_offset:
-                    continue  # retention was faster
+                    continue  # retention removed it
                 if offset >= self.limit_offset:
                     return  # the log was cut
                 raise CorruptRecordError(
@@ -205,7 +199,10 @@ class StoreReader:
             yield record
 
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
-        """Return the first position stored at or after a time, else the end; None: no queue."""
+        """Return the first queue offset stored at or after a time, else the queue's end.
+
+        None without such a queue.
+        """
         limits = self.queue_range(topic, queue_id)
         if limits is None:
             return None
@@ -213,7 +210,7 @@ class StoreReader:
         limit = self.limit_offset
         while low < high:
             middle = (low + high) // 2
-            found = self.queue_positions(topic, queue_id, middle, middle + 1, limit=limit)
+            found = self.queue_units(topic, queue_id, middle, middle + 1, limit=limit)
             record = self.record_at(found.offsets[0], limit) if found.offsets else None
             if record is None or record.store_timestamp_ms < timestamp_ms:
                 low = middle + 1
@@ -224,7 +221,7 @@ class StoreReader:
     # -- inside ------------------------------------------------------------------------------------
 
     def _file_of(self, offset: int) -> LogFile | None:
-        """Return an offset's file, None behind the last; StoreError before the first."""
+        """Return an offset's file; None after the last file, StoreError before the first."""
         files = self._files.list()
         for file in files:
             if file.start <= offset < file.end:
@@ -246,9 +243,9 @@ class StoreReader:
     def _is_partial(data: memoryview, at: int, limit: int) -> bool:
         """Whether the bytes up to the limit are the beginning of a record that ends beyond it.
 
-        A damaged size is often a huge one: only a record that fits into its file is partial.
+        A damaged size is often huge, so the record must fit into its file.
         """
-        if limit - at < 8:
+        if limit - at < SIZE_AND_MAGIC.size:
             return True
-        size, magic = (int.from_bytes(data[i : i + 4]) for i in (at, at + 4))
+        size, magic = SIZE_AND_MAGIC.unpack_from(data, at)
         return magic in (V1_MAGIC, V2_MAGIC) and limit - at < size <= len(data) - at - BLANK_SIZE

@@ -8,11 +8,11 @@ while a reader waits for new records.
 from collections.abc import Callable
 
 VIEW_BYTES = 1 << 20  # log for one batch: about a thousand records of 1 KiB
-BULK_BYTES = 4 << 20  # the same, once this much is waiting
+BULK_BYTES = 4 << 20  # log for one batch, once the backlog is this large
 TRICKLE_S = 0.002  # appends this close together make replay linger longer,
 _LINGER_MAX_S = 0.01  # up to this long
 _GROWING_BYTES = 1 << 16  # log growth during a batch that means a bulk load
-_REST = 9  # rest in times of a batch's duration: throttles replay to 10 % of the time
+_REST = 9  # rest, as a multiple of the batch's time: throttles replay to 10 %
 _LATE_MAX_BYTES = 1 << 30  # with a larger backlog replay is throttled to 50 % only
 _REST_MAX_S = 0.02
 

@@ -67,7 +67,7 @@ class IndexBuildService(Service):
         self._arrays: VectorWalker | None = None  # loads numpy: made when needed or idle
         self._changed = threading.Condition()
         self._flush_lock = threading.Lock()
-        self.idle = False  # replay sleeps: the next append must `notify`
+        self.idle = False  # true while replay sleeps: the next append must `notify`
         self._busy = False
         self._pauses = 0
         self._waiters = 0
@@ -145,7 +145,7 @@ class IndexBuildService(Service):
 
     def _step(self) -> bool:
         """Replay one batch; False when no whole record follows."""
-        # Retention may have removed log files that a late replay had not reached.
+        # Retention may have removed log files that replay has not read yet.
         offset = max(self._dispatched, self._log.min_offset)
         end, file_size = self._log.max_offset, self._log.file_size
         self._seen_end = end
@@ -240,6 +240,11 @@ class IndexBuildService(Service):
             with self._changed:
                 self.idle = False
                 self._changed.notify_all()
+
+    def watch(self, hook: Callable[[int], None], readers_wait: Callable[[], bool]) -> None:
+        """Call `hook(dispatched_offset)` in replay's thread after a move, soon if readers wait."""
+        self.on_dispatched = hook
+        self.pace.readers_wait = readers_wait
 
     def wake(self) -> None:
         """Let the thread see `stopping`."""

@@ -14,7 +14,8 @@ from hastore.client.consumer.queue_reader import QueueReader
 from hastore.errors import CorruptRecordError, PositionLostError
 from hastore.protocol import api
 from hastore.protocol.api import Position, PullStatus
-from hastore.record.codec import Host, build_record, patch_for_store
+from hastore.record.codec import build_record, patch_for_store
+from hastore.record.host import Host
 
 HOST = Host.parse("127.0.0.1:1")
 NODES = ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")

@@ -17,7 +17,8 @@ from hastore.errors import StoreFullError
 from hastore.ha.slave import crc_check
 from hastore.ha.slave.crc_check import CHECKED_BYTES_MAX, CrcCheck, DamagedRecordError
 from hastore.ha.slave.slave_stream import SlaveStream
-from hastore.record.codec import BLANK_SIZE, check_blank, check_record, pack_blank
+from hastore.record.codec import check_blank, check_record, pack_blank
+from hastore.record.layout import BLANK_SIZE
 from tests.ha.nodes import FILE_SIZE, wait_for
 from tests.ha.slave.test_unreadable_records import (
     BROKEN_TOPIC,
@@ -70,6 +71,7 @@ def golden_logs() -> list[tuple[int, int, bytes]]:
                 break
             at += step
         logs.append((start, size, data[:at]))
+    assert logs, f"no logs below {GOLDEN}"
     return logs
 
 

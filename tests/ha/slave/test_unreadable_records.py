@@ -17,7 +17,8 @@ from hastore.ha.node.node_state import NodeState
 from hastore.ha.slave import classic_client
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.protocol.ha_link import HEADER
-from hastore.record.codec import V1_MAGIC, build_record, check_record, check_unreadable
+from hastore.record.codec import build_record, check_record, check_unreadable
+from hastore.record.layout import V1_MAGIC
 from tests.ha.nodes import HOST, HaNode, wait_for
 
 BROKEN_TOPIC = "日" * 43  # 129 bytes; 100 of them: 300 bytes, whose lower byte is 44

@@ -83,9 +83,9 @@ def in_log(store: MessageStore) -> PositionMap:
     """What a node with nothing but this log knows."""
     said = PositionMap()
     assert store.wait_dispatched(store.max_offset, 60)
-    at = (store.queue_range(POSITIONS_TOPIC, QUEUE) or (0, 0))[0]
+    at = (store.queues.queue_range(POSITIONS_TOPIC, QUEUE) or (0, 0))[0]
     while True:
-        pulled = store.pull(
+        pulled = store.reader.pull(
             POSITIONS_TOPIC, QUEUE, at,
             max_messages=100, max_bytes=1 << 20, limit_offset=store.max_offset,
         )  # fmt: skip
@@ -215,7 +215,7 @@ def test_a_damaged_commit_loses_itself_alone(
         begin = store.max_offset
         end = commit(store, "g", {0: 2})
         commit(store, "h", {0: 3})
-        with open(store._log.queue.files[0].path, "r+b") as file:
+        with open(store.log.queue.files[0].path, "r+b") as file:
             file.seek((begin + end) // 2)
             file.write(b"\xff\xfe")
         kept = kept_in(store)

@@ -6,13 +6,9 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import Status, StoreError
-from hastore.record.codec import (
-    BLANK_MAGIC,
-    Host,
-    check_record,
-    decode_record,
-    encode_record,
-)
+from hastore.record.codec import check_record, decode_record, encode_record
+from hastore.record.host import Host
+from hastore.record.layout import BLANK_MAGIC
 from hastore.store.message_store import MessageStore
 from tests.store.kit import (
     BORN,
@@ -39,7 +35,7 @@ def test_a_put_is_in_the_log_as_its_result_says(tmp_path: Path) -> None:
             assert result.offset == end
             assert result.end_offset is not None and result.offset is not None
             end = result.end_offset
-            record = store.record_at(result.offset)
+            record = store.reader.record_at(result.offset)
             assert record is not None
             assert record.physical_offset == result.offset
             assert record.queue_offset == result.queue_offset
@@ -50,8 +46,8 @@ def test_a_put_is_in_the_log_as_its_result_says(tmp_path: Path) -> None:
         assert [result.queue_offset for result in results] == [0, 0, 1, 0]
         assert appended == [(0, first[1].end_offset), (first[1].end_offset, end)]
         assert store.max_offset == store.whole_offset == end
-        assert store.record_at(1) is None
-        assert store.record_at(end) is None
+        assert store.reader.record_at(1) is None
+        assert store.reader.record_at(end) is None
 
 
 def test_each_bad_record_is_refused_alone(tmp_path: Path) -> None:
@@ -165,7 +161,7 @@ def test_hosts_of_either_family(tmp_path: Path, own: str, born: str) -> None:
         results = put(store, message(0, born_host=other) + message(1, born_host=other))
         for result in results:
             assert result.offset is not None and result.end_offset is not None
-            record = store.record_at(result.offset)
+            record = store.reader.record_at(result.offset)
             assert record is not None
             assert (record.store_host.text, record.born_host.text) == (own, born)
             with store.view(result.offset, record.size) as view:
@@ -234,6 +230,6 @@ def test_put_waits_until_replay_knows_the_queue_offsets(tmp_path: Path) -> None:
         assert (new.duplicate, new.queue_offset) == (False, 2)
         store.append_replica(store.max_offset, data[:50])  # the beginning of a record
         assert store.whole_offset == store.max_offset - 50
-        store._parts.build.stop()
+        store.replay.stop()
         with pytest.raises(StoreError, match="queue offsets"):
             store.put_encoded([message(3)])

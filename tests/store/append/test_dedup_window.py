@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import Status
+from hastore.record.host import Host
 from hastore.record.properties import encode_properties
 from hastore.store.append.dedup_window import WINDOW, DedupWindow, Verdict
 from hastore.store.derived.contract import Dispatched
@@ -43,6 +44,14 @@ def test_a_retry_is_answered_like_its_original(tmp_path: Path) -> None:
         assert len(bodies(store)) == 6
 
 
+@pytest.mark.parametrize("born", ["10.0.0.7:4242", "[::2]:5"])
+def test_a_duplicate_has_the_original_s_timestamp(tmp_path: Path, born: str) -> None:
+    with opened(tmp_path) as store:
+        record = message(0, producer="p", born_host=Host.parse(born))
+        (first,), (again,) = put(store, record), put(store, record)
+        assert again.duplicate and again.store_timestamp_ms == first.store_timestamp_ms
+
+
 @pytest.mark.parametrize("stop", ["clean", "kill"])
 def test_the_window_survives_a_restart(tmp_path: Path, stop: str) -> None:
     with opened(tmp_path / "a") as store:
@@ -64,7 +73,7 @@ def test_what_left_the_window_is_refused_not_stored_twice(tmp_path: Path) -> Non
         assert old.status is Status.MESSAGE_ILLEGAL
         assert "older than the last 1024" in (old.reason or "")
         assert put(store, message(4 * WINDOW - 1, size=8, producer="p"))[0].duplicate
-        assert len(store._parts.window) == 1
+        assert len(store._window) == 1
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from hastore.errors import Status
 from hastore.store.append.appender import Appender
 from hastore.store.append.results import UniformResults
-from hastore.store.append.validation import Entry, PutValidator
+from hastore.store.append.validation import PutValidator, ValidRecord
 from tests.store.kit import HOST, config, message, opened, read_log
 
 
@@ -64,8 +64,8 @@ def test_what_it_takes_passes_every_check(tmp_path: Path) -> None:
             continue
         taken += 1
         assert same == raw
-        assert all(isinstance(entry, Entry) for entry in entries)
-        good = [entry for entry in entries if isinstance(entry, Entry)]
+        assert all(isinstance(entry, ValidRecord) for entry in entries)
+        good = [entry for entry in entries if isinstance(entry, ValidRecord)]
         assert [entry.at for entry in good] == run.starts
         assert [entry.queue_id for entry in good] == run.queue_ids
         assert {entry.topic for entry in good} == {run.topic}
@@ -99,7 +99,7 @@ def test_the_log_and_the_results_are_the_same(
                 runs += sum(isinstance(each, UniformResults) for each in got)
                 results.append([list(each) for each in got])
             assert store.wait_dispatched(store.max_offset, 60)
-            outcomes.append((results, read_log(root), store.topics()))
+            outcomes.append((results, read_log(root), store.queues.topics()))
     assert outcomes[0] == outcomes[1]
     assert runs > 50
     told = [r.status for frame in outcomes[0][0] for each in frame for r in each]

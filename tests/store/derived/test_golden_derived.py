@@ -1,4 +1,4 @@
-"""What hastore derives from RocketMQ's logs equals RocketMQ's own files, byte for byte."""
+"""The files that hastore derives from RocketMQ's logs equal RocketMQ's own, byte for byte."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_queues_and_index_are_identical(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", sorted(ENDS))
 def test_identical_whatever_the_steps(name: str, tmp_path: Path) -> None:
-    """The log shows itself a few bytes at a time, as on a slave, with restarts in between."""
+    """The log grows by a few bytes at a time, as on a slave, with restarts in between."""
     log = MemoryLog.of(GOLDEN / name, 0)
     derived = Derived.over(tmp_path, log)
     step = 37 if name == "variants" else 1999

@@ -1,4 +1,4 @@
-"""Dump, verify and stat: any store, read-only."""
+"""Dump, verify and stat of any store, read-only."""
 
 import hashlib
 import json
@@ -64,7 +64,7 @@ def test_stat_counts_topics(tmp_path: Path) -> None:
     assert shown and found.as_dict()["first_store_ms"] == records[0].store_timestamp_ms
 
 
-def test_verify_finds_each_damage_and_goes_on(tmp_path: Path) -> None:
+def test_verify_finds_each_damage_and_continues(tmp_path: Path) -> None:
     log = MemoryLog()
     records = fill(log, 900)
     store_of(tmp_path, log)
@@ -95,7 +95,7 @@ def test_verify_compares_the_queues(tmp_path: Path) -> None:
     raw[20 * 190 :] = bytes(len(raw) - 20 * 190)
     path.write_bytes(raw)
     found = inspect.verify(str(tmp_path))
-    assert found.units_wrong_count == 1 and "queue 0 position 2" in found.units_wrong[0]
+    assert found.units_wrong_count == 1 and "queue 0 queue offset 2" in found.units_wrong[0]
     assert found.units_missing == 10 and found.units == 389 and not found.ok
 
 
@@ -131,7 +131,7 @@ def test_a_tail_that_begins_with_a_torn_record_or_a_blank(tmp_path: Path) -> Non
         assert list(inspect.dump(str(folder))) == rows[first:]
 
 
-def test_bodies_come_when_asked_for(tmp_path: Path) -> None:
+def test_dump_includes_bodies_on_request(tmp_path: Path) -> None:
     assert "body" not in next(inspect.dump(str(GOLDEN / "variants")))
     rows = list(inspect.dump(str(GOLDEN / "variants"), bodies=True))
     assert all(("body" in row) != ("body_base64" in row) for row in rows if "blank" not in row)

@@ -1,4 +1,4 @@
-"""The reader of other processes: limits, positions, torn records, files that come and go."""
+"""The reader for other processes: limits, queue units, torn records, files that come and go."""
 
 import shutil
 import struct
@@ -16,7 +16,7 @@ from tests.store.logs import GOLDEN, START_MS, MemoryLog, fill
 
 
 def write_log(root: Path, log: MemoryLog) -> None:
-    """Write the log's files in full size."""
+    """Write the log's files at full size."""
     directory = root / "commitlog"
     directory.mkdir(parents=True, exist_ok=True)
     for at in range(0, max(len(log.data), 1), log.file_size):
@@ -56,7 +56,7 @@ def test_golden_stores_are_read_whole(name: str, end: int, count: int) -> None:
                 assert [record.queue_offset for record in found] == list(range(low, high))
 
 
-def test_limit_is_the_nodes_and_no_record_is_cut_by_it(tmp_path: Path) -> None:
+def test_reading_ends_at_the_nodes_limit_with_a_whole_record(tmp_path: Path) -> None:
     log = MemoryLog()
     records = fill(log, 400)
     reader = store_of(tmp_path, log)
@@ -87,23 +87,23 @@ def test_ranges_begin_at_a_record(tmp_path: Path) -> None:
         assert left + right == starts
 
 
-def test_positions_of_a_range(tmp_path: Path) -> None:
+def test_units_of_a_range(tmp_path: Path) -> None:
     log = MemoryLog()
     records = fill(log, 1400)
     reader = store_of(tmp_path, log)
-    found = reader.queue_positions("Topic", 1, 250, 650)
+    found = reader.queue_units("Topic", 1, 250, 650)
     assert list(found.queue_offsets) == list(range(250, 650))
     expected = [record.physical_offset for record in records if record.queue_id == 1][250:650]
     assert list(found.offsets) == expected
     assert len(found) == len(found.sizes) == len(found.tags_codes) == 400
-    assert len(reader.queue_positions("Topic", 7)) == 0
+    assert len(reader.queue_units("Topic", 7)) == 0
     assert reader.queue_range("Topic", 7) is None
     assert reader.queue_offset_by_time("Topic", 0, START_MS + 1000) == 5
     with pytest.raises(UsageError):
-        reader.queue_positions("../commitlog", 0)
+        reader.queue_units("../commitlog", 0)
 
 
-def test_queues_behind_or_beyond_the_log(tmp_path: Path) -> None:
+def test_queues_shorter_or_longer_than_the_log(tmp_path: Path) -> None:
     log = MemoryLog()
     records = fill(log, 300)
     reader = store_of(tmp_path, log)
@@ -115,7 +115,7 @@ def test_queues_behind_or_beyond_the_log(tmp_path: Path) -> None:
     assert reader.topics() == {}
 
 
-def test_a_torn_end_is_never_shown_and_growth_is(tmp_path: Path) -> None:
+def test_a_torn_end_is_hidden_and_growth_is_seen(tmp_path: Path) -> None:
     log = MemoryLog()
     fill(log, 100)
     whole = log.max_offset
@@ -136,7 +136,7 @@ def test_a_torn_end_is_never_shown_and_growth_is(tmp_path: Path) -> None:
         assert len(list(reader.records())) == 1001
 
 
-def test_damage_below_the_limit_is_said(tmp_path: Path) -> None:
+def test_damage_below_the_limit_is_reported(tmp_path: Path) -> None:
     log = MemoryLog()
     records = fill(log, 100)
     reader = store_of(tmp_path, log)
@@ -154,13 +154,13 @@ def test_damage_below_the_limit_is_said(tmp_path: Path) -> None:
     ("at", "value"),
     [(0, b"\xff" * 4), (0, b"\x7f\xff\xff\xff"), (0, (65536).to_bytes(4)), (4, bytes(4))],
 )
-def test_a_damaged_size_near_the_limit_is_no_partial_record(
+def test_a_damaged_size_near_the_limit_is_not_a_partial_record(
     tmp_path: Path, at: int, value: bytes, back: int
 ) -> None:
     log = MemoryLog()
     records = fill(log, 100)
     bad = records[-1].physical_offset
-    # The last record whole below the limit, or the limit within it (behind its magic).
+    # The last record ends at the limit, or the limit lies inside it, after its magic.
     limit = max(log.max_offset + 1 - back, bad + 8) if back < 5000 else log.max_offset + back
     log.data[bad + at : bad + at + 4] = value
     write_log(tmp_path, log)

@@ -1,4 +1,4 @@
-"""A sync of queues or index that failed stays in the status, and nothing is noted as synced."""
+"""After a failed sync of queues or index the status says so, and `synced` does not move."""
 
 import errno
 import os
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import StoreError, SyncFailedError
-from hastore.store import store_life
+from hastore.store import housekeeping
 from hastore.store.message_store import MessageStore
 from tests.store.derived_files import Derived
 from tests.store.faulty import BAD_DISK, NO_SPACE, FaultyFileSystem
@@ -21,7 +21,7 @@ QUEUE, INDEX = "/consumequeue/", "/index/"
 
 
 class Keeper:
-    """Count the steps of housekeeping, so that a test can wait for one."""
+    """Count the steps of housekeeping, so that a test can wait for the next."""
 
     def __init__(self, step: Callable[[], None]) -> None:
         self._step = step
@@ -37,7 +37,7 @@ class Keeper:
                 self._changed.notify_all()
 
     def wait(self, more: int = 2) -> None:
-        """Wait for whole steps; what the first of them did is known by the last."""
+        """Wait for further steps; of two, the second began after this call."""
         with self._changed:
             wanted = self.count + more
             assert self._changed.wait_for(lambda: self.count >= wanted, 60)
@@ -47,27 +47,24 @@ class Keeper:
 def kept(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[MessageStore, FaultyFileSystem, Keeper]]:
-    """A store whose housekeeping steps every 5 ms."""
-    fs, keepers = FaultyFileSystem(), []
+    """A store whose housekeeping runs every 5 ms."""
+    fs = FaultyFileSystem()
 
-    class Counted(store_life.HousekeepingService):
-        def __init__(self, step: Callable[[], None], **settings: object) -> None:
-            keepers.append(Keeper(step))
-            super().__init__(keepers[0], **settings | {"interval_ms": 5})  # type: ignore[arg-type]
-
-    monkeypatch.setattr(store_life, "HousekeepingService", Counted)
     store = MessageStore(config(root), store_host=HOST, fs=fs)
+    keeper = Keeper(store._housekeeping.keep)
+    monkeypatch.setattr(store._housekeeping, "keep", keeper)
+    monkeypatch.setattr(housekeeping, "INTERVAL_S", 0.005)
     store.open()
     try:
-        yield store, fs, keepers[0]
+        yield store, fs, keeper
     finally:
         fs.heal()
-        if store._life.is_open:
+        if store.is_open:
             store.close()
 
 
 @pytest.mark.parametrize("part", [QUEUE, INDEX])
-def test_a_failed_sync_is_shown_until_a_restart_has_built_the_files_anew(
+def test_a_failed_sync_is_shown_until_a_restart_has_rebuilt_the_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: str
 ) -> None:
     root = tmp_path / "a"
@@ -75,7 +72,7 @@ def test_a_failed_sync_is_shown_until_a_restart_has_built_the_files_anew(
         put(store, message(0))
         assert len(bodies(store)) == 1
         keeper.wait()
-        before, synced = store._life._checkpoint.now, store._parts.build._state.synced
+        before, synced = store._checkpoint.now, store.replay._state.synced
         assert store.problems == [] and before.queue_timestamp_ms and synced == store.max_offset
         fs.fail("sync", part)
         put(store, message(1), message(2))
@@ -84,24 +81,24 @@ def test_a_failed_sync_is_shown_until_a_restart_has_built_the_files_anew(
         assert any("restart the node" in problem for problem in store.problems), store.problems
         fs.heal()
         put(store, message(3))
-        assert len(bodies(store)) == 4  # reads go on
+        assert len(bodies(store)) == 4  # reads still work
         keeper.wait()
         assert any(f"from offset {synced} on" in problem for problem in store.problems)
-        assert store._parts.build._state.synced == synced
-        assert store._life._checkpoint.now == before
+        assert store.replay._state.synced == synced
+        assert store._checkpoint.now == before
         copy = crash_copy(store, tmp_path / "b")
         lose_pages(Path(copy), kept_bytes=20 if part == QUEUE else 0)
         with pytest.raises(StoreError, match="did not stop cleanly"):
             store.close()
         assert (root / "abort").exists()
     for left in (copy, root):
-        with opened(left) as again:  # of the same boot: the page cache is not to be trusted
+        with opened(left) as again:  # same boot, but the page cache cannot be trusted
             assert len(bodies(again)) == 4
-            assert [len(again.query_key("TopicA", f"key{n}")) for n in range(4)] == [1] * 4
+            assert [len(again.reader.query_key("TopicA", f"key{n}")) for n in range(4)] == [1] * 4
 
 
 def lose_pages(root: Path, *, kept_bytes: int) -> None:
-    """Leave of the queue only what was synced, as a kernel may that dropped the dirty pages."""
+    """Drop the unsynced units of the queue, as a kernel may that drops dirty pages."""
     if kept_bytes:
         (path,) = (root / "consumequeue" / "TopicA" / "0").iterdir()
         size = path.stat().st_size
@@ -109,11 +106,11 @@ def lose_pages(root: Path, *, kept_bytes: int) -> None:
         os.truncate(path, size)
 
 
-def test_a_full_disk_at_the_snapshot_is_shown_and_heals(
+def test_a_full_disk_at_the_snapshot_is_shown_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with kept(tmp_path, monkeypatch) as (store, fs, keeper):
-        monkeypatch.setattr(store._parts.window, "_snapshot_step", 1)
+        monkeypatch.setattr(store._window, "_snapshot_step", 1)
 
         def full(call: str, path: str) -> None:
             if call == "write" and path.endswith("idempotence.tmp"):
@@ -126,11 +123,11 @@ def test_a_full_disk_at_the_snapshot_is_shown_and_heals(
         for _ in range(3):
             keeper.wait()
             assert any("No space left" in problem for problem in store.problems)
-        assert store._parts.build._state.synced == 0
+        assert store.replay._state.synced == 0
         fs.heal()
         keeper.wait()
         assert store.problems == []
-        assert store._parts.build._state.synced == store.max_offset
+        assert store.replay._state.synced == store.max_offset
 
 
 @pytest.mark.parametrize("part", [QUEUE, INDEX])
@@ -158,7 +155,7 @@ def test_a_file_that_could_not_be_opened_is_synced_at_the_next_try(
 def test_a_sync_that_found_no_free_descriptor_is_tried_again(
     tmp_path: Path, call: str, code: int
 ) -> None:
-    """Nothing is lost: the directory could not be opened, so no sync was begun."""
+    """Nothing is lost: the directory could not be opened, so no sync began."""
     log, fs = MemoryLog(), FaultyFileSystem()
     fill(log, 30)
     derived = Derived.over(tmp_path, log, fs=fs)
@@ -192,10 +189,10 @@ def test_after_a_failed_sync_each_flush_says_so(tmp_path: Path, call: str) -> No
         with pytest.raises(SyncFailedError, match="from offset 0 on"):
             derived.build.flush()
         fs.heal()
-    again = Derived.over(tmp_path, log, fs=fs)  # of the same boot
+    again = Derived.over(tmp_path, log, fs=fs)  # same boot
     assert again.build.dispatched_offset == 0
     again.build.close()
     with derived.build.paused():
-        derived.build.reset(0)  # the files were moved away: nothing of theirs is left
+        derived.build.reset(0)  # the files were moved away
     derived.build.flush()
     derived.build.close()

@@ -1,4 +1,4 @@
-"""Replay over restarts, cuts, kills, power losses and full disks equals one from the start."""
+"""Replay with restarts, cuts, kills, power losses and full disks equals a replay from scratch."""
 
 import errno
 import random
@@ -12,7 +12,7 @@ import pytest
 from hastore.store.fs.filesystem import REAL, RealFileSystem
 from hastore.store.fs.protocols import File
 from hastore.store.replay import pace as replay_pace
-from hastore.store.replay import service as index_build
+from hastore.store.replay import service as replay_service
 from hastore.store.replay.pace import ReplayPace
 from tests.store.derived_files import BOOT, Derived, rebuilt
 from tests.store.logs import MemoryLog, fill
@@ -33,7 +33,7 @@ def seed(request: pytest.FixtureRequest) -> int:
     return int(request.param)
 
 
-def test_restart_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_a_restart_continues_where_replay_was(tmp_path: Path) -> None:
     log = MemoryLog()
     fill(log, 500, keys=2)
     derived = Derived.over(tmp_path / "a", log)
@@ -66,7 +66,7 @@ def test_truncate_matches_a_rebuild(tmp_path: Path, seed: int) -> None:
 
 
 def test_killed_at_any_write(tmp_path: Path, seed: int) -> None:
-    """A store left in the middle of a batch goes on to the same files."""
+    """A replay killed in the middle of a batch ends with the same files."""
     chance = random.Random(seed)
     log = MemoryLog()
     fill(log, 700, keys=2, queues=(0, 1, 5))
@@ -110,7 +110,7 @@ def test_killed_at_any_write(tmp_path: Path, seed: int) -> None:
 
 
 def test_power_loss_keeps_what_was_flushed(tmp_path: Path, seed: int) -> None:
-    """Pages written after the flush are dropped at random; the log lost its tail as well."""
+    """Random pages written after the flush are lost, and the end of the log as well."""
     chance = random.Random(seed)
     log = MemoryLog()
     records = fill(log, 1200, keys=2, queues=(0, 1))
@@ -129,7 +129,7 @@ def test_power_loss_keeps_what_was_flushed(tmp_path: Path, seed: int) -> None:
         before = tmp_path / "flushed" / path.relative_to(tmp_path / "a")
         old = before.read_bytes() if before.exists() else bytes(path.stat().st_size)
         new = bytearray(path.read_bytes())
-        for at in range(0, len(new), 512):  # smaller than a page, so that there are more of them
+        for at in range(0, len(new), 512):  # smaller than a page: more pieces
             if chance.random() < 0.5:
                 new[at : at + 512] = old[at : at + 512]
         path.write_bytes(new)
@@ -140,7 +140,7 @@ def test_power_loss_keeps_what_was_flushed(tmp_path: Path, seed: int) -> None:
     assert_as_rebuilt(derived, log, tmp_path / "b")
 
 
-def test_other_sizes_build_anew_and_keep_the_queue_end(tmp_path: Path) -> None:
+def test_other_sizes_rebuild_and_keep_the_queue_end(tmp_path: Path) -> None:
     log = MemoryLog()
     fill(log, 400)
     derived = Derived.over(tmp_path / "a", log)
@@ -154,7 +154,7 @@ def test_other_sizes_build_anew_and_keep_the_queue_end(tmp_path: Path) -> None:
 
 
 def test_queue_end_outlives_its_records(tmp_path: Path) -> None:
-    """After retention took every record of a queue, the next position is still known."""
+    """After retention removed every record of a queue, its next queue offset is still known."""
     log = MemoryLog()
     records = fill(log, 1000)
     derived = Derived.over(tmp_path / "a", log)
@@ -169,7 +169,7 @@ def test_queue_end_outlives_its_records(tmp_path: Path) -> None:
     assert len(records) == 1000
 
 
-def test_full_disk_stops_and_goes_on(tmp_path: Path) -> None:
+def test_a_full_disk_stops_replay_until_there_is_room(tmp_path: Path) -> None:
     log = MemoryLog()
     fill(log, 900, keys=2)
     room = 5
@@ -240,26 +240,26 @@ def test_the_thread_follows_appends_cuts_and_resets(tmp_path: Path) -> None:
 
 
 def test_notify_wakes_an_idle_replay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By itself it looks once an hour here."""
-    monkeypatch.setattr(index_build, "_IDLE_S", 3_600.0)
+    """Without `notify` replay would look once an hour here."""
+    monkeypatch.setattr(replay_service, "_IDLE_S", 3_600.0)
     log = MemoryLog()
     derived = Derived.over(tmp_path / "a", log)
     derived.build.start()
     for _ in range(20):
-        time.sleep(0.005)  # it is in its long sleep, most of the times
+        time.sleep(0.005)  # most of the time replay is in its long sleep now
         fill(log, 1)
         derived.build.notify()
         end = time.monotonic() + 60
-        while derived.build.dispatched_offset < log.max_offset:  # asking would wake it as well
+        while derived.build.dispatched_offset < log.max_offset:  # wait_* would wake it too
             assert time.monotonic() < end
             time.sleep(0.001)
     derived.build.stop()
 
 
-def test_replay_gives_way_to_bulk_but_not_to_who_waits(
+def test_replay_yields_to_a_bulk_load_but_not_to_a_waiting_thread(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module in (index_build, replay_pace):
+    for module in (replay_service, replay_pace):
         monkeypatch.setattr(module, "BULK_BYTES", 4_000)
         monkeypatch.setattr(module, "VIEW_BYTES", 4_000)
     monkeypatch.setattr(replay_pace, "_GROWING_BYTES", 1)
@@ -278,14 +278,14 @@ def test_replay_gives_way_to_bulk_but_not_to_who_waits(
     assert derived.build.stop(60)
 
 
-def test_a_trickle_gathers_unless_readers_wait_for_it() -> None:
+def test_small_appends_gather_unless_readers_wait_for_them() -> None:
     pace = ReplayPace(0.001)
     assert [pace.rest_s(0, 0, 0.1) for _ in range(5)] == [0.002, 0.004, 0.008, 0.01, 0.01]
     assert pace.linger_s() == 0.01
     pace.readers_wait = lambda: True
     assert pace.linger_s() == 0.001
     assert pace.rest_s(0, 0, 0.1) == 0.001
-    assert pace.rest_s(0, 0, 0.5) == 0.0045  # a tenth of the time all the same
+    assert pace.rest_s(0, 0, 0.5) == 0.0045  # still throttled to 10 % of the time
     pace.readers_wait = lambda: False
     pace.quiet()
     assert pace.linger_s() == 0.001

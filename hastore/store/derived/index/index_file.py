@@ -166,7 +166,7 @@ class IndexFile:
         return Plan(self, replace(self.header), self.header.count)
 
     def cut(self, limit: int) -> None:
-        """Remove entries of records at or beyond `limit`, and entries that the header lacks."""
+        """Remove entries of records at or beyond `limit` or not counted by the header."""
         assert self._file is not None and self._map is not None
         header = self.header
         known, last = header.count, self._written_end()
@@ -179,7 +179,7 @@ class IndexFile:
                     break
                 number -= 1
                 slot = key_hash % self.slots
-                if self.slot(slot) == number:  # else a kill came before the slot was stored
+                if self.slot(slot) == number:  # else killed before it was stored
                     SLOT.pack_into(self._map, HEADER.size + SLOT.size * slot, previous)
                 if number < known and previous == 0:
                     header.slots_used -= 1
@@ -275,7 +275,7 @@ class IndexFile:
         return self._file.pread(ENTRY.size * count, self._entry_at(first))
 
     def _written_end(self) -> int:
-        """Return the number after the last entry written, counted by the header or not."""
+        """Return the number after the last entry written, whether the header counts it or not."""
         number = max(self.header.count, 1)
         while number < self.entries:
             raw = self._read_entries(number, min(_CHUNK_ENTRIES, self.entries - number))

@@ -13,8 +13,9 @@ from dataclasses import replace
 from datetime import datetime, timedelta
 
 from hastore.clock import SYSTEM_CLOCK, Clock
-from hastore.record.codec import FLAG_ROLLBACK, MIN_RECORD_SIZE
-from hastore.record.java_hash import KeyHasher, keys_of
+from hastore.record.java_hash import KeyHasher
+from hastore.record.layout import FLAG_ROLLBACK, MIN_RECORD_SIZE
+from hastore.record.properties import keys_of
 from hastore.store.derived.contract import Dispatched, RecordColumns, ReplayableLog
 from hastore.store.derived.index.index_file import IndexFile, IndexHeader, Plan
 from hastore.store.derived.walk.scalar_walk import ScalarWalker
@@ -91,11 +92,6 @@ class KeyIndex:
 
     # -- replay ------------------------------------------------------------------------------------
 
-    def put(self, topic: str, keys: Sequence[str], offset: int, store_timestamp_ms: int) -> None:
-        """Add one record's keys. OSError, StoreFullError: nothing was added."""
-        raw = f"KEYS\x01{' '.join(keys)}\x02".encode("utf-8", "surrogateescape")
-        self.dispatch([Dispatched(offset, 1, topic, 0, 0, 0, store_timestamp_ms, 0, raw)])
-
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Add a batch's keys; OSError, StoreFullError: nothing of the batch was added."""
         if isinstance(batch, RecordColumns) and batch.start_offset >= self._next_offset:
@@ -140,7 +136,7 @@ class KeyIndex:
                 put_all(plan, keys, first, end)
                 first = end
             if plan.header.count >= self._entries and keys.offsets[-1] < batch.last_offset:
-                plan = self._next_plan(plan, plans)  # a later record, without a key, starts it
+                plan = self._next_plan(plan, plans)  # a later record without a key starts it
         plans.append(plan)
         self._write(plans)
         self._next_offset = batch.end_offset
@@ -290,7 +286,7 @@ class KeyIndex:
         return record is None or record.end_offset < limit
 
     def _finish_header(self, number: int) -> None:
-        """Set the begin and end fields of a file from its entries and the log."""
+        """Set the begin and end fields of a file's header from its entries and the log."""
         file = self._files[number]
         header = file.header
         previous = self._files[number - 1].header if number else IndexHeader()
@@ -318,7 +314,7 @@ class KeyIndex:
         wanted = min(left, _READ_BYTES)
         while True:
             with log.view(offset, wanted) as view:
-                size = max(int.from_bytes(view[:4]), MIN_RECORD_SIZE)  # as the record says
+                size = max(int.from_bytes(view[:4]), MIN_RECORD_SIZE)  # as the record states it
                 walk = ScalarWalker().walk(view[:size], offset, left)
                 seen = len(view)
             if walk.batch:
@@ -339,7 +335,7 @@ class KeyIndex:
 
 
 def _apply(plan: Plan) -> None:
-    """Make a plan's entries known, once they are written: first the slots, then the header."""
+    """Make a plan's written entries count: store first the slots, then the header."""
     if len(plan.slots) >= _ARRAYS_FROM_SLOTS:
         from hastore.store.derived.index.index_arrays import store_slots  # loads numpy
 

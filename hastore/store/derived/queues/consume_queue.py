@@ -12,7 +12,7 @@ import struct
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from hastore.record.codec import FLAG_INNER_BATCH, FLAG_PREPARED
+from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
 from hastore.store.derived.contract import Dispatched, RecordColumns, inner_batch_of
 from hastore.store.derived.queues.batch_consume_queue import BatchConsumeQueue
 from hastore.store.derived.queues.file_cache import FileCache

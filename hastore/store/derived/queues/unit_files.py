@@ -12,16 +12,12 @@ import struct
 from bisect import bisect_right
 
 from hastore.store.derived.queues.file_cache import FileCache
+from hastore.store.fs.file_names import file_name, is_file_name
 
 PLACE = struct.Struct(">qi")
 BLANK_UNIT_SIZE = 0x7FFFFFFF
 _SCAN_BYTES = 1 << 16
 _SEARCH_BYTES = 1 << 12
-
-
-def is_file_name(name: str) -> bool:
-    """Whether a name is that of a log or queue file: 20 digits."""
-    return len(name) == 20 and name.isascii() and name.isdigit()
 
 
 class UnitFiles:
@@ -42,8 +38,8 @@ class UnitFiles:
     def load(self, limit: int, *, whole: bool = False) -> None:
         """Find the files and drop every unit whose record does not end at or below `limit`.
 
-        Files of another size are replaced by blanks, which keep the queue's end. An empty file was
-        being created when the process was killed; it is removed. `whole`: see `cut`.
+        If a file has another size, all files are replaced by blanks that keep the queue's end. An
+        empty file was being created when the process was killed; it is removed. `whole`: see `cut`.
         """
         names: list[str] = []
         sizes: list[int] = []
@@ -69,7 +65,7 @@ class UnitFiles:
 
     def path(self, start: int) -> str:
         """Return the path of the file whose first unit is `start`."""
-        return f"{self.directory}/{start * self.unit_bytes:020d}"
+        return f"{self.directory}/{file_name(start * self.unit_bytes)}"
 
     def read(self, unit: int, count: int) -> bytes:
         """Return up to `count` units from `unit`, of one file and below `end`; b"" without any."""
@@ -95,7 +91,7 @@ class UnitFiles:
         return offset, size
 
     def append(self, data: bytes | memoryview) -> None:
-        """Write whole units at `end`: one pwrite for each file, which moves `end`. OSError."""
+        """Write whole units at `end`: one pwrite for each file; `end` moves with each. OSError."""
         size = self.unit_bytes
         at = 0
         while at < len(data):
@@ -199,7 +195,7 @@ class UnitFiles:
             file.close()
 
     def _stays_at(self, start: int, number: int, limit: int) -> bool:
-        """Whether a file's unit of that number exists and stays."""
+        """Whether unit `number` of a file exists and stays."""
         raw = self._cache.read(self.path(start), PLACE.size, number * self.unit_bytes)
         if len(raw) < PLACE.size:
             return False
@@ -224,7 +220,7 @@ class UnitFiles:
 
     def _search(self, start: int, limit: int) -> int:
         """Count like `_count`, in a file without holes: by binary search."""
-        low = self._count(start, limit, _SEARCH_BYTES)  # most of many queues are short
+        low = self._count(start, limit, _SEARCH_BYTES)  # in a store of many queues most are short
         high = self.units_per_file if low == _SEARCH_BYTES // self.unit_bytes else low
         while low < high:
             middle = (low + high) // 2

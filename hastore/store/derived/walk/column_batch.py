@@ -10,9 +10,10 @@ from typing import Any, NamedTuple, overload
 
 import numpy as np
 
-from hastore.record.codec import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
-from hastore.record.java_hash import KeyHasher, keys_of
+from hastore.record.java_hash import KeyHasher
+from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
 from hastore.record.producer import MAX_PID_BYTES, producer_of
+from hastore.record.properties import keys_of
 from hastore.store.derived.contract import (
     Dispatched,
     KeyedRecords,

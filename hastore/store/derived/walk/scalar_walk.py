@@ -17,11 +17,26 @@ up takes longer frames unchecked (docs/ha-link.md), so a replayed body may be da
 """
 
 import enum
-import struct
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from hastore.record.codec import BLANK_MAGIC, V1_MAGIC, V2_MAGIC, find_property, java_hash_code
+from hastore.record.java_hash import java_hash_code
+from hastore.record.layout import (
+    BLANK_MAGIC,
+    BLANK_SIZE,
+    FLAG_BORN_IPV6,
+    FLAG_IPV6,
+    FLAG_STORE_IPV6,
+    HEADER_SIZE,
+    MIN_RECORD_SIZE,
+    SIZE_AND_MAGIC,
+    TAIL_MIN,
+    V1_MAGIC,
+    V1_MAX_TOPIC_BYTES,
+    V2_MAGIC,
+    header_struct,
+)
+from hastore.record.properties import find_property
 from hastore.store.derived.contract import Dispatched
 
 SCHEDULE_TOPIC = "SCHEDULE_TOPIC_XXXX"
@@ -33,13 +48,16 @@ DELAYS_MS = tuple(
     )
 )  # fmt: skip
 
-_MIN_RECORD = 91
-_IPV4 = struct.Struct(">iI4xi4xqqi16xq20xi")
-_ONE_IPV6_BORN = struct.Struct(">iI4xi4xqqi28xq20xi")
-_ONE_IPV6_STORE = struct.Struct(">iI4xi4xqqi16xq32xi")
-_BOTH_IPV6 = struct.Struct(">iI4xi4xqqi28xq32xi")
-_BY_FLAGS = {0x10: _ONE_IPV6_BORN, 0x20: _ONE_IPV6_STORE, 0x30: _BOTH_IPV6}
-_BLANK = struct.Struct(">iI")
+_FIELDS = (
+    *("size", "magic", "queue_id", "queue_offset", "physical_offset", "sys_flag"),
+    *("store_timestamp_ms", "body_length"),
+)
+_IPV4 = header_struct(*_FIELDS)
+_BY_FLAGS = {
+    flags: header_struct(*_FIELDS, ipv6_flags=flags)
+    for flags in (FLAG_BORN_IPV6, FLAG_STORE_IPV6, FLAG_IPV6)
+}
+_PHYSICAL_OFFSET = header_struct("physical_offset")
 _CACHE_LIMIT = 8192
 
 
@@ -77,11 +95,11 @@ class ScalarWalker:
         append, unpack, topics = batch.append, _IPV4.unpack_from, self._topics
         make = tuple.__new__
         at, end = 0, len(view)
-        while end - at >= _MIN_RECORD:
+        while end - at >= MIN_RECORD_SIZE:
             size, magic, queue_id, queue_offset, physical, flags, store_ms, body = unpack(view, at)
-            tail_at = at + 88 + body
-            if flags & 0x30:
-                wide = _BY_FLAGS[flags & 0x30]
+            tail_at = at + HEADER_SIZE + body
+            if flags & FLAG_IPV6:
+                wide = _BY_FLAGS[flags & FLAG_IPV6]
                 if end - at < wide.size:
                     break
                 store_ms, body = wide.unpack_from(view, at)[6:]
@@ -92,7 +110,7 @@ class ScalarWalker:
             if after > end:
                 break
             tail = bytes(view[tail_at:after])
-            if magic == V1_MAGIC and tail and tail[0] <= 127:  # a signed byte
+            if magic == V1_MAGIC and tail and tail[0] <= V1_MAX_TOPIC_BYTES:  # a signed byte
                 topic_at, topic_end = 1, 1 + tail[0]
             elif magic == V2_MAGIC and len(tail) > 1:
                 topic_at, topic_end = 2, 2 + (tail[0] << 8 | tail[1])
@@ -129,15 +147,17 @@ class ScalarWalker:
     ) -> Walk:
         """Return the result of a walk that took `batch` and came no further than byte `at`."""
         have, left = len(view) - at, left - at
-        if have < 8:
-            return Walk(batch, at, Stop.END, 8)
-        size, magic = _BLANK.unpack_from(view, at)
+        if have < BLANK_SIZE:
+            return Walk(batch, at, Stop.END, BLANK_SIZE)
+        size, magic = SIZE_AND_MAGIC.unpack_from(view, at)
         if magic == BLANK_MAGIC and size == left:
             return Walk(batch, at, Stop.BLANK, size)
-        if magic not in (V1_MAGIC, V2_MAGIC) or not _MIN_RECORD <= size <= left or size <= have:
+        if magic not in (V1_MAGIC, V2_MAGIC) or not MIN_RECORD_SIZE <= size <= left or size <= have:
             return Walk(batch, at, Stop.BAD, 0)
-        if have >= 36 and int.from_bytes(view[at + 28 : at + 36]) != base + at:
-            return Walk(batch, at, Stop.BAD, 0)
+        if have >= _PHYSICAL_OFFSET.size:
+            (physical,) = _PHYSICAL_OFFSET.unpack_from(view, at)
+            if physical != base + at:
+                return Walk(batch, at, Stop.BAD, 0)
         return Walk(batch, at, Stop.END, size)
 
     def topic(self, raw: bytes) -> str:
@@ -173,7 +193,7 @@ def properties_at(tail: bytes, *, wide: bool) -> int | None:
 
     None when the lengths do not add up. `wide`: topicLength has two bytes (V2).
     """
-    if len(tail) < 3 + wide or (not wide and tail[0] > 127):
+    if len(tail) < TAIL_MIN + wide or (not wide and tail[0] > V1_MAX_TOPIC_BYTES):
         return None
     start = (2 + int.from_bytes(tail[:2]) if wide else 1 + tail[0]) + 2
     if start > len(tail) or int.from_bytes(tail[start - 2 : start]) != len(tail) - start:

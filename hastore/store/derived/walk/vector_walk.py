@@ -1,7 +1,7 @@
 """The vector walk: read a large view of the log with numpy instead of a loop over its records.
 
 Only the sizes are read one after the other, and in a run of records of equal size not even those.
-One indexing operation gathers all headers, as items of 88 bytes. Tails (topic and properties) are
+One indexing operation gathers all headers. Tails (topic and properties) are
 gathered by width and read by layout (tail_layout.py); a record that shares its layout with few
 others is read by itself.
 
@@ -9,25 +9,33 @@ The scalar walk (scalar_walk.py) is the reference. Small views, and views with a
 are left to it, so both walks stop at the same byte for the same reason.
 """
 
-import struct
-
 import numpy as np
 import numpy.typing as npt
 
-from hastore.record.codec import BLANK_MAGIC, V1_MAGIC, V2_MAGIC
+from hastore.record.layout import (
+    BLANK_MAGIC,
+    FLAG_BORN_IPV6,
+    FLAG_IPV6,
+    FLAG_STORE_IPV6,
+    HEADER_SIZE,
+    IPV6_EXTRA,
+    MIN_RECORD_SIZE,
+    SIZE_AND_MAGIC,
+    STORE_AT,
+    TAIL_MIN,
+    V1_MAGIC,
+    V2_MAGIC,
+    header_dtype,
+)
 from hastore.store.derived.walk.column_batch import ColumnBatch
 from hastore.store.derived.walk.scalar_walk import ScalarWalker, Walk
 from hastore.store.derived.walk.tail_layout import Bytes, Layout, Rows, changes, padded
 
-_MIN_RECORD = 91
-_FRONT = struct.Struct(">iI")
 _HEADER = np.dtype(
-    {
-        "names": ["size", "magic", "queue", "place", "offset", "flags", "stored", "body"],
-        "formats": [">i4", ">u4", ">i4", ">i8", ">i8", ">i4", ">i8", ">i4"],
-        "offsets": [0, 4, 12, 20, 28, 36, 56, 84],
-        "itemsize": 88,
-    }
+    header_dtype(
+        *("size", "magic", "queue_id", "queue_offset", "physical_offset", "sys_flag"),
+        *("store_timestamp_ms", "body_length"),
+    )
 )
 _BATCH_MIN = 48  # records; the scalar walk is faster for fewer
 _RUN_MIN = 16  # records of equal size that are worth an array comparison
@@ -58,33 +66,33 @@ class VectorWalker:
 
     def _read(self, view: memoryview, base: int, starts: Rows) -> ColumnBatch | None:
         """Read the records at `starts`; None when one is invalid."""
-        headers = _gather(view, 88, starts).view(_HEADER)
-        sizes, bodies = _longs(headers["size"]), _longs(headers["body"])
-        flags, stored = _longs(headers["flags"]), _longs(headers["stored"])
+        headers = _gather(view, HEADER_SIZE, starts).view(_HEADER)
+        sizes, bodies = _longs(headers["size"]), _longs(headers["body_length"])
+        flags, stored = _longs(headers["sys_flag"]), _longs(headers["store_timestamp_ms"])
         magic = headers["magic"]
         wide = magic == V2_MAGIC
         offsets = starts + base
-        fronts = np.full(len(starts), 88)
-        if (flags & 0x30).any():
-            rows = np.flatnonzero(flags & 0x30)
-            born = 12 * (flags[rows] >> 4 & 1)
-            fronts[rows] += born + 12 * (flags[rows] >> 5 & 1)
+        fronts = np.full(len(starts), HEADER_SIZE)
+        if (flags & FLAG_IPV6).any():
+            rows = np.flatnonzero(flags & FLAG_IPV6)
+            born = np.where(flags[rows] & FLAG_BORN_IPV6, IPV6_EXTRA, 0)
+            fronts[rows] += born + np.where(flags[rows] & FLAG_STORE_IPV6, IPV6_EXTRA, 0)
             if (sizes < fronts).any():
                 return None
             at = starts[rows]
             bodies[rows] = _longs(_gather(view, 4, at + fronts[rows] - 4).view(">i4"))
-            stored[rows] = _longs(_gather(view, 8, at + 56 + born).view(">i8"))
+            stored[rows] = _longs(_gather(view, 8, at + STORE_AT + born).view(">i8"))
         widths = sizes - fronts - bodies
         if (
             not (wide | (magic == V1_MAGIC)).all()
-            or (_longs(headers["offset"]) != offsets).any()
+            or (_longs(headers["physical_offset"]) != offsets).any()
             or bodies.min() < 0
-            or (widths < 3 + wide).any()
+            or (widths < TAIL_MIN + wide).any()
         ):
             return None
         batch = ColumnBatch(
-            self._plain, offsets, sizes, _longs(headers["queue"]), _longs(headers["place"]),
-            flags, stored,
+            self._plain, offsets, sizes, _longs(headers["queue_id"]),
+            _longs(headers["queue_offset"]), flags, stored,
         )  # fmt: skip
         return batch if self._take_tails(batch, view, starts + sizes, widths, wide) else None
 
@@ -155,13 +163,13 @@ class VectorWalker:
 def _record_starts(view: memoryview) -> list[int]:
     """Return where the whole records of a view begin, judged by their sizes alone."""
     starts: list[int] = []
-    add, unpack = starts.append, _FRONT.unpack_from
+    add, unpack = starts.append, SIZE_AND_MAGIC.unpack_from
     end = len(view)
-    last, at, previous, pause_to = end - _MIN_RECORD, 0, 0, 0
+    last, at, previous, pause_to = end - MIN_RECORD_SIZE, 0, 0, 0
     while at <= last:
         size, magic = unpack(view, at)
         after = at + size
-        if size < _MIN_RECORD or after > end or magic == BLANK_MAGIC:
+        if size < MIN_RECORD_SIZE or after > end or magic == BLANK_MAGIC:
             break
         if size != previous or len(starts) < pause_to:
             add(at)

@@ -1,38 +1,10 @@
-"""The key index: hashes, queries, keys over two files, names."""
+"""The key index: queries, keys that span files, file names."""
 
 import random
 from pathlib import Path
 
-from hypothesis import given
-from hypothesis import strategies as st
-
-from hastore.record.codec import java_hash_code
-from hastore.record.java_hash import KeyHasher, keys_of
 from tests.store.derived_files import Derived, rebuilt
 from tests.store.logs import START_MS, MemoryLog, fill
-
-
-@given(st.text(max_size=20), st.text(max_size=300).filter(lambda key: "\ud800" not in key))
-def test_hash_is_javas(topic: str, key: str) -> None:
-    if any("\ud800" <= unit <= "\udfff" for unit in topic + key):
-        return
-    value = abs(java_hash_code(f"{topic}#{key}"))
-    expected = 0 if value == 1 << 31 else value
-    assert KeyHasher().key_hash(topic, key.encode()) == expected
-
-
-def test_hash_without_absolute_value_is_0() -> None:
-    """hashCode("polygenelubricants") is the least integer."""
-    hasher = KeyHasher()
-    hasher._prefixes["x"] = 0
-    assert java_hash_code("polygenelubricants") == -(1 << 31)
-    assert hasher.key_hash("x", b"polygenelubricants") == 0
-
-
-def test_keys_of_properties() -> None:
-    assert keys_of(b"KEYS\x01a  b \x02UNIQ_KEY\x01u\x02") == [b"u", b"a", b"b"]
-    assert keys_of(b"XKEYS\x01a\x02KEYS\x01\x02") == []
-    assert keys_of(b"KEYS\x01a\x02KEYS\x01b") == [b"b"]
 
 
 def test_query_finds_the_latest_first(tmp_path: Path) -> None:
@@ -73,7 +45,7 @@ def test_a_records_keys_may_span_files(tmp_path: Path) -> None:
     assert [int.from_bytes(data[36:40]) for data in index] == [400] * 5 + [2100 - 5 * 399 + 1]
 
 
-def test_the_first_record_opens_a_file_even_without_keys(tmp_path: Path) -> None:
+def test_the_first_record_starts_a_file_even_without_keys(tmp_path: Path) -> None:
     log = MemoryLog()
     fill(log, 1, keys=0)
     files = rebuilt(tmp_path, log)

@@ -1,11 +1,11 @@
-"""Consume queues: units, tags, positions and what gets none."""
+"""Consume queues: units, tags codes, blanks, and records without a unit."""
 
 import struct
 from pathlib import Path
 
 import pytest
 
-from hastore.record.codec import java_hash_code
+from hastore.record.java_hash import java_hash_code
 from hastore.store.derived.queues.consume_queue import Unit, is_directory_name
 from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC
 from hastore.store.fs.filesystem import RealFileSystem
@@ -60,7 +60,7 @@ def test_prepared_and_rollback_get_no_unit(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("start", [1, 299, 300, 301, 1000])
-def test_a_queue_that_starts_above_0_is_filled_before(tmp_path: Path, start: int) -> None:
+def test_a_queue_that_starts_above_0_begins_with_blanks(tmp_path: Path, start: int) -> None:
     log = MemoryLog()
     records = [log.append(queue_offset=start + number) for number in range(5)]
     derived = replayed(tmp_path, log)
@@ -92,7 +92,7 @@ def test_a_gap_in_a_queue_becomes_blanks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("topic", ["..", ".", "a/b", "../../x", "x" * 300, "a\0b", ""])
-def test_a_topic_that_names_no_directory_gets_no_queue(tmp_path: Path, topic: str) -> None:
+def test_a_topic_that_cannot_name_a_directory_gets_no_queue(tmp_path: Path, topic: str) -> None:
     log = MemoryLog()
     log.append(topic=topic, magic=0xDAA320AB)
     log.append(topic="good")
@@ -138,7 +138,7 @@ def test_inner_batches_have_queues_of_their_own(tmp_path: Path) -> None:
     assert derived.queues.topics() == {"T": {0: (0, 4)}}
 
 
-def test_positions_by_time(tmp_path: Path) -> None:
+def test_queue_offsets_by_time(tmp_path: Path) -> None:
     log = MemoryLog()
     records = fill(log, 40, queues=(0,))
     times = {record.physical_offset: record.store_timestamp_ms for record in records}

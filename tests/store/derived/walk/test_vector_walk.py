@@ -1,21 +1,21 @@
-"""The walk by arrays finds what the plain walk finds, and feeds dispatchers to the same bytes."""
+"""The vector walk returns what the scalar walk returns, and dispatchers write the same bytes."""
 
 import random
 from pathlib import Path
 
 import pytest
 
-from hastore.record.codec import V1_MAGIC, V2_MAGIC
 from hastore.record.host import Host
+from hastore.record.layout import V1_MAGIC, V2_MAGIC
 from hastore.service import raise_failure
 from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.derived.contract import RecordColumns
-from hastore.store.derived.walk import vector_walk as replay_arrays
+from hastore.store.derived.walk import vector_walk as vector_walk
 from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC, ScalarWalker, Stop
 from hastore.store.derived.walk.vector_walk import VectorWalker
 from hastore.store.fs.filesystem import REAL
-from hastore.store.replay import service as index_build
+from hastore.store.replay import service as replay_service
 from hastore.store.replay.service import IndexBuildService
 from tests.store.derived_files import Derived
 from tests.store.logs import START_MS, MemoryLog
@@ -31,7 +31,7 @@ def chance(request: pytest.FixtureRequest) -> random.Random:
 
 
 def usual_properties(chance: random.Random, sequences: dict[str, int]) -> bytes:
-    """Make properties as the producer does, now and then with a repeated sequence number."""
+    """Make properties as the producer does, sometimes with a repeated sequence number."""
     pairs = []
     if chance.random() < 0.5:
         pairs.append(
@@ -80,7 +80,7 @@ ODD_PROPERTIES = (
 
 
 def random_log(chance: random.Random, count: int) -> MemoryLog:
-    """Append records of every kind, most of them in stretches that are alike."""
+    """Append records of every kind, mostly in runs of similar records."""
     log = MemoryLog(file_size=1 << 17)
     nexts: dict[tuple[str, int], int] = {}
     sequences: dict[str, int] = {}
@@ -125,7 +125,7 @@ def record_starts(log: MemoryLog) -> list[int]:
 
 
 def test_same_records_and_same_end(chance: random.Random) -> None:
-    """Whole, cut anywhere, and damaged anywhere."""
+    """On logs that are whole, cut anywhere, or damaged anywhere."""
     log = random_log(chance, 400)
     plain, arrays = ScalarWalker(), VectorWalker(ScalarWalker(), batch_min=1)
     by_columns = 0
@@ -153,7 +153,7 @@ def test_same_records_and_same_end(chance: random.Random) -> None:
 
 
 def test_properties_longer_than_their_length_can_say() -> None:
-    """A body length that is too small leaves more than 65,535 bytes: no record, and no error."""
+    """A body length that is too small leaves 65,536 bytes or more: Stop.BAD, not an exception."""
     log = MemoryLog(file_size=1 << 20)
     log.append(body=bytes(80_000))
     data = bytearray(log.data)
@@ -163,7 +163,7 @@ def test_properties_longer_than_their_length_can_say() -> None:
 
 
 def whole(root: Path, log: MemoryLog) -> tuple[Derived, DedupWindow, QueueOffsetTable]:
-    """Make all four dispatchers over a root."""
+    """Make all four dispatchers for a store in `root`."""
     derived = Derived.over(root, log)
     window = DedupWindow(REAL, str(root))
     table = QueueOffsetTable(derived.queues.topics, 4)
@@ -177,7 +177,7 @@ def whole(root: Path, log: MemoryLog) -> tuple[Derived, DedupWindow, QueueOffset
 def test_same_files_and_same_state(
     chance: random.Random, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replayed in random steps, with restarts and cuts, by arrays and without."""
+    """The log is replayed in random steps, with restarts and cuts, once by each walk."""
     log = random_log(chance, 1500)
     end = log.max_offset
     steps = sorted(chance.randrange(end) for _ in range(chance.choice((0, 5, 60)))) + [end]
@@ -185,8 +185,8 @@ def test_same_files_and_same_state(
     cut = chance.choice((None, None, chance.choice(record_starts(log))))
     outcomes = []
     for least, name in ((1 << 40, "plain"), (0, "arrays")):
-        monkeypatch.setattr(index_build, "_ARRAYS_FROM_BYTES", least)
-        monkeypatch.setattr(replay_arrays, "_BATCH_MIN", chance.choice((1, 48)))
+        monkeypatch.setattr(replay_service, "_ARRAYS_FROM_BYTES", least)
+        monkeypatch.setattr(vector_walk, "_BATCH_MIN", chance.choice((1, 48)))
         root = tmp_path / name
         parts = whole(root, log)
         parts[0].build.load()

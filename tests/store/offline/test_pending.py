@@ -1,0 +1,53 @@
+"""The records on which a RocketMQ broker would still act."""
+
+from hastore.record.codec import Record
+from hastore.store.offline.pending import HALF_TOPIC, OP_TOPIC, TIMER_TOPIC, Owed, pending_of
+
+STORED_MS = 1_700_000_000_000
+
+
+def record(
+    topic: str,
+    offset: int,
+    *,
+    body: bytes = b"",
+    queue: tuple[int, int] = (0, 0),
+    **properties: object,
+) -> Record:
+    queue_id, queue_offset = queue
+    raw = "".join(f"{name}\x01{value}\x02" for name, value in properties.items()).encode()
+    return Record(
+        body, topic, queue_id, raw, queue_offset=queue_offset, physical_offset=offset,
+        store_timestamp_ms=STORED_MS,
+    )  # fmt: skip
+
+
+def test_delayed_messages_are_pending_until_they_are_delivered() -> None:
+    """A delay level is the id of its queue: 0 for 1 s, 17 for 2 h."""
+    delayed = [
+        record("SCHEDULE_TOPIC_XXXX", 0, REAL_TOPIC="T", UNIQ_KEY="a", queue=(0, 0)),
+        record("SCHEDULE_TOPIC_XXXX", 100, REAL_TOPIC="T", UNIQ_KEY="b", queue=(17, 0)),
+        record("SCHEDULE_TOPIC_XXXX", 200, REAL_TOPIC="T", UNIQ_KEY="c", queue=(18, 0)),
+        record(TIMER_TOPIC, 300, REAL_TOPIC="T", UNIQ_KEY="d", TIMER_OUT_MS=STORED_MS + 5),
+    ]
+    found = pending_of(delayed)
+    assert [(one.kind, one.topic, one.key) for one in found] == [
+        (Owed.DELAYED, "T", key) for key in "abcd"
+    ]
+    assert [one.due_ms for one in found] == [
+        STORED_MS + 1_000, STORED_MS + 7_200_000, None, STORED_MS + 5,
+    ]  # fmt: skip
+    delivered = [record("T", 400, UNIQ_KEY="b"), record("Other", 500, UNIQ_KEY="a")]
+    assert [one.key for one in pending_of([*delayed, *delivered])] == ["a", "c", "d"]
+
+
+def test_half_messages_are_pending_until_they_are_committed_or_ended() -> None:
+    halves = [
+        record(HALF_TOPIC, 100 * number, REAL_TOPIC="T", UNIQ_KEY=key, queue=(0, number))
+        for number, key in enumerate("abc")
+    ]
+    ended = record(OP_TOPIC, 400, body=b"1,", queue=(0, 7))
+    committed = record("T", 500, UNIQ_KEY="c")
+    assert [one.key for one in pending_of(halves)] == ["a", "b", "c"]
+    found = pending_of([*halves, ended, committed])
+    assert [(one.kind, one.offset, one.queue_offset) for one in found] == [(Owed.HALF, 0, 0)]
