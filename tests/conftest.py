@@ -1,5 +1,7 @@
-"""What all tests share: random ones print how to repeat a failure, a busy machine fails none, and a
-crash of the interpreter leaves its traces (CONTRIBUTING.md).
+"""Settings of all tests: the order in the workers, hypothesis, and traces of an interpreter crash.
+
+Hypothesis prints how to repeat a failure, and has no deadline, so that a busy machine fails no
+test. CONTRIBUTING.md says where to find the traces of a crash.
 """
 
 import os
@@ -9,10 +11,10 @@ import resource
 import pytest
 from hypothesis import settings
 
-# Whole processes, JVMs and kills take the longest: two workers begin with them and end with the
-# many short ones, so that neither waits for the other's last test.
+# The folders with the longest tests (processes, JVMs, kills). The workers begin with these and end
+# with the many short tests, so that neither waits long for the other's last test.
 LONG = ("torture", "process", "interop", "spark", "cli", "demo")
-# What shares an expensive fixture, a JVM or a group of nodes, stays in one worker.
+# Tests that share an expensive fixture, a JVM or a group of nodes, stay in one worker.
 TOGETHER = (
     "tests/spark/",
     "tests/cli/test_commands.py",
@@ -25,7 +27,7 @@ TESTS = pathlib.Path(__file__).parent
 settings.register_profile("hastore", deadline=None, print_blob=True)
 settings.load_profile("hastore")
 
-# pytest prints the stacks of its own process; what it starts is told to do so too.
+# pytest prints the stacks of its own process at a crash; make the child processes do the same.
 os.environ.setdefault("PYTHONFAULTHANDLER", "1")
 _, _hard = resource.getrlimit(resource.RLIMIT_CORE)
 resource.setrlimit(resource.RLIMIT_CORE, (_hard, _hard))
@@ -33,7 +35,7 @@ resource.setrlimit(resource.RLIMIT_CORE, (_hard, _hard))
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Deal the tests out one by one, but for those that belong together."""
+    """Distribute the tests one by one, except those in TOGETHER."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):
@@ -44,7 +46,7 @@ def pytest_xdist_make_scheduler(config, log):
 
 
 def pytest_collection_modifyitems(config, items):
-    """Where there are workers, what takes long goes first."""
+    """In a worker, run the long tests first."""
     if not hasattr(config, "workerinput"):
         return
     place = {name: number for number, name in enumerate(LONG)}

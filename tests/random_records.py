@@ -1,4 +1,4 @@
-"""Records of all forms, by a seeded chance: both versions, hosts of both families, odd topics."""
+"""Random records of all forms, by a seed: both versions, IPv4 and IPv6 hosts, unusual topics."""
 
 import random
 import zlib
@@ -10,13 +10,13 @@ from hastore.record.properties import encode_properties
 
 
 def random_host(chance: random.Random) -> Host:
-    """Mostly an IPv4 host."""
+    """Return an IPv4 host, or one time in five an IPv6 host."""
     size = 16 if chance.random() < 0.2 else 4
     return Host(chance.randbytes(size), chance.randrange(65_536))
 
 
 def random_record(chance: random.Random, **fixed: object) -> Record:
-    """A valid record whose fields are anything that the format allows."""
+    """Return a valid record with random fields; `fixed` overrides some of them."""
     v2 = chance.random() < 0.2
     letters = "abcXYZ%_-é漢"
     topic = (
@@ -31,7 +31,7 @@ def random_record(chance: random.Random, **fixed: object) -> Record:
     ]
     properties = encode_properties(pairs)
     if properties and chance.random() < 0.3:
-        properties = properties[:-1] or b""  # as 4.9 leaves the last separator out
+        properties = properties[:-1] or b""  # RocketMQ 4.9 leaves out the last separator
     body = chance.randbytes(chance.choice((0, 1, 10, 200, 1024, 5_000)))
     born, stored = random_host(chance), random_host(chance)
     flags = chance.choice((0, 0, 1, 4, 8))

@@ -1,5 +1,7 @@
-"""docs/client-protocol.md against the code: its tables name every field, its bytes and its client
-work against real nodes.
+"""Compare docs/client-protocol.md with the code.
+
+The tables must name every field and limit; the example bytes and the example client must work with
+real nodes.
 """
 
 import enum
@@ -36,7 +38,7 @@ POWERS = {2**63 - 1: "2^63 - 1", 2**31 - 1: "2^31 - 1"}
 
 
 def structs() -> list[type[msgspec.Struct]]:
-    """Return every message of the API, and every part of one."""
+    """Return every message of the API, and every structure inside one."""
     found = [
         each
         for each in vars(api).values()
@@ -46,19 +48,19 @@ def structs() -> list[type[msgspec.Struct]]:
 
 
 def sections() -> dict[str, tuple[str | None, str]]:
-    """Return the page's messages: name to tag and text."""
+    """Return the page's sections on messages: name -> (tag, text)."""
     reference = PAGE.partition("\n## The requests\n")[2]
     return {name: (tag or None, text) for name, tag, text in SECTION.findall(reference)}
 
 
 def rows(text: str) -> list[list[str]]:
-    """Return the cells of a table's rows, without its head."""
+    """Return the cells of a table's rows, without its header."""
     cells = [re.split(r" *(?<!\\)\| *", row) for row in ROW.findall(text)]
     return [row for row in cells[1:] if not set("".join(row)) <= set("-")]
 
 
 def in_words(kind: Any) -> str:
-    """Say what values a field takes, as the page does."""
+    """Describe the values of a field in the words of the page."""
     if isinstance(kind, msgspec.inspect.UnionType):
         return " or ".join(in_words(each) for each in kind.types)
     if isinstance(kind, msgspec.inspect.IntType):
@@ -88,7 +90,7 @@ def bounds(low: int | None, high: int | None) -> str:
 
 
 def default_of(field: msgspec.inspect.Field) -> str:
-    """Say what a field is when the array ends before it, as the page does."""
+    """Return a field's default in the words of the page: its value if the array ends before it."""
     if field.required:
         return "required"
     value = field.default
@@ -102,7 +104,7 @@ def default_of(field: msgspec.inspect.Field) -> str:
 
 
 def expected_rows(struct: type[msgspec.Struct]) -> list[list[str]]:
-    """Return the cells that the struct's table begins with: place, name, type, default."""
+    """Return the first cells of each row of the struct's table: place, name, type, default."""
     info = msgspec.inspect.type_info(struct)
     first = 0 if info.tag is None else 1
     return [
@@ -120,7 +122,7 @@ def test_the_page_has_every_message_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("struct", structs(), ids=lambda struct: struct.__name__)
-def test_every_field_is_in_its_place(struct: type[msgspec.Struct]) -> None:
+def test_every_field_is_described_in_its_place(struct: type[msgspec.Struct]) -> None:
     table = rows(sections()[struct.__name__][1])
     assert [row[:4] for row in table] == expected_rows(struct)
     assert all(len(row) == 5 and row[4] for row in table), "what it means is missing"
@@ -133,7 +135,7 @@ def test_every_status_that_travels_is_explained(kind: type[enum.Enum]) -> None:
     assert all(row[-1] for row in table)
 
 
-def test_what_a_status_says_of_the_record() -> None:
+def test_the_page_says_correctly_what_is_stored_and_what_to_repeat() -> None:
     for name, stored, again, _ in rows(sections()["Status"][1]):
         status = api.Status(name.strip("`"))
         unknown = status is api.Status.TIMEOUT
@@ -199,7 +201,7 @@ def test_links_lead_somewhere() -> None:
 
 
 def assert_like(said: bytes, line: str) -> None:
-    """Compare what a node said with a line of the page: `..` is any byte, and more may follow."""
+    """Compare a node's bytes with a line of the page; `..` matches any byte, or any rest."""
     wanted = line[1:].partition("#")[0].split()
     assert len(wanted) <= len(said) and (".." in wanted or len(wanted) == len(said)), line
     for place, (pair, byte) in enumerate(zip(wanted, said, strict=False)):
@@ -208,7 +210,7 @@ def assert_like(said: bytes, line: str) -> None:
 
 @pytest.fixture
 def node(tmp_path: pathlib.Path) -> Iterator[Node]:
-    """A node alone, master of itself."""
+    """A running ASYNC_MASTER without slaves."""
     with Group(tmp_path, 1, master_role="ASYNC_MASTER") as group:
         yield group[1].start("master")
 
@@ -247,7 +249,7 @@ HANDSHAKES = {
 }
 
 
-def test_what_the_page_allows(node: Node) -> None:
+def test_everything_that_the_page_allows_works(node: Node) -> None:
     put = api.encode(api.Put(2, 1))
     payload = build_record("t", b"x" * 300, queue_id=0, born_timestamp_ms=1, born_host=NO_HOST)
     for place, (name, (hello, own)) in enumerate(HANDSHAKES.items()):
@@ -285,7 +287,7 @@ BREACHES = {
 }
 
 
-def test_what_the_page_forbids_closes_the_connection_alone(node: Node) -> None:
+def test_a_forbidden_message_closes_only_its_own_connection(node: Node) -> None:
     with Wire(node.api) as other:
         other.shake_hands()
         for name, said in BREACHES.items():
@@ -293,7 +295,7 @@ def test_what_the_page_forbids_closes_the_connection_alone(node: Node) -> None:
                 wire.shake_hands()
                 wire.send(said)
                 last = wire.until_closed()
-                if len(said) < 1_000:  # a node that leaves bytes unread cannot be sure of a word
+                if len(said) < 1_000:  # closing with unread bytes may discard the ERROR
                     assert [each.body[:6] for each in last] == [b"\x05ERROR"], name
                 assert all(each.flags & COMMAND for each in last), name
         other.send(frame(api.encode(api.AskMap(9))))

@@ -1,4 +1,4 @@
-"""No thread dies in silence: each ends its node, or its link, or its client, and says why."""
+"""A thread that fails ends its node, its link or its client, and the reason is reported."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from tests.server.kit import config_of
 from tests.test_style import MODULES, ROOT, module_name
 
 WAIT_S = 60.0
-# Threads that are no Service, and what their end means.
+# Modules with threads that are not a Service, and what happens if such a thread fails.
 BARE_THREADS = {
-    "service",  # the base class
-    "client.producer.io_driver",  # settles all with its failure, and refuses later sends
-    "ha.hello.survey",  # a pool, whose callers get what its threads raise
-    "client.connections.resolver",  # answers whatever happens
-    "cli.produce",  # a command's: printed by the interpreter, the command ends
-    "demo.produce",  # the demonstration's own: its failure is raised where it is waited for
+    "service",  # the base class itself
+    "client.producer.io_driver",  # ends all sends with the failure, and refuses later ones
+    "ha.hello.survey",  # a pool: its callers get the exceptions of its threads
+    "client.connections.resolver",  # always answers, also after a failure
+    "cli.produce",  # in a command: the interpreter prints the failure, and the command ends
+    "demo.produce",  # in the demo: the thread that waits for it raises the failure
 }
 
 
 def break_with(monkeypatch: pytest.MonkeyPatch, owner: type, name: str) -> None:
-    """Make a method fail as a defect would: by what nobody expects."""
+    """Make a method raise an exception that no caller expects, as a defect would."""
 
     def fail(*_given: Any, **_named: Any) -> Any:
         raise LookupError(f"a planted defect in {name}")
@@ -80,7 +80,7 @@ def test_threads_are_services(path: pathlib.Path) -> None:
             assert module_name(path) in BARE_THREADS, f"{path}:{line.lineno}: use a Service"
 
 
-def test_nobody_can_leave_out_who_hears_of_a_failure() -> None:
+def test_every_service_requires_on_failure() -> None:
     with pytest.raises(TypeError, match="on_failure"):
         Service("x")  # type: ignore[call-arg]
     told = inspect.signature(Service.__init__).parameters["on_failure"]
@@ -98,7 +98,7 @@ def test_nobody_can_leave_out_who_hears_of_a_failure() -> None:
         (GroupTransferService, "_end"),
         (RoleService, "_tick"),
         (RetentionService, "run"),
-        (ApiServer, "_turn"),
+        (ApiServer, "_run_once"),
     ],
     ids=lambda each: getattr(each, "__name__", each),
 )
@@ -166,7 +166,7 @@ def test_a_failing_flush_reporter_ends_the_node(
 @pytest.mark.parametrize(
     ("service", "method"), [(ReadSocketService, "_take"), (WriteSocketService, "_send_all")]
 )
-def test_a_failing_link_is_made_anew_and_shown(
+def test_a_link_whose_thread_fails_is_reported_and_reconnected(
     service: type, method: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = Group(tmp_path, 2)
@@ -194,7 +194,7 @@ def test_a_failing_link_is_made_anew_and_shown(
         group.stop()
 
 
-def test_no_thread_for_a_connection_leaves_its_place_free(
+def test_a_connection_for_which_no_thread_starts_is_forgotten(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     group = Group(tmp_path)
@@ -208,9 +208,9 @@ def test_no_thread_for_a_connection_leaves_its_place_free(
     try:
         with monkeypatch.context() as broken:
             broken.setattr(ReadSocketService, "start", start)
-            with peer(node) as stranger:
-                assert stranger.closed
-        wait_for(lambda: failures and not node.ha._connections, "the place")
+            with peer(node) as connection:
+                assert connection.closed
+        wait_for(lambda: failures and not node.ha._connections, "the end of the connection")
         assert node.ha.acceptor.alive
     finally:
         group.stop()
@@ -225,7 +225,7 @@ def node() -> Iterator[FakeNode]:
     made.stop()
 
 
-def test_a_failing_sender_settles_all_and_refuses_at_once(
+def test_a_failing_sender_thread_ends_all_sends_and_refuses_new_ones(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.backend.transfer.hold = True
@@ -257,7 +257,7 @@ def test_a_failing_sender_settles_all_and_refuses_at_once(
         assert producer.flush(WAIT_S)
 
 
-def test_a_sender_that_fails_before_it_found_a_master_says_so(
+def test_a_sender_thread_that_fails_before_it_finds_a_master_is_reported(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     break_with(monkeypatch, SendCore, "run_once")
@@ -268,7 +268,7 @@ def test_a_sender_that_fails_before_it_found_a_master_says_so(
         producer.send("t", b"x")
 
 
-def test_a_failing_turn_of_the_loop_settles_all_and_refuses_at_once(
+def test_a_failure_on_the_event_loop_ends_all_sends_and_refuses_new_ones(
     node: FakeNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     node.backend.transfer.hold = True
@@ -288,7 +288,7 @@ def test_a_failing_turn_of_the_loop_settles_all_and_refuses_at_once(
     asyncio.run(use())
 
 
-def test_a_name_is_answered_for_whatever_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_resolver_answers_also_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_given: Any, **_named: Any) -> Any:
         raise LookupError("a planted defect")
 
@@ -319,7 +319,7 @@ run(serve_command, "hastore serve")
 """
 
 
-def test_the_process_ends_with_1_and_says_why_last(tmp_path: pathlib.Path) -> None:
+def test_the_process_exits_with_1_and_prints_the_reason_last(tmp_path: pathlib.Path) -> None:
     file = tmp_path / "node.yaml"
     address = "127.0.0.1:0"
     file.write_text(
@@ -337,4 +337,4 @@ def test_the_process_ends_with_1_and_says_why_last(tmp_path: pathlib.Path) -> No
     assert "a planted defect" in last
     again = Node(config_of(tmp_path / "s"), lambda: None)
     again.state.load(1, "c", "g")
-    assert again.state.data.clean_stop, "what is stored is whole: an orderly stop"
+    assert again.state.data.clean_stop, "the node stopped cleanly"

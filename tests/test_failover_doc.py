@@ -1,4 +1,4 @@
-"""docs/failover.md names tests and planted mistakes: each exists, and no mistake is left out."""
+"""The tests and planted mistakes that docs/failover.md names exist; it names every mistake."""
 
 import pathlib
 import re
@@ -8,7 +8,7 @@ from tests.ha.planted import BUGS
 ROOT = pathlib.Path(__file__).parent.parent
 
 
-def test_what_the_document_names_exists():
+def test_every_named_test_and_mistake_exists():
     text = (ROOT / "docs" / "failover.md").read_text()
     defined = set()
     for path in (ROOT / "tests").rglob("*.py"):

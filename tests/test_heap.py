@@ -1,4 +1,4 @@
-"""Freed memory that a process keeps: no page of it is asked for again."""
+"""`keep_freed`: a process that keeps freed memory gets no page faults when it uses it again."""
 
 import subprocess
 import sys
@@ -22,7 +22,7 @@ def faults(kept_bytes: int) -> int:
     return int(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
 
 
-def test_what_is_freed_and_needed_again_costs_no_page_faults() -> None:
+def test_reused_memory_costs_no_page_faults() -> None:
     for kept_bytes in (8 * 1024 * 1024, 1 << 40):
         assert faults(kept_bytes) < 500  # 25,600 pages are used
-    assert faults(0) > 10_000  # else this test shows nothing
+    assert faults(0) > 10_000  # else the checks above would prove nothing

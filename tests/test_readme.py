@@ -1,4 +1,4 @@
-"""What the README says exists: commands, options, files, code that compiles."""
+"""The commands, options and files that the README names exist, and its Python code compiles."""
 
 import importlib
 import pathlib
@@ -17,7 +17,7 @@ LINES = sorted(set(re.findall(r"^(?:.*\| )?bin/(hastore\S*[^\n]*)", TEXT, re.M))
 
 
 def find(words):
-    """Return the command that a line calls, and what is left of the line."""
+    """Return the command that a line calls, and the rest of its words."""
     program, *rest = words
     if program != "hastore":
         return {"hastore-master": master_command, "hastore-slave": slave_command}[program], rest
@@ -42,7 +42,7 @@ def test_every_command_is_listed():
         assert f"hastore {name}" in TEXT, name
 
 
-def test_links_lead_somewhere():
+def test_the_targets_of_links_exist():
     for target in re.findall(r"\]\(([^)#:]+)\)", TEXT):
         assert (ROOT / target).exists(), target
 
@@ -55,7 +55,7 @@ def test_python_compiles():
         compile(block, "README.md", "exec")
 
 
-def test_the_page_on_the_python_api_imports_what_is_there():
+def test_the_page_on_the_python_api_names_existing_classes_and_errors():
     text = (ROOT / "docs" / "python-api.md").read_text()
     blocks = re.findall(r"```python\n(.*?)```", text, re.S)
     assert len(blocks) == 4
@@ -68,5 +68,5 @@ def test_the_page_on_the_python_api_imports_what_is_there():
         assert hasattr(errors, name), name
 
 
-def test_the_clients_are_listed():
+def test_the_public_names_exist():
     assert set(hastore.__all__) <= set(dir(hastore))

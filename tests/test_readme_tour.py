@@ -1,7 +1,7 @@
-"""The README's five minutes by hand: the blocks as they stand, in their order, in one shell, twice.
+"""Run the README's "Five minutes by hand": its blocks unchanged, in order, in one shell, twice.
 
-Two things differ from a reader's machine: nothing is installed (the first line is left out, this
-interpreter stands in for `.venv`), and ports and file sizes are other ones.
+Two things differ from a user's machine. Nothing is installed: the first line is left out, and this
+interpreter replaces the one of `.venv`. Ports and file sizes are different.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ TOUR = TEXT.partition("## Five minutes by hand")[2].partition("\n## ")[0]
 BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.M | re.S)
 INSTALL = "python3 -m venv .venv && .venv/bin/pip install -e '.[spark]'\n"
 OWN_SESSION = "SparkSession.builder"
-TOUR_S = 600  # a busy machine; 20 s are enough for an idle one
+TOUR_S = 600  # for a busy machine; an idle one needs 20 s
 
 
 def script() -> str:
-    """Return the tour as one script; a block of Python is typed into the environment's Python."""
+    """Return the tour as one script; a block of Python becomes the stdin of `.venv/bin/python`."""
     parts = []
     for kind, text in BLOCK.findall(TOUR):
         if OWN_SESSION in text:
-            continue  # a test of its own below
+            continue  # tested below
         if kind == "python":
             text = f".venv/bin/python - <<'PYTHON'\n{text}PYTHON\n"
         parts.append(text)
@@ -47,7 +47,7 @@ def script() -> str:
 
 @pytest.fixture
 def checkout(tmp_path):
-    """A folder with what the tour uses of a checkout, on ports of its own; and the script."""
+    """Copy the parts of a checkout that the tour uses, with free ports; yield folder and script."""
     for name in ("bin", "conf", "hastore", "pyspark_hastore"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("__pycache__"))
     python = tmp_path / ".venv" / "bin" / "python"
@@ -78,7 +78,7 @@ def checkout(tmp_path):
 
 
 def play(folder: pathlib.Path, typed: str, shell: str) -> str:
-    """Type the tour into a shell in `folder`; return what it printed."""
+    """Run the tour in a shell in `folder`; return its output."""
     environment = {**os.environ, "PATH": f"{pathlib.Path(sys.executable).parent}:/usr/bin:/bin"}
     environment.pop("HASTORE_BOOTSTRAP", None)
     done = subprocess.run(
@@ -100,7 +100,7 @@ def test_the_tour_works_twice_in_a_row(checkout):
         sent = [json.loads(line) for line in told.splitlines() if line.startswith('{"status"')]
         assert {one["status"] for one in sent} == {"PUT_OK"} and len(sent) == 2
         assert {one["level"] for one in sent} == {"SYNC_MEM(1)"}
-        assert told.count("hello, log\n") == 2, "each time it was consumed"
+        assert told.count("hello, log\n") == 2, "printed by both consume commands"
         assert told.count("still here\n") == 1
         table = [line for line in told.splitlines() if line.startswith("|")]
         values = [line.split("|")[4].strip() for line in table[1:]]
@@ -108,11 +108,11 @@ def test_the_tour_works_twice_in_a_row(checkout):
         left = [p for p in psutil.process_iter(["cwd", "name"]) if p.info["cwd"] == str(folder)]
         assert [p for p in left if p.info["name"] != "java"] == []
         assert not (folder / "data").exists()
-        psutil.wait_procs(left, timeout=60)  # Spark's JVM outlives its driver a while
+        psutil.wait_procs(left, timeout=60)  # Spark's JVM ends a little after its driver
 
 
 def own_session() -> str:
-    """Return the README's lines for a session of one's own."""
+    """Return the README's block that creates a user's own session."""
     (found,) = [text for _, text in BLOCK.findall(TOUR) if OWN_SESSION in text]
     return found
 
@@ -124,7 +124,7 @@ print("found", frame.load().count())
 
 
 def spark_says(code: str, folder: pathlib.Path, **environment: str) -> str:
-    """Run `code` by this interpreter, away from any checkout; return its stdout."""
+    """Run `code` with this interpreter, outside of any checkout; return its stdout."""
     code += COUNT.format(path=str(ROOT / "tests" / "golden" / "three-files"))
     base = {name: text for name, text in os.environ.items() if not name.startswith("PYSPARK")}
     base |= {"SPARK_LOCAL_IP": "127.0.0.1", "SPARK_SUBMIT_OPTS": "-Dspark.ui.enabled=false"}
@@ -136,19 +136,19 @@ def spark_says(code: str, folder: pathlib.Path, **environment: str) -> str:
             out, problems = process.communicate(timeout=TOUR_S)
         finally:
             with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)  # Spark's JVM outlives its driver a while
+                os.killpg(process.pid, signal.SIGKILL)  # Spark's JVM may still be running
     assert process.returncode == 0, problems
     return out
 
 
 def java_of_this_machine() -> dict[str, str]:
-    """Return what a session that is not `local_session` needs in its environment."""
+    """Return the environment variables that a session other than `local_session` needs."""
     require_java()
     return {"JAVA_HOME": str(java_home_for_spark(find_java()))}
 
 
 @pytest.mark.timeout(TOUR_S + 60)
-def test_a_session_of_ones_own_works_as_the_readme_says(tmp_path):
+def test_a_users_own_session_works_as_the_readme_says(tmp_path):
     java = java_of_this_machine()
     assert "found 400" in spark_says(own_session(), tmp_path, **java)
 

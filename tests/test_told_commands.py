@@ -1,7 +1,7 @@
-"""Every `hastore ...` command that the product tells a person to run exists, with its options.
+"""Every `hastore ...` command in documents, errors, help and output exists, with its options.
 
-They are taken from the README, the docs, the configuration files, the templates, and every text in
-the product's code: errors, help, and what the demo and `init` print.
+The commands are taken from the README, the docs, the configuration files, the templates, and from
+every text in the code.
 """
 
 import ast
@@ -18,7 +18,7 @@ from hastore.cli.main import cli
 from hastore.cli.nodes import master_command, slave_command
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-HOLE = "VALUE"  # where a text has a value of its own
+HOLE = "VALUE"  # replaces each value that a text gets at run time
 PAGES = [
     ROOT / "README.md",
     ROOT / "CONTRIBUTING.md",
@@ -31,17 +31,17 @@ PROGRAMS = {"hastore": cli, "hastore-master": master_command, "hastore-slave": s
 PROGRAM = re.compile(r"^(?:bin/)?(hastore(?:-master|-slave)?)(?:\s+(.*))?$")
 TYPED = re.compile(r"(?:^|[|;&]|#   )\s*((?:bin/)?hastore(?:-master|-slave)? [^|;&<>\n]*)", re.M)
 THREADS = ("hastore caller", "hastore answerer")  # names of threads, in docs/python-api.md
-NOT_YET = {"pipeline.md": "hastore pipeline ..."}  # a page that says that it is not there yet
+NOT_YET = {"pipeline.md": "hastore pipeline ..."}  # the page says that it is not implemented yet
 
 
 def quoted(text: str) -> list[str]:
-    """Return what stands in backquotes and calls a program."""
+    """Return the commands in backquotes."""
     found = re.findall(r"`((?:bin/)?hastore(?:-master|-slave)?(?:\s[^`]*)?)`", text)
     return [" ".join(one.split()) for one in found]
 
 
 def commands_of(page: pathlib.Path) -> list[str]:
-    """Return the commands of a page: in backquotes, in blocks of code and in comments."""
+    """Return the commands of a page: those in backquotes, in blocks of code and in comments."""
     text = page.read_text()
     found = quoted(text)
     if page.suffix == ".md":
@@ -56,7 +56,7 @@ def commands_of(page: pathlib.Path) -> list[str]:
 
 
 def texts_of(path: pathlib.Path) -> list[str]:
-    """Return the texts of a module, with HOLE for each value in them."""
+    """Return the string constants of a module; each value in an f-string becomes HOLE."""
     texts = []
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
@@ -71,7 +71,7 @@ def texts_of(path: pathlib.Path) -> list[str]:
 
 
 def hole(part: ast.expr) -> str:
-    """Return the program that `program("hastore-master")` stands for, else HOLE."""
+    """Return the name that a call of `program(...)` in an f-string returns, else HOLE."""
     called = part.value if isinstance(part, ast.FormattedValue) else None
     if isinstance(called, ast.Call) and isinstance(called.func, ast.Name):
         given = called.args[0] if called.args else None
@@ -83,19 +83,19 @@ def hole(part: ast.expr) -> str:
 
 
 def commands_in_code(path: pathlib.Path) -> list[str]:
-    """Return the commands that a module's texts tell: in backquotes, or as a line of their own."""
+    """Return the commands in a module's texts: in backquotes, or as a text of their own."""
     found = []
     for text in texts_of(path):
         found += quoted(text)
         line = text.strip()
-        told = re.match(r"hastore \w+:", line)  # the head of an error, not a command
+        told = re.match(r"hastore \w+:", line)  # the beginning of an error, not a command
         if PROGRAM.match(line) and not told and re.search(r" (-|[a-z]+ -)", line):
             found.append(line.rstrip("& "))
     return sorted(set(found))
 
 
 def problem_of(line: str) -> str | None:
-    """Say why the line is no command of hastore; None when it is one."""
+    """Return why the line is not a valid command of hastore; None if it is one."""
     match = PROGRAM.match(line)
     assert match, line
     command: click.Command = PROGRAMS[match[1]]
@@ -104,7 +104,7 @@ def problem_of(line: str) -> str | None:
     while isinstance(command, click.Group) and words and not words[0].startswith("-"):
         names = words.pop(0).split("|")
         if names == [HOLE]:
-            return None  # the name comes at run time; the test of that text knows it
+            return None  # the name is known only at run time; the test of that text checks it
         context = click.Context(command)
         for name in names:
             if command.get_command(context, name) is None:
@@ -136,7 +136,7 @@ def problem_of(line: str) -> str | None:
     return None if values <= taken else f"it takes {taken} arguments, not {values}"
 
 
-def test_the_check_sees_what_is_wrong():
+def test_the_check_finds_wrong_commands():
     for line, why in {
         "hastore stauts": "no 'stauts'",
         "hastore log dumb --store DIR": "no 'dumb'",
@@ -154,18 +154,18 @@ def test_the_check_sees_what_is_wrong():
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_what_a_page_tells_exists(page):
+def test_the_commands_of_a_page_exist(page):
     wrong = {line: why for line in commands_of(page) if (why := problem_of(line))}
     assert wrong == {}
 
 
 @pytest.mark.parametrize("path", CODE, ids=lambda path: str(path.relative_to(ROOT)))
-def test_what_the_code_tells_exists(path):
+def test_the_commands_in_texts_of_the_code_exist(path):
     wrong = {line: why for line in commands_in_code(path) if (why := problem_of(line))}
     assert wrong == {}
 
 
-def test_a_program_is_named_as_this_person_runs_it(tmp_path, monkeypatch):
+def test_a_program_is_named_as_this_user_runs_it(tmp_path, monkeypatch):
     checkout, installed = tmp_path / "bin", tmp_path / "env"
     for folder in (checkout, installed):
         folder.mkdir()
@@ -184,10 +184,10 @@ def test_a_program_is_named_as_this_person_runs_it(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "argv", [str(installed / "hastore")])
     assert program("hastore-master") == "hastore-master", "installed, on the PATH"
     monkeypatch.setattr(sys, "argv", ["bin/hastore"])
-    assert program("hastore-master") == "bin/hastore-master", "not another one of that name"
+    assert program("hastore-master") == "bin/hastore-master", "not an installed one"
 
 
-def test_enough_is_found_for_the_check_to_mean_something():
+def test_the_check_finds_many_commands():
     pages = {line for page in PAGES for line in commands_of(page)}
     code = {line for path in CODE for line in commands_in_code(path)}
     assert len(pages) > 40 and len(code) > 15, (len(pages), len(code))

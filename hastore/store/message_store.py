@@ -407,13 +407,12 @@ class MessageStore:
     # -- append -----------------------------------------------------------------------------------
 
     def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
-        """Append all valid records of all payloads; a payload is one or more encoded records.
+        """Append the valid records of all payloads; a payload is records without gaps.
 
-        It is one write, unless the log's file has no room for all of them. Results come in the
-        records' order; a malformed payload has one result, which refuses all of it.
-        StoreFullError, StoreBrokenError or StoreError (replay lags): nothing was appended. If a
-        part was appended, or may have been, the results say so for each record. With
-        `store.flush: sync` a sync has been requested when this returns.
+        Returns the results of each payload, in its records' order. A payload that cannot be split
+        into records has a single result, which refuses all of it. StoreFullError, StoreBrokenError
+        and StoreError mean that nothing was appended; all other failures are in the results
+        (Appender.put). With `store.flush: sync` a sync has been requested when this returns.
         """
         results, start, end, data = self._appender.put(payloads)
         if end > start:

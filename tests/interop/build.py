@@ -1,5 +1,6 @@
-"""Compile the Java programs and work out their class paths: by Maven, into each pom's target, once
-for each program and version.
+"""Compile the Java programs and resolve their class paths with Maven, once per program and version.
+
+The results are in the `target` folder beside each pom.xml.
 """
 
 from __future__ import annotations
@@ -20,8 +21,10 @@ BUILD_S = 600.0
 
 @dataclass(frozen=True)
 class Program:
-    """What to build: `name` is the folder of what was built, `operations` the class that says what
-    the program can do. `version_key` is Maven's property, `version_variable` overrides it.
+    """A program to build.
+
+    `name` is the folder of the results, `operations` the class with the program's operations. The
+    version is Maven's property `version_key`, or the environment variable `version_variable`.
     """
 
     folder: str
@@ -36,7 +39,7 @@ ROCKETMQ_5 = Program(
     "java", "five", "interop.five.FiveStore",
     "rocketmq.version", "HASTORE_ROCKETMQ_VERSION", "rocketmq-5",
 )  # fmt: skip
-ROCKETMQ_4 = Program(  # the bare store
+ROCKETMQ_4 = Program(  # only the store
     "java", "four", "interop.four.FourStore",
     "rocketmq.version", "HASTORE_ROCKETMQ_4_VERSION", "rocketmq-4",
 )  # fmt: skip
@@ -46,17 +49,17 @@ JEROMQ = Program(
 
 
 def missing(what: str) -> None:
-    """Skip, with one line; in CI fail: there Java is compulsory."""
+    """Skip the test with one line; in CI fail, because Java is required there."""
     if os.environ.get("CI") == "true":
         pytest.fail(f"interop tests: {what}, and CI must run them", pytrace=False)
     pytest.skip(f"interop tests need Java 17 and Maven: {what}")
 
 
 def command(program: Program) -> tuple[str, str]:
-    """Return class path and main argument; builds when the sources or the version changed."""
+    """Return class path and main argument; build first if the sources or the version changed."""
     for tool in ("java", "javac", "mvn"):
         if shutil.which(tool) is None:
-            missing(f"{tool} is not there")
+            missing(f"{tool} is not installed")
     version = os.environ.get(program.version_variable, "")
     target = HERE / program.folder / "target" / program.name
     target.mkdir(parents=True, exist_ok=True)
@@ -87,7 +90,7 @@ def _build(program: Program, version: str, target: pathlib.Path) -> None:
     if version:
         command.append(f"-D{program.version_key}={version}")
     said = ""
-    for offline in (["-o"], []):  # everything is there already, more often than not
+    for offline in (["-o"], []):  # usually all files have been downloaded before
         done = subprocess.run(
             [*command, *offline], capture_output=True, text=True, timeout=BUILD_S, check=False
         )

@@ -1,4 +1,4 @@
-"""What both ends hold on disk, compared byte by byte, without the product's own code."""
+"""Compare the stores of hastore and RocketMQ byte by byte, without hastore's own code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from tests.process.stores import Log, read_log, tree
 
-# Sizes that both sides share: RocketMQ refuses a log of other file sizes than its own.
+# Both sides need the same sizes: RocketMQ refuses a log whose files have another size.
 FILE_BYTES = 64 * 1024
 QUEUE_UNITS = 300
 SLOTS, ENTRIES = 500, 2_000
@@ -26,7 +26,7 @@ def sizes(file_bytes: int = FILE_BYTES) -> dict[str, Any]:
 
 
 def rocketmq_sizes(root: pathlib.Path, file_bytes: int = FILE_BYTES) -> dict[str, Any]:
-    """Return the same as RocketMQ's keys."""
+    """Return RocketMQ's keys for the same sizes."""
     return {
         "storePathRootDir": str(root),
         "mappedFileSizeCommitLog": file_bytes,
@@ -62,10 +62,11 @@ def assert_same_log(one: pathlib.Path, other: pathlib.Path, end: int) -> None:
 def assert_same_derived(
     one: pathlib.Path, other: pathlib.Path, *, index_by_entries: bool = False
 ) -> None:
-    """Compare consume queues by name and key index files in order: identical files.
+    """Check that consume queues (by name) and key index files (in order) are identical.
 
-    `index_by_entries`, after a kill of RocketMQ, which then indexes some keys twice or not at all:
-    `other`'s index holds each key of its log just once, and whatever RocketMQ's holds.
+    With `index_by_entries` the entries are compared instead of the index files: after a kill,
+    RocketMQ indexes some keys twice or not at all. Then `other`'s index must have each key of its
+    log exactly once, and every entry of RocketMQ's index.
     """
     for kind in ("consumequeue", "batchconsumequeue"):
         left, right = _used(one / kind), _used(other / kind)
@@ -106,7 +107,7 @@ def _entries(root: pathlib.Path) -> list[tuple[int, int]]:
 
 
 def _keys_of(log: Log) -> list[tuple[int, int]]:
-    """Return what an index of the log must hold: UNIQ_KEY and each of KEYS, none of a rollback."""
+    """Return the entries that an index must have: UNIQ_KEY and each of KEYS, except rollbacks."""
     return [
         (found.offset, _key_hash(f"{found.topic}#{key}"))
         for found in log.records
@@ -125,12 +126,12 @@ def _key_hash(text: str) -> int:
 
 
 def _used(folder: pathlib.Path) -> dict[str, bytes]:
-    """Return the files that hold anything: RocketMQ makes the next one a little early."""
+    """Return the files that are not empty: RocketMQ creates the next one a little early."""
     return {name: data for name, data in tree(folder).items() if data.strip(b"\0")}
 
 
 def lines_of(log: Log) -> list[str]:
-    """Return the log's records in the words of Lines.java."""
+    """Return the log's records in the format of Lines.java."""
     return sorted(
         "\t".join(
             (
@@ -148,5 +149,5 @@ def lines_of(log: Log) -> list[str]:
 
 
 def read_lines(path: pathlib.Path) -> list[str]:
-    """Return what the Java side wrote."""
+    """Return the lines that the Java side wrote."""
     return sorted(path.read_text().splitlines())

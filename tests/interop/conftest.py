@@ -25,7 +25,7 @@ def jeromq_program():
 
 @pytest.fixture
 def ports():
-    """Free ports of loopback; a broker takes its port, the next and the one two below."""
+    """Free ports of loopback; a broker uses its port, the next one, and the port minus 2."""
     held = Ports()
     yield held
     held.close()
@@ -33,13 +33,13 @@ def ports():
 
 @pytest.fixture
 def make_peer(rocketmq_5, tmp_path, request):
-    """Start JVMs with RocketMQ's classes."""
+    """Return a function that starts JVMs with RocketMQ 5's classes."""
     yield from making(rocketmq_5, tmp_path, request)
 
 
 @pytest.fixture
 def make_old_peer(rocketmq_4, tmp_path, request):
-    """Start JVMs with the store of RocketMQ 4."""
+    """Return a function that starts JVMs with the store of RocketMQ 4."""
     yield from making(rocketmq_4, tmp_path, request, name="rocketmq_4_")
 
 
@@ -60,7 +60,7 @@ def making(program, tmp_path, request, name="rocketmq"):
 
 @pytest.fixture
 def jeromq(jeromq_program, tmp_path, request):
-    """A JVM with JeroMQ's sockets."""
+    """A JVM with JeroMQ's classes."""
     peer = JavaProcess(jeromq_program, tmp_path, "jeromq", ["-Xmx256m"])
     yield peer
     peer.kill()
@@ -70,7 +70,7 @@ def jeromq(jeromq_program, tmp_path, request):
 
 @pytest.fixture
 def make_group(tmp_path, request):
-    """Make groups of hastore nodes."""
+    """Return a function that makes groups of hastore nodes."""
     groups = []
 
     def make(count=2, **options):

@@ -1,4 +1,4 @@
-"""A JVM with another project's classes, steered by lines of JSON (java/.../interop/Peer.java)."""
+"""A JVM with the classes of another project, controlled by lines of JSON (see Peer.java)."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _JVM = ("-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Xshare:auto")
 
 
 class PeerError(AssertionError):
-    """The other project's code threw."""
+    """The other project's code threw an exception, or its process ended."""
 
 
 class JavaProcess:
-    """One process; `call` waits for its answer, `begin` hands out a Future."""
+    """One process; `call` waits for the answer to a request, `begin` returns a Future."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class JavaProcess:
         self._lock = threading.Lock()
         class_path, operations = program
         command = ["java", *_JVM, *options, f"-Duser.home={home}"]
-        command += [f"-Djava.io.tmpdir={home}"]  # what libraries unpack there stays behind a kill
+        command += [f"-Djava.io.tmpdir={home}"]  # else libraries leave files in /tmp at a kill
         command += ["-cp", class_path, "interop.Peer", operations]
         with open(self.errors, "ab") as err:
             self.process = subprocess.Popen(
@@ -84,15 +84,15 @@ class JavaProcess:
         return future
 
     def call(self, op: str, *, timeout_s: float = CALL_S, **arguments: Any) -> Any:
-        """Send a request and return its result; PeerError for what was thrown."""
+        """Send a request and return its result; raise PeerError for an exception of the peer."""
         return self.begin(op, **arguments).result(timeout_s)
 
     def last_words(self, lines: int = 15) -> str:
-        """Return the end of what it logged."""
+        """Return the last lines of its log."""
         return "\n".join(self.errors.read_text(errors="replace").splitlines()[-lines:])
 
     def kill(self) -> None:
-        """SIGKILL and reap."""
+        """Send SIGKILL and reap the process."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()

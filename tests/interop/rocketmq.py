@@ -23,7 +23,7 @@ _OPTIONS = (
 
 
 class Peer(JavaProcess):
-    """A RocketMQ: its store, a broker, its clients."""
+    """A JVM that can run RocketMQ's store, name server, broker and clients."""
 
     def __init__(
         self, program: tuple[str, str], folder: pathlib.Path, name: str, log: str = "WARN"

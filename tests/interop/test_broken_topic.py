@@ -1,6 +1,6 @@
-"""A topic of 43 characters and 129 bytes behind a broker: acknowledged, and read by nobody.
+"""RocketMQ acknowledges a topic of 43 characters and 129 bytes, but nobody can read the record.
 
-A hastore slave ends its log before such a record, says so, and keeps the rest aside.
+A hastore slave ends its log before such a record, reports it, and keeps the rest under rescued/.
 """
 
 from hastore.client.consumer.consumer import Consumer
@@ -10,7 +10,7 @@ from tests.process.harness import wait_until
 
 
 def read_all(node, count):
-    """Read so many messages of T, and see that there are no more."""
+    """Read `count` messages of T, and check that there are no more."""
     with Consumer("T", [node.api]) as consumer:
         got = []
         while len(got) < count:
@@ -20,7 +20,7 @@ def read_all(node, count):
         assert not consumer.poll(timeout_s=0.5) and len(got) == count
 
 
-def test_a_slave_ends_its_log_before_it(make_group, make_peer, ports, tmp_path):
+def test_a_slave_ends_its_log_before_an_unreadable_record(make_group, make_peer, ports, tmp_path):
     peer, port, root = make_peer(), ports.take(), tmp_path / "rocketmq"
     settings = {**rocketmq_sizes(root), "haListenPort": port}
     peer.call("store.open", store=settings)
@@ -36,7 +36,7 @@ def test_a_slave_ends_its_log_before_it(make_group, make_peer, ports, tmp_path):
 
     def wait_turned_away():
         status = node.wait_status(
-            lambda s: s["reason"] and "can be read by nobody" in s["reason"], "turned away"
+            lambda s: s["reason"] and "is unreadable" in s["reason"], "turned away"
         )
         assert f"its record at {broken} " in status["reason"]
         assert status["max_offset"] == status["readable_offset"] == broken
@@ -51,12 +51,12 @@ def test_a_slave_ends_its_log_before_it(make_group, make_peer, ports, tmp_path):
     kept = (node.store / "rescued" / f"0-{broken}" / f"{0:020d}").read_bytes()
     log = (root / "commitlog" / f"{0:020d}").read_bytes()
     assert kept[broken:end] == log[broken:end]
-    # Looking again fills no disk, and a restart is possible.
-    wait_until(lambda: peer.call("store.status")["slaves"] == 0, 60, "the link rests")
+    # Further attempts write nothing to disk, and a restart is possible.
+    wait_until(lambda: peer.call("store.status")["slaves"] == 0, 60, "the link is closed")
     assert node.stop() == 0
     node.start("slave")
     wait_turned_away()
-    # RocketMQ comes back without it, and without what it had acknowledged behind it.
+    # RocketMQ restarts without that record, and without the acknowledged records after it.
     peer.call("store.close")
     assert peer.call("store.open", store=settings)["max"] == broken
     put(5)
@@ -65,4 +65,4 @@ def test_a_slave_ends_its_log_before_it(make_group, make_peer, ports, tmp_path):
     assert_same_log(root, node.store, end)
     read_all(node, 8)
     assert node.stop() == 0
-    assert len(list((node.store / "rescued").iterdir())) == 2, "one for each start"
+    assert len(list((node.store / "rescued").iterdir())) == 2, "one per start"

@@ -1,4 +1,4 @@
-"""One store, opened in turn by hastore and by RocketMQ."""
+"""hastore and RocketMQ open the same store in turn."""
 
 import pytest
 
@@ -13,7 +13,7 @@ FILE_BYTES = 8 * 1024 * 1024
 
 @pytest.fixture
 def node(make_group):
-    """hastore alone."""
+    """A hastore node without slaves."""
     return make_group(1, master_role="ASYNC_MASTER", store=sizes(FILE_BYTES))[1]
 
 
@@ -22,7 +22,7 @@ def open_in_rocketmq(peer, root, **more):
 
 
 def check_dump(peer, root, tmp_path):
-    """Read all by RocketMQ's own queues; compare with the log itself, which is returned."""
+    """Read all messages through RocketMQ's queues, compare them with the log, return the log."""
     count = peer.call("store.dump", file=str(tmp_path / "dump"))
     log = read_log(root)
     assert read_lines(tmp_path / "dump") == lines_of(log)
@@ -31,7 +31,7 @@ def check_dump(peer, root, tmp_path):
 
 
 def check_hastore(node, log):
-    """Read all through the API."""
+    """Read all messages through hastore's API, and compare them with the log."""
     topics = {found.topic for found in log.records}
     for topic in topics:
         wanted = {
@@ -49,7 +49,7 @@ def check_hastore(node, log):
 
 
 def varieties():
-    """Return what is unusual: the largest fields, V2 topics, IPv6 hosts, flags, many keys."""
+    """Return unusual messages: the largest fields, V2 topics, IPv6 hosts, flags, many keys."""
     six = "2001:db8::1"
     many = " ".join(f"k{n}" for n in range(500))
     messages = [
@@ -78,7 +78,7 @@ def varieties():
 @pytest.mark.parametrize("end", ["clean", "killed"])
 def test_a_store_goes_from_one_to_the_other_and_back(node, make_peer, tmp_path, end, crc):
     root = node.store
-    # RocketMQ begins.
+    # RocketMQ writes the first messages.
     peer = make_peer()
     open_in_rocketmq(peer, root, enabledAppendPropCRC=crc)
     few = [{"topic": "T", "queue": n % 4, "size": 3000, "seed": n} for n in range(4_000)]
@@ -89,7 +89,7 @@ def test_a_store_goes_from_one_to_the_other_and_back(node, make_peer, tmp_path, 
     if end == "clean":
         peer.call("store.close")
     peer.kill()
-    # hastore goes on.
+    # hastore continues.
     node.start("master").wait_writable()
     assert node.status()["min_offset"] == 0
     assert node.status()["max_offset"] == reached
@@ -99,13 +99,13 @@ def test_a_store_goes_from_one_to_the_other_and_back(node, make_peer, tmp_path, 
     sent = produce([node.api], 4_000, seed=3)
     with Producer([node.api]) as producer:
         last = producer.send_sync("T", b"of hastore", queue=0, key="mine")
-    assert last.queue_offset > 1_000, "the queue goes on where RocketMQ left it"
+    assert last.queue_offset > 1_000, "the queue continues after RocketMQ's messages"
     reached = node.status()["max_offset"]
     if end == "clean":
         assert node.stop() == 0
     else:
         node.kill()
-    # RocketMQ takes it back.
+    # RocketMQ opens it again.
     peer = make_peer()
     assert open_in_rocketmq(peer, root, enabledAppendPropCRC=crc)["max"] == reached
     log = check_dump(peer, root, tmp_path)
@@ -118,7 +118,7 @@ def test_a_store_goes_from_one_to_the_other_and_back(node, make_peer, tmp_path, 
     log = check_dump(peer, root, tmp_path)
     peer.call("store.close")
     peer.kill()
-    # And hastore once more.
+    # And hastore again.
     node.start("master").wait_writable()
     assert node.status()["max_offset"] == log.end
     check_hastore(node, log)

@@ -1,4 +1,4 @@
-"""RocketMQ is the master, hastore the slave: whatever official producers write."""
+"""hastore as a slave of a RocketMQ master, with all kinds of messages of the official producers."""
 
 import threading
 import time
@@ -23,14 +23,14 @@ KINDS = ("single", "batch", "compressed", "transactional", "delayed", "ordered")
 
 
 class Broker:
-    """A name server, a broker and a client in one JVM, or in a new one after a kill."""
+    """A name server, a broker and a client in one JVM; after a kill, `start` makes a new JVM."""
 
     def __init__(self, make_peer, ports, root):
         self._make_peer = make_peer
         self.root = root
         self.name_server, self.listen, self.ha = (ports.take() for _ in range(3))
         self.peer = None
-        self.open_halves = 0  # transactions that the producer leaves undecided: every third
+        self.open_halves = 0  # transactions that the producer leaves open: every third
 
     @property
     def namesrv(self):
@@ -71,21 +71,20 @@ class Broker:
         return self.peer.call("store.status")["max"]
 
     def wait_quiet(self):
-        """Wait until delayed and half messages have had their consequences.
+        """Wait until delayed messages are delivered and decided transactions are ended.
 
-        That is when the log holds a delayed message again in its own topic and the end of each
-        decided transaction; the broker writes both a while later, on a busy machine long after.
+        The broker appends both to the log some time later, on a busy machine a long time. Then wait
+        until the log stops growing; return its end.
         """
-        wait_until(self._owes_nothing, 90, "delayed or half messages are not dealt with")
+        wait_until(self._owes_nothing, 90, "delayed or half messages are not finished")
         last = [None]
 
         def still():
             before, last[0] = last[0], self.max_offset
             return before == last[0]
 
-        wait_until(lambda: still() and not threading.Event().wait(1.5) and still(), 90, "writes on")
+        wait_until(lambda: still() and not threading.Event().wait(1.5) and still(), 90, "it grows")
         return last[0]
-
 
     def _owes_nothing(self):
         soon = time.time() * 1000 + 60_000
@@ -121,7 +120,7 @@ def wait_at(node, end, timeout_s=90):
 
 
 def follow(node):
-    """Start the slave; RocketMQ sends an empty one its last file only, so before that grows."""
+    """Start the slave early: RocketMQ sends an empty slave only its last log file."""
     since = len(node.log)
     node.start("slave")
     node.wait_log("following the RocketMQ master", 10, since=since)
@@ -158,7 +157,7 @@ def test_all_kinds_of_messages(broker, make_slave, tmp_path):
         visible = {(found.queue_id, found.queue_offset): found.body for found in wanted}
         assert {(m.queue_id, m.queue_offset): m.body for m in got} == visible, kind
     assert broker.peer.call("store.dump", file=str(tmp_path / "dump")) > 0
-    broker.peer.kill()  # a stop takes it 10 s; what it wrote is in the files already
+    broker.peer.kill()  # a stop takes 10 s, and its files are already written
     assert node.stop() == 0
     assert_same_log(broker.root, node.store, end)
     assert_same_derived(broker.root, node.store)
@@ -172,12 +171,12 @@ def test_its_reports_release_a_synchronous_master(broker, make_slave, ack_point)
     node = make_slave(broker, ack_point=ack_point)[1]
     broker.start(topics=["single"], **SYNC)
     alone = broker.produce("single", 1, keepGoing=True)
-    assert alone[0][0] != "SEND_OK", "a broker that waits, waits for somebody"
+    assert alone[0][0] != "SEND_OK", "the broker does wait for a slave"
     follow(node)
     wait_at(node, broker.max_offset)
     results = broker.produce("single", 300)
     assert {result[0] for result in results} == {"SEND_OK"}
-    assert node.status()["max_offset"] == broker.max_offset, "released means: it is here"
+    assert node.status()["max_offset"] == broker.max_offset, "released, so the slave has it"
     node.pause()
     results = broker.produce("single", 1, keepGoing=True, timeout=5000)
     assert results[0][0] == "FLUSH_SLAVE_TIMEOUT"
@@ -191,7 +190,7 @@ def test_its_reports_release_a_synchronous_master(broker, make_slave, ack_point)
 
 
 def test_both_resume_after_kill_9(broker, make_slave, tmp_path):
-    """Kill the slave, then the broker, then both, while the official producer writes."""
+    """Kill the slave, then the broker, then both, while the official producer sends."""
     node = make_slave(broker)[1]
     broker.start(topics=["single", "batch"])
     follow(node)
@@ -205,7 +204,7 @@ def test_both_resume_after_kill_9(broker, make_slave, tmp_path):
             broker.peer.kill()
         if not node.running:
             node.start("slave")
-        if victims == "slave":  # it resumes while the broker writes on, then the broker restarts
+        if victims == "slave":  # it resumes while the broker keeps writing; then restart the broker
             reached = broker.max_offset
             node.wait_status(lambda s, r=reached: s["max_offset"] > r, "it resumes")
             broker.peer.call("broker.stop")
@@ -219,7 +218,7 @@ def test_both_resume_after_kill_9(broker, make_slave, tmp_path):
     assert broker.peer.call("store.dump", file=str(tmp_path / "dump")) > 0
     log = read_log(node.store)
     assert read_lines(tmp_path / "dump") == lines_of(log)
-    broker.peer.kill()  # a stop takes it 10 s; what it wrote is in the files already
+    broker.peer.kill()  # a stop takes 10 s, and its files are already written
     assert node.stop() == 0
-    # RocketMQ indexes some keys twice when it comes back from a crash.
+    # RocketMQ indexes some keys twice when it restarts after a crash.
     assert_same_derived(broker.root, node.store, index_by_entries=True)

@@ -1,6 +1,6 @@
-"""Inner batches: several messages of a producer in one record, found by a queue of their own kind.
+"""Inner batches: one record with several messages of a producer, and its own kind of queue.
 
-RocketMQ makes them of a batch whose topic has consume queues of type BatchCQ.
+RocketMQ writes them for a producer's batch to a topic with `queue.type=BatchCQ`.
 """
 
 import pytest
@@ -15,7 +15,7 @@ UNIT_BYTES = 46
 
 
 @pytest.mark.timeout(900)
-def test_they_are_stored_found_and_stepped_over(
+def test_inner_batches_are_stored_and_read_as_one_message(
     make_peer, make_group, ports, tmp_path, spark  # noqa: F811
 ):  # fmt: skip
     broker = Broker(make_peer, ports, tmp_path / "rocketmq")
@@ -32,7 +32,7 @@ def test_they_are_stored_found_and_stepped_over(
     batches = [found for found in log.records if found.topic == "inner"]
     assert {found.sys_flag for found in batches} == {0xC0} and len(batches) == 60
     assert sum(int(found.properties["INNER_NUM"]) for found in batches) == len(sent) > 300
-    # A consumer gets a batch as one message, in RocketMQ's own encoding, and steps over all of it.
+    # A consumer gets a batch as one message, in RocketMQ's encoding; its position counts them all.
     wanted = {(found.queue_id, found.queue_offset): found.body for found in batches}
     ends = {queue: sum(1 for result in sent if result[1] == queue) for queue in (0, 1)}
     with Consumer("inner", [node.api], queues=[0, 1]) as consumer:

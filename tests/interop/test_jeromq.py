@@ -1,9 +1,9 @@
-"""JeroMQ, ZeroMQ written anew in Java, at the other end of the client API.
+"""JeroMQ, the implementation of ZeroMQ in Java, as a client of the API.
 
-One in fifty of its connections (0.6.0; more of them on a busy machine) is made and then never
-greets: its poller loses the handle, see its pull request 1022. No node can do anything about that,
-so every connection goes through a relay, and one on which JeroMQ said nothing is made anew. What
-JeroMQ said and a node did not answer fails as it should.
+About one in fifty of its connections (0.6.0; more on a busy machine) is opened and then never sends
+a greeting: its poller loses the handle, see its pull request 1022. A node can do nothing about
+that. So every connection goes through a relay, and one on which JeroMQ sends nothing is replaced. A
+request that JeroMQ sends and a node does not answer still fails the test.
 """
 
 import contextlib
@@ -20,7 +20,7 @@ from tests.process.harness import POLL_S, wait_until
 from tests.process.relay import Relay
 
 TIMEOUT_MS = 120_000
-SILENT_S = 1.5  # then another connection is made; a node waits 5 s for a greeting
+SILENT_S = 1.5  # before a silent connection is replaced; a node waits 5 s for a greeting
 HEARTBEAT_MS = 100
 HEARTBEATS = 12
 LARGE_BYTES = 1024 * 1024
@@ -31,7 +31,7 @@ def record(body, queue=0):
 
 
 class Dealer:
-    """A DEALER of JeroMQ's; frames go to and fro as hexadecimal digits."""
+    """A DEALER of JeroMQ; frames are passed to and from the JVM as hexadecimal digits."""
 
     def __init__(self, peer, relay, *, context="first", socket="first", heartbeat_ms=0):
         self._peer, self._socket = peer, socket
@@ -47,10 +47,10 @@ class Dealer:
                     if self.said.client.raw:
                         return
                 time.sleep(POLL_S)
-        pytest.fail("JeroMQ said nothing on any of its connections")
+        pytest.fail("JeroMQ sent nothing on any of its connections")
 
     def ask_all(self, requests):
-        """Send (message, payload or None), all of them, then take as many replies."""
+        """Send all (message, payload or None), then receive as many replies."""
         messages = [
             [api.encode(message).hex(), *([] if payload is None else [payload.hex()])]
             for message, payload in requests
@@ -80,7 +80,7 @@ def relays(pair):
 
 @pytest.fixture
 def pair(make_group):
-    """A running pair, which is as it was when the test is over: alive, and serving others."""
+    """A running pair; after the test both nodes must still run and serve other clients."""
     group = make_group(store={"commitlog_file_size": "8MiB"}).start()
     pids = [node.pid for node in group]
     yield group
@@ -104,7 +104,7 @@ def test_the_map_a_put_and_a_pull(pair, relays, jeromq):
     assert done.queue_offsets == [0, 1, 2]
     payload, rid = b"", 3
     position = api.Position(0)
-    while position.queue_offset < len(bodies):  # the queue may learn of them one by one
+    while position.queue_offset < len(bodies):  # replay may dispatch them one by one
         pull = api.Pull(rid, "T", 0, position, 10, 2 * LARGE_BYTES, 10_000)
         pulled, records = dealer.ask(pull)
         assert pulled.status is api.PullStatus.FOUND
@@ -135,13 +135,13 @@ def test_a_thousand_requests_under_way(pair, relays, jeromq):
 
 
 def test_heartbeats_keep_a_connection(pair, relays, jeromq):
-    """It greets as ZMTP 3.0, and sends the PINGs of 3.1 all the same: they are answered."""
+    """JeroMQ greets as ZMTP 3.0, but sends the PINGs of 3.1: the node answers them."""
     dealer = Dealer(jeromq, relays[1], heartbeat_ms=HEARTBEAT_MS)
     assert dealer.ask(api.AskMap(1)).rid == 1
     connections = relays[1].connections
 
     def kept():
-        """The connection that heartbeats keep; JeroMQ may have begun others before it."""
+        """Return the connection that has enough PONGs; JeroMQ may have opened others before it."""
         return next((s for s in connections if len(s.node.commands("PONG")) >= HEARTBEATS), None)
 
     said = wait_until(kept, TIMEOUT_MS / 1000, lambda: f"{connections}")
@@ -152,7 +152,7 @@ def test_heartbeats_keep_a_connection(pair, relays, jeromq):
 
 
 def test_a_second_context(pair, relays, jeromq):
-    """Beside the first, and on after the first was closed."""
+    """A second context works beside the first, and after the first is closed."""
     first = Dealer(jeromq, relays[1])
     second = Dealer(jeromq, relays[1], context="second", socket="second")
     slave = Dealer(jeromq, relays[2], context="second", socket="slave")
@@ -163,7 +163,7 @@ def test_a_second_context(pair, relays, jeromq):
     assert second.ask(api.Put(2, -1), record(b"three")).queue_offsets == [2]
     found = slave.ask(api.AskMap(3)).map
     assert (found.node, found.writable, found.master_api) == (2, False, pair[1].api)
-    # With an epoch: a slave that does not know that record yet waits for it.
+    # The position has an epoch, so a slave that does not have that record yet waits for it.
     behind_two = api.Position(2, two.epoch, two.offsets[-1])
     pulled, payload = slave.ask(api.Pull(4, "T", 0, behind_two, wait_ms=api.MAX_WAIT_MS))
     assert pulled.count == 1 and decode_record(payload).body == b"three"

@@ -1,6 +1,6 @@
-"""Move from a RocketMQ broker to hastore without losing a message, and back again.
+"""Move from a RocketMQ broker to hastore without losing a message, and back.
 
-The steps are those of docs/migrate-from-rocketmq.md, in its order.
+The steps are those of docs/migrate-from-rocketmq.md, in the same order.
 """
 
 import json
@@ -43,7 +43,7 @@ def read_topic(group, topic, count):
 
 
 def copy_log(source, target):
-    """Copy the log's files oldest first, and ask for all of them to be read at the start."""
+    """Copy the log's files, oldest first, and create `abort`, so that the next start reads all."""
     (target / "commitlog").mkdir()
     for file in sorted((source / "commitlog").iterdir()):
         shutil.copy(file, target / "commitlog")
@@ -52,7 +52,7 @@ def copy_log(source, target):
 
 @pytest.mark.timeout(900)
 def test_there_and_back(broker, make_group, make_peer, tmp_path, spark):  # noqa: F811
-    # The broker has been in use: several files, and things that hastore only stores.
+    # The broker has several files, and delayed and half messages, which hastore only stores.
     broker.start(topics=TOPICS)
     sent = broker.produce("single", 2_000)
     owed = len(broker.produce("delayed", 7, delayLevel=18))
@@ -60,8 +60,8 @@ def test_there_and_back(broker, make_group, make_peer, tmp_path, spark):  # noqa
     broker.produce("transactional", 30)
     assert broker.max_offset > 5 * FILE_BYTES
 
-    # 1. hastore's slaves begin with a copy, taken while the broker writes: RocketMQ's master sends
-    # an empty slave its last file only.
+    # 1. hastore's slaves begin with a copy, taken while the broker writes, because RocketMQ's
+    # master sends an empty slave only its last file.
     writing = broker.begin("single", 6_000, seed=2)
     group = make_group(
         2,
@@ -75,7 +75,7 @@ def test_there_and_back(broker, make_group, make_peer, tmp_path, spark):  # noqa
         follow(node)
     path = str(group[1].store)
 
-    # 2. Spark reads while the broker is being written to.
+    # 2. Spark reads while the broker writes.
     def count():
         rows = spark.read.format("hastore").option("path", path).option("subscribe", "single")
         places = [tuple(row) for row in rows.load().select("partition", "offset").collect()]
@@ -89,16 +89,16 @@ def test_there_and_back(broker, make_group, make_peer, tmp_path, spark):  # noqa
     for node in group:
         wait_at(node, end)
 
-    # 3. What hastore only stores is listed before the switch.
+    # 3. Delayed and half messages are listed before the switch.
     done = hastore("log", "pending", "--store", path, "--json")
     assert done.returncode == 0, done.stderr
     pending = [json.loads(line) for line in done.stdout.splitlines()]
     assert sum(one["kind"] == "delayed" for one in pending) == owed
     assert {one["topic"] for one in pending if one["kind"] == "delayed"} == {"delayed"}
     halves = [one for one in pending if one["kind"] == "half"]
-    assert len(halves) == 10, "of 30 transactions a third is open"
+    assert len(halves) == 10, "a third of 30 transactions is open"
 
-    # 4. The broker stops; both slaves have all of it; one is promoted.
+    # 4. The broker stops; both slaves have its whole log; one is promoted.
     broker.peer.call("broker.stop")
     broker.peer.kill()
     end = read_log(broker.root).end
@@ -109,14 +109,14 @@ def test_there_and_back(broker, make_group, make_peer, tmp_path, spark):  # noqa
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["role"] == "SYNC_MASTER"
     assert "classic_master: null" in group[1].path.read_text()
-    # The other leaves the broker too, and follows the new master: same bytes, so nothing is copied.
+    # The other node follows the new master: the bytes are equal, so nothing is cut or copied.
     assert group[2].stop() == 0
     group[2].write(ha={"classic_master": None})
     group[2].start("slave")
     group[1].wait_in_sync(2)
     assert not (group[2].store / "rescued").exists()
 
-    # 5. Python producers and consumers, and Spark, go on.
+    # 5. Python producers and consumers, and Spark, continue.
     with Producer(group.bootstrap) as producer:
         results = [producer.send_sync("single", f"py{n}".encode(), key="py") for n in range(500)]
     assert {result.status for result in results} == {Status.PUT_OK}
@@ -147,7 +147,7 @@ def test_there_and_back(broker, make_group, make_peer, tmp_path, spark):  # noqa
     peer.kill()
     log = assert_equal_stores(group[1].store, group[2].store)
     assert_same_log(group[1].store, broker.root, log.end)
-    # ... and is the broker again.
+    # ... and becomes the broker again.
     broker.start(topics=TOPICS)
     assert broker.max_offset >= end
     results = broker.produce("single", 100, seed=9)
@@ -157,7 +157,7 @@ def test_there_and_back(broker, make_group, make_peer, tmp_path, spark):  # noqa
 
 
 def consume(broker, count, file, **options):
-    """Let the official consumer read; return its lines."""
+    """Read with the official consumer; return its lines."""
     got = broker.peer.call(
         "consume",
         namesrv=broker.namesrv,
@@ -172,10 +172,8 @@ def consume(broker, count, file, **options):
 
 
 @pytest.mark.timeout(900)
-def test_by_disk_and_the_consumers_go_on(broker, make_group, tmp_path):
-    """All of it with both sides stopped: the log's files are copied, there and back, and the
-    consumers' positions are carried along.
-    """
+def test_by_disk_with_the_consumers_positions(broker, make_group, tmp_path):
+    """Copy the log's files there and back, with both sides stopped, and move the positions too."""
     broker.start(topics=["single"])
     sent = broker.produce("single", 400)
     consume(broker, 400, tmp_path / "first", group="readers")
@@ -184,9 +182,9 @@ def test_by_disk_and_the_consumers_go_on(broker, make_group, tmp_path):
     config = broker.root / "config"
     known = config / "consumerOffset.json"
     wait_until(lambda: known.exists() and '"single@readers"' in known.read_text(), 60, "saved")
-    broker.peer.kill()  # as good as a stop, which takes it 10 s
+    broker.peer.kill()  # equivalent to a stop, which takes 10 s
 
-    # There: a copy of the log for one node, the other is copied from it.
+    # There: one node gets a copy of the log, the other replicates from it.
     group = make_group(2, store=sizes())
     group[1].store.mkdir()
     copy_log(broker.root, group[1].store)
@@ -211,10 +209,10 @@ def test_by_disk_and_the_consumers_go_on(broker, make_group, tmp_path):
         consumer.commit()
         left = {queue: place.queue_offset for queue, place in consumer.positions().items()}
     begun = {(result[1], result[2]) for result in unread}
-    assert len({(m.queue_id, m.queue_offset) for m in got} & begun) >= 50, "what was not read yet"
+    assert len({(m.queue_id, m.queue_offset) for m in got} & begun) >= 50, "unread messages first"
     assert not {(m.queue_id, m.queue_offset) for m in got} & {(r[1], r[2]) for r in sent}
 
-    # And back: stop, copy, let RocketMQ build its queues anew.
+    # And back: stop, copy, let RocketMQ rebuild its queues.
     saved = tmp_path / "consumerOffset.json"
     done = hastore("positions", "export", str(saved), "--bootstrap", bootstrap)
     assert done.returncode == 0, done.stderr

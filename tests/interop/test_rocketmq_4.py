@@ -1,5 +1,6 @@
-"""RocketMQ 4's store at the other end: the same link and the same files. The store is what
-replicates; Maven Central has no broker of that version.
+"""The store of RocketMQ 4 as master and slave: it has the same link and the same files.
+
+Maven Central has no broker of that version; its store alone can replicate.
 """
 
 import random
@@ -26,7 +27,7 @@ BIG_FILE_BYTES = 8 * 1024 * 1024  # the largest message must fit
 
 
 def few(count, seed=0):
-    """Return messages of mixed sizes, several of them with keys."""
+    """Return messages of mixed sizes, most of them with keys and tags."""
     rng = random.Random(seed)
     return [
         {
@@ -49,7 +50,7 @@ def short_topics(messages):
 
 
 def check_all(peer, root, tmp_path):
-    """Let RocketMQ read all by its queues, and some by key; return the log."""
+    """Read all messages through RocketMQ's queues, and some by key; return the log."""
     log = read_log(root)
     assert peer.call("store.dump", file=str(tmp_path / "dump")) == len(log.records)
     assert read_lines(tmp_path / "dump") == lines_of(log)
@@ -63,7 +64,7 @@ def check_all(peer, root, tmp_path):
     return log
 
 
-def test_it_follows_hastore(make_group, make_old_peer, tmp_path):
+def test_rocketmq_4_follows_hastore(make_group, make_old_peer, tmp_path):
     group = make_group(
         1,
         master_role="ASYNC_MASTER",
@@ -85,8 +86,8 @@ def test_it_follows_hastore(make_group, make_old_peer, tmp_path):
     assert_same_derived(root, node.store)
 
 
-def test_hastore_follows_it(make_group, make_old_peer, ports, tmp_path):
-    """A synchronous master of RocketMQ 4 waits for every put, and hastore's reports release it."""
+def test_hastore_follows_rocketmq_4(make_group, make_old_peer, ports, tmp_path):
+    """A synchronous master of RocketMQ 4 waits at every put, until hastore's report releases it."""
     peer, root, port = make_old_peer(), tmp_path / "rocketmq", ports.take()
     settings = {
         **rocketmq_sizes(root, FILE_BYTES),
@@ -106,7 +107,7 @@ def test_hastore_follows_it(make_group, make_old_peer, ports, tmp_path):
     node = follow(group[1])
     wait_at(node, peer.call("store.status")["max"])
     assert put(peer, few(1_500, seed=1)) == {"PUT_OK"}
-    assert node.status()["max_offset"] == peer.call("store.status")["max"], "released: it is here"
+    assert node.status()["max_offset"] == peer.call("store.status")["max"], "hastore has it"
     node.pause()
     assert put(peer, few(1)) == {"FLUSH_SLAVE_TIMEOUT"}
     node.kill()

@@ -1,4 +1,4 @@
-"""hastore is the master, RocketMQ the slave: the classic link as RocketMQ itself reads it."""
+"""RocketMQ as a slave of a hastore master: the classic link with RocketMQ's own code."""
 
 import os
 import random
@@ -111,7 +111,7 @@ def test_a_bare_store_and_a_whole_broker_follow(master, make_peer, ports, tmp_pa
 
 
 def check_queries(peer, log, tmp_path):
-    """Read all by RocketMQ's queues, and some of each topic by its key index."""
+    """Read all messages through RocketMQ's queues, and some of each topic by its key index."""
     assert peer.call("store.dump", file=str(tmp_path / "dump")) == len(log.records)
     assert read_lines(tmp_path / "dump") == lines_of(log)
     for key in ("key1", "key500", "key998"):
@@ -126,7 +126,7 @@ def check_queries(peer, log, tmp_path):
 
 
 class SlaveBroker:
-    """A whole broker as hastore's slave, with the name server that its consumers ask."""
+    """A complete broker as hastore's slave, with the name server for its consumers."""
 
     def __init__(self, peer, ports, root, master, topics, **settings):
         self.peer, self.root, self.topics = peer, root, topics
@@ -154,7 +154,7 @@ class SlaveBroker:
             peer.call("namesrv.topic", topic=topic, queues=4, broker="rocketmq")
 
     def check_consumer(self, log, tmp_path):
-        """Let the official consumer read every message of the log."""
+        """Read every message of the log with the official consumer."""
         got = self.peer.call(
             "consume",
             namesrv=self.namesrv,
@@ -168,8 +168,8 @@ class SlaveBroker:
         assert read_lines(tmp_path / "consumed") == lines_of(log)
 
 
-def test_the_first_report_may_be_as_late_as_rocketmq_s_heartbeat(make_group):
-    """A RocketMQ slave that connects right after its start reports first when 5 s are over."""
+def test_the_first_report_may_come_after_the_hello_timeout(make_group):
+    """A RocketMQ slave that connects right after its start sends its first report after 5 s."""
     group = make_group(
         1, master_role="ASYNC_MASTER", ha={"allow_classic_peers": True, "hello_timeout": "1s"}
     )
@@ -182,7 +182,7 @@ def test_the_first_report_may_be_as_late_as_rocketmq_s_heartbeat(make_group):
 
 
 def test_its_reports_release_synchronous_puts(make_group, make_peer, tmp_path):
-    """A group of two whose hastore slave is down: RocketMQ's reports stand in, and only they."""
+    """In a group of two whose hastore slave is down, only RocketMQ's reports confirm puts."""
     group = make_group(
         2,
         store=sizes(),
@@ -196,7 +196,7 @@ def test_its_reports_release_synchronous_puts(make_group, make_peer, tmp_path):
     check_released_by_classic(group, make_peer(), tmp_path / "rocketmq", stop=group[2])
 
 
-def test_they_release_puts_of_a_group_of_one(make_group, make_peer, tmp_path):
+def test_its_reports_release_puts_of_a_single_node(make_group, make_peer, tmp_path):
     group = make_group(
         1,
         store=sizes(),
@@ -226,7 +226,7 @@ def check_released_by_classic(group, peer, root, stop=None):
     with Producer([node.api], delivery_timeout_s=60) as producer:
         results = [producer.send_sync("T", b"counted" * n) for n in range(300)]
     assert {result.level for result in results} == {"CLASSIC"}
-    # Released means: already in RocketMQ's store.
+    # The puts are confirmed, so RocketMQ's store has them.
     assert peer.call("store.status")["max"] == node.status()["max_offset"]
     peer.kill()
     wait_until(lambda: not node.status()["slaves"], 60, "the RocketMQ slave is gone")
@@ -234,7 +234,7 @@ def check_released_by_classic(group, peer, root, stop=None):
 
 
 def check_refused(node):
-    """Put to a master without slaves; nothing is appended."""
+    """Check that a put to a master without slaves is refused, and nothing is appended."""
     before = node.status()["max_offset"]
     with (
         Producer([node.api], delivery_timeout_s=1) as producer,

@@ -1,6 +1,6 @@
-"""Two nodes of one group that followed two RocketMQ masters: equal in length, and in nothing else.
+"""Two nodes of a group that followed two different RocketMQ masters, with logs of equal length.
 
-Epoch 0 names no writer, so only the bytes can tell.
+Epoch 0 names no writer, so only a comparison of the bytes shows that the logs differ.
 """
 
 import json

@@ -1,6 +1,6 @@
-"""What RocketMQ gets wrong: the same provocation for RocketMQ and for hastore.
+"""Faults of RocketMQ: the same situation with RocketMQ and with hastore.
 
-The first half of each test shows that the fault is real, so it fails when RocketMQ mends it.
+The first half of each test shows that the fault is real, so it fails once RocketMQ corrects it.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ WAITING = {"brokerRole": "SYNC_MASTER", "inSyncReplicas": 2, "totalReplicas": 2}
 
 @pytest.fixture
 def open_store(make_peer, ports, tmp_path):
-    """Open a RocketMQ store; return its process and the address of its HA port."""
+    """Return a function that opens a RocketMQ store; it returns the process and the HA address."""
 
     def open_it(root="rocketmq", peer=None, master=None, **store):
         peer = peer or make_peer()
@@ -41,7 +41,7 @@ def open_store(make_peer, ports, tmp_path):
 
 @pytest.fixture
 def make_master(make_group):
-    """Start a hastore master that serves, and by default counts, RocketMQ slaves."""
+    """Return a function that starts a hastore master that accepts and counts RocketMQ slaves."""
 
     def make(count=1, role="SYNC_MASTER", **ha):
         classic = {"allow_classic_peers": True, "count_classic_peers": True}
@@ -64,7 +64,7 @@ def put(peer, *arguments, **options):
 
 @contextlib.contextmanager
 def classic_slave(address, *reports):
-    """Connect and report, as a slave does."""
+    """Connect and report like a slave."""
     with socket.create_connection(split_address(address), timeout=60) as sock:
         for report in reports:
             sock.sendall(struct.pack(">q", report))
@@ -72,7 +72,7 @@ def classic_slave(address, *reports):
 
 
 def frame(sock):
-    """Return offset and size of the next frame's header, None when the link was closed."""
+    """Return offset and size of the next frame's header, or None if the link is closed."""
     try:
         head = sock.recv(12, socket.MSG_WAITALL)
     except ConnectionResetError:
@@ -82,20 +82,20 @@ def frame(sock):
 
 def test_a_synchronous_master_without_a_slave(open_store, make_master):
     peer, _ = open_store(brokerRole="SYNC_MASTER")
-    assert put(peer, 3) == ["PUT_OK"] * 3, "RocketMQ, with its default settings, waits for nobody"
+    assert put(peer, 3) == ["PUT_OK"] * 3, "RocketMQ, by default, does not wait for a slave"
     node = make_master()
     with Producer([node.api], delivery_timeout_s=1) as producer, pytest.raises(NotStoredError):
         producer.send_sync("T", b"x")
 
 
-def test_a_stranger_that_reports_a_huge_offset(open_store, make_master):
+def test_an_unknown_peer_that_reports_a_huge_offset(open_store, make_master):
     peer, address = open_store(**WAITING)
     with classic_slave(address, 0) as sock:
         wait_until(lambda: peer.call("store.status")["slaves"], 60, "connected")
         assert put(peer, 1) == ["FLUSH_SLAVE_TIMEOUT"]
         sock.sendall(struct.pack(">q", 2**60))
         wait_until(lambda: peer.call("store.status")["push2slave"] == 2**60, 60, "believed")
-        assert put(peer, 20) == ["PUT_OK"] * 20, "RocketMQ: acknowledged, and nobody has it"
+        assert put(peer, 20) == ["PUT_OK"] * 20, "RocketMQ acknowledges, but no slave has them"
     node = make_master(slave_timeout="1s")
     with (
         classic_slave(node.ha, 0) as sock,
@@ -125,11 +125,11 @@ def test_a_new_slave_gets_the_whole_history(open_store, make_master):
         assert frame(sock)[0] == 0
 
 
-def test_a_slave_beyond_the_log_is_not_kept_waiting(open_store, make_master):
+def test_a_slave_beyond_the_end_of_the_log(open_store, make_master):
     peer, address = open_store()
     put(peer, 10)
     with classic_slave(address, 10**9) as sock:
-        assert [frame(sock), frame(sock)] == [(10**9, 0)] * 2, "RocketMQ: heartbeats for ever"
+        assert [frame(sock), frame(sock)] == [(10**9, 0)] * 2, "RocketMQ sends only heartbeats"
     node = make_master(role="ASYNC_MASTER")
     with classic_slave(node.ha, 10**9) as sock:
         assert frame(sock) is None
@@ -144,7 +144,7 @@ def test_a_topic_of_few_characters_and_many_bytes(open_store, make_master, tmp_p
     peer.call("store.close")
     open_store(peer=peer)
     left = peer.call("store.status")["max"]
-    assert left < end, "RocketMQ: acknowledged, then cut away with all that follows"
+    assert left < end, "RocketMQ cuts acknowledged records, and all that follow"
     node = make_master(role="ASYNC_MASTER")
     with Producer([node.api]) as producer:
         with pytest.raises(MessageIllegalError):
@@ -157,7 +157,7 @@ def test_a_topic_of_few_characters_and_many_bytes(open_store, make_master, tmp_p
 
 def test_damage_in_the_middle(open_store, make_master, tmp_path):
     def damage(root):
-        """Turn one bit of a body in the middle of the first file's records."""
+        """Flip one bit of a record's body in the middle of the first file."""
         log = read_log(root)
         victim = log.records[50]
         with open(root / "commitlog" / f"{0:020d}", "r+b") as file:
@@ -184,14 +184,16 @@ def test_damage_in_the_middle(open_store, make_master, tmp_path):
     damage(node.store)
     before = (node.store / "commitlog" / f"{0:020d}").read_bytes()
     node.start("master", wait=False)
-    assert node.exit_code() == 3, "hastore says so, and cuts nothing"
+    assert node.exit_code() == 3, "hastore reports the damage, and cuts nothing"
     assert (node.store / "commitlog" / f"{0:020d}").read_bytes() == before
     assert str(end) in node.last_words()
 
 
 def test_bytes_that_only_the_page_cache_holds(open_store, make_group, tmp_path):
-    """Both sides flush once an hour. RocketMQ's slave acknowledges all the same, whatever flush
-    its master was told to wait for; hastore's says which of the two its report means.
+    """Both sides flush once an hour.
+
+    RocketMQ's slave reports messages that are only in its page cache, even to a master with
+    SYNC_FLUSH. hastore's reports say which of the two they mean.
     """
     master, address = open_store("m", **WAITING, flushDiskType="SYNC_FLUSH")
     hourly = {"flushIntervalCommitLog": 3_600_000, "flushCommitLogThoroughInterval": 7_200_000}
@@ -199,7 +201,7 @@ def test_bytes_that_only_the_page_cache_holds(open_store, make_group, tmp_path):
     wait_until(lambda: master.call("store.status")["slaves"], 60, "connected")
     assert put(master, 20) == ["PUT_OK"] * 20
     there = slave.call("store.status")
-    assert there["flushed"] == 0 < there["max"], "RocketMQ: synchronous, and on one disk"
+    assert there["flushed"] == 0 < there["max"], "RocketMQ: acknowledged, but on one disk only"
 
     def make(ack_point):
         store = {**sizes(), "flush_interval": "1h"}
@@ -207,7 +209,7 @@ def test_bytes_that_only_the_page_cache_holds(open_store, make_group, tmp_path):
 
     group = make("written")
     with Producer(group.bootstrap) as producer:
-        assert producer.send_sync("T", b"x").level == "SYNC_MEM(1)", "the reply says: in memory"
+        assert producer.send_sync("T", b"x").level == "SYNC_MEM(1)", "the reply says memory"
     with (
         Producer(group.bootstrap, sync_flush=True, delivery_timeout_s=1) as producer,
         pytest.raises(NotStoredError, match="ack_point"),
@@ -230,8 +232,8 @@ def turn_a_bit(root, victim):
         os.pwrite(file.fileno(), bytes([byte[0] ^ 1]), victim.offset + 92)
 
 
-def test_what_was_cut_does_not_come_back(open_store, make_master, tmp_path):
-    """A crash leaves a record torn; the log is cut there, and the next record just fits."""
+def test_cut_records_do_not_reappear(open_store, make_master, tmp_path):
+    """After a crash the log is cut at a damaged record, and the next record has the same size."""
     peer, _ = open_store()
     assert put(peer, 100) == ["PUT_OK"] * 100
     end = peer.call("store.status")["max"]
@@ -244,7 +246,7 @@ def test_what_was_cut_does_not_come_back(open_store, make_master, tmp_path):
     assert peer.call("store.status")["max"] == victim.offset + victim.size < end
     peer.kill()
     peer, _ = open_store()
-    assert peer.call("store.status")["max"] == end, "RocketMQ: what it had cut is there again"
+    assert peer.call("store.status")["max"] == end, "RocketMQ: the cut records are back"
 
     node = make_master(role="ASYNC_MASTER")
     node.stop()
@@ -272,7 +274,7 @@ def test_what_was_cut_does_not_come_back(open_store, make_master, tmp_path):
 
 
 def test_a_stale_record_at_the_end(open_store, make_master, tmp_path):
-    """As a block that the disk wrote to the wrong place: whole, and of another offset."""
+    """A valid record at the offset of another, like a block that a disk misplaced."""
 
     def misplace(root):
         log = read_log(root)
@@ -288,7 +290,7 @@ def test_a_stale_record_at_the_end(open_store, make_master, tmp_path):
     peer.kill()
     at = misplace(tmp_path / "rocketmq")
     peer, _ = open_store()
-    assert peer.call("store.status")["max"] == end > at, "RocketMQ takes it"
+    assert peer.call("store.status")["max"] == end > at, "RocketMQ accepts it"
     node = make_master(role="ASYNC_MASTER")
     node.stop()
     node.write(store={"flush_interval": "1h"})
@@ -312,7 +314,7 @@ def test_a_stale_record_at_the_end(open_store, make_master, tmp_path):
 
 
 def test_reads_from_a_slave(make_group, make_peer, ports, tmp_path):
-    """The master is gone; its slave, with its default settings, is asked."""
+    """The master is down, and clients read from its slave with default settings."""
     group = make_group(2, ha={"allow_classic_peers": True}, store=sizes()).start()
     with Producer(group.bootstrap) as producer:
         for number in range(20):
@@ -326,7 +328,7 @@ def test_reads_from_a_slave(make_group, make_peer, ports, tmp_path):
     pull = {"namesrv": broker.namesrv, "topic": "T", "broker": "rocketmq", "queue": 0}
     with pytest.raises(PeerError, match="REJECTREQUEST"):
         broker.peer.call("pull", **pull)
-    assert broker.peer.call("store.dump", file=str(tmp_path / "dump")) == 20, "it has them"
+    assert broker.peer.call("store.dump", file=str(tmp_path / "dump")) == 20, "the slave has them"
     with Consumer("T", [group[2].api]) as consumer:
         got = []
         while len(got) < 20:
@@ -337,7 +339,7 @@ def test_reads_from_a_slave(make_group, make_peer, ports, tmp_path):
 
 
 def check_foreign_damage(make_master, root, victim, end):
-    """Let hastore open that store: it cuts what RocketMQ would only when it is told to."""
+    """Open that store with hastore: it cuts the log only after the operator creates `abort`."""
     node = make_master(role="ASYNC_MASTER")
     assert node.stop() == 0
     shutil.rmtree(node.store)
@@ -348,7 +350,7 @@ def check_foreign_damage(make_master, root, victim, end):
     assert node.exit_code() == 3
     assert f"at {victim.offset} is damaged" in node.last_words()
     assert file.read_bytes() == before
-    (node.store / "abort").touch()  # as that message says
+    (node.store / "abort").touch()  # as the error advises
     node.start("master").wait_writable()
     assert node.status()["max_offset"] == victim.offset < end
     assert node.stop() == 0
@@ -360,15 +362,15 @@ def test_an_old_master_with_a_tail_of_its_own(open_store, make_group, tmp_path):
     peer.call("store.close")
     shutil.copytree(tmp_path / "a", tmp_path / "b")
     open_store("a", peer)
-    put(peer, 1)  # the tail: not replicated when the old master died
+    put(peer, 1)  # not replicated before the old master died
     peer.call("store.close")
     other, address = open_store("b")
     other.call("store.put", messages=[{**messages(1)[0], "seed": 99}])
     open_store("a", peer, brokerRole="SLAVE", master=address)
     end = other.call("store.status")["max"]
-    wait_until(lambda: other.call("store.status")["push2slave"] == end, 60, "in sync, it says")
+    wait_until(lambda: other.call("store.status")["push2slave"] == end, 60, "reported in sync")
     mine, theirs = read_log(tmp_path / "a"), read_log(tmp_path / "b")
-    assert mine.end == theirs.end and mine.bytes != theirs.bytes, "RocketMQ: differ in silence"
+    assert mine.end == theirs.end and mine.bytes != theirs.bytes, "RocketMQ does not notice"
 
     group = make_group(2).start()
     with Producer([group[1].api]) as producer:

@@ -1,9 +1,9 @@
-"""What strangers do to a node's client API, each in a process of its own.
+"""Attacks of untrusted clients on a node's client API, each run in a process of its own.
 
     python -m tests.process.api_attacks KIND HOST PORT SEED SECONDS
 
-The last line of its output is JSON: the connections that were made, the bytes that were sent. The
-same seed makes the same choices; how they fall into the node's turns is the machine's.
+The last line of the output is JSON: the number of connections and of bytes sent. The same seed
+makes the same choices; their timing depends on the machine.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def command(name: bytes, data: bytes = b"") -> bytes:
 
 
 def property_of(name: bytes, value: bytes) -> bytes:
-    """Return a property of READY."""
+    """Return one property of a READY command."""
     return bytes((len(name),)) + name + struct.pack(">I", len(value)) + value
 
 
@@ -47,13 +47,13 @@ PING = command(b"PING", b"\0\0")
 
 
 def message(request: Any, payload: bytes | None = None) -> bytes:
-    """Return a whole request as it goes over the wire."""
+    """Return the bytes of a whole request."""
     front = encode_front(api.encode(request), None if payload is None else len(payload))
     return front + (payload or b"")
 
 
 class Attack:
-    """One stranger with a seed, a target and an end."""
+    """One attacking client with a seed, a target and an end time."""
 
     def __init__(self, host: str, port: int, seed: int, seconds: float) -> None:
         self.target = host, port
@@ -63,11 +63,11 @@ class Attack:
         self.sent = 0
 
     def going(self) -> bool:
-        """Whether there is time left."""
+        """Return whether there is time left."""
         return time.monotonic() < self.end
 
     def connect(self) -> socket.socket:
-        """Return a new connection; it blocks for 0.2 s at most, as in a full pipe."""
+        """Return a new connection; its calls block for 0.2 s at most."""
         while True:
             sock = socket.socket()
             sock.settimeout(5.0)
@@ -84,7 +84,7 @@ class Attack:
             return sock
 
     def send(self, sock: socket.socket, data: bytes) -> bool:
-        """Send what the other end takes; False when the connection is gone or full."""
+        """Send the data; return False if the connection has ended or is full."""
         view = memoryview(data)
         while view:
             try:
@@ -96,13 +96,13 @@ class Attack:
         return True
 
     def close(self, sock: socket.socket, *, reset: bool = True) -> None:
-        """Close, by a reset."""
+        """Close the connection, by default with a reset."""
         if reset and sock.fileno() >= 0:
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, RESET)
         sock.close()
 
     def crowd(self, count: int, first: bytes = b"") -> list[socket.socket]:
-        """Return many connections, each after its first words."""
+        """Return `count` connections that do not block, on which `first` has been sent."""
         made = []
         while len(made) < count and self.going():
             made.append(self.connect())
@@ -111,7 +111,7 @@ class Attack:
         return made
 
     def pour(self, crowd: list[socket.socket], words: Callable[[], bytes], *, most: int) -> None:
-        """Send on all of a crowd what goes, up to `most` bytes each; who is ended comes again."""
+        """Send on all connections, up to `most` bytes each; replace a connection that ends."""
         left: dict[socket.socket, list[Any]] = {sock: [b"", most] for sock in crowd}
         while self.going() and left:
             _, writable, _ = select.select([], list(left), [], 0.05)
@@ -138,7 +138,7 @@ class Attack:
                     del left[sock]
 
     def rest(self) -> None:
-        """Wait for the end."""
+        """Wait until the time is up."""
         time.sleep(max(0.0, self.end - time.monotonic()))
 
 
@@ -146,7 +146,7 @@ class Attack:
 
 
 def any_request(chance: random.Random) -> api.Request:
-    """Return a request whose fields are what nobody expects, but within their types."""
+    """Return a request with unusual field values that are valid for their types."""
     rid = chance.choice([0, 1, 2**31, 2**63 - 1])
     name = chance.choice(
         ["T", "work", "", "../../x", "a\0b", "ü", "x" * 127, "x" * 128, "y" * 32_767, "\x01\x02",
@@ -175,7 +175,7 @@ def any_request(chance: random.Random) -> api.Request:
 
 
 def any_frame(chance: random.Random) -> bytes:
-    """Return a frame of any flags and size, whose body may be another's."""
+    """Return a frame with random flags and size, whose body may not match them."""
     flags = chance.choice([0, 1, 2, 3, 4, 6, chance.randrange(256)])
     size = chance.choice(SIZES)
     if flags & 4 and chance.random() < 0.8:
@@ -190,7 +190,7 @@ def any_frame(chance: random.Random) -> bytes:
 
 
 def any_begin(chance: random.Random) -> bytes:
-    """Return what a connection may begin with, so that each state is come to."""
+    """Return the first bytes of a connection, such that every state of the handshake is reached."""
     greeting = bytearray(GREETING)
     if chance.random() < 0.2:
         greeting[chance.randrange(64)] = chance.randrange(256)
@@ -200,7 +200,7 @@ def any_begin(chance: random.Random) -> bytes:
 
 
 def read_some(sock: socket.socket) -> bool:
-    """Read something; False at the end."""
+    """Read something; return False at the end of the connection."""
     try:
         return bool(sock.recv(MIB))
     except OSError:
@@ -211,7 +211,7 @@ def read_some(sock: socket.socket) -> bool:
 
 
 def frames(attack: Attack) -> None:
-    """Every flag, command, size and cut in every state, then a reset."""
+    """Send every flag, command, size and truncation in every state, then reset."""
     chance = attack.chance
     while attack.going():
         sock = attack.connect()
@@ -230,7 +230,7 @@ def frames(attack: Attack) -> None:
 
 
 def pings(attack: Attack) -> None:
-    """40 requests and a PING, 50 times, then a reset, over and over; nothing is read."""
+    """Send 40 requests and a PING, 50 times, then reset, repeatedly; read nothing."""
     turn = message(api.AskMap(1)) * 40 + PING
     while attack.going():
         socks = [attack.connect() for _ in range(attack.chance.randrange(1, 5))]
@@ -244,7 +244,7 @@ def pings(attack: Attack) -> None:
 
 
 def pipelines(attack: Attack) -> None:
-    """Requests without reading their answers, on 30 connections."""
+    """Send requests on 30 connections without reading the answers."""
     chance = attack.chance
 
     def words() -> bytes:
@@ -260,13 +260,13 @@ def pipelines(attack: Attack) -> None:
 
 
 def empty_puts(attack: Attack) -> None:
-    """Puts of 15 bytes without a payload, on 100 connections."""
+    """Send puts of 15 bytes without a payload, on 100 connections."""
     words = message(api.Put(1, 0)) * 1_000
     attack.pour(attack.crowd(100, SHAKEN), lambda: words, most=64 * MIB)
 
 
 def parked(attack: Attack) -> None:
-    """Pulls that wait a minute for long names, then a reset."""
+    """Send pulls that wait a minute for topics with long names, then reset."""
     chance = attack.chance
     while attack.going():
         sock = attack.connect()
@@ -282,7 +282,7 @@ def parked(attack: Attack) -> None:
 
 
 def requests(attack: Attack) -> None:
-    """Requests of all kinds with extreme values, their answers read."""
+    """Send requests of all kinds with extreme values, and read the answers."""
     chance = attack.chance
     while attack.going():
         sock = attack.connect()
@@ -300,7 +300,7 @@ def requests(attack: Attack) -> None:
 
 
 def trickle(attack: Attack) -> None:
-    """One byte a second on 200 connections, from the greeting on or of a message."""
+    """Send one byte a second on 200 connections, of the greeting or of a message."""
     chance = attack.chance
     crowd = attack.crowd(100) + attack.crowd(100, SHAKEN)
     words = SHAKEN + message(api.Put(1), bytes(1_000))
@@ -315,7 +315,7 @@ def trickle(attack: Attack) -> None:
 
 
 def idle(attack: Attack) -> None:
-    """2,000 connections that do nothing, most of them after their handshake."""
+    """Open 2,000 connections that stay idle, most of them after the handshake."""
     crowd = attack.crowd(500) + attack.crowd(1_500, SHAKEN)
     attack.rest()
     for sock in crowd:
@@ -323,7 +323,7 @@ def idle(attack: Attack) -> None:
 
 
 def noise(attack: Attack) -> None:
-    """Random bytes, alone or behind a handshake."""
+    """Send random bytes, alone or after a handshake."""
     chance = attack.chance
     while attack.going():
         sock = attack.connect()
@@ -333,7 +333,7 @@ def noise(attack: Attack) -> None:
 
 
 def strange_greetings(attack: Attack) -> None:
-    """ZMTP 1 and 2, other mechanisms, other protocols."""
+    """Begin with ZMTP 1 and 2, other mechanisms, and other protocols."""
     chance = attack.chance
     begins = [
         b"\x01\x00", b"\x06\x00hello", b"\xff" + bytes(7) + b"\x01\x00",
@@ -355,7 +355,7 @@ def strange_greetings(attack: Attack) -> None:
 
 
 def huge_sizes(attack: Attack) -> None:
-    """Sizes that no frame may have, and what would be in them."""
+    """Announce frames of forbidden sizes, and send bytes for them."""
     chance = attack.chance
     while attack.going():
         sock = attack.connect()
@@ -368,7 +368,7 @@ def huge_sizes(attack: Attack) -> None:
 
 
 def endless(attack: Attack) -> None:
-    """A message of ever more frames; a frame to which a little is added ever again."""
+    """Send messages with more and more frames, and a frame that never ends."""
     crowd = attack.crowd(20, SHAKEN)
     kinds = [b"\x01\x01x" * 5_000, b"\x01\x00" * 5_000, PING * 2_000, bytes(4_000)]
     begun: set[socket.socket] = set()
@@ -388,7 +388,7 @@ def endless(attack: Attack) -> None:
 
 
 def unfinished(attack: Attack) -> None:
-    """Messages of 4 MiB without their last byte, on 200 connections."""
+    """Send messages of 4 MiB without their last byte, on 200 connections."""
     front = encode_front(api.encode(api.Put(1)), 4 * MIB)
     crowd = attack.crowd(200, SHAKEN + front)
     piece = bytes(256 * 1024)
@@ -399,7 +399,7 @@ def unfinished(attack: Attack) -> None:
 
 
 def lazy_reader(attack: Attack) -> None:
-    """Large pulls whose answers are read a little at a time."""
+    """Send large pulls, and read the answers a little at a time."""
     crowd = attack.crowd(40, SHAKEN)
     pull = message(api.Pull(1, "large", 0, api.Position(0), 10_000, api.MAX_FRAME_BYTES))
     while attack.going():
@@ -425,7 +425,7 @@ KINDS: dict[str, Callable[[Attack], None]] = {
 
 
 def schedule(seed: int, seconds: float, extra: tuple[str, ...]) -> Iterator[tuple[str, int, float]]:
-    """Yield (kind, seed, seconds) for as long as `seconds`: each kind once a round, shuffled."""
+    """Yield (kind, seed, seconds) until `seconds` are used: each kind once per round, shuffled."""
     chance = random.Random(seed)
     names = [*KINDS, *extra]
     each_s = min(8.0, seconds / len(names))

@@ -1,4 +1,4 @@
-"""A group of processes that ends with its test, and what it said when the test fails."""
+"""Groups of node processes that end with their test; if it fails, the end of their logs."""
 
 import pytest
 
@@ -7,7 +7,7 @@ from tests.process.harness import Group
 
 @pytest.fixture
 def make_group(tmp_path, request):
-    """Make groups of nodes; all are killed at the end."""
+    """Return a function that makes groups of nodes; all nodes are killed after the test."""
     groups = []
 
     def make(count=2, **options):
@@ -21,7 +21,7 @@ def make_group(tmp_path, request):
     if report is not None and report.failed:
         for group in groups:
             for node in group:
-                print(f"---- node {node.number}: the last of stderr\n{node.last_lines(25)}")
+                print(f"---- node {node.number}: the end of stderr\n{node.last_lines(25)}")
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Nodes as real processes: started, flipped, killed, asked, and always reaped.
+"""Run nodes as real processes: start, flip, kill and query them; they are always reaped.
 
     with Group(tmp_path) as group:
         group.start()                       # node 1 SYNC_MASTER, the others SLAVE
@@ -6,8 +6,9 @@
         group[2].edit_role("SYNC_MASTER")
         group[2].wait_writable()
 
-Ports are reserved for the life of a Group: below the kernel's own range, so that no outgoing
-connection takes one while its node is down, and held by a socket that is bound but does not listen.
+Ports are reserved for the life of a Group. They are below the kernel's range of ephemeral ports, so
+that no outgoing connection takes one while its node is down. A socket that is bound but does not
+listen holds each of them.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ if TYPE_CHECKING:
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 START_S = 60.0
-STOP_S = 60.0  # longer than this is a hang, on a busy machine too
+STOP_S = 60.0  # a stop that takes longer is a hang, on a busy machine too
 SETTLE_S = 60.0
 POLL_S = 0.02
 Status = dict[str, Any]
-# No proxy of the environment stands between a test and its nodes.
+# Ignores the proxies that the environment may set.
 _DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
@@ -51,7 +52,7 @@ class Ports:
         self._below = min(int(text.split()[0]), 60_000)
 
     def take(self) -> int:
-        """Return one more."""
+        """Reserve and return one more port."""
         low = 10_000 if self._below > 12_000 else 1_025
         for _ in range(1_000):
             port = random.SystemRandom().randrange(low, self._below)
@@ -61,14 +62,14 @@ class Ports:
             except OSError:
                 one.close()
                 continue
-            # From now on a listener with SO_REUSEADDR may bind it, another harness may not.
+            # Now a listener with SO_REUSEADDR can bind the port, but another harness cannot.
             one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self._held.append(one)
             return port
         raise AssertionError("no free port")
 
     def addresses(self, count: int) -> dict[int, dict[str, str]]:
-        """Return the addresses of so many nodes, as their files have them."""
+        """Return the addresses of `count` nodes, in the form of the configuration file."""
         return {
             number: {
                 "api": f"tcp://127.0.0.1:{self.take()}",
@@ -79,13 +80,13 @@ class Ports:
         }
 
     def close(self) -> None:
-        """Give all back."""
+        """Release all ports."""
         for one in self._held:
             one.close()
 
 
 def wait_until(what: Callable[[], Any], timeout_s: float, text: str | Callable[[], str]) -> Any:
-    """Return the first true value of `what()`; AssertionError with `text` when none comes."""
+    """Return the first true value of `what()`; raise AssertionError with `text` if none comes."""
     deadline = time.monotonic() + timeout_s
     while True:
         value = what()
@@ -99,7 +100,7 @@ def wait_until(what: Callable[[], Any], timeout_s: float, text: str | Callable[[
 def hastore(
     *arguments: str, timeout_s: float = 180.0, stdin: bytes | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Run `hastore ARGUMENTS` to its end; text of stdout and stderr."""
+    """Run `hastore ARGUMENTS` to its end; return its exit code, stdout and stderr."""
     done = subprocess.run(
         [sys.executable, str(ROOT / "bin" / "hastore"), *arguments],
         capture_output=True,
@@ -123,7 +124,7 @@ class Node:
         prefix: list[str] | None = None,
     ) -> None:
         self.number = number
-        self._prefix = prefix or []  # a program that executes its arguments, on another host
+        self._prefix = prefix or []  # a command that runs its arguments in another namespace
         self.settings = settings
         self.path = folder / f"node{number}.yaml"
         self.store = pathlib.Path(settings["store"]["root"])
@@ -142,7 +143,7 @@ class Node:
     # ---- the file
 
     def write(self, **changes: Any) -> None:
-        """Write the configuration anew, with `changes` to its keys (section=dict: merged)."""
+        """Rewrite the configuration with `changes`; a dict is merged into its section."""
         for key, value in changes.items():
             if isinstance(value, Mapping) and isinstance(self.settings.get(key), dict):
                 self.settings[key] = {**self.settings[key], **value}
@@ -154,11 +155,11 @@ class Node:
 
     @property
     def file_role(self) -> str:
-        """The role that the file says."""
+        """The role in the configuration file."""
         return str(yaml.safe_load(self.path.read_text())["role"])
 
     def edit_role(self, role: str) -> None:
-        """Edit the file as a person would: this one line, in place."""
+        """Change the line with the role in place, as a person would."""
         lines = self.path.read_text().splitlines()
         text = "\n".join(f"role: {role}" if line.startswith("role:") else line for line in lines)
         self.path.write_text(text + "\n")
@@ -174,7 +175,7 @@ class Node:
 
     @property
     def running(self) -> bool:
-        """Whether the process lives."""
+        """Whether the process is running."""
         return self.process is not None and self.process.poll() is None
 
     def start(self, kind: str = "serve", *arguments: str, wait: bool = True) -> Node:
@@ -193,7 +194,7 @@ class Node:
         return self
 
     def wait_ready(self, timeout_s: float = START_S) -> dict[str, str]:
-        """Return the ready line's fields."""
+        """Wait for the ready line; return its fields."""
 
         def look() -> bool:
             text = self._out.read_text()
@@ -209,7 +210,7 @@ class Node:
         return self.ready
 
     def exit_code(self, timeout_s: float = START_S) -> int:
-        """Wait for the end of a process that ends by itself; return its exit code."""
+        """Wait until the process ends by itself; return its exit code."""
         assert self.process is not None
         try:
             return self.process.wait(timeout_s)
@@ -219,7 +220,7 @@ class Node:
                 self._paused = False
 
     def kill(self) -> None:
-        """SIGKILL, as a crash would, and reap."""
+        """Send SIGKILL and reap the process."""
         if self.process is not None:
             self.process.kill()
             self.process.wait()
@@ -227,7 +228,7 @@ class Node:
             self._paused = False
 
     def stop(self, timeout_s: float = STOP_S) -> int:
-        """SIGTERM; return the exit code, which must come within `timeout_s`."""
+        """Send SIGTERM; return the exit code. Fails if the process does not end in time."""
         self.send(signal.SIGTERM)
         try:
             return self.exit_code(timeout_s)
@@ -243,7 +244,7 @@ class Node:
         os.kill(self.pid, number)
 
     def pause(self) -> None:
-        """SIGSTOP, and wait until every thread has stopped: a busy machine takes a while."""
+        """Send SIGSTOP, and wait until every thread has stopped."""
         self.send(signal.SIGSTOP)
         self._paused = True
         tasks = pathlib.Path(f"/proc/{self.pid}/task")
@@ -257,30 +258,30 @@ class Node:
         )
 
     def resume(self) -> None:
-        """SIGCONT."""
+        """Send SIGCONT."""
         self.send(signal.SIGCONT)
         self._paused = False
 
     def resident_bytes(self) -> int:
-        """Return the resident set."""
+        """Return the size of the resident set."""
         for line in pathlib.Path(f"/proc/{self.pid}/status").read_text().splitlines():
             if line.startswith("VmRSS:"):
                 return int(line.split()[1]) * 1024
         raise AssertionError("no VmRSS")
 
-    # ---- what it says
+    # ---- logs and status
 
     @property
     def log(self) -> str:
-        """All that the node said on stderr, over all its starts."""
+        """The node's stderr, of all its starts."""
         return self._err.read_text(errors="replace")
 
     def last_words(self, lines: int = 8) -> str:
-        """Return the end of stderr."""
+        """Return the last lines of stderr as one line."""
         return " | ".join(self.log.strip().splitlines()[-lines:])
 
     def last_lines(self, lines: int) -> str:
-        """Return the end of stderr as it is."""
+        """Return the last lines of stderr."""
         return "\n".join(self.log.strip().splitlines()[-lines:])
 
     def wait_log(self, text: str, timeout_s: float = SETTLE_S, *, since: int = 0) -> str:
@@ -293,7 +294,7 @@ class Node:
         return next(line for line in self.log[since:].splitlines() if text in line)
 
     def status(self) -> Status | None:
-        """Return the status object over HTTP, None when nobody answers."""
+        """Return the status object over HTTP, or None without an answer."""
         try:
             with _DIRECT.open(f"http://{self.http}/status", timeout=30) as answer:
                 status: Status = json.loads(answer.read())
@@ -304,7 +305,7 @@ class Node:
     def wait_status(
         self, right: Callable[[Status], Any], text: str, timeout_s: float = SETTLE_S
     ) -> Status:
-        """Wait until the status is as `right` wants it."""
+        """Wait until `right(status)` is true; return the status."""
         seen: list[Status | None] = [None]
 
         def look() -> Status | None:
@@ -322,7 +323,7 @@ class Node:
         return status
 
     def wait_writable(self, timeout_s: float = SETTLE_S) -> Status:
-        """Wait until the node takes puts."""
+        """Wait until the node accepts puts."""
         return self.wait_status(lambda s: s["writable"], "writable", timeout_s)
 
     def wait_in_sync(self, *numbers: int, timeout_s: float = SETTLE_S) -> Status:
@@ -336,7 +337,7 @@ class Node:
 
 
 class Group:
-    """A group's nodes, their files and ports; a context manager that leaves nothing running."""
+    """The nodes of a group, with their files and ports; its end leaves no process running."""
 
     def __init__(
         self,
@@ -405,7 +406,7 @@ class Group:
         return [node.api for node in self]
 
     def start(self) -> Group:
-        """Start all at once, each by its role; wait until the master has every slave in sync."""
+        """Start all nodes at the same time; wait until every slave of the master is in sync."""
         for node in self:
             node.start("slave" if node.file_role == "SLAVE" else "master", wait=False)
         for node in self:
@@ -417,7 +418,7 @@ class Group:
         return self
 
     def wait_equal(self, timeout_s: float = SETTLE_S) -> int:
-        """Wait until all nodes have the same log end, confirmed and replayed; return it."""
+        """Wait until all nodes have the same end offset, confirmed and replayed; return it."""
 
         def look() -> int | None:
             statuses = [node.status() for node in self if node.running]
@@ -445,7 +446,7 @@ class Group:
         return int(wait_until(look, timeout_s, text)) - 1
 
     def close(self) -> None:
-        """Kill and reap what runs, give the ports back."""
+        """Kill and reap all nodes, and release the ports."""
         for node in self:
             with contextlib.suppress(ProcessLookupError):
                 node.kill()

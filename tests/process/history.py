@@ -1,7 +1,8 @@
-"""What producers saw, and whether the log at the end explains it.
+"""Record what producers saw, and check whether the final log explains it.
 
-Appends return their offset, so linearizability is: offsets unique, in real-time order, and the same
-bytes there at the end. A put without an answer is `unknown`: it may be there once, never twice.
+Appends return their offset. So the history is linearizable if the offsets are unique and in
+real-time order, and the final log has the same bytes at these offsets. A put without an answer is
+`unknown`: it may be in the log once, never twice.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ ACKED, UNKNOWN, REFUSED = "acked", "unknown", "refused"
 
 @dataclass(slots=True)
 class Put:
-    """One send: times in ns of the monotonic clock; `outcome` None while nobody answered."""
+    """One send; times in ns of the monotonic clock; `outcome` is None until there is an answer."""
 
     topic: str
     body: bytes
@@ -44,19 +45,19 @@ class Put:
 
     @property
     def durable(self) -> bool:
-        """Whether the reply states more than one copy: then no single death may lose it."""
+        """Whether the reply states more than one copy, so that no single failure may lose it."""
         return self.outcome == ACKED and self.level.startswith("SYNC")
 
 
 @dataclass
 class Recorder:
-    """Collect the puts of all producers."""
+    """The puts of all producers. Thread-safe."""
 
     puts: list[Put] = field(default_factory=list)
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def send(self, producer: Any, topic: str, body: bytes, key: str | None = None) -> Future[Any]:
-        """Send and record; raises what `send` raises."""
+        """Send and record a message; exceptions of `send` are recorded and raised."""
         put = Put(topic, body, key, time.monotonic_ns())
         with self._lock:
             self.puts.append(put)
@@ -69,16 +70,16 @@ class Recorder:
         return future
 
     def count(self, outcome: str) -> int:
-        """Return how many puts ended so."""
+        """Return the number of puts with this outcome."""
         with self._lock:
             return sum(put.outcome == outcome for put in self.puts)
 
     def acked_since(self, began_ns: int) -> bool:
-        """Whether a put that began at `began_ns` or later is acknowledged."""
+        """Return whether a put that began at `began_ns` or later is acknowledged durably."""
         return self.first_ack_ns(began_ns) is not None
 
     def first_ack_ns(self, began_ns: int) -> int | None:
-        """Return when the first put that began at `began_ns` or later was acknowledged."""
+        """Return the time of the first durable acknowledgement of a put begun since `began_ns`."""
         first: int | None = None
         with self._lock:
             for put in reversed(self.puts):
@@ -102,7 +103,7 @@ def _ended(put: Put, done: Future[Any]) -> None:
 
 def _settle(put: Put, error: BaseException) -> None:
     put.error = f"{type(error).__name__}: {error}"
-    # UnreachableError: `send` itself found no master to ask for the number of queues.
+    # UnreachableError comes from `send` itself: it found no master to ask for the queues.
     certain = isinstance(error, NotStoredError | MessageIllegalError | UnreachableError)
     assert certain or isinstance(error, OutcomeUnknown | DurabilityError), put.error
     put.outcome, put.ended_ns = REFUSED if certain else UNKNOWN, time.monotonic_ns()
@@ -116,11 +117,11 @@ def check(
     epochs: Sequence[tuple[int, int, int]] = (),
     reads: Iterable[tuple[int, bytes]] = (),
 ) -> list[str]:
-    """Return what is wrong, nothing when the history is explained by the log's records.
+    """Return the violations; an empty list if the log's records explain the history.
 
-    `rescued`: records of archived tails; these may hold what a master acknowledged for itself.
-    `epochs`: (epoch, start offset, api port of its node), rising. `reads`: (offset, body) that a
-    reader was given under a synchronous master.
+    `rescued`: records that were cut off and archived, which a master may have acknowledged alone.
+    `epochs`: (epoch, start offset, api port of its node), ascending. `reads`: (offset, body) of the
+    messages that a reader got under a synchronous master.
     """
     wrong = [*_check_log(records), *_check_epochs(records, epochs)]
     by_body: dict[bytes, list[Found]] = {}
@@ -137,7 +138,7 @@ def check(
     at = {found.offset: found.body for found in records}
     for offset, body in reads:
         if at.get(offset) != body:
-            wrong.append(f"a reader was given what is not in the log, at {offset}")
+            wrong.append(f"a reader got a message that is not in the log, at {offset}")
     return wrong
 
 
@@ -163,7 +164,7 @@ def _check_log(records: Sequence[Found]) -> list[str]:
 
 
 def _check_epochs(records: Sequence[Found], epochs: Sequence[tuple[int, int, int]]) -> list[str]:
-    """Each record was stored by the node of its epoch."""
+    """Check that each record was stored by the node of its epoch."""
     wrong = []
     for before, after in zip(epochs, epochs[1:], strict=False):
         if after[0] <= before[0] or after[1] < before[1]:
@@ -180,7 +181,7 @@ def _check_epochs(records: Sequence[Found], epochs: Sequence[tuple[int, int, int
 def _check_put(put: Put, found: list[Found], archived: set[bytes]) -> list[str]:
     what = f"{put.outcome} put of {put.topic}/{put.key}"
     if put.outcome is None:
-        return [f"{what}: was never settled"]
+        return [f"{what}: has no outcome"]
     if len(found) > 1:
         return [f"{what}: is in the log {len(found)} times"]
     if put.outcome == REFUSED:
@@ -194,14 +195,14 @@ def _check_put(put: Put, found: list[Found], archived: set[bytes]) -> list[str]:
     one = found[0]
     claimed = (put.offset, put.topic, put.queue_id, put.queue_offset)
     if claimed != (one.offset, one.topic, one.queue_id, one.queue_offset):
-        return [f"{what}: acknowledged as {claimed}, lies at {one.offset}/{one.queue_offset}"]
+        return [f"{what}: acknowledged as {claimed}, is at {one.offset}/{one.queue_offset}"]
     if one.properties.get("KEYS") != put.key:
         return [f"{what}: another key at {one.offset}"]
     return []
 
 
 def _check_order(puts: Sequence[Put], by_body: dict[bytes, list[Found]]) -> list[str]:
-    """What was acknowledged before a put began lies before it, in no later epoch."""
+    """Check that puts acknowledged before a put began are before it, in no later epoch."""
     events: list[tuple[int, int, Put]] = []
     for put in puts:
         if put.outcome in (ACKED, UNKNOWN) and put.body in by_body:
@@ -210,7 +211,7 @@ def _check_order(puts: Sequence[Put], by_body: dict[bytes, list[Found]]) -> list
                 events.append((put.ended_ns, 0, put))
     wrong = []
     bound = epoch = -1
-    # Of equal times the end counts as later: too weak rather than too strict.
+    # At equal times the end counts as later: this makes the check weaker, never too strict.
     for _, is_begin, put in sorted(events, key=lambda event: (event[0], -event[1])):
         offset = by_body[put.body][0].offset
         if is_begin:

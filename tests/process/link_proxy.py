@@ -1,9 +1,9 @@
-"""A forwarding proxy on each link between two nodes, for where no namespaces are to be had.
+"""A forwarding proxy on each link between two nodes, for systems without network namespaces.
 
-Each node's file has ports of the proxy in place of the others' HA ports. What a direction loses is
-kept until it is mended, as TCP would send it again: the connection stays open and is silent. A
-share that is lost becomes a wait for the time in which TCP would find out. A connection that is
-made through a cut link is accepted, which a real one is not, and says nothing.
+Each node's file has ports of the proxies instead of the other nodes' HA ports. A cut direction
+keeps its bytes until it is restored, as if TCP sent them again: the connection stays open and
+silent. Partial loss becomes a delay, the time after which TCP would send again. One difference to a
+real network remains: a connection through a cut link is accepted, and then silent.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ RESET = struct.pack("ii", 1, 0)  # SO_LINGER: close by a reset
 
 
 class LinkProxies(Network):
-    """Loopback; every link between two nodes goes through this process."""
+    """A network on loopback; every link between two nodes goes through this process."""
 
     name = "proxies"
 
@@ -49,7 +49,7 @@ class LinkProxies(Network):
                     self._start(self._accept, source, target, listener)
 
     def seen_by(self, number: int) -> Addresses:
-        """The others' HA ports are those of the proxy."""
+        """Return the addresses with the proxies' ports as the other nodes' HA ports."""
         seen = {n: dict(address) for n, address in self.addresses.items()}
         for (source, target), listener in self._listeners.items():
             if source == number:
@@ -64,7 +64,7 @@ class LinkProxies(Network):
         for listener in self._listeners.values():
             _shut(listener)
         self._reset(set(self.addresses))
-        # A thread that was about to connect has added its sockets before it looked at `_closed`.
+        # A connecting thread adds its sockets before it checks `_closed`, so none is missed.
         while self._threads:
             thread = self._threads.pop()
             thread.join(60)
@@ -78,13 +78,13 @@ class LinkProxies(Network):
     # ---- the faults
 
     def unplug(self, number: int) -> None:
-        """Reset the connections of a node, and let none through."""
+        """Reset the connections of a node, and block new ones."""
         with self._rules:
             self._unplugged.add(number)
         self._reset({number})
 
     def plug(self, number: int) -> None:
-        """Let its connections through again."""
+        """Allow the node's connections again."""
         with self._rules:
             self._unplugged.discard(number)
             self._rules.notify_all()
@@ -124,14 +124,14 @@ class LinkProxies(Network):
             self._start(self._connect, source, target, caller)
 
     def _connect(self, source: int, target: int, caller: socket.socket) -> None:
-        """Reach the target as soon as both directions let it, and forward."""
+        """Connect to the target when both directions are open, and forward."""
         with self._rules:
             self._links.append((source, target, caller))
         if self._pass(source, target) and self._pass(target, source):
             host, port = self.addresses[target]["ha"].rsplit(":", 1)
             try:
                 answerer = socket.create_connection((host, int(port)), timeout=60)
-            except OSError:  # the node is down: as it would itself, refuse
+            except OSError:  # the node is down: refuse, as its port would
                 self._end(caller)
                 return
             answerer.settimeout(None)
@@ -157,7 +157,7 @@ class LinkProxies(Network):
         one.close()
 
     def _pass(self, source: int, target: int) -> bool:
-        """Wait until `source` may send to `target`; False when the proxies end meanwhile."""
+        """Wait until `source` may send to `target`; return False if the proxies end meanwhile."""
 
         def open_now() -> bool:
             cut = self._lost.get((source, target), 0.0) >= 1
@@ -185,7 +185,7 @@ class LinkProxies(Network):
                 receiver.sendall(piece)
         except OSError:  # reset by a node, or by `unplug`
             _shut(sender)
-        self._pass(source, target)  # the end of a connection does not cross a cut link either
+        self._pass(source, target)  # the end of a connection does not pass a cut link either
         _shut(receiver, socket.SHUT_WR)
 
 

@@ -1,13 +1,13 @@
-"""Each node a host of its own: a network namespace, its cable a veth pair, a bridge between them.
+"""Run each node in a network namespace of its own, with a veth pair as its cable to a bridge.
 
-The bridge is in one more namespace, where the clients live too: the thread that enters this context
-and all that it starts. Nothing is made in the namespace that the tests began in, and nothing has a
-name in the system: a namespace lasts as long as a process in it, the first of which, `cat`, ends
-with the pipe that it reads from. So the kernel clears up even after a SIGKILL of the tests, as soon
-as the nodes, which survive that, are ended.
+The bridge is in one more namespace, that of the clients: the thread that enters this context, and
+all processes that it starts. Nothing is created in the namespace in which the tests began, and no
+namespace has a name in the system. A namespace exists as long as a process in it. The first of
+these is `cat`, which ends when its stdin pipe closes. So the kernel removes everything even after a
+SIGKILL of the tests, once the nodes, which survive that, have ended.
 
-Loss in one direction is a filter at the bridge's port (classic BPF, which has random numbers): the
-kernel need not have netem, nor nftables.
+Loss in one direction is a filter at the bridge's port (classic BPF, which has random numbers), so
+the kernel needs neither netem nor nftables.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def _program(lost: dict[int, float]) -> str:
 
 
 class Namespaces(Network):
-    """Hosts 10.77.0.1 and so on; raises OSError where namespaces or their tools are refused."""
+    """The nodes 10.77.0.1 and so on. Raises OSError if the system refuses namespaces."""
 
     name = "namespaces"
 
@@ -78,7 +78,7 @@ class Namespaces(Network):
             for number in (HUB, *self.addresses):
                 self._hold(number)
             self._wire()
-            self._changed(1)  # a kernel without this filter says so now
+            self._changed(1)  # raises now if the kernel lacks this filter
             self._slow.add(1)
             self._paced(1)
             self.heal()
@@ -86,10 +86,10 @@ class Namespaces(Network):
             self.close()
             raise
 
-    # ---- making and ending
+    # ---- creation and end
 
     def _hold(self, number: int) -> None:
-        """Start the process that keeps a namespace."""
+        """Start the process that keeps a namespace alive."""
         command = ["unshare", "--net", "sh", "-c", "echo made; exec cat"]
         pipe = subprocess.PIPE
         holder = subprocess.Popen(
@@ -99,7 +99,7 @@ class Namespaces(Network):
         assert holder.stdout is not None
         said = holder.stdout.readline()
         if said != b"made\n":
-            raise OSError(said.decode(errors="replace").strip() or "unshare says nothing")
+            raise OSError(said.decode(errors="replace").strip() or "unshare printed nothing")
 
     def _inside(self, number: int) -> list[str]:
         return ["nsenter", f"--net=/proc/{self._holders[number].pid}/ns/net"]
@@ -135,7 +135,7 @@ class Namespaces(Network):
                 f"addr add {_address(number)}/24 dev eth0",
                 "link set eth0 up",
             ]
-            # Known for good: else what is cut in one direction ends both once ARP has no answer.
+            # Permanent entries: else a cut of one direction would stop both, without ARP replies.
             for other in {HUB, *self.addresses} - {number}:
                 address = f"{_address(other)} lladdr {_mac(other)}"
                 own.append(f"neigh add {address} dev eth0 nud permanent")
@@ -152,7 +152,7 @@ class Namespaces(Network):
         return self
 
     def close(self) -> None:
-        """Leave the clients' namespace and end all of them."""
+        """Leave the clients' namespace, and end all namespaces."""
         if self._before is not None:
             enter(self._before)
             os.close(self._before)
@@ -165,24 +165,24 @@ class Namespaces(Network):
         self._holders.clear()
 
     def settings(self, folder: pathlib.Path) -> dict[str, dict[str, Any]]:
-        """A secret, which addresses beyond loopback want; clients need none."""
+        """Return the settings that addresses beyond loopback need: a secret for the HA link."""
         secret = folder / "secret"
         secret.touch(mode=0o600)
         secret.write_text(secrets.token_hex(16))
         return {"ha": {"secret_file": str(secret)}, "api": {"allow_unauthenticated": True}}
 
     def command(self, number: int) -> list[str]:
-        """Return the prefix that executes a program in the node's namespace."""
+        """Return the command prefix that runs a program in the node's namespace."""
         return self._inside(number)
 
     # ---- the faults
 
     def unplug(self, number: int) -> None:
-        """Take the bridge's port down: the node's interface has no carrier."""
+        """Set the bridge's port down, so that the node's interface has no carrier."""
         self._run(HUB, "ip", "link", "set", f"port{number}", "down")
 
     def plug(self, number: int) -> None:
-        """Take the port up again."""
+        """Set the port up again."""
         self._run(HUB, "ip", "link", "set", f"port{number}", "up")
 
     def _changed(self, source: int) -> None:
@@ -203,7 +203,7 @@ class Namespaces(Network):
 
 
 def enter(namespace: int) -> None:
-    """Move this thread, and what it starts from now on, into the namespace of a descriptor."""
+    """Move this thread, and all that it starts afterwards, into the namespace of a descriptor."""
     if _LIBC.setns(namespace, CLONE_NEWNET):
         number = ctypes.get_errno()
         raise OSError(number, f"setns: {os.strerror(number)}")

@@ -2,11 +2,12 @@
 
     with open_network(3) as network:
         group = Group(tmp_path, 3, network=network)
-        network.cut(1, 2)               # what node 1 sends to node 2 is lost; the other way works
+        network.cut(1, 2)               # bytes from node 1 to node 2 are lost, not the other way
         network.heal()
 
-Two kinds do the same: `Namespaces` makes each node a host of its own, which wants root;
-`LinkProxies` forwards each link between two nodes, anywhere. Clients reach every node all along.
+There are two implementations. `Namespaces` gives each node a network namespace, and needs root.
+`LinkProxies` forwards each link between two nodes, and works everywhere. Clients always reach every
+node.
 """
 
 from __future__ import annotations
@@ -19,14 +20,14 @@ Addresses = dict[int, dict[str, str]]
 
 
 class Network:
-    """Links between the nodes 1 to `count`, all well at first; a context manager."""
+    """The links between the nodes 1 to `count`, at first without faults; a context manager."""
 
     name = ""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.addresses: Addresses = {}
-        # What is lost on the way from a node to another: a share, 1.0 is all of it.
+        # (source, target) -> the share of packets that is lost; 1.0 is all of them.
         self._lost: dict[tuple[int, int], float] = {}
         self._slow: set[int] = set()
 
@@ -37,47 +38,47 @@ class Network:
         self.close()
 
     def close(self) -> None:
-        """Leave nothing behind."""
+        """Remove everything that the network consists of."""
         raise NotImplementedError
 
     def settings(self, folder: pathlib.Path) -> dict[str, dict[str, Any]]:
-        """Return what these addresses want in a node's file, by section."""
+        """Return the settings that a node's file needs for these addresses, by section."""
         del folder
         return {}
 
     def seen_by(self, number: int) -> Addresses:
-        """Return the addresses of all as node `number` has them in its file."""
+        """Return the addresses of all nodes for the file of node `number`."""
         del number
         return self.addresses
 
     def command(self, number: int) -> list[str]:
-        """Return what executes a program on the host of node `number`."""
+        """Return the command prefix that runs a program in the network of node `number`."""
         del number
         return []
 
     # ---- the faults
 
     def lose(self, source: int, target: int, share: float) -> None:
-        """Lose a share of what `source` sends to `target`, in this direction alone."""
+        """Lose a share of the packets from `source` to `target`, in this direction only."""
         self._lost[source, target] = share
         self._changed(source)
 
     def cut(self, source: int, target: int) -> None:
-        """Lose all that `source` sends to `target`, in this direction alone."""
+        """Lose all packets from `source` to `target`, in this direction only."""
         self.lose(source, target, 1.0)
 
-    def mend(self, source: int, target: int) -> None:
-        """Let what `source` sends to `target` arrive again."""
+    def restore(self, source: int, target: int) -> None:
+        """End the loss of packets from `source` to `target`."""
         if self._lost.pop((source, target), None) is not None:
             self._changed(source)
 
     def slow(self, number: int) -> None:
-        """Let the link of node `number` carry little, and that late."""
+        """Reduce the bandwidth of node `number`'s link, and delay its packets."""
         self._slow.add(number)
         self._paced(number)
 
     def unplug(self, number: int) -> None:
-        """End the links of a node at once, as somebody would who pulls its cable."""
+        """Interrupt all links of a node, as if its cable were pulled."""
         raise NotImplementedError
 
     def plug(self, number: int) -> None:
@@ -87,24 +88,24 @@ class Network:
     def heal(self) -> None:
         """End all faults."""
         for source, target in list(self._lost):
-            self.mend(source, target)
+            self.restore(source, target)
         for number in sorted(self._slow):
             self._slow.discard(number)
             self._paced(number)
 
     def _changed(self, source: int) -> None:
-        """Put into force what is lost of what `source` sends."""
+        """Apply the losses of the packets that `source` sends."""
         raise NotImplementedError
 
     def _paced(self, number: int) -> None:
-        """Put into force how fast the link of `number` is."""
+        """Apply the bandwidth of the link of node `number`."""
         raise NotImplementedError
 
 
 def open_network(count: int, kind: str = "") -> Network:
-    """Return a network of namespaces where that is allowed, else of proxies; say which, and why.
+    """Return a network of namespaces if they are allowed, else of proxies; print why.
 
-    `kind`, or HASTORE_TEST_NETWORK, asks for "namespaces" or "proxies"; proxies work everywhere.
+    `kind`, or else HASTORE_TEST_NETWORK, asks for "namespaces" or "proxies".
     """
     from tests.process.link_proxy import LinkProxies
     from tests.process.namespaces import Namespaces
@@ -117,5 +118,5 @@ def open_network(count: int, kind: str = "") -> Network:
     except OSError as refusal:
         if kind == "namespaces":
             raise
-        print(f"network namespaces are not to be had, proxies stand in: {refusal}", flush=True)
+        print(f"no network namespaces here, using proxies instead: {refusal}", flush=True)
         return LinkProxies(count)

@@ -1,4 +1,4 @@
-"""A relay between a ZeroMQ client and a node, which keeps what each of them says.
+"""A relay between a ZeroMQ client and a node, which records the bytes of both.
 
     with Relay(node.api) as relay:
         dealer.connect(relay.address)
@@ -6,7 +6,7 @@
         [said] = relay.connections
         assert said.client.commands("PING")
 
-It shares no code with what it listens to.
+It shares no code with hastore's ZMTP implementation.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tests.process.wire import COMMAND, GREETING_BYTES, Frame, read_frames
 
 
 class Side:
-    """What one end of a connection has said so far."""
+    """The bytes that one end of a connection has sent so far."""
 
     def __init__(self) -> None:
         self.raw = b""
@@ -35,11 +35,11 @@ class Side:
 
     @property
     def frames(self) -> list[Frame]:
-        """The whole frames behind the greeting."""
+        """The complete frames after the greeting."""
         return read_frames(self.raw[GREETING_BYTES:])
 
     def commands(self, name: str) -> list[bytes]:
-        """Return the data of each command of that name."""
+        """Return the data of each command with this name."""
         start = bytes((len(name),)) + name.encode()
         return [
             frame.body[len(start) :]
@@ -49,14 +49,14 @@ class Side:
 
 
 class Said(NamedTuple):
-    """One connection: what the client and what the node said."""
+    """One connection: the bytes of the client and those of the node."""
 
     client: Side
     node: Side
 
 
 class Relay:
-    """Forward every connection to one node; a context manager that leaves nothing open."""
+    """Forwards every connection to one node; a context manager that closes everything."""
 
     def __init__(self, target: str) -> None:
         host, port = target.removeprefix("tcp://").rsplit(":", 1)
@@ -93,7 +93,7 @@ class Relay:
                 return
             try:
                 node = socket.create_connection(self._target, timeout=60)
-            except OSError:  # the node is down: as it would itself, refuse
+            except OSError:  # the node is down: refuse, as its port would
                 client.close()
                 continue
             said = Said(Side(), Side())

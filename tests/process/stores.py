@@ -1,4 +1,4 @@
-"""Read stores without the product's own code: a second opinion on what is on the disk."""
+"""Read stores from disk without hastore's own code, to check the stores independently."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _HEAD = struct.Struct(">iIIiiqqiq")  # up to bornTimestamp
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """A record as it lies in a log."""
+    """A record of a log."""
 
     offset: int
     size: int
@@ -28,7 +28,7 @@ class Found:
 
 
 class Log:
-    """All of a commit log: its bytes, its records and its end. Fails on anything in between."""
+    """A whole commit log: its bytes, its records and its end. Fails on a gap or a bad record."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         files = sorted(folder.iterdir()) if folder.is_dir() else []
@@ -49,7 +49,7 @@ class Log:
         self.beyond_is_zero = not beyond.strip(b"\0")
 
     def _scan(self, part: bytes) -> bool:
-        """Take the records of one file; whether it is full."""
+        """Add the records of one file; return whether the file is full."""
         base, at = self.end, 0
         while at + 8 <= len(part):
             size, magic = struct.unpack_from(">iI", part, at)
@@ -66,7 +66,7 @@ class Log:
 
 
 def _parse(raw: bytes, offset: int, magic: int) -> Found:
-    """Read one record; AssertionError when it is none."""
+    """Decode one record; raise AssertionError if it is invalid."""
     size, _, crc, queue_id, _flag, queue_offset, place, sys_flag, _born = _HEAD.unpack_from(raw)
     assert size == len(raw)
     assert place == offset, f"a record at {offset} says that it is at {place}"
@@ -107,7 +107,7 @@ def read_log(store: pathlib.Path) -> Log:
 
 
 def rescued_records(store: pathlib.Path) -> list[Found]:
-    """Return the records of all archived tails and stores set aside, as far as they are whole."""
+    """Return the complete records of all archives and set-aside stores under rescued/."""
     found: list[Found] = []
     for file in sorted((store / "rescued").rglob("*")):
         if not file.is_file() or not file.name.isdigit() or len(file.name) != 20:
@@ -122,7 +122,7 @@ def rescued_records(store: pathlib.Path) -> list[Found]:
                 found.append(_parse(part[at : at + size], base + at, magic))
                 at += size
             elif size == 0 and magic == 0:
-                # The archive's file is named like the log's: before the tail it holds nothing.
+                # An archive has the name and size of its log file: zeros come before its bytes.
                 step = next((i for i in range(at, len(part)) if part[i]), None)
                 if step is None:
                     break
@@ -166,7 +166,7 @@ def assert_equal_stores(left: pathlib.Path, right: pathlib.Path) -> Log:
 
 
 def _joined(files: dict[str, bytes]) -> dict[str, bytes]:
-    """Join the files of each queue, without the zeros behind its last unit."""
+    """Join the files of each queue, without the zeros after its last unit."""
     queues: dict[str, bytes] = {}
     for name, data in files.items():
         queue = name.rpartition("/")[0]

@@ -1,6 +1,6 @@
-"""The client API under attack: the node lives, stays small, and serves the client beside it.
+"""The client API under attack: the node survives, uses little memory, and serves other clients.
 
-20 s in the suite; `make fuzz-api` takes 10 minutes (SECONDS=n), and SEED=n plays one again.
+It takes 20 s in the suite, 10 minutes in `make fuzz-api` (SECONDS=n); SEED=n repeats a run.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from tests.process.harness import ROOT, wait_until
 SECONDS = float(os.environ.get("HASTORE_FUZZ_API_SECONDS") or 20)
 SEED = int(os.environ.get("HASTORE_FUZZ_API_SEED") or 0) or random.SystemRandom().getrandbits(32)
 GROWTH_BYTES_MAX = 64 * 1024 * 1024
-SLOWEST_S = 60.0  # of a put beside an attack, on a machine that does other things too
+SLOWEST_S = 60.0  # most time of a put during an attack, on a busy machine
 STORE = {"commitlog_file_size": "16MiB", "consume_queue_units": 30_000}
 
 
 class Worker:
-    """A client that puts one message after the other, beside whatever goes on."""
+    """A client that puts one message after the other during the attacks."""
 
     def __init__(self, bootstrap):
         self.acknowledged = []
@@ -58,7 +58,7 @@ class Worker:
             self.failure = failure
 
     def take_slowest_s(self):
-        """Return the longest that a put took since the last call."""
+        """Return the longest duration of a put since the last call."""
         slowest, self.slowest_s = self.slowest_s, 0.0
         return slowest
 
@@ -68,14 +68,14 @@ class Worker:
 
 
 def anonymous_bytes(node):
-    """Return the memory that is the node's own: its log's mapped pages are the page cache's."""
+    """Return the node's memory without mapped files (the log's pages belong to the page cache)."""
     with open(f"/proc/{node.pid}/status") as status:
         fields = dict(line.split(":", 1) for line in status)
     return int(fields["RssAnon"].split()[0]) * 1024
 
 
 class Watch:
-    """Follow the memory of nodes, twenty times a second."""
+    """Watches the memory of nodes, twenty times a second."""
 
     def __init__(self, nodes):
         self._nodes = list(nodes)
@@ -88,12 +88,12 @@ class Watch:
     def _run(self):
         while not self._stop.wait(0.05):
             for node in self._nodes:
-                with contextlib.suppress(OSError, AssertionError):  # it may just have died
+                with contextlib.suppress(OSError, AssertionError):  # the node may have just ended
                     now = anonymous_bytes(node)
                     self._peak[node.number] = max(self._peak[node.number], now)
 
     def take_growth(self):
-        """Return by how much each node grew at most since the last call."""
+        """Return the largest growth of each node since the last call."""
         peak, self._peak = self._peak, dict(self.before)
         return {number: peak[number] - self.before[number] for number in peak}
 
@@ -112,7 +112,7 @@ def begin_attack(kind, address, seed, seconds):
 
 
 def end_attack(process, seconds):
-    """Wait for an attack's end; what it did must not be nothing."""
+    """Wait for the end of an attack; check that it made connections."""
     try:
         out, _ = process.communicate(timeout=seconds + 120)
     finally:
@@ -125,7 +125,7 @@ def end_attack(process, seconds):
 
 
 def stopped_client(node, seed, seconds):
-    """A client that asks for much and is then stopped: it reads nothing and acknowledges it."""
+    """Run a client that pulls much and is then stopped (SIGSTOP), so that it reads nothing."""
     client = begin_attack("lazy_reader", node.api, seed, 3600)
     try:
         time.sleep(min(1.0, seconds / 2))
@@ -137,7 +137,7 @@ def stopped_client(node, seed, seconds):
 
 
 def stopped_node(node, seed, seconds):
-    """The node is stopped while strangers come, ask, and reset their connections."""
+    """Stop the node (SIGSTOP) during an attack that connects, sends and resets."""
     kind = random.Random(seed).choice(["pings", "frames", "noise", "pipelines"])
     attack = begin_attack(kind, node.api, seed, seconds)
     time.sleep(min(0.5, seconds / 4))
@@ -149,18 +149,18 @@ def stopped_node(node, seed, seconds):
     end_attack(attack, seconds)
 
 
-TURNS = {"stopped_client": stopped_client, "stopped_node": stopped_node}
+SPECIAL = {"stopped_client": stopped_client, "stopped_node": stopped_node}
 
 
 def check(kind, seed, node, pid, worker, watch):
-    """Check one attack's requirements, and that the client was served beside it."""
+    """Check the node after one attack, and that the client was served during it."""
     text = f"{kind}, seed {seed}"
     assert node.running and node.pid == pid, f"{text}: the node died: {node.last_words(20)}"
     assert "died" not in node.log and "Traceback" not in node.log, node.last_lines(40)
     before = len(worker.acknowledged)
     wait_until(
         lambda: worker.failure or len(worker.acknowledged) > before + 1,
-        SLOWEST_S, f"{text}: the client beside it is not served: {node.last_words()}",
+        SLOWEST_S, f"{text}: the other client is not served: {node.last_words()}",
     )  # fmt: skip
     assert worker.failure is None, f"{text}: {worker.failure!r}"
     slowest, growth = worker.take_slowest_s(), watch.take_growth()
@@ -171,7 +171,7 @@ def check(kind, seed, node, pid, worker, watch):
 
 
 def read_all(addresses, topic, count):
-    """Return the bodies of a topic's messages, until `count` different ones have come."""
+    """Read a topic until `count` different bodies have arrived; return them."""
     found = set()
     with Consumer(topic, addresses, queues=range(4)) as consumer:
         deadline = time.monotonic() + 60
@@ -193,12 +193,12 @@ def test_the_api_under_attack(make_group):
     watch = None
     try:
         wait_until(lambda: len(worker.acknowledged) > 200, 60, "the client is not served")
-        time.sleep(2.0)  # in its first quiet second replay loads numpy
+        time.sleep(2.0)  # replay imports numpy in its first idle second
         watch = Watch(group)
         worker.take_slowest_s()
-        for kind, seed, seconds in schedule(SEED, SECONDS, tuple(TURNS)):
-            if kind in TURNS:
-                TURNS[kind](node, seed, seconds)
+        for kind, seed, seconds in schedule(SEED, SECONDS, tuple(SPECIAL)):
+            if kind in SPECIAL:
+                SPECIAL[kind](node, seed, seconds)
             else:
                 end_attack(begin_attack(kind, node.api, seed, seconds), seconds)
             check(kind, seed, node, pid, worker, watch)
@@ -213,8 +213,8 @@ def test_the_api_under_attack(make_group):
     assert all(each.running for each in group)
 
 
-def test_without_descriptors_the_node_goes_on(make_group):
-    """More connections than the node may have open at all; then room again."""
+def test_the_node_survives_without_free_descriptors(make_group):
+    """Open more connections than the node has descriptors for; then raise the limit again."""
     group = make_group(store=STORE).start()
     node = group[1]
     _, hard = resource.prlimit(node.pid, resource.RLIMIT_NOFILE)

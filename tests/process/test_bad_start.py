@@ -1,4 +1,4 @@
-"""What keeps a node from starting, or from joining: an exit code and one line that says why."""
+"""A node that cannot start or join says why in one line, with an exit code."""
 
 import contextlib
 import os
@@ -15,7 +15,7 @@ from tests.process.stores import assert_equal_stores, read_log
 
 
 def fails(node, code, *words, kind="serve"):
-    """Start a node that must end by itself, with this exit code and one line of error."""
+    """Start a node that must end by itself with `code` and one error line that has `words`."""
     said = len(node.log)
     node.start(kind, wait=False)
     assert node.exit_code() == code, node.last_words()
@@ -35,7 +35,7 @@ def put(group, *bodies, acks=None):
 
 @contextlib.contextmanager
 def twin(group, number, **changes):
-    """Another group's node with the settings of this one's, on ports of its own."""
+    """Lend a node with the settings of node `number`, plus `changes`, on ports of its own."""
     folder = group.folder / "twin"
     folder.mkdir(exist_ok=True)
     with Group(folder, len(group.nodes)) as other:
@@ -111,7 +111,7 @@ def test_a_slave_of_itself(make_group):
 
 
 def joins_not(group, words, *, on=2):
-    """Start node 2, which the master must not take; say so on the node `on`."""
+    """Start node 2, which the master must refuse; node `on` must log `words`."""
     group[2].start("slave", wait=False)
     group[on].wait_log(words)
     time.sleep(0.3)
@@ -122,14 +122,14 @@ def joins_not(group, words, *, on=2):
 
 
 def make_master(make_group, **options):
-    """Start a pair and take the slave away."""
+    """Start a pair and kill the slave."""
     group = make_group(**options).start()
     group[2].kill()
     return group
 
 
 def use_new_store(node, **changes):
-    """Give a node an empty store of another name."""
+    """Configure a node with a new, empty store."""
     node.store = node.store.with_name("other")
     node.write(store={"root": str(node.store), **changes.pop("store", {})}, **changes)
 
@@ -169,25 +169,25 @@ def test_a_node_number_that_is_taken(make_group):
         second.start("slave", wait=False)
         second.wait_log("known with another store")
     with twin(group, 1, store={"root": str(group.folder / "copycat1")}) as second:
-        # The disk of node 1 was lost, it comes back empty and its file says master: it was clean,
-        # and one answer of two would do, but the other node tells it that it is not node 1.
+        # Node 1 lost its disk and comes back empty; its file says master. One answer of two would
+        # be enough to open an epoch, but the other node reports that it is not the known node 1.
         second.start("master", wait=False)
         second.wait_log("known with another store")
         assert not second.status()["writable"]
     put(group, b"y")
     group[1].wait_in_sync(2)
     group.wait_equal()
-    # A store of another node under this configuration.
+    # The store of another node with this configuration.
     assert group[2].stop() == 0
     with twin(group, 1, store={"root": str(group[2].store)}, role="SLAVE") as second:
         fails(second, 3, "node", str(group[2].store))
 
 
-# ---- stores that lack or have damaged bytes
+# ---- stores with missing or damaged bytes
 
 
 def filled(make_group, count=200):
-    """Return a pair that was stopped in order, with a log of several files."""
+    """Return a cleanly stopped pair with a log of several files."""
     group = make_group().start()
     with Producer(group.bootstrap) as producer:
         futures = [producer.send("T", b"%d" % n + bytes(1000), key=str(n)) for n in range(count)]
@@ -223,11 +223,11 @@ def test_the_newest_file_is_torn(make_group):
     assert "nothing was cut" in line and newest.read_bytes()[:5000] == head
     with open(newest, "r+b") as file:
         file.truncate(65536)
-    fails(group[2], 3, f"{end})")  # the bytes are gone all the same
+    fails(group[2], 3, f"{end})")  # the size is right again, but the bytes are still missing
 
 
 def test_synced_bytes_are_damaged(make_group):
-    """Below what was synced a bad byte is rot: never cut, the node says where."""
+    """A bad byte below the flushed offset is damage: the node reports it and cuts nothing."""
     group = filled(make_group)
     newest = log_files(group[2])[-1]
     data = bytearray(newest.read_bytes())
@@ -243,7 +243,7 @@ def test_garbage_beyond_the_end_is_cleared(make_group):
     newest = log_files(group[2])[-1]
     with open(newest, "r+b") as file:
         file.seek(end - int(newest.name))
-        # A whole record of long ago, then half of one: neither is this log's.
+        # One whole old record, then half of one: neither belongs at this offset.
         old = log_files(group[2])[0].read_bytes()[:3000]
         file.write(old)
     (group[2].store / "abort").write_text("1")
@@ -257,7 +257,7 @@ def test_garbage_beyond_the_end_is_cleared(make_group):
 
 
 def test_queues_and_index_are_rebuilt(make_group):
-    """What is derived may be lost or damaged: the log has it all."""
+    """Derived files may be missing or damaged: they are rebuilt from the log."""
     group = filled(make_group)
     for file in (group[2].store / "consumequeue").rglob("*"):
         if file.is_file() and file.parent.name == "1":
@@ -275,8 +275,8 @@ def test_queues_and_index_are_rebuilt(make_group):
     assert_equal_stores(group[1].store, group[2].store)
 
 
-def test_a_node_without_its_state_is_another(make_group):
-    """node.json is the identity; without it, or with half of it, the node does not pretend."""
+def test_a_node_without_its_state_is_another_node(make_group):
+    """node.json is the identity: the node refuses half of it, and is a new node without it."""
     group = filled(make_group, 5)
     state = group[2].store / "hastore" / "node.json"
     text = state.read_text()

@@ -1,4 +1,4 @@
-"""A crash of the interpreter, in the tests or in a node, says where each thread was."""
+"""A crash of the interpreter, in the tests or in a node, prints the stack of each thread."""
 
 import resource
 import signal
@@ -16,7 +16,7 @@ def bystander():
 def test_crash():
     soft, hard = resource.getrlimit(resource.RLIMIT_CORE)
     assert soft == hard
-    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))  # of this crash none is wanted
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))  # no core file of this crash
     threading.Thread(target=bystander, daemon=True).start()
     time.sleep(0.1)
     faulthandler._sigsegv()

@@ -1,4 +1,4 @@
-"""The flip in all its forms, and what becomes of an old master and its tail."""
+"""All ways to change roles, and what an old master does with its unconfirmed messages."""
 
 import json
 import signal
@@ -18,7 +18,7 @@ def put(group, *bodies, acks=None, timeout_s=60.0):
 
 
 def finish(group, count):
-    """Wait for equal logs, stop, compare; return the log of so many records."""
+    """Wait for equal logs, stop, compare; check the number of records and return the log."""
     group.wait_equal()
     for node in group:
         assert node.stop() == 0
@@ -32,10 +32,10 @@ def test_live_by_editing_both_files(pair):
     pair[1].edit_role("SLAVE")
     pair[1].wait_status(lambda s: s["role"] == "SLAVE" and not s["writable"], "demoted")
     pair[2].edit_role("SYNC_MASTER")
-    pair[2].wait_writable()  # a running node looks at its file by itself
+    pair[2].wait_writable()  # a running node notices a changed file by itself
     pair[2].wait_in_sync(1)
     assert put(pair, b"after")[0].epoch == pair[2].status()["epoch"]
-    # And back again, the other way round: the new master takes over from the one that runs.
+    # And back, in the other order: the new master supersedes the running one.
     pair[1].edit_role("SYNC_MASTER")
     pair[1].wait_writable()
     assert pair[2].wait_log("epoch 196609 of node 1 supersedes it")
@@ -184,7 +184,7 @@ def test_an_old_master_follows_and_its_tail_is_archived(pair):
     rescued = rescued_records(pair[1].store)
     assert [found.body for found in rescued] == tail
     assert [found.offset for found in rescued] == [r.offset for r in results]
-    # It stays a follower over a restart, whatever its file says, until the operator decides.
+    # It stays a follower after a restart, whatever its file says, until the operator acts.
     pair[1].kill()
     pair[1].start("master")
     assert pair[1].status()["role"] == "SLAVE"
@@ -197,7 +197,7 @@ def test_an_old_master_follows_and_its_tail_is_archived(pair):
 
 
 def test_a_partitioned_master_confirms_nothing(pair):
-    """SIGSTOP stands for a partition: while it sleeps another is promoted; awake it yields."""
+    """Stop the master (SIGSTOP) like a partition would, and promote another: it then steps down."""
     put(pair, b"before")
     pair[1].pause()
     pair[2].edit_role("SYNC_MASTER")
@@ -210,7 +210,7 @@ def test_a_partitioned_master_confirms_nothing(pair):
 
 
 def test_no_catch_up_is_refused(pair):
-    """A node that is behind, told not to copy: it refuses, names the one ahead, changes nothing."""
+    """With --no-catch-up a node that is behind refuses, names the node ahead, changes nothing."""
     put(pair, b"before")
     pair.wait_equal()
     pair[2].kill()

@@ -1,4 +1,4 @@
-"""A full disk, on a file system of a few MiB: puts are refused, links stay, and all goes on."""
+"""A full disk (a tmpfs of a few MiB): puts are refused, links stay up, and the node recovers."""
 
 import os
 import pathlib
@@ -30,12 +30,12 @@ def small_disk(tmp_path):
     if done.returncode:
         pytest.skip(f"no right to mount a tmpfs here: {done.stderr.decode().strip()}")
     yield Disk(folder)
-    # Lazily: a node that outlived its test must not keep the mount alive.
+    # A lazy unmount works even if a node has outlived its test.
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
 class Disk:
-    """A small disk and the ballast that fills it."""
+    """A small disk, and a file of ballast that fills it."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self.folder = folder
@@ -43,23 +43,23 @@ class Disk:
 
     @property
     def free_bytes(self) -> int:
-        """Return what is left."""
+        """Return the free bytes."""
         stat = os.statvfs(self.folder)
         return stat.f_bavail * stat.f_bsize
 
     def fill(self, left_bytes: int) -> None:
-        """Leave this much."""
+        """Fill the disk up to `left_bytes` free bytes."""
         size = self.free_bytes - left_bytes
         with open(self._ballast, "wb") as file:
             os.posix_fallocate(file.fileno(), 0, size)
 
     def make_room(self) -> None:
-        """Take the ballast away."""
+        """Remove the ballast."""
         self._ballast.unlink()
 
 
 def fill_with_puts(group, recorder, seconds=15.0):
-    """Put until puts fail for a while; return the errors met."""
+    """Put until some puts fail; return their errors."""
     errors = []
     deadline = time.monotonic() + seconds
     number = len(recorder.puts)
@@ -79,7 +79,7 @@ def fill_with_puts(group, recorder, seconds=15.0):
 
 
 def finish(group, recorder):
-    """Go on with room; stop, compare and check that nothing acknowledged was lost."""
+    """Put more, now that there is room; stop, compare, check that no acknowledged put is lost."""
     with Producer(group.bootstrap, delivery_timeout_s=60) as producer:
         futures = [recorder.send(producer, "T", b"room %d" % n, "r") for n in range(50)]
         assert {future.result(60).level for future in futures} == {"SYNC_MEM(1)"}
@@ -102,13 +102,13 @@ def test_the_masters_disk_is_full(make_group, small_disk):
     errors = fill_with_puts(group, recorder)
     assert any("SERVICE_NOT_AVAILABLE" in str(error) for error in errors), errors
     assert recorder.count(REFUSED) + recorder.count(UNKNOWN) > 0
-    # It still serves: status, reads, its slave.
+    # It still serves status requests, reads and its slave.
     status = group[1].status()
     assert group[1].running and status["slaves"][0]["in_sync"]
     assert not status["writable"] and "the disk is full" in status["reason"]
-    assert status["problems"], "a person is told"
+    assert status["problems"], "the operator is told"
     assert "no room" in group[1].log
-    assert group[1].log.count("nothing was appended") < 10, "the log is no place for each refusal"
+    assert group[1].log.count("nothing was appended") < 10, "not one log line for each refusal"
     small_disk.make_room()
     finish(group, recorder)
 
@@ -120,14 +120,14 @@ def test_the_slaves_disk_is_full(make_group, small_disk):
     group.start()
     small_disk.fill(LEFT_BYTES)
     errors = fill_with_puts(group, recorder)
-    # The master has them, the slave cannot take them: nobody may say that they are not stored.
+    # The master has stored them, the slave cannot: no error may claim that they are not stored.
     assert all(isinstance(error, OutcomeUnknown | DurabilityError) for error in errors), errors
     assert group[2].running and group[1].running
     assert len(group[1].status()["slaves"]) == 1, "the link stays"
     assert group[1].status()["writable"]
     group[2].wait_log("disk is full")
     assert any("no room" in problem for problem in group[2].status()["problems"])
-    # Asynchronous puts go on without it.
+    # Asynchronous puts still work.
     with Producer(group.bootstrap, acks=1) as producer:
         future = recorder.send(producer, "T", b"the master alone", "a")
         assert future.result(60).level == "MASTER_MEM"
@@ -136,7 +136,7 @@ def test_the_slaves_disk_is_full(make_group, small_disk):
 
 
 def test_no_room_at_all_at_the_start(make_group, small_disk):
-    """A node that finds not a byte says so and ends, or serves without taking writes."""
+    """A node that finds no free byte either ends with a reason, or serves only reads."""
     group = make_group()
     group[1].write(store={"root": str(small_disk.folder / "store")})
     small_disk.fill(0)

@@ -1,4 +1,4 @@
-"""The history checker must see what is wrong: each kind of corrupted history is rejected."""
+"""The history checker accepts correct histories and rejects each kind of corrupted history."""
 
 import copy
 import dataclasses
@@ -13,7 +13,7 @@ PORTS = {1: 111, 2: 222}
 
 
 def a_history(seed):
-    """Return puts, records, epochs, archived records and reads that fit together."""
+    """Return consistent puts, records, epochs, archived records and reads."""
     rng = random.Random(seed)
     puts, records, rescued, queues = [], [], [], {}
     now = offset = 0
@@ -51,7 +51,7 @@ def run(history):
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_accepts_what_is_right(seed):
+def test_accepts_a_correct_history(seed):
     assert run(a_history(seed)) == []
 
 
@@ -142,7 +142,7 @@ def overlap(h):
 
 
 def out_of_order(h):
-    """The later put lies before the earlier one, and both are acknowledged where they lie."""
+    """Place the later put before the earlier one, each acknowledged at its own offset."""
     acked = [p for p in h[0] if p.durable]
     one, other = acked[1], acked[2]
     one.began_ns, other.began_ns = other.began_ns, one.began_ns
@@ -184,7 +184,7 @@ def read_beyond(h):
 
 
 def lose_unarchived(h):
-    """What the master alone acknowledged is gone and in no archive."""
+    """Lose a put that only the master acknowledged, without an archive."""
     put = next(p for p in h[0] if p.outcome == ACKED and p.level == "MASTER_MEM")
     h[1][:] = [r for r in h[1] if r.body != put.body]
     h[3].clear()

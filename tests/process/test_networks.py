@@ -1,4 +1,4 @@
-"""The networks of the partition tests do what they say, and leave nothing behind."""
+"""The simulated networks of the partition tests work as described, and leave nothing behind."""
 
 import contextlib
 import os
@@ -19,7 +19,7 @@ from tests.process.namespaces import Namespaces
 from tests.process.networks import open_network
 
 WAIT_S = 60.0
-ABSENT_S = 0.3  # for what must not arrive: a slow machine makes this check weaker, never fail
+ABSENT_S = 0.3  # wait for bytes that must not arrive: a slow machine only weakens this check
 
 
 def _split(address):
@@ -29,7 +29,7 @@ def _split(address):
 
 @contextlib.contextmanager
 def on_host(network, number):
-    """Make sockets on the host of a node: a socket stays in the namespace that it was made in."""
+    """Enter the namespace of a node; sockets that are created there stay in it."""
     if not isinstance(network, Namespaces):
         yield
         return
@@ -48,7 +48,7 @@ def on_host(network, number):
 
 @contextlib.contextmanager
 def linked(network, source, target):
-    """Connect two nodes; yield the caller's and the answerer's end."""
+    """Connect two nodes; yield the connecting and the accepting end."""
     with on_host(network, target):
         listener = socket.create_server(_split(network.addresses[target]["ha"]))
     with listener, on_host(network, source):
@@ -58,7 +58,7 @@ def linked(network, source, target):
             far, _ = listener.accept()
             with far:
                 far.settimeout(WAIT_S)
-                for end in (near, far):  # else a piece waits until the one before has an answer
+                for end in (near, far):  # else TCP delays a piece until the previous one is acked
                     end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 near.sendall(b"!")
                 assert far.recv(1) == b"!"
@@ -66,7 +66,7 @@ def linked(network, source, target):
 
 
 def take(sock, count):
-    """Return exactly so many bytes."""
+    """Return exactly `count` bytes."""
     data = b""
     while len(data) < count:
         piece = sock.recv(count - len(data))
@@ -86,13 +86,13 @@ def silent(sock):
 
 @pytest.fixture(params=["best", "proxies"])
 def network(request):
-    """What this machine allows, and the proxies, which work everywhere."""
+    """The best network that this machine allows, and the proxies, which work everywhere."""
     with open_network(3, "" if request.param == "best" else "proxies") as made:
         yield made
 
 
 @pytest.mark.parametrize("caller", [1, 2])
-def test_a_cut_loses_one_direction_alone_and_mending_brings_all(network, caller):
+def test_a_cut_affects_one_direction_and_loses_nothing_once_restored(network, caller):
     with linked(network, caller, 3 - caller) as ends:
         one, two = ends if caller == 1 else reversed(ends)
         network.cut(1, 2)
@@ -100,7 +100,7 @@ def test_a_cut_loses_one_direction_alone_and_mending_brings_all(network, caller)
         two.sendall(b"back")
         assert take(one, 4) == b"back"
         silent(two)
-        network.mend(1, 2)
+        network.restore(1, 2)
         assert take(two, 3) == b"abc"
 
 
@@ -122,7 +122,7 @@ def test_other_links_and_clients_are_not_cut(network):
             assert take(client, 4) == b"done"
 
 
-def test_what_is_lost_in_part_or_late_arrives_whole(network):
+def test_loss_and_low_bandwidth_only_delay_the_bytes(network):
     data = os.urandom(48 * 1024)
     with linked(network, 1, 2) as (near, far):
         network.lose(1, 2, 0.2)
@@ -140,7 +140,7 @@ def test_what_is_lost_in_part_or_late_arrives_whole(network):
         assert time.monotonic() - began_s > 0.1
 
 
-def test_a_pulled_cable_ends_what_goes_over_it(network):
+def test_a_pulled_cable_interrupts_connections(network):
     with linked(network, 1, 2) as (near, far):
         network.unplug(2)
         if isinstance(network, Namespaces):
@@ -168,18 +168,18 @@ def test_proxies_leave_no_thread_and_no_descriptor():
     assert (threading.active_count(), len(os.listdir("/proc/self/fd"))) == before
 
 
-def test_a_machine_without_the_tools_gets_proxies_and_says_why(monkeypatch, capsys):
+def test_without_the_tools_there_are_proxies_and_a_reason(monkeypatch, capsys):
     monkeypatch.setenv("PATH", "/nowhere")
     monkeypatch.delenv("HASTORE_TEST_NETWORK", raising=False)
     with open_network(2) as network:
         assert isinstance(network, LinkProxies)
     said = capsys.readouterr().out
-    assert "proxies stand in" in said and "unshare" in said
+    assert "using proxies instead" in said and "unshare" in said
     with pytest.raises(OSError):
         open_network(2, "namespaces")
 
 
-def test_a_refusal_half_way_ends_what_was_begun(monkeypatch):
+def test_a_failure_half_way_ends_the_namespaces_that_were_made(monkeypatch):
     begun = []
 
     def hold(self, number):
@@ -206,7 +206,7 @@ with open_network(2) as network:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_nothing_is_left_of_a_run_that_was_ended(number):
+def test_an_interrupted_run_leaves_nothing_behind(number):
     before = _namespace()
     with subprocess.Popen(
         [sys.executable, "-c", KILLED],
@@ -221,13 +221,13 @@ def test_nothing_is_left_of_a_run_that_was_ended(number):
     assert run.returncode != 0
     assert len(words) in (1, 4)
     for pid in words[1:]:
-        # Its pipe has ended, so it ends; the kernel then takes the namespace and its interfaces.
+        # The process ends with its pipe; the kernel then removes the namespace and its interfaces.
         gone = pathlib.Path(f"/proc/{pid}")
         wait_until(lambda gone=gone: not gone.exists(), WAIT_S, f"process {pid} is left")
     assert _namespace() == before
 
 
-def test_the_clients_come_back_to_where_they_were():
+def test_the_clients_return_to_their_own_namespace():
     before = _namespace()
     with pytest.raises(KeyboardInterrupt), open_network(2) as network:
         assert (_namespace() != before) == isinstance(network, Namespaces)

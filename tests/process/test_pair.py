@@ -1,4 +1,4 @@
-"""A pair of processes: it replicates, serves reads from both, stops, and comes back."""
+"""A pair of processes: it replicates, serves reads from both nodes, stops, and restarts."""
 
 import json
 import random
@@ -31,7 +31,7 @@ def test_a_pair_replicates(pair):
         assert status["readable_offset"] == status["confirmed_offset"] == end
         assert (status["min_offset"], status["unclean"]) == (0, False)
     assert pair[1].status()["slaves"][0]["lag_bytes"] == 0
-    # Each node by itself gives every message back, the slave too.
+    # Each node serves every message, the slave too.
     for node in pair:
         got = consume(node, "T")
         assert len(got) == len(sent)
@@ -52,7 +52,7 @@ def test_a_pair_replicates(pair):
 
 
 def consume(node, topic):
-    """Read a topic from one node by the command line; return the lines."""
+    """Read a topic from one node with `hastore consume`; return the lines."""
     done = hastore(
         *("consume", topic, "--from", "earliest", "--bootstrap", node.api, "--json"), timeout_s=120
     )
@@ -61,7 +61,7 @@ def consume(node, topic):
 
 
 def test_a_slave_shows_only_what_is_confirmed(pair):
-    """With the slave stopped, the master holds back what only it has."""
+    """While the slave is stopped, readers do not see messages that only the master has."""
     put_some(pair, 20)
     end = pair.wait_equal()
     pair[2].pause()
@@ -83,7 +83,7 @@ def test_batches_and_acks(pair):
         assert [r.queue_offset for r in results] == list(range(1000))
         assert {r.level for r in results} == {"SYNC_MEM(1)"}
     with Producer(pair.bootstrap, acks="all", sync_flush=True, delivery_timeout_s=0.5) as producer:
-        # ha.ack_point is `written` here: a slave that promises memory only cannot confirm a disk.
+        # ha.ack_point is `written` here: slaves report what is in memory, never a synced disk.
         with pytest.raises(Exception, match="ack_point"):
             producer.send_sync("B", b"x")
     with Producer(pair.bootstrap, acks=1, sync_flush=True) as producer:
@@ -136,7 +136,7 @@ def test_a_new_slave_gets_the_whole_history(make_group):
     for part in (group[2].store,):
         for file in sorted(part.rglob("*"), reverse=True):
             file.unlink() if file.is_file() else file.rmdir()
-    # The number is known with another store: a lost disk must come back under a new number.
+    # Its number is known with another store: after a lost disk a node needs a new number.
     group[2].start("slave")
     group[2].wait_log("known with another store")
     assert not group[1].status()["slaves"]
@@ -153,7 +153,7 @@ def test_a_new_slave_gets_the_whole_history(make_group):
     group[1].start("master")
     group[2].start("slave")
     group[1].wait_in_sync(3)
-    # The list of nodes counts from the next promotion on; then node 3 confirms.
+    # A changed list of nodes is in force from the next promotion on; then node 3 confirms.
     done = hastore("promote", "-c", str(group[1].path))
     assert done.returncode == 0, done.stderr
     group[1].wait_in_sync(3)

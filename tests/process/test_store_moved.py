@@ -1,4 +1,4 @@
-"""A store's folder that is moved away under a node ends it, with the reason last on stderr."""
+"""A node whose store folder is moved or removed ends, with the reason last on stderr."""
 
 import shutil
 
@@ -8,7 +8,7 @@ from tests.process.harness import hastore
 
 
 @pytest.mark.parametrize("number", [1, 2])
-def test_a_folder_moved_away_ends_its_node_and_the_data_is_whole(make_group, number):
+def test_a_moved_folder_ends_its_node_and_no_data_is_lost(make_group, number):
     group = make_group().start()
     stdin = b"one\ntwo\nthree\n"
     addresses = ",".join(group.bootstrap)
@@ -20,8 +20,8 @@ def test_a_folder_moved_away_ends_its_node_and_the_data_is_whole(make_group, num
     last = node.log.strip().splitlines()[-1]
     assert last.startswith(f"error: {node.store}/lock "), last
     assert "moved, replaced or removed" in last and "start the node again" in last
-    assert not node.store.exists(), "the folder was made anew"
-    aside.rename(node.store)  # what the line says to do
+    assert not node.store.exists(), "the folder was created again"
+    aside.rename(node.store)  # as the error line advises
     node.start()
     group[1].wait_writable()
     group[1].wait_in_sync(2)

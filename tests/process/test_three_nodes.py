@@ -1,4 +1,4 @@
-"""Three nodes as processes: one lagging, two confirmations, all at once, and one alone."""
+"""Three nodes as processes: a lagging slave, two confirmations, simultaneous starts, one alone."""
 
 import signal
 import threading
@@ -19,7 +19,7 @@ def epochs_of(group, status):
 
 
 def verify(group, recorder):
-    """Stop all, compare all stores, check the history; return the log."""
+    """Stop all nodes, compare their stores, check the history; return the log."""
     status = next(s for node in group if (s := node.status()) and s["writable"])
     rescued = [found for node in group for found in rescued_records(node.store)]
     for node in group:
@@ -37,7 +37,7 @@ def send_some(recorder, producer, name, count=100):
     return [future.result(60) for future in futures]
 
 
-def test_the_lagging_one_catches_up_when_it_is_promoted(make_group):
+def test_a_lagging_slave_catches_up_when_it_is_promoted(make_group):
     group, recorder = make_group(3).start(), Recorder()
     with Producer(group.bootstrap) as producer:
         send_some(recorder, producer, b"all")
@@ -46,7 +46,7 @@ def test_the_lagging_one_catches_up_when_it_is_promoted(make_group):
         send_some(recorder, producer, b"two")
         ahead = group[1].status()["max_offset"]
         group[1].kill()
-        # What was on its way to node 3 when it stopped is gone with its process: it lags for sure.
+        # Bytes under way to node 3 are lost with its process, so it certainly lags.
         group[3].kill()
         group[3].edit_role("SYNC_MASTER")
         group[3].start("master", wait=False)
@@ -73,7 +73,7 @@ def test_two_must_confirm(make_group):
         assert not waiting.done()
         group[3].start("slave")
         assert waiting.result(60).level == "SYNC_MEM(2)"
-        # R = 3 - 2 = 1: any node by itself has all that was acknowledged.
+        # A promotion needs 3 - 2 = 1 answer: every node has all acknowledged messages.
         group.wait_equal()
         group[1].kill()
         group[2].kill()
@@ -103,7 +103,7 @@ def test_three_start_at_once_from_empty(make_group):
     sender.close()
     assert len(results) == 100
     assert group.wait_equal() > 0
-    # One master of one epoch, the first.
+    # There is one master and one epoch, the first.
     assert {node.status()["epoch"] for node in group} == {1 << 16 | 1}
     assert [node.number for node in group if node.status()["writable"]] == [1]
     verify(group, recorder)
@@ -117,8 +117,8 @@ def test_one_of_three_waits_and_says_for_whom(make_group):
     assert "needs 2" in status["reason"] and "node 2, 3" in status["reason"]
     assert "waiting for node 2, 3" in node.log
     node.send(signal.SIGTERM)
-    assert node.exit_code(50) == 0  # before a minute without the others would be over
-    # The second makes it two of three: enough, without the third.
+    assert node.exit_code(50) == 0  # it stops without waiting for the others
+    # With the second node there are two of three, which is enough.
     node.start("master")
     group[2].start("slave")
     node.wait_writable()
@@ -128,7 +128,7 @@ def test_one_of_three_waits_and_says_for_whom(make_group):
 
 
 def test_the_slave_that_confirms_may_change(make_group):
-    """With acks 1 of three, either slave may be away; the promotion asks both that are left."""
+    """With `acks: 1` either slave may be down; a promotion needs two of the three nodes."""
     group, recorder = make_group(3).start(), Recorder()
     with Producer(group.bootstrap) as producer:
         for number in (2, 3, 2):
@@ -136,7 +136,7 @@ def test_the_slave_that_confirms_may_change(make_group):
             send_some(recorder, producer, b"without %d, %d" % (number, len(recorder.puts)))
             group[number].start("slave")
             group[1].wait_in_sync(2, 3)
-        # Without node 1, one answer of three is not enough.
+        # Node 2 alone, one of three, is not enough.
         group[1].kill()
         group[3].kill()
         group[2].edit_role("SYNC_MASTER")
@@ -152,13 +152,13 @@ def test_the_slave_that_confirms_may_change(make_group):
     assert len(verify(group, recorder).records) == 400
 
 
-def test_a_slave_that_sleeps_holds_nobody_up(make_group):
+def test_a_stopped_slave_delays_no_put(make_group):
     group, recorder = make_group(3, ha={"slave_timeout": "2m"}).start(), Recorder()
     with Producer(group.bootstrap) as producer:
         group[2].pause()
         began = time.monotonic()
         assert {r.level for r in send_some(recorder, producer, b"a")} == {"SYNC_MEM(1)"}
-        assert time.monotonic() - began < 60  # not after the sleeper's two minutes
+        assert time.monotonic() - began < 60  # well before the slave timeout of two minutes
         group[3].pause()
         late = recorder.send(producer, "T", b"nobody confirms", "k")
         time.sleep(0.5)

@@ -1,4 +1,4 @@
-"""A real libzmq at the other end: a DEALER is served, all else is refused and harms nobody."""
+"""Clients with a real libzmq: a DEALER is served; other sockets are refused and do no harm."""
 
 import contextlib
 
@@ -30,7 +30,7 @@ def record(body, queue=0, topic="T"):
 
 
 class Client:
-    """A socket of a context of its own, and what its monitor says."""
+    """A socket with a context of its own, and the events of its monitor."""
 
     def __init__(self, address, kind=zmq.DEALER, **options):
         self.context = zmq.Context()
@@ -54,13 +54,13 @@ class Client:
         self.context.destroy(linger=0)
 
     def listen(self):
-        """Take note of what the monitor has said meanwhile."""
+        """Collect the monitor's new events; return all of them."""
         while self._monitor.poll(0):
             self.events.append(recv_monitor_message(self._monitor)["event"])
         return self.events
 
     def wait_event(self, *wanted):
-        """Wait for the next event of these kinds; forget it, and all before it."""
+        """Wait for the next event of these kinds; remove it and all earlier events."""
 
         def look():
             found = [place for place, event in enumerate(self.listen()) if event in wanted]
@@ -88,7 +88,7 @@ class Client:
 
 @contextlib.contextmanager
 def unharmed(group):
-    """Check that the nodes live, that another client's connection stands, that puts go on."""
+    """Check that the nodes run, another client's connection stays open, and puts still work."""
     with Client(group[1].api) as other:
         other.ask(api.AskMap(1))
         before = {node.number: node.pid for node in group}
@@ -103,14 +103,14 @@ def unharmed(group):
         assert "died" not in node.log and "Traceback" not in node.log, node.last_lines(30)
 
 
-# -- what is served
+# -- accepted clients
 
 
 def test_a_dealer_keeps_its_connection_by_heartbeats(pair):
-    """A PING every 100 ms, each answered; not one connection more than the first."""
+    """A PING every 100 ms is answered; the client never reconnects."""
     options = {
         "HEARTBEAT_IVL": HEARTBEAT_MS,
-        "HEARTBEAT_TIMEOUT": 10_000,  # a busy machine is no silent node
+        "HEARTBEAT_TIMEOUT": 10_000,  # long enough for a busy machine
         "HEARTBEAT_TTL": 10_000,
     }
     with unharmed(pair), Relay(pair[1].api) as relay, Client(relay.address, **options) as client:
@@ -130,7 +130,7 @@ def test_a_dealer_keeps_its_connection_by_heartbeats(pair):
 
 
 def test_heartbeats_beside_the_largest_messages(make_group):
-    """Heartbeats all the time while the largest records go there and back, one behind the other."""
+    """Heartbeats continue while the largest records are put and pulled, one after the other."""
     pair = make_group(store={"commitlog_file_size": "16MiB"}).start()
     body = bytes(range(256)) * (api.MAX_MESSAGE_BYTES // 256)
     count = 6
@@ -151,8 +151,8 @@ def test_heartbeats_beside_the_largest_messages(make_group):
         assert said.client.commands("PING") and said.node.commands("PONG")
 
 
-def test_requests_wait_for_no_connection(pair):
-    """ZMQ_IMMEDIATE: what cannot go now is refused, and goes when the node is there again."""
+def test_requests_do_not_wait_for_a_connection(pair):
+    """With ZMQ_IMMEDIATE libzmq refuses requests while the node is down, and sends them after."""
     with Client(pair[2].api, IMMEDIATE=1, RECONNECT_IVL=20) as client:
         client.wait_event(zmq.EVENT_HANDSHAKE_SUCCEEDED)
         assert client.ask(api.AskMap(1)).map.node == 2
@@ -203,7 +203,7 @@ def test_many_sockets_of_one_context_and_one_that_names_itself(pair):
         assert client.ask(api.AskMap(2)).rid == 2
 
 
-# -- what is refused
+# -- refused clients
 
 
 def plain():
@@ -230,14 +230,14 @@ def test_another_socket_than_a_dealer_is_refused(pair, kind):
     with unharmed(pair), Client(pair[1].api, getattr(zmq, kind)) as client:
         if kind == "SUB":
             client.socket.subscribe(b"")
-        if kind == "REQ":  # which a ROUTER may take; here its envelope would be no request
+        if kind == "REQ":  # a ROUTER could accept it, but its envelope would not be a valid request
             client.send(api.AskMap(1))
         client.wait_event(*ENDS)
         if kind not in ("PUB", "PUSH"):
             assert not client.socket.poll(0)
 
 
-REFUSED = {  # what is said, and of what the node's reason must tell
+REFUSED = {  # name -> (bytes of the client, a word that the node's reason must contain)
     "PLAIN": (greeting(b"PLAIN") + command(b"HELLO", b"\x01u\x01p"), b"PLAIN"),
     "CURVE": (greeting(b"CURVE") + command(b"HELLO", bytes(194)), b"CURVE"),
     "GSSAPI": (greeting(b"GSSAPI"), b"GSSAPI"),
@@ -255,7 +255,7 @@ REFUSED = {  # what is said, and of what the node's reason must tell
 
 
 def test_a_handshake_that_is_refused_ends_with_a_reason(pair):
-    """Said by the node, whatever a library's own checks are, and harming nobody."""
+    """The node itself refuses, without relying on the checks of a library."""
     with unharmed(pair):
         for name, (said, reason) in REFUSED.items():
             with Wire(pair[1].api) as wire:

@@ -1,4 +1,4 @@
-"""ZMTP as docs/client-protocol.md has it, in few lines, for tests; none of it is the product's."""
+"""A small ZMTP client for tests, after docs/client-protocol.md, without hastore's own code."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def greeting(mechanism: bytes = b"NULL", minor: int = 1) -> bytes:
 
 
 def frame(body: bytes, flags: int = 0) -> bytes:
-    """Return a frame, with LONG where its size asks for it."""
+    """Return a frame, with LONG if its size needs it."""
     if len(body) > 255 or flags & LONG:
         return bytes((flags | LONG,)) + len(body).to_bytes(8) + body
     return bytes((flags, len(body))) + body
@@ -35,12 +35,12 @@ def command(name: bytes, data: bytes = b"") -> bytes:
 
 
 def ready(kind: bytes = b"DEALER", name: bytes = b"Socket-Type", more: bytes = b"") -> bytes:
-    """Return READY; `more` are further properties as they lie."""
+    """Return a READY command; `more` are the bytes of further properties."""
     return command(b"READY", bytes((len(name),)) + name + len(kind).to_bytes(4) + kind + more)
 
 
 def read_frames(raw: bytes) -> list[Frame]:
-    """Split bytes into frames; what is not whole at the end is left out."""
+    """Split bytes into frames; leave out an incomplete frame at the end."""
     frames: list[Frame] = []
     at = 0
     while at + 2 <= len(raw):
@@ -55,7 +55,7 @@ def read_frames(raw: bytes) -> list[Frame]:
 
 
 class Wire:
-    """A connection to a node that says what a test likes; a context manager."""
+    """A connection to a node on which a test sends any bytes; a context manager."""
 
     def __init__(self, address: str) -> None:
         host, port = address.removeprefix("tcp://").rsplit(":", 1)
@@ -74,25 +74,25 @@ class Wire:
         self._socket.sendall(b"".join(parts))
 
     def shake_hands(self, hello: bytes = b"", own: bytes = b"") -> None:
-        """Greet, say READY, and wait for the node's."""
+        """Send greeting and READY, and wait for the node's."""
         self.send(hello or greeting(), own or ready())
         assert self.frame().body.startswith(b"\x05READY")
 
     def greeting(self) -> bytes:
         """Wait for the node's first 64 bytes."""
         while len(self._raw) < GREETING_BYTES:
-            assert self._receive(), f"closed behind {self._raw!r}"
+            assert self._receive(), f"closed after {self._raw!r}"
         return self._raw[:GREETING_BYTES]
 
     def frame(self) -> Frame:
         """Wait for the node's next frame."""
         while len(frames := read_frames(self._raw[GREETING_BYTES:])) <= self._taken:
-            assert self._receive(), f"closed behind {self._raw!r}"
+            assert self._receive(), f"closed after {self._raw!r}"
         self._taken += 1
         return frames[self._taken - 1]
 
     def until_closed(self) -> list[Frame]:
-        """Wait until the node has closed the connection; return the frames that were left."""
+        """Wait until the node closes the connection; return the remaining frames."""
         while self._receive():
             continue
         return read_frames(self._raw[GREETING_BYTES:])[self._taken :]
@@ -100,7 +100,7 @@ class Wire:
     def _receive(self) -> bool:
         try:
             piece = self._socket.recv(65536)
-        except ConnectionError:  # closed with bytes of ours unread
+        except ConnectionError:  # the node closed it before it read all of our bytes
             return False
         self._raw += piece
         return bool(piece)

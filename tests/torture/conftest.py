@@ -1,4 +1,4 @@
-"""The groups of tests/process, for the long runs too."""
+"""The fixtures of tests/process, for the long runs too."""
 
 from tests.process.conftest import make_group, pytest_runtest_makereport
 

@@ -1,4 +1,4 @@
-"""What runs while nodes are killed or cut off, and the verdict at the end."""
+"""The load that runs while nodes are killed or disconnected, and the verdict at the end."""
 
 import contextlib
 import random
@@ -14,7 +14,7 @@ from tests.process.stores import assert_equal_stores, assert_queues_fit, rescued
 
 
 class Load:
-    """Producers and a reader in the background; all that they saw."""
+    """Producers and a reader in background threads, with a record of everything that they saw."""
 
     def __init__(self, group, seed, sizes=(5, 50, 500, 3000), pause_s=0.01):
         self.recorder = Recorder()
@@ -38,7 +38,7 @@ class Load:
 
     @contextlib.contextmanager
     def held(self):
-        """The producers begin nothing meanwhile; what they sent is still on its way."""
+        """Stop new sends within the block; puts that are already sent may still be under way."""
         self._going.clear()
         try:
             yield
@@ -46,7 +46,7 @@ class Load:
             self._going.set()
 
     def stop(self):
-        """End all; AssertionError when one of them failed."""
+        """End all threads; raise AssertionError if one of them failed."""
         self.stopping.set()
         for thread in self._threads:
             thread.join(60)
@@ -72,7 +72,7 @@ class Load:
                 self._going.wait()
 
     def _one_by_one(self):
-        """A blocking producer with a short patience: its puts end as unknown in the middle."""
+        """Put one by one with a short timeout, so that faults leave puts with unknown outcome."""
         rng = random.Random(self._seed + 2)
         number = 0
         while not self.stopping.is_set():
@@ -90,8 +90,8 @@ class Load:
                     future.exception(60)
 
     def _read(self):
-        """What a reader was ever given, from any node, must be in the log for good."""
-        # Never PositionLostError: nothing that was confirmed is cut, and no more is shown.
+        """Read from any node; every message that was read must stay in the log for ever."""
+        # PositionLostError would be a defect: readers get only confirmed messages, which stay.
         with Consumer("pipe", self._group.bootstrap, timeout_s=1.0) as consumer:
             while not self.stopping.is_set():
                 try:
@@ -104,7 +104,7 @@ class Load:
 
 @dataclass
 class Verdict:
-    """The end of a run: what is wrong, nothing when all is well, and the figures."""
+    """The result of a run: the violations (empty if there are none), and the figures."""
 
     wrong: list
     text: str
@@ -113,7 +113,7 @@ class Verdict:
 
 
 def judge(group, master, load):
-    """Stop the nodes, whose load has ended; compare their stores and check the history."""
+    """Stop the nodes after the load has ended; compare their stores and check the history."""
     group.wait_equal()
     status = master.status()
     assert {node.stop() for node in group} == {0}

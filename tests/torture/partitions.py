@@ -1,31 +1,31 @@
-"""Cycles of faults between the nodes of a group under load: one kind each, then all is healed.
+"""Cycles of network faults in a group under load: one kind of fault each, then the network heals.
 
-After each cycle writes are confirmed again, every node lives and follows, and the logs are equal.
-Of three nodes, one confirmation:
+After each cycle writes must be confirmed again, every node must run and follow, and the logs must
+be equal. The kinds with three nodes and `acks: 1`:
 
-    lone        a slave is cut off from both others: writes go on meanwhile
-    cutoff      the master is cut off from its slaves, not from its clients, and comes back as
-                it was
-    superseded  the same, but a slave is promoted meanwhile; half of the times clients that want no
-                confirmation fill the old master's tail
-    asleep      the master is stopped, superseded, and woken
-    deaf        one way: the slaves hear nothing of the master, which hears them; half of the times
-                one of them is promoted
-    mute        the other way: the master hears nothing of its slaves
-    ring        each hears only one of the two others
-    triangle    two slaves do not reach each other; one is promoted
-    flapping    links are cut and mended again and again, or a cable is pulled and put back
-    slow        the master's link carries little
+    lone        a slave is cut off from both other nodes; writes continue
+    cutoff      the master is cut off from its slaves, not from its clients, and reconnects
+    superseded  the same, but a slave is promoted meanwhile; half of the times clients with acks=1
+                append to the old master's log
+    asleep      the master is stopped (SIGSTOP), superseded, and continued
+    deaf        one way: the slaves receive nothing from the master, which receives from them; half
+                of the times one of them is promoted
+    mute        the other way: the master receives nothing from its slaves
+    ring        each node receives from only one of the two others
+    triangle    two slaves cannot reach each other; one of them is promoted
+    flapping    links are cut and restored repeatedly, or a cable is pulled and plugged in again
+    slow        the master's link has little bandwidth
     lossy       a part of all packets is lost, and a slave is promoted
-    behind      the slave that is promoted was cut off while others confirmed: it has to catch up
-    chain       the master is cut off and superseded; then its successor is, by the third or by the
-                old master, which has a tail of its own
-    rivals      the master is cut off, and both slaves are promoted at once
-    dying       the master is cut off, and the candidate is killed in the middle of its promotion;
-                it comes back and goes on, or the other one is promoted
+    behind      the promoted slave was cut off while the other one confirmed: it has to catch up
+    chain       the master is cut off and superseded; then its successor is too, by the third node
+                or by the old master, which has unconfirmed messages at its end
+    rivals      the master is cut off, and both slaves are promoted at the same time
+    dying       the master is cut off, and the candidate is killed during its promotion; it comes
+                back and continues, or the other slave is promoted
 
-A pair has those that make sense for two. A candidate is all alone there: it opens, but what it
-takes is confirmed only after the link is back. Its rivals are the two masters of one moment.
+A pair has the kinds that make sense for two nodes. A candidate has no other node there: it opens
+its epoch, but its puts are confirmed only after the link is back. In `rivals` the two nodes of the
+pair are masters at the same time.
 """
 
 import contextlib
@@ -39,7 +39,7 @@ from hastore.client.producer.producer import Producer
 from tests.process.harness import ROOT, wait_until
 from tests.torture.load import Load
 
-PATIENCE_S = 90.0  # a wait is for the thing itself; longer than this is a hang
+PATIENCE_S = 90.0  # a wait that takes longer than this is a hang
 KINDS_OF_THREE = (
     *("lone", "cutoff", "superseded", "asleep", "deaf", "mute", "ring", "triangle"),
     *("flapping", "slow", "lossy", "behind", "chain", "rivals", "dying"),
@@ -51,13 +51,13 @@ KINDS_OF_TWO = (
 
 
 def in_turn(kinds, rng):
-    """Yield the kinds for ever: all of them in a random order, then in another."""
+    """Yield the kinds without end: all of them in a random order, then in another order."""
     while True:
         yield from rng.sample(kinds, len(kinds))
 
 
 class Partitions:
-    """The cycles over one group; `master` is the node that is meant to be it at the moment."""
+    """The cycles over one group; `master` is the node that should be master at the moment."""
 
     def __init__(self, group, network, seed, kinds):
         self.group = group
@@ -73,12 +73,12 @@ class Partitions:
 
     @property
     def slaves(self):
-        """The others, in a random order."""
+        """Return the other nodes, in a random order."""
         others = [node for node in self.group if node is not self.master]
         return self.rng.sample(others, len(others))
 
     def run(self, cycles, name):
-        """Run so many cycles; a failure says in which one, and the state of all nodes."""
+        """Run `cycles` cycles; a failure names its cycle and the state of all nodes."""
         for number, kind in zip(range(cycles), in_turn(self.kinds, self.rng), strict=False):
             began_s = time.monotonic()
             self.kind = kind
@@ -93,7 +93,7 @@ class Partitions:
             print(f" ({time.monotonic() - began_s:.1f} s)", flush=True)
 
     def state(self):
-        """Return what each node is at, and the last that it said."""
+        """Return the status of each node and the end of its log."""
         text = []
         for node in self.group:
             life = "runs" if node.running else "is dead"
@@ -103,22 +103,22 @@ class Partitions:
     # ---- parts of a cycle
 
     def nap(self, longest_s):
-        """Let the fault last a while, so that it meets the nodes at any moment."""
+        """Let the fault last for a random time."""
         time.sleep((0.2 + 0.8 * self.rng.random()) * longest_s)
 
     def felt(self, longest_s):
-        """Let a fault last that leaves the master without confirmation; check that it does."""
+        """Let a fault last during which no put may be confirmed; check that none is."""
         began_ns = time.monotonic_ns()
         self.nap(longest_s)
         assert not self.load.recorder.acked_since(began_ns), "confirmed over a link that is cut"
 
     def heal(self):
-        """End the faults of the network; writes have to come back from now on."""
+        """End the faults of the network; return the time from which writes must be confirmed."""
         self.network.heal()
         return time.monotonic_ns()
 
     def returned(self, since_ns):
-        """Wait until a put that began later is confirmed; note how long it took."""
+        """Wait until a put that began after `since_ns` is confirmed; note how long it took."""
         wait_until(
             lambda: self.load.recorder.acked_since(since_ns) or self.load.failures,
             PATIENCE_S,
@@ -129,7 +129,7 @@ class Partitions:
         self.slowest = max(self.slowest, (took_s, self.kind))
 
     def settled(self):
-        """All is well again: puts are confirmed, all nodes live and follow, logs are the same."""
+        """Heal; check that puts are confirmed, all nodes run and follow, and the logs are equal."""
         self.returned(self.heal())
         dead = [node.number for node in self.group if not node.running]
         assert not dead, f"dead: {dead}"
@@ -142,14 +142,14 @@ class Partitions:
             assert status["writable"] == (node is self.master), f"node {node.number}: {status}"
 
     def isolate(self, node):
-        """Cut a node off from all others, both ways; clients still reach it."""
+        """Cut a node off from all other nodes, both ways; clients still reach it."""
         for other in self.group:
             if other is not node:
                 self.network.cut(node.number, other.number)
                 self.network.cut(other.number, node.number)
 
     def order(self, node):
-        """Start `hastore promote` for a node, as its operator does."""
+        """Start `hastore promote` for a node, as its operator would."""
         command = [sys.executable, str(ROOT / "bin" / "hastore"), "promote", "-c", str(node.path)]
         command += ["--patience", "60"]
         pipe = subprocess.PIPE
@@ -158,7 +158,7 @@ class Partitions:
         )
 
     def promote(self, node):
-        """Promote a node while the fault lasts; in a group of three writes come back at once."""
+        """Promote a node during the fault; with three nodes, wait until puts are confirmed."""
         began_ns = time.monotonic_ns()
         code, said = _end(self.order(node))
         assert code == 0, f"promote node {node.number}: {said}"
@@ -167,18 +167,18 @@ class Partitions:
             self.returned(began_ns)
 
     def give_way(self, node):
-        """Wait until a node knows that it was superseded; then its operator edits its file."""
+        """Wait until a node knows that it was superseded; then set the role in its file."""
         node.wait_status(lambda s: s["role"] == "SLAVE", "superseded", PATIENCE_S)
         self.file_says_slave(node)
 
     def file_says_slave(self, node):
-        """Edit the file; a flip is a difference, so wait until the node has looked at it."""
+        """Set the role in the file to SLAVE, and wait until the node has applied it."""
         since = len(node.log)
         node.edit_role("SLAVE")
         node.wait_log("changes the role from SYNC_MASTER to SLAVE", PATIENCE_S, since=since)
 
     def put_alone(self, node):
-        """Let a master that is cut off acknowledge what nobody else has."""
+        """Let a disconnected master acknowledge messages that no other node has."""
         with Producer([node.api], acks=1, delivery_timeout_s=PATIENCE_S) as producer:
             for number in range(self.rng.randrange(1, 40)):
                 body = b"alone %d.%d" % (self.alone, number) + bytes(self.rng.randrange(2000))
@@ -291,12 +291,12 @@ class Partitions:
         old, (new, other) = self.master, self.slaves
         self.isolate(new)
         self.nap(0.5)
-        # More than one turn of the load: what the candidate lacks was confirmed by the other.
+        # Several rounds, so that the candidate lacks puts that the other slave has confirmed.
         for _ in range(3):
             self.returned(time.monotonic_ns())
         self.isolate(old)
         for way in ((new, other), (other, new)):
-            self.network.mend(*(node.number for node in way))
+            self.network.restore(*(node.number for node in way))
         self.promote(new)
         self.heal()
         self.give_way(old)
@@ -328,8 +328,8 @@ class Partitions:
             if not three:
                 self.nap(1.5)
                 self.heal()
-            # One may be told that the other was faster; that is no failure of the command. Before
-            # both have ended, one of them may still be about to begin.
+            # One command may report that the other node won; that is no failure. Wait for both: one
+            # of them may not have begun yet.
             ends = [_end(order) for order in orders]
         assert 0 in [code for code, _ in ends], ends
         self.master = self.decided(rivals)
@@ -349,19 +349,19 @@ class Partitions:
             follow = [r for r, s in seen if s and s["role"] == "SLAVE"]
             return masters[0] if len(masters) == 1 and len(follow) == len(rivals) - 1 else None
 
-        return wait_until(look, PATIENCE_S, "none of the rivals has won")
+        return wait_until(look, PATIENCE_S, "neither rival has won")
 
     def cycle_dying(self):
         old, (new, *others) = self.master, self.slaves
         self.isolate(old)
         self.nap(0.3)
         new.edit_role("SYNC_MASTER")
-        self.nap(1.2)  # a node looks at its file each second
+        self.nap(1.2)  # a node reads a changed file within a second
         assert new.running, "the candidate died by itself"
         new.kill()
         began_ns = time.monotonic_ns()
         if others and self.rng.random() < 0.5:
-            # Neither of the two that are left has an answer of the other: the link must be back.
+            # The remaining slave needs an answer of the old master, so heal first.
             self.heal()
             self.promote(others[0])
             new.edit_role("SLAVE")
@@ -378,7 +378,7 @@ class Partitions:
 
 
 def _end(order):
-    """Wait for a command; return its exit code and what it said."""
+    """Wait for a command; return its exit code and its output."""
     try:
         said, _ = order.communicate(timeout=PATIENCE_S + 60)
     except BaseException:

@@ -1,27 +1,28 @@
-"""A pair, and three nodes, under load: killed at random instants, flipped, rejoined, and again.
+"""Kill the nodes of a pair, and of three nodes, at random times under load; promote and rejoin.
 
-HASTORE_TORTURE_CYCLES (20) and HASTORE_TORTURE_SEED replay or prolong a run: the seed fixes which
-kind of death comes when and after how long; the machine's timing is its own. `make torture` runs
-500 cycles in about 20 minutes.
+HASTORE_TORTURE_CYCLES (20) sets the length of a run. HASTORE_TORTURE_SEED replays one: the seed
+fixes the kinds, their order and the pauses, but not the machine's timing. `make torture` runs 500
+cycles in about 20 minutes.
 
-Kinds of a cycle:
-    master      SIGKILL, flip of the slave, the old one rejoins (its file still saying master: half
-                of the times)
-    slave       SIGKILL, restart
-    both        one after the other, restart, the epoch goes on
-    tail        the slave dies, the master acknowledges alone, dies; the slave is promoted, and the
-                old master's tail must end in rescued/
+Kinds of a cycle with two nodes:
+
+    master      SIGKILL of the master, the slave is promoted, the old master rejoins (half of the
+                times its file still says master)
+    slave       SIGKILL and restart of the slave
+    both        SIGKILL of both, one after the other; restart, the epoch continues
+    tail        the slave dies, the master acknowledges alone and dies; the slave is promoted, and
+                the end of the old master's log must go to rescued/
     rejoin      like tail, and the old master is killed again while it cuts and catches up
-    promoting   like master, and the candidate is killed while it is being promoted
-    switch      the master is demoted in order while it works
+    promoting   like master, and the candidate is killed during its promotion
+    switch      the running master is demoted, and the slave promoted
 
-Of three nodes (half as many cycles):
-    slave, master, switch, and
-    lag         a slave sleeps, the master dies, the sleeper is killed and promoted: it catches up
-    two         master and a slave die; the last one waits for an answer, then is promoted
-    all         all die, and go on in the same epoch
-    duel        a slave is promoted while the master works
-    rivals      the master dies, two operators flip a slave each
+With three nodes (half as many cycles): slave, master, switch, and
+
+    lag         a slave is stopped, the master dies, the slave is killed and promoted: it catches up
+    two         the master and a slave die; the last node waits for an answer, then is promoted
+    all         all nodes die, and continue in the same epoch
+    duel        a slave is promoted while the master runs
+    rivals      the master dies, and both slaves are promoted at the same time
 """
 
 import os
@@ -39,11 +40,11 @@ from tests.torture.load import Load, judge
 CYCLES = int(os.environ.get("HASTORE_TORTURE_CYCLES", "20"))
 SEED = int(os.environ.get("HASTORE_TORTURE_SEED", "0")) or random.SystemRandom().getrandbits(32)
 KINDS = ("master", "slave", "both", "tail", "rejoin", "promoting", "switch")
-RESUME_S = 60.0  # I8: writes resume by themselves; what never does is told from a busy machine
+RESUME_S = 60.0  # writes must resume by themselves; the limit allows for a busy machine
 
 
 class Torture:
-    """The cycles; `master` and `slave` are the nodes in the roles of the moment."""
+    """The cycles; `master` and `slave` are the nodes that have these roles at the moment."""
 
     kinds = KINDS
 
@@ -72,7 +73,7 @@ class Torture:
         time.sleep(self.rng.random() * longest_s)
 
     def settled(self):
-        """Both nodes are back: puts are confirmed again, and in time."""
+        """Wait until puts are confirmed again and all slaves are in sync."""
         began_ns = time.monotonic_ns()
         wait_until(
             lambda: self.load.recorder.acked_since(began_ns) or self.load.failures,
@@ -84,14 +85,14 @@ class Torture:
         self.slowest_s = max(self.slowest_s, (time.monotonic_ns() - began_ns) / 1e9)
 
     def flip(self):
-        """Make the slave the master; the roles change places."""
+        """Make the slave the master; `master` and `slave` change places."""
         self.slave.edit_role("SYNC_MASTER")
         if not self.slave.running:
             self.slave.start("master", wait=False)
         self.master, self.slave = self.slave, self.master
 
     def rejoin(self):
-        """Start the old master, half of the times with a file that still says master."""
+        """Start the old master; half of the times its file still says master."""
         stubborn = self.rng.random() < 0.5
         if not stubborn:
             self.slave.edit_role("SLAVE")
@@ -99,13 +100,13 @@ class Torture:
         self.slave.wait_ready()
         if stubborn:
             self.slave.wait_status(lambda s: s["role"] == "SLAVE", "superseded")
-            # A flip is a difference: two edits between two looks at the file are none.
+            # Wait for the log line: the node must have read this edit before the next one.
             said = len(self.slave.log)
             self.slave.edit_role("SLAVE")
             self.slave.wait_log("changes the role from SYNC_MASTER to SLAVE", since=said)
 
     def put_alone(self):
-        """Let the master acknowledge what nobody else has."""
+        """Let the master acknowledge messages that no other node has."""
         with Producer(self.group.bootstrap, acks=1, delivery_timeout_s=60) as producer:
             for number in range(self.rng.randrange(1, 40)):
                 body = b"alone %d.%d" % (self.alone, number) + bytes(self.rng.randrange(5000))
@@ -177,7 +178,7 @@ class Torture:
 
 
 class ThreeTorture(Torture):
-    """Three nodes, one confirmation: two of three must answer a promotion."""
+    """Three nodes with `acks: 1`: two of three must answer a promotion."""
 
     kinds = ("slave", "master", "switch", "lag", "two", "all", "duel", "rivals")
 
@@ -275,7 +276,7 @@ SETTINGS = {"store": {"commitlog_file_size": "256KiB"}, "ha": {"slave_timeout": 
 
 
 def torment(group, kind, cycles):
-    """Run the cycles and judge the end; return the torture, what was archived, what is unknown."""
+    """Run and judge the cycles; return the Torture, the archived records, the unknown puts."""
     torture = kind(group.start(), SEED)
     load = torture.load
     load.start()
@@ -287,7 +288,7 @@ def torment(group, kind, cycles):
     verdict = judge(group, torture.master, load)
     print(f"{verdict.text}; {dict(torture.done)}; slowest to settle {torture.slowest_s:.1f} s")
     assert verdict.wrong == [], verdict.wrong[:10]
-    # Not vacuous: work was done in each cycle, masters changed, readers read.
+    # The run meant something: each cycle had puts and reads, and masters changed.
     assert sum(put.durable for put in load.recorder.puts) > 50 * cycles
     assert len(load.reads) > 20 * cycles
     assert verdict.epochs > cycles // 3

@@ -1,11 +1,11 @@
-"""The network between the nodes breaks, under load: partitions.py tells the kinds.
+"""Break the network between the nodes under load; partitions.py describes the kinds of faults.
 
-In the suite each kind comes once, and a pair has those that are another matter for two.
-HASTORE_TORTURE_CYCLES prolongs it, two thirds with three nodes, the rest with a pair, in rounds of
-50 with a fresh group each. HASTORE_TORTURE_SEED replays the kinds, their order and their times; the
-machine's timing is its own. Three nodes are hosts of their own where network namespaces are
-allowed, and a pair has proxies between its nodes; in a long run each has both, round by round.
-HASTORE_TEST_NETWORK=proxies or namespaces keeps to one.
+In the suite, three nodes have each kind once, and a pair has the kinds that differ for two nodes.
+HASTORE_TORTURE_CYCLES makes the run longer: two thirds of the cycles with three nodes, the rest
+with a pair, in rounds of 50 with a new group each. HASTORE_TORTURE_SEED replays the kinds, their
+order and the pauses, but not the machine's timing. Three nodes run in network namespaces if the
+system allows them, a pair with proxies between its nodes; a long run alternates both.
+HASTORE_TEST_NETWORK=proxies or namespaces chooses one.
 """
 
 import os
@@ -45,7 +45,7 @@ def test_a_pair_loses_nothing_in_a_broken_network(tmp_path):
 
 
 def torment(folder, kinds, cycles, networks):
-    """Run all rounds, each judged by itself, and say the figures of all."""
+    """Run all rounds, judge each of them, and print the figures of all."""
     nodes = 3 if kinds is KINDS_OF_THREE else 2
     wanted = os.environ.get("HASTORE_TEST_NETWORK", "")
     done, acked, slowest, began_s = Counter(), 0, (0.0, "none"), time.monotonic()
@@ -66,13 +66,13 @@ def torment(folder, kinds, cycles, networks):
 
 
 def busy(load, cycles):
-    """Whether a run was not vacuous: puts were confirmed, and read."""
+    """Return whether enough puts were confirmed and read, or the load failed."""
     confirmed = sum(put.durable for put in list(load.recorder.puts))
     return load.failures or (confirmed > 20 * cycles and len(load.reads) > 5 * cycles)
 
 
 def one_round(folder, nodes, kinds, cycles, seed, network_kind):
-    """Run cycles over a fresh group and judge the end; return the runner."""
+    """Run cycles over a new group and judge the result; return the runner."""
     folder.mkdir()
     with (
         open_network(nodes, network_kind) as network,
@@ -84,13 +84,13 @@ def one_round(folder, nodes, kinds, cycles, seed, network_kind):
         load.start()
         try:
             runner.run(cycles, name)
-            wait_until(lambda: busy(load, cycles), PATIENCE_S, "hardly a put or a read")
+            wait_until(lambda: busy(load, cycles), PATIENCE_S, "too few puts or reads")
         finally:
-            network.heal()  # after a failure too: what is on its way ends soon
+            network.heal()  # also after a failure, so that puts under way end soon
             load.stop()
         verdict = judge(group, runner.master, load)
     print(f"{name}: {verdict.text}")
     assert verdict.wrong == [], (name, verdict.wrong[:10])
-    assert verdict.epochs >= cycles // 4  # not vacuous: masters changed
+    assert verdict.epochs >= cycles // 4  # masters did change
     shutil.rmtree(folder)
     return runner

@@ -166,7 +166,7 @@ class TestLost:
 
     def test_an_error_that_names_the_common_point(self, node: Node) -> None:
         consumer = self.cut(node, "g")
-        with pytest.raises(PositionLostError, match="6 still holds") as caught:
+        with pytest.raises(PositionLostError, match="6 is still valid") as caught:
             read(consumer, 1)
         assert caught.value.queue_id == 0
         with pytest.raises(PositionLostError):

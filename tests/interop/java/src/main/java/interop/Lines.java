@@ -4,7 +4,7 @@ import java.security.MessageDigest;
 import java.util.HexFormat;
 import org.apache.rocketmq.common.message.MessageExt;
 
-/** A message as a line: topic, queue, queue offset, offset, SHA-1 of the body, keys, tags. */
+/** Formats a message as a line: topic, queue, queue offset, offset, SHA-1 of the body, keys, tags. */
 public final class Lines {
     private Lines() {
     }

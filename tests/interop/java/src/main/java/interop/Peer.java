@@ -11,9 +11,9 @@ import java.util.concurrent.ExecutorService;
 import java.util.concurrent.Executors;
 
 /**
- * A project's own classes behind lines of JSON: a request {"id", "op", ...} on stdin, its answer
- * {"id", "result" | "error"} on stdout. Each request has a thread of its own. Ends with its stdin.
- * The argument names the class that adds what the project has.
+ * Runs a project's own classes on request: reads requests {"id", "op", ...} as lines of JSON from
+ * stdin, and answers {"id", "result" | "error"} on stdout. Each request runs in its own thread. Ends
+ * when stdin ends. The argument names the class that registers the operations of the project.
  */
 public final class Peer {
     public interface Operation {
@@ -52,7 +52,7 @@ public final class Peer {
 
     public static void main(String[] arguments) throws Exception {
         PrintStream answers = System.out;
-        System.setOut(System.err); // whatever else is printed is no answer
+        System.setOut(System.err); // other output must not mix with the answers
         Peer peer = new Peer(answers);
         Class.forName(arguments[0]).getMethod("addTo", Peer.class).invoke(null, peer);
         ExecutorService threads = Executors.newCachedThreadPool();

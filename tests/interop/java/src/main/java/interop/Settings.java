@@ -8,8 +8,8 @@ import org.apache.rocketmq.common.MixAll;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
 /**
- * The configuration of a store or a broker: RocketMQ's own keys, as in its properties file. Like
- * there a key that the version does not know is passed over.
+ * The configuration of a store or a broker: RocketMQ's own keys, as in its properties file. As there,
+ * a key that the version does not know is ignored.
  */
 public final class Settings {
     private static final Map<String, Object> STORE = Map.of(
@@ -24,8 +24,8 @@ public final class Settings {
         "brokerIP2", "127.0.0.1",
         "brokerName", "rocketmq",
         "slaveReadEnable", true,
-        "transactionOpBatchInterval", 100, // what ended is logged up to this later, by default 3 s
-        "transactionCheckInterval", 3_600_000, // or open halves are written anew after 30 s
+        "transactionOpBatchInterval", 100, // most delay before the end of a transaction is logged, by default 3 s
+        "transactionCheckInterval", 3_600_000, // else open half messages are written again after 30 s
         "enableDetailStat", false,
         "enableCalcFilterBitMap", false);
 

@@ -27,9 +27,9 @@ import org.apache.rocketmq.store.PutMessageResult;
 import org.apache.rocketmq.store.QueryMessageResult;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
-/** A bare DefaultMessageStore; what asks (`status`, `dump`, `query`) also serves a broker's. */
+/** A bare DefaultMessageStore; `status`, `dump` and `query` also work for a broker's store. */
 public abstract class StoreOperations {
-    /** The store that is open in this process: its own, or its broker's. */
+    /** The open store of this process: a bare one, or its broker's. */
     public static volatile MessageStore current;
 
     private DefaultMessageStore store;
@@ -37,14 +37,14 @@ public abstract class StoreOperations {
     protected abstract DefaultMessageStore make(MessageStoreConfig config, BrokerConfig broker)
         throws Exception;
 
-    /** Make the version's own MessageExtBrokerInner, and let it be filled, and store it. */
+    /** Create this version's MessageExtBrokerInner, fill it, and store it. */
     protected abstract PutMessageResult put(DefaultMessageStore store, JSONObject message)
         throws Exception;
 
-    /** The queues that the store knows, by topic. */
+    /** Return the queues of the store, by topic. */
     protected abstract Map<String, Set<Integer>> queues(MessageStore store);
 
-    /** Add to the status what the version's store has more. */
+    /** Add the fields that only this version's store has. */
     protected abstract void addStatus(MessageStore store, JSONObject status);
 
     protected void addOperations(Peer peer) {
@@ -94,11 +94,11 @@ public abstract class StoreOperations {
         return results;
     }
 
-    /** Set all but what MessageExtBrokerInner adds, which lies in another package in each version. */
+    /** Set all fields except those of MessageExtBrokerInner, whose package differs by version. */
     protected static void fill(MessageExt message, JSONObject from) throws Exception {
         message.setTopic(from.getString("topic"));
         message.setQueueId(from.getIntValue("queue"));
-        if (from.containsKey("size")) { // a body that is the same each time
+        if (from.containsKey("size")) { // a reproducible body
             byte[] body = new byte[from.getIntValue("size")];
             new Random(from.getLongValue("seed")).nextBytes(body);
             message.setBody(body);
@@ -150,7 +150,7 @@ public abstract class StoreOperations {
         return status;
     }
 
-    /** Read all queues with getMessage, as a pull would, into a file: a line for each message. */
+    /** Read all queues with getMessage, like a pull, and write a line for each message. */
     private Object dump(JSONObject request) throws Exception {
         MessageStore store = current;
         long count = 0;

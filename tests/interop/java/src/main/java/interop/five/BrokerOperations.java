@@ -19,7 +19,7 @@ import org.apache.rocketmq.remoting.protocol.route.QueueData;
 import org.apache.rocketmq.store.config.BrokerRole;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 
-/** A name server and a whole broker. */
+/** A name server and a complete broker. */
 final class BrokerOperations {
     private NamesrvController nameServer;
     private BrokerController broker;
@@ -65,7 +65,7 @@ final class BrokerOperations {
             throw new IllegalStateException("RocketMQ's broker does not initialize");
         }
         broker.start();
-        if (store.getHaMasterAddress() != null) { // given earlier, 5.3.3 loses it: no client yet
+        if (store.getHaMasterAddress() != null) { // 5.3.3 loses the address if it is set before the client exists
             broker.getMessageStore().updateHaMasterAddress(store.getHaMasterAddress());
         }
         StoreOperations.current = broker.getMessageStore();
@@ -82,7 +82,7 @@ final class BrokerOperations {
     private Object addTopic(JSONObject request) throws Exception {
         int queues = request.getIntValue("queues");
         TopicConfig topic = new TopicConfig(request.getString("topic"), queues, queues, 6);
-        if (request.containsKey("type")) { // of its consume queues
+        if (request.containsKey("type")) { // of the consume queues
             topic.setAttributes(new HashMap<>(Map.of("+queue.type", request.getString("type"))));
         }
         broker.getTopicConfigManager().updateTopicConfig(topic);
@@ -93,7 +93,7 @@ final class BrokerOperations {
         return true;
     }
 
-    /** Registering is another thread's work, and a topic of a broker not yet known is dropped. */
+    /** Wait until the broker is registered, by another thread: earlier topics would be dropped. */
     private void awaitRoute(String topic, List<QueueData> byHand) throws InterruptedException {
         RouteInfoManager routes = nameServer.getRouteInfoManager();
         for (int i = 0; i < 500; i++) {
@@ -111,7 +111,7 @@ final class BrokerOperations {
         throw new IllegalStateException("the name server has no route of " + topic);
     }
 
-    /** Give a topic a route by hand: a slave alone registers none. */
+    /** Register the route of a topic: a slave without a master registers none. */
     private Object addRoute(JSONObject request) throws InterruptedException {
         QueueData data = new QueueData();
         data.setBrokerName(request.getString("broker"));

@@ -43,7 +43,7 @@ final class ClientOperations {
         return "peer-" + ProcessHandle.current().pid() + "-" + instances++;
     }
 
-    /** Send `count` messages of a kind; a line [status, queue, queue offset, sha1] for each. */
+    /** Send `count` messages of a kind; return [status, queue, queue offset, sha1] for each. */
     private Object produce(JSONObject request) throws Exception {
         String kind = request.getString("kind");
         DefaultMQProducer producer = kind.equals("transactional")
@@ -173,7 +173,7 @@ final class ClientOperations {
         }
     }
 
-    /** Read `topics` with a push consumer until `count` messages came; write a line for each. */
+    /** Read `topics` with a push consumer until `count` messages arrived; write a line for each. */
     private Object consume(JSONObject request) throws Exception {
         String group = request.getString("group");
         DefaultMQPushConsumer consumer =
@@ -216,7 +216,7 @@ final class ClientOperations {
         return seen.size();
     }
 
-    /** Pull once from a queue's offset 0; [status, number of messages]. */
+    /** Pull once from a queue's offset 0; return [status, number of messages]. */
     private Object pull(JSONObject request) throws Exception {
         DefaultMQPullConsumer consumer = new DefaultMQPullConsumer("pullers");
         consumer.setInstanceName(instance());

@@ -16,7 +16,7 @@ import org.apache.rocketmq.store.PutMessageResult;
 import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
-/** What RocketMQ 5 has: a store, a broker, a name server and the official clients. */
+/** The operations of RocketMQ 5: a store, a broker, a name server and the official clients. */
 public final class FiveStore extends StoreOperations {
     public static void addTo(Peer peer) {
         new FiveStore().addOperations(peer);

@@ -7,8 +7,8 @@ import org.apache.rocketmq.store.DefaultMessageStore;
 import org.apache.rocketmq.store.ha.DefaultHAService;
 
 /**
- * RocketMQ's own HA service, with its acceptor on 127.0.0.1: it listens on every interface and has
- * no setting for the address. The store finds this class by META-INF/service.
+ * RocketMQ's own HA service, but listening on 127.0.0.1. The original listens on every interface and
+ * has no setting for the address. The store finds this class by META-INF/service.
  */
 public final class LoopbackHAService extends DefaultHAService {
     @Override

@@ -17,7 +17,7 @@ import org.apache.rocketmq.store.config.MessageStoreConfig;
 import org.apache.rocketmq.store.ha.HAService;
 import org.apache.rocketmq.store.stats.BrokerStatsManager;
 
-/** The bare store of RocketMQ 4: Maven Central has no broker of 4.9.8. */
+/** The store of RocketMQ 4, without a broker: Maven Central has none of 4.9.8. */
 public final class FourStore extends StoreOperations {
     public static void addTo(Peer peer) {
         new FourStore().addOperations(peer);
@@ -33,7 +33,7 @@ public final class FourStore extends StoreOperations {
         return store;
     }
 
-    /** Its acceptor listens on every interface, and there is no setting for the address. */
+    /** Make the acceptor listen on 127.0.0.1; the original listens on every interface. */
     private static void listenOnLoopback(HAService service, int port) throws Exception {
         Field acceptor = HAService.class.getDeclaredField("acceptSocketService");
         acceptor.setAccessible(true);

@@ -13,12 +13,12 @@ import org.zeromq.ZContext;
 import org.zeromq.ZMQ;
 
 /**
- * DEALER sockets of JeroMQ, by name, in contexts by name.
- * Messages are lists of frames, a frame is hexadecimal digits. One request at a time: a socket is
- * no thread's own here, and the lock is what hands it from one to the next.
+ * Named DEALER sockets of JeroMQ, in named contexts. A message is a list of frames, a frame is a
+ * string of hexadecimal digits. A lock allows one request at a time, because each request runs in
+ * its own thread and a socket may be used by one thread at a time.
  */
 public final class Dealers {
-    /** After it JeroMQ connects anew; its default is 30 s, and it now and then forgets a handshake. */
+    /** After this time JeroMQ reconnects (by default 30 s); it sometimes loses a handshake. */
     private static final int HANDSHAKE_MS = 3_000;
 
     private final Map<String, ZContext> contexts = new HashMap<>();
@@ -31,7 +31,7 @@ public final class Dealers {
         peer.add("close", dealers::close);
     }
 
-    /** {"context", "socket", "address", "heartbeat_ms": 0 for none}; ends a socket of that name. */
+    /** Takes {"context", "socket", "address", "heartbeat_ms": 0 for none}; replaces a socket. */
     private synchronized Object connect(JSONObject request) {
         String name = request.getString("context");
         ZContext context = contexts.computeIfAbsent(name, ignored -> new ZContext());
@@ -52,7 +52,7 @@ public final class Dealers {
         return socket.connect(request.getString("address"));
     }
 
-    /** {"socket", "messages"}: send all, then receive as many; what came until a timeout. */
+    /** Takes {"socket", "messages"}: send all, receive as many; return those before a timeout. */
     private synchronized Object ask(JSONObject request) {
         ZMQ.Socket socket = sockets.get(request.getString("socket"));
         JSONArray messages = request.getJSONArray("messages");
@@ -81,7 +81,7 @@ public final class Dealers {
         return replies;
     }
 
-    /** {"context"}: with all its sockets. */
+    /** Takes {"context"}: close it with all its sockets. */
     private synchronized Object close(JSONObject request) {
         contexts.remove(request.getString("context")).close();
         return true;

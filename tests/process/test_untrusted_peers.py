@@ -1,4 +1,4 @@
-"""What strangers may send to a node's ports: the node lives, stays small, and goes on working."""
+"""Hostile bytes on every port of a node: it survives, uses little memory, and keeps working."""
 
 import contextlib
 import json
@@ -31,7 +31,7 @@ HOST = Host(b"\x7f\0\0\1", 0)
 
 
 def exchange(address, data, *, hold_s=0.3):
-    """Send bytes; return what comes back until the peer closes or is silent for `hold_s`."""
+    """Send bytes; return the answer until the peer closes or is silent for `hold_s`."""
     host, port = address.removeprefix("tcp://").rsplit(":", 1)
     received = b""
     with socket.create_connection((host, int(port)), timeout=60) as sock:
@@ -47,12 +47,12 @@ def exchange(address, data, *, hold_s=0.3):
 
 @contextlib.contextmanager
 def unharmed(group):
-    """Check that both nodes live, have not grown, and still confirm puts."""
-    # The first use of everything has its price; it is paid before the measurement.
+    """Check after the block that both nodes run, have not grown, and still confirm puts."""
+    # Warm up first, so that the memory of first uses does not count.
     with Producer(group.bootstrap) as producer:
         producer.send_sync("W", b"warm")
     group.wait_equal()
-    time.sleep(2.0)  # in its first quiet second replay loads numpy
+    time.sleep(2.0)  # replay imports numpy in its first idle second
     before = {node.number: node.resident_bytes() for node in group}
     peak = dict(before)
     stop = threading.Event()
@@ -112,13 +112,13 @@ def test_lengths_on_the_ha_port(pair):
                 exchange(node.ha, field * 2, hold_s=0.02)
             for report in (0, -1, 2**63 - 1, -(2**63), 12345):
                 answer = exchange(node.ha, REPORT.pack(report), hold_s=0.1)
-                assert b"warm" not in answer, "a stranger got the log"
+                assert b"warm" not in answer, "an unknown peer got the log"
     for node in pair:
         assert len(read_log(node.store).records) == 2
 
 
 def hello_of_node_2(pair, **changes):
-    """Return what node 2, now dead, would say."""
+    """Return the HELLO of node 2, which is not running."""
     state = json.loads((pair[2].store / "hastore" / "node.json").read_text())
     end = pair[1].status()["max_offset"]
     fields = {
@@ -180,7 +180,7 @@ def test_a_false_report_closes_the_link_and_releases_nobody(pair, kind):
 
 
 class Peer:
-    """A client that says on the API port whatever it likes."""
+    """A client that sends arbitrary bytes to the API port."""
 
     def __init__(self, address):
         self.context = zmq.Context()
@@ -234,7 +234,7 @@ def test_lengths_and_garbage_on_the_api_port(pair):
                 exchange(node.api, greeting + ready + huge + bytes(100_000), hold_s=0.05)
 
         def flood(_number):
-            """Messages of the greatest size, nobody reads the answers."""
+            """Send messages of the largest size, and do not read the answers."""
             with Peer(pair[1].api) as peer:
                 peer.socket.setsockopt(zmq.SNDTIMEO, 200)
                 with contextlib.suppress(zmq.Again):
@@ -261,8 +261,8 @@ BAD_TOPICS = {
 }
 
 
-def test_topics_and_bodies_that_no_node_takes(pair):
-    """The client refuses them, and so does the node when a client does not."""
+def test_invalid_topics_and_bodies_are_refused(pair):
+    """The client refuses them; the node refuses them too if a client sends them anyway."""
     before = sorted(str(path) for path in pair.folder.rglob("*") if path.is_dir())
     with unharmed(pair), Producer(pair.bootstrap, delivery_timeout_s=60) as producer:
         for name in ("", "a/b", "..", "../x", "a\0b", "x" * 128, "ü", "a b", "x" * 40_000):
@@ -279,7 +279,7 @@ def test_topics_and_bodies_that_no_node_takes(pair):
                 assert statuses == ["MESSAGE_ILLEGAL"], what
             reply = peer.put(good.replace(b"\x08abcdefgh", b"\0abcdefgh"))
             assert statuses_of(reply) == ["MESSAGE_ILLEGAL"]
-            # A lone bad one among good ones: the good ones are stored, each status is told.
+            # One bad record among good ones: the good ones are stored, each has its own status.
             reply = peer.put(good + good.replace(b"abcdefgh", b"../../..") + good)
             assert statuses_of(reply) == ["PUT_OK", "MESSAGE_ILLEGAL", "PUT_OK"]
             for queue in (-1, 4, 2**31 - 1):
@@ -305,7 +305,7 @@ def test_a_small_body_limit_is_the_nodes_own(make_group):
 
 
 class Bomb:
-    """What would run a command when it is unpickled."""
+    """An object that runs a command when it is unpickled."""
 
     def __init__(self, command):
         self.command = command
