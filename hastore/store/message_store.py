@@ -407,12 +407,13 @@ class MessageStore:
     # -- append -----------------------------------------------------------------------------------
 
     def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
-        """Append the valid records of all payloads; a payload is records without gaps.
+        """Append the valid records of all payloads; a payload is one or more encoded records.
 
-        Returns the results of each payload, in its records' order. A payload that cannot be split
-        into records has a single result, which refuses all of it. StoreFullError, StoreBrokenError
-        and StoreError mean that nothing was appended; all other failures are in the results
-        (Appender.put). With `store.flush: sync` a sync has been requested when this returns.
+        It is one write, unless the log's file has no room for all of them. Returns the results of
+        each payload, in its records' order; a malformed payload has one result, which refuses all
+        of it. StoreFullError, StoreBrokenError and StoreError mean that nothing was appended; all
+        other failures are in the results (Appender.put). With `store.flush: sync` a sync has been
+        requested when this returns.
         """
         results, start, end, data = self._appender.put(payloads)
         if end > start:
