@@ -37,11 +37,11 @@ def test_other_readers_see_every_update(tmp_path: Path) -> None:
         assert found.flushed_offset == number and found.readable_offset == number + 3
     mine.update(confirmed=77)
     assert mine.now.readable_offset == 12
-    mine.cut(9, recovery_start=4, first_offset=2)
+    mine.cut(9, recovery_start=4)
     found = read_limits(REAL, str(tmp_path))
     assert found is not None
     assert (found.confirmed_offset, found.readable_offset, found.record_end) == (9, 9, 9)
-    assert (found.flushed_offset, found.first_offset, found.recovery_start) == (9, 2, 0)
+    assert (found.flushed_offset, found.first_offset, found.recovery_start) == (9, 0, 0)
     mine.restart(500)
     found = read_limits(REAL, str(tmp_path))
     assert found == Limits(found.sequence if found else 0, b"b" * 16, 1024, 500, 500, 500, 500, 500)
