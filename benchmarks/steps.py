@@ -110,7 +110,7 @@ class Rig:
     def __init__(self, folder: pathlib.Path) -> None:
         self.master, self.slave = master, slave = Side(folder, 1), Side(folder, 2)
         self.transfer = GroupTransferService(
-            SYSTEM_CLOCK, master.store.request_flush, on_failure=raise_failure
+            SYSTEM_CLOCK, master.store.flush_service.request, on_failure=raise_failure
         )
         self.transfer.start()
         self.ha = HAService(master.member, self.transfer)
@@ -133,7 +133,8 @@ class Rig:
         self.stream.report()
         self.reports = ReportDecoder()
         self.link.reader._take(self.reports.feed(self.near.recv(8)))
-        master.store.on_append, master.store.on_flushed = self.ha.on_append, self.ha.on_flushed
+        master.store.on_append = self.ha.on_append
+        master.store.flush_service.on_flushed = self.ha.on_flushed
         roles: Any = _Roles()
         backend = NodeBackend(master.member, master.store, self.ha, self.transfer, roles)
         self.answers: list[api.PutDone] = []

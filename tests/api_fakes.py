@@ -52,12 +52,20 @@ class FakeStore:
         self.default_queues = default_queues
         self.log = bytearray()
         self.starts: set[int] = set()
-        self.queues: dict[tuple[str, int], list[tuple[int, int]]] = {}
+        self.units: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self.seen: dict[tuple[bytes, bytes], tuple[int, int, int, int]] = {}
         self.min_offset = 0
         self.confirmed: int | None = None  # None: all is readable
         self.appends = 0
         self.lock = threading.RLock()
+
+    @property
+    def reader(self) -> FakeStore:
+        return self
+
+    @property
+    def queues(self) -> FakeStore:
+        return self
 
     @property
     def max_offset(self) -> int:
@@ -99,7 +107,7 @@ class FakeStore:
             offset, end, queue, queue_offset = self.seen[key]
             return FakePut(OK, offset, end, queue, queue_offset, 0, True)
         topic = payload[topic_at : topic_at + topic_size].decode()
-        queue_units = self.queues.setdefault((topic, queue_id), [])
+        queue_units = self.units.setdefault((topic, queue_id), [])
         offset = len(self.log)
         record = bytearray(payload[at : at + size])
         now = time.time_ns() // 1_000_000
@@ -120,7 +128,7 @@ class FakeStore:
         max_messages: int, max_bytes: int, limit_offset: int,
     ) -> FakePull:  # fmt: skip
         with self.lock:
-            units = self.queues.get((topic, queue_id))
+            units = self.units.get((topic, queue_id))
             if units is None:
                 return FakePull(PullStatus.NO_SUCH_QUEUE, queue_offset)
             readable = sum(1 for offset, size in units if offset + size <= limit_offset)
@@ -139,12 +147,12 @@ class FakeStore:
             return FakePull(status, following, 0, readable, b"".join(chosen), len(chosen), last)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
-        units = self.queues.get((topic, queue_id))
+        units = self.units.get((topic, queue_id))
         return None if units is None else (0, len(units))
 
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
         found: dict[str, dict[int, tuple[int, int]]] = {}
-        for (topic, queue_id), units in self.queues.items():
+        for (topic, queue_id), units in self.units.items():
             found.setdefault(topic, {})[queue_id] = (0, len(units))
         return found
 
@@ -171,7 +179,7 @@ class FakeStore:
             right = (r.topic, r.queue_id) == (topic, queue_id)
             if right and r.store_timestamp_ms >= timestamp_ms:
                 return r.queue_offset
-        return len(self.queues[topic, queue_id])
+        return len(self.units[topic, queue_id])
 
 
 class FakeTransfer:

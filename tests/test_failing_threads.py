@@ -98,7 +98,7 @@ def test_every_service_requires_on_failure() -> None:
         (GroupTransferService, "_end"),
         (RoleService, "_tick"),
         (RetentionService, "run"),
-        (ApiServer, "_turn"),
+        (ApiServer, "_run_once"),
     ],
     ids=lambda each: getattr(each, "__name__", each),
 )

@@ -1,4 +1,4 @@
-"""Ask the nodes of a group what they are and what they hold."""
+"""Queries about a group: the status of its nodes, its topics, messages by key or id."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ QueueRanges = dict[int, tuple[int, int]]
 
 
 class AdminCore(Core):
-    """Typed answers about a group: what both Admins do, apart from waiting."""
+    """The requests of both Admins, as steps that never wait."""
 
     def __init__(self, requester: Requester, timeout_s: float) -> None:
         super().__init__(requester)
@@ -37,13 +37,13 @@ class AdminCore(Core):
 
     @classmethod
     def connect(cls, addresses: tuple[str, ...], timeout_s: float, clock: Clock) -> AdminCore:
-        """Return a core with links of its own; UsageError for arguments that it cannot have."""
+        """Return a core with connections of its own; UsageError for wrong arguments."""
         check_clock("clock", clock)
         limit_s = seconds("timeout_s", timeout_s)
         return cls(Requester(addresses, clock), limit_s)
 
     def status(self) -> Steps[list[NodeInfo]]:
-        """Ask each node what it says of itself."""
+        """Ask each node for its status."""
         yield from self.requester.survey(self._timeout_s)
         replies = yield from self.requester.ask_all(api.AskStatus, self._timeout_s)
         infos = [
@@ -93,7 +93,7 @@ class AdminCore(Core):
         return found[0]
 
     def _ask(self, make: Callable[[int], api.Request]) -> Steps[Answer]:
-        """Ask the master first, it knows most; then the others."""
+        """Ask the master first, whose log is the most complete, then the others."""
         requester = self.requester
         yield from requester.survey(self._timeout_s)
         order = list(reversed(requester.cluster.replicas()))
@@ -102,7 +102,7 @@ class AdminCore(Core):
 
 
 class Admin(Blocking):
-    """Typed answers about a group; safe to share between threads, one request at a time."""
+    """Query a group; safe to share between threads, which wait for each other."""
 
     def __init__(
         self,
@@ -111,13 +111,13 @@ class Admin(Blocking):
         timeout_s: float = 5.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Connect by itself; UsageError for an address that is none."""
+        """Start to connect; UsageError for wrong arguments."""
         addresses = parse_bootstrap(bootstrap)
         self._core = AdminCore.connect(addresses, timeout_s, clock)
         super().__init__(self._core, describe("Admin", addresses))
 
     def status(self) -> list[NodeInfo]:
-        """Return what each node that answers says of itself; UnreachableError when none does."""
+        """Return the status of each node that answers; UnreachableError when none does."""
         return self._run(self._core, self._core.status())
 
     def maps(self) -> dict[str, api.MapInfo]:
@@ -125,7 +125,7 @@ class Admin(Blocking):
         return self._run(self._core, self._core.maps())
 
     def topics(self) -> dict[str, QueueRanges]:
-        """Return each topic's queues with their (first, end) queue offsets, as on the master."""
+        """Return each topic's queues with their (first, end) queue offsets, from the master."""
         return self._run(self._core, self._core.topics())
 
     def query_key(
@@ -142,7 +142,7 @@ class Admin(Blocking):
         return self._run(core, core.query_key(topic, key, max_messages, begin_ms, end_ms))
 
     def query_message_id(self, message_id: str) -> Message | None:
-        """Return the message with an id, None when there is none; UsageError for no id."""
+        """Return the message with an id, None when there is none; UsageError for a malformed id."""
         return self._run(self._core, self._core.query_message_id(message_id))
 
 

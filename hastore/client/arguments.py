@@ -1,8 +1,8 @@
-"""Check what callers hand in: at once and in the client, with no node asked.
+"""Checks the arguments of the clients' methods, before anything is sent.
 
-A node that gets a request of the wrong shape closes the connection, which would look like a node
-that cannot be reached. So each argument is checked before anything is sent; what is refused raises
-UsageError, which names the argument, what was given and what is taken.
+A node that gets a malformed request closes the connection, which would look like an unreachable
+node. A refused argument raises UsageError, which names the argument, the given value and the values
+that are accepted.
 """
 
 from __future__ import annotations
@@ -18,94 +18,94 @@ from hastore.errors import UsageError
 
 MAX_INT32 = 2**31 - 1
 MAX_INT64 = 2**63 - 1
-MAX_NAME = 32_767  # characters of a topic or a key, as the protocol has it
-LONGEST_S = 2_000_000.0  # 23 days: more the system's waits do not take
+MAX_NAME = 32_767  # characters of a topic or a key in the protocol
+LONGEST_S = 2_000_000.0  # 23 days; epoll_wait takes at most 2**31 - 1 ms
 _EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
 _MS = datetime.timedelta(milliseconds=1)
 _shorter = reprlib.Repr()
 _shorter.maxstring = _shorter.maxother = _shorter.maxlong = 60
 
 
-def refusal(name: str, given: object, taken: str) -> UsageError:
-    """Return the error for an argument that is not taken."""
+def refusal(name: str, given: object, expected: str) -> UsageError:
+    """Return the error for a refused argument."""
     kind = type(given).__name__
-    return UsageError(f"{name}: {_shorter.repr(given)} ({kind}) was given; {taken} is taken")
+    return UsageError(f"{name}: expected {expected}, got {_shorter.repr(given)} ({kind})")
 
 
 def text(name: str, given: object, most: int = MAX_NAME) -> str:
-    """Return a text of 1 to `most` characters that UTF-8 can hold; UsageError."""
+    """Return a str of 1 to `most` characters that UTF-8 can encode; UsageError."""
     found = plain_text(given)
     if found is None or not 1 <= len(found) <= most or not _is_utf8(found):
-        raise refusal(name, given, f"a str of 1 to {most:,} characters, without lone surrogates,")
+        raise refusal(name, given, f"a str of 1 to {most:,} characters without lone surrogates")
     return found
 
 
 def plain_text(given: object) -> str | None:
-    """Return a str, also of a subclass, as one; None for anything else."""
+    """Return a str, also from a subclass of it; None for anything else."""
     if type(given) is str:
         return given
     return str.__str__(given) if isinstance(given, str) else None
 
 
-def value_text(name: str, given: object, taken: str = "a str") -> str:
-    """Return the text of a message's property; UsageError for what is no str.
+def value_text(name: str, given: object, expected: str = "a str") -> str:
+    """Return the text of a message's property; UsageError for other types.
 
-    Bytes that were no UTF-8 when a message was read are surrogates in its texts, and go back.
+    Surrogates, which stand for bytes of a read message that are not UTF-8, are accepted.
     """
     found = plain_text(given)
     if found is not None and (found.isascii() or _is_utf8(found, "surrogateescape")):
         return found
-    raise refusal(name, given, taken)
+    raise refusal(name, given, expected)
 
 
 def key_text(name: str, given: object) -> str:
     """Return a key: a str, or bytes that are UTF-8; UsageError."""
-    taken = "a str, or bytes of UTF-8,"
+    expected = "a str, or bytes of UTF-8"
     if isinstance(given, bytes | bytearray | memoryview):
         try:
             return bytes(given).decode()
         except UnicodeDecodeError as failure:
-            raise refusal(name, given, taken) from failure
-    return value_text(name, given, taken)
+            raise refusal(name, given, expected) from failure
+    return value_text(name, given, expected)
 
 
 def integer(name: str, given: object, low: int, high: int) -> int:
-    """Return an int (or what counts as one, numpy's too) from `low` to `high`; UsageError."""
+    """Return an int (or an object with `__index__`) from `low` to `high`; UsageError."""
     found: int | None = None
     if not isinstance(given, bool):
         try:
             found = operator.index(given)  # type: ignore[arg-type]
         except TypeError:
-            found = None  # no integer
+            found = None
     if found is None or not low <= found <= high:
         raise refusal(name, given, f"an int from {low:,} to {high:,}")
     return found
 
 
 def number(name: str, given: object, *, positive: bool = False) -> float:
-    """Return a number that is not negative, or is positive; UsageError, for NaN too."""
-    taken = "a positive number" if positive else "a number, 0 or more,"
+    """Return a number from 0, or above 0 if `positive`; UsageError, also for NaN."""
+    expected = "a positive number" if positive else "a number, 0 or more"
     if not isinstance(given, int | float) or isinstance(given, bool):
-        raise refusal(name, given, taken)
+        raise refusal(name, given, expected)
     if math.isnan(given) or given < 0 or (positive and given == 0):
-        raise refusal(name, given, taken)
+        raise refusal(name, given, expected)
     return min(given, LONGEST_S * 1000.0)
 
 
 def seconds(name: str, given: object, *, positive: bool = False) -> float:
-    """Return a time of at most 23 days in seconds, to which more (inf, too) is cut; UsageError."""
+    """Return a time in seconds, cut to at most 23 days (inf, too); UsageError."""
     return min(number(name, given, positive=positive), LONGEST_S)
 
 
 def waiting_time(name: str, given: object) -> float:
-    """Return for how many seconds a call waits; what is left of a time, below 0 too, is taken."""
+    """Return for how many seconds a call waits; below 0 counts as 0; UsageError."""
     if isinstance(given, int | float) and not isinstance(given, bool) and given < 0:
         return 0.0
     return seconds(name, given)
 
 
 def waiting_limit(name: str, given: object) -> float | None:
-    """Return for how many seconds a call waits at most, None for ever; UsageError."""
+    """Return for how many seconds a call waits, None for no limit; UsageError."""
     return None if given is None else waiting_time(name, given)
 
 
@@ -117,7 +117,7 @@ def flag(name: str, given: object) -> bool:
 
 
 def one_of(name: str, given: object, known: Iterable[str]) -> str:
-    """Return one of the known words; UsageError."""
+    """Return one of the known words; UsageError for others."""
     words = list(known)
     if not isinstance(given, str) or given not in words:
         raise refusal(name, given, "one of " + ", ".join(f'"{word}"' for word in words))
@@ -127,37 +127,37 @@ def one_of(name: str, given: object, known: Iterable[str]) -> str:
 def moment_ms(name: str, given: object, *, round_up: bool) -> int:
     """Return a time as ms since 1970: an int of them, or a datetime with a time zone; UsageError.
 
-    `round_up`: to the first whole ms that is not before the datetime, else to the last not behind.
+    `round_up`: to the first whole ms not before the datetime, else to the last not after it.
     """
-    taken = "an int of ms since 1970 (UTC), from 0, or a datetime with a time zone,"
+    expected = "an int of ms since 1970 (UTC), from 0, or a datetime with a time zone"
     if isinstance(given, datetime.datetime):
         if given.utcoffset() is None:
-            raise refusal(name, given, taken + " as datetime.now(timezone.utc) has one,")
+            raise refusal(name, given, expected + " (datetime.now(timezone.utc))")
         since = given - _EPOCH
         found = -(-since // _MS) if round_up else since // _MS
         if found < 0:
-            raise refusal(name, given, taken)
+            raise refusal(name, given, expected)
         return found
     try:
         return integer(name, given, 0, MAX_INT64)
     except UsageError as failure:
-        raise refusal(name, given, taken) from failure
+        raise refusal(name, given, expected) from failure
 
 
 def queue_ids(name: str, given: object) -> tuple[int, ...] | None:
-    """Return the queues, each once, or None for all; UsageError."""
+    """Return the queues without duplicates, None for all; UsageError."""
     if given is None:
         return None
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):
-        raise refusal(name, given, "a list of queue ids, or None for all,")
+        raise refusal(name, given, "a list of queue ids, or None for all")
     found = [integer(f"{name}[{place}]", each, 0, MAX_INT32) for place, each in enumerate(given)]
     if not found:
-        raise refusal(name, given, "a list of one queue id or more, or None for all,")
+        raise refusal(name, given, "a list of one queue id or more, or None for all")
     return tuple(dict.fromkeys(found))
 
 
 def check_clock(name: str, given: object) -> None:
-    """Refuse what is no Clock; UsageError."""
+    """Raise UsageError for an object that is not a Clock."""
     if not all(callable(getattr(given, each, None)) for each in ("monotonic_ms", "wall_ms")):
         raise refusal(name, given, f"a {Clock.__module__}.{Clock.__name__}")
 

@@ -1,12 +1,12 @@
-"""What a client of any kind does, apart from waiting: the base of the cores, and who calls them.
+"""The base of Consumer, Admin and Positions: a core that never waits, and its blocking driver.
 
-    idle --enter--> in a call --leave--> idle
-                        |
-                        +-- an exception from outside, anywhere --> torn --enter, mend--> in a call
+    idle --begin_call--> in a call --end_call--> idle
+                             |
+                             +-- interrupted --> inconsistent --begin_call, recover--> in a call
 
-A core's operations are steps (see `requester`). An exception that comes from outside, as a signal's
-does, may cut a call off between any two instructions: then `leave` was never called, and the next
-call mends what may be torn before it begins.
+A core's operations are steps (see `requester`); `Blocking` runs them for callers that wait,
+`hastore.aio` on an event loop. An exception of a signal handler may interrupt a call between any
+two instructions. Then `end_call` was not called, and the next call first recovers.
 """
 
 from __future__ import annotations
@@ -26,28 +26,28 @@ class Core:
         self._in_call = False
 
     def begin_call(self) -> None:
-        """Begin a call; mends first what one that was cut off has left."""
+        """Begin a call; recovers first if the last one was interrupted."""
         if self._in_call:
             self.recover()
         self._in_call = True
 
     def end_call(self) -> None:
-        """End a call that left nothing half done."""
+        """End a call whose state is consistent."""
         self._in_call = False
 
     def recover(self) -> None:
-        """Drop what was under way. Answers to earlier requests are known by their numbers."""
+        """Make the state consistent. Late answers are recognised by their request numbers."""
         requester = self.requester
         # `open` may have been interrupted between two addresses.
         requester.transport.open(requester.cluster.addresses)
 
 
 class Blocking(Closable):
-    """Run a core for callers that wait; calls of several threads take turns."""
+    """Run a core's steps for blocking callers; one call at a time, others wait for the lock."""
 
     def __init__(self, core: Core, what: str) -> None:
-        self._lock = threading.RLock()  # a signal's handler may close in the middle of a call
-        self._in_call = False  # a call is under way; used by the thread that has the lock
+        self._lock = threading.RLock()  # reentrant: a signal handler may close during a call
+        self._in_call = False  # a call is under way; only the holder of the lock uses it
         self._requester = core.requester
         self._lifecycle = Lifecycle(what, core.requester.abandon)
         self._lifecycle.watch(self, core.requester.drop)
@@ -60,23 +60,23 @@ class Blocking(Closable):
         self._requester.closing = True
         self._requester.transport.wake()
         with self._lock:
-            if not self._in_call:  # else the call, below this signal's handler, closes as it ends
+            if not self._in_call:  # else the call that a signal handler interrupted does it
                 self._requester.close()
 
     def _run(self, core: Core, steps: Steps[Result]) -> Result:
-        """Take a core's steps; ClientError when the client is closed, or forked."""
+        """Run a core's steps; ClientError when the client is closed or forked."""
         self._lifecycle.check()
         with self._lock:
             if self._in_call:
-                raise ClientError(f"{self._lifecycle.what} cannot be used by a signal's handler in "
-                                  "the middle of a call, but for `close`")  # fmt: skip
+                raise ClientError(f"{self._lifecycle.what} cannot be used by a signal handler in "
+                                  "the middle of a call, except for `close`")  # fmt: skip
             try:
                 self._in_call = True
                 self._lifecycle.check()
                 core.begin_call()
                 result = self._requester.run(steps)
                 core.end_call()
-            except HastoreError:  # raised by the steps, which are whole then
+            except HastoreError:  # raised by the steps themselves, so the state is consistent
                 core.end_call()
                 raise
             finally:

@@ -1,12 +1,12 @@
-"""A client's life beyond its methods: dropped unclosed, left at exit, forked, pickled.
+"""A client that is dropped unclosed, open at exit, forked or pickled.
 
     OPEN --close()--> CLOSED
       +---- fork, in the child ----> FORKED
 
-A client that is dropped, or that the interpreter leaves behind, is ended all the same, with a
-ResourceWarning that names it. That may happen in the middle of anything, in any thread: what ends
-it takes no lock and waits for nobody. In a forked child a client is of no use, since its thread and
-its connections are the parent's: its descriptors are closed there, and each use says so.
+A client that is dropped, or still open when the interpreter ends, is closed with a ResourceWarning
+that names it. A finalizer does that, in any thread and in the middle of any code: it takes no lock
+and waits for nothing. A client cannot be used in a forked child, because its thread and connections
+are the parent's: its descriptors are closed there, and each use raises ClientError.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 class Lifecycle:
-    """Follow one client from its making to its end. `what` names it in errors."""
+    """Track one client from its constructor to its end. `what` names it in errors."""
 
     def __init__(self, what: str, abandon: Callable[[], None]) -> None:
         """`abandon` closes the client's descriptors in a forked child; it takes no lock."""
@@ -40,23 +40,23 @@ class Lifecycle:
     def watch(self, owner: object, end: Callable[[], str]) -> None:
         """Call `end` when `owner` is dropped, or at exit, before `close`.
 
-        `end` must not refer to the owner, takes no lock, waits for nobody, and returns what is
-        lost by it ("3 messages were not acknowledged"), "" for nothing.
+        `end` must not refer to the owner, takes no lock, does not wait, and returns what is lost
+        ("messages not acknowledged: 3 to 'orders'"), "" for nothing.
         """
         self._finalizer = weakref.finalize(owner, _unclosed, self, end)
 
     def check(self) -> None:
-        """Raise ClientError when the client is of no use: closed, or in a forked child."""
+        """Raise ClientError when the client is closed, or in a forked child."""
         if self.forked:
             raise ClientError(
-                f"{self.what} was made in process {self._made_in} and is of no use in a forked "
-                "child: make one in each process, after the fork"
+                f"{self.what} was made in process {self._made_in} and cannot be used in a "
+                "forked child: make one in each process, after the fork"
             )
         if self.closed:
             raise ClientError(f"{self.what} is closed")
 
     def close(self) -> bool:
-        """Note the closing; True for the first call, never in a forked child."""
+        """Mark it as closed; True for the first call, never in a forked child."""
         first = not (self.closed or self.forked)
         self.closed = True
         if self._finalizer is not None:
@@ -65,7 +65,7 @@ class Lifecycle:
 
 
 def refuse_pickling(client: object) -> NoReturn:
-    """Raise UsageError; what `__reduce__` of a client does."""
+    """Raise UsageError, for a client's `__reduce__`."""
     kind = type(client).__name__
     raise UsageError(
         f"a {kind} has connections and cannot be pickled: make one in each process"
@@ -73,12 +73,12 @@ def refuse_pickling(client: object) -> NoReturn:
 
 
 def describe(kind: str, addresses: tuple[str, ...], topic: str = "") -> str:
-    """Return how a client is called in errors: "Consumer of orders at tcp://HOST:PORT"."""
+    """Return a client's name for errors: "Consumer of orders at tcp://HOST:PORT"."""
     return f"{kind} {f'of {topic} ' if topic else ''}at {','.join(addresses)}"
 
 
 class Closable:
-    """A client that `with` closes, and that is neither pickled nor copied."""
+    """A client that `with` closes, and that cannot be pickled or copied."""
 
     def __enter__(self) -> Self:
         return self
@@ -100,7 +100,7 @@ class Closable:
 
 
 class AsyncClosable:
-    """The same for `async with`."""
+    """A client that `async with` closes, and that cannot be pickled or copied."""
 
     async def __aenter__(self) -> Self:
         return self

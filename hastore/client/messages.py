@@ -1,4 +1,4 @@
-"""Messages as a consumer gets them: checked when they come, their lesser fields read on demand."""
+"""Messages as a consumer gets them: checked on arrival, rarely used fields decoded on demand."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ _NO_END = 1 << 63
 
 
 class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
-    """A message as read from a replica: its body, its queue, its position.
+    """A message as read from a replica: its body, queue and position.
 
-    `queue_offset` is its place within the queue, `offset` its place in the log, in bytes; `epoch`
-    is None when the node told none. It keeps the bytes of its own record and no others.
+    `queue_offset` is its index in the queue, `offset` its place in the log in bytes; `epoch` is
+    None when the node did not state one. It keeps only the bytes of its own record in memory.
     """
 
     body: bytes
@@ -50,7 +50,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
     offset: int
     epoch: int | None
     _head: bytes  # the record's bytes before the body
-    _tail: bytes  # and behind it
+    _tail: bytes  # the record's bytes after the body
 
     def __repr__(self) -> str:
         return (
@@ -87,7 +87,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties; of a name that comes twice, the last."""
+        """All properties; the last one when a name occurs twice."""
         return dict(decode_properties(self._raw_properties()))
 
     @property
@@ -103,14 +103,14 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def next_position(self) -> Position:
-        """The position behind this message; without its epoch when the node told none."""
-        behind = self.queue_offset + 1
+        """The position after this message; without an epoch when the node did not state one."""
+        next_offset = self.queue_offset + 1
         if _FLAGS_AND_BORN.unpack_from(self._head)[0] & FLAG_INNER_BATCH:
-            # What several of a producer's came as.
-            behind = self.queue_offset + inner_count(self._raw_properties())
+            # A record that holds several messages of a producer.
+            next_offset = self.queue_offset + inner_count(self._raw_properties())
         if self.epoch is None:
-            return Position(behind)
-        return Position(behind, self.epoch, self.offset)
+            return Position(next_offset)
+        return Position(next_offset, self.epoch, self.offset)
 
     def _topic_place(self) -> tuple[int, int]:
         tail = self._tail
@@ -139,18 +139,18 @@ _V1 = V1_MAGIC.to_bytes(4)
 def decode_messages(
     payload: bytes, epochs: Sequence[tuple[int, int]]
 ) -> tuple[list[Message], CorruptRecordError | None]:
-    """Read records that lie one behind the other, as far as they are whole and their CRCs right.
+    """Read consecutive records as far as they are complete and their CRCs match.
 
-    Returns the messages before the first damage, and what that is. `epochs` are (epoch, start
-    offset), rising. Any physicalOffset passes: only the node knows the place.
+    Returns the messages before the first damage, and the error for it. `epochs` are (epoch, start
+    offset), ascending. physicalOffset is not checked: only the node knows the place.
     """
     found: list[Message] = []
     add, unpack, checksum = found.append, _FRONT.unpack_from, crc32
     following = iter(epochs)
     epoch: int | None = None
     next_epoch, epoch_end = next(following, (0, _NO_END))
-    # The last tail that was found good: its bytes before the properties, its length, whether it has
-    # any properties. Most are alike, so a look at these is all that the next one takes.
+    # Of the last valid tail: its bytes before the properties, its length, whether it has any.
+    # Most tails are alike, so the next one is only compared with these.
     start, tail_length, has_properties = b"", -1, False
     size_before = 0
     at, length = 0, len(payload)
@@ -205,10 +205,10 @@ def _take_alike(
     epoch_end: int,
     add: Callable[[Message], None],
 ) -> int:
-    """Add the records from `at` on that are cut as the one before, in half the time for each.
+    """Add the records from `at` on whose fields have the same sizes as the one before.
 
-    Returns where they end. `start` is that of their tails; what lies there is for the caller to
-    judge, good or not.
+    That takes half the time a record. Returns the offset of the first record that differs or is
+    damaged, which the caller checks. `start`: the common first bytes of their tails.
     """
     size, body_length = shape
     tail_length = size - HEADER_SIZE - body_length
@@ -216,7 +216,7 @@ def _take_alike(
     cut = struct.Struct(f"{HEADER_SIZE}s{body_length}s{tail_length}s")
     alike = memoryview(payload)[at : len(payload) - (len(payload) - at) % size]
     unpack, checksum = _FRONT.unpack, crc32
-    known = b""  # the last tail that was found good
+    known = b""  # the last valid tail
     for head, body, tail in cut.iter_unpack(alike):
         own_size, magic, crc, queue_id, queue_offset, offset, flags, own_length = unpack(head)
         if tail != known:
@@ -238,7 +238,7 @@ def _take_alike(
 
 
 def _start_of(tail: bytes) -> bytes:
-    """Return a V1 record's topic and both its lengths, b"" when they do not fit or are torn."""
+    """Return a V1 tail up to its properties, b"" when its lengths are wrong or it is torn."""
     if len(tail) < 3 or tail[0] > V1_MAX_TOPIC_BYTES:
         return b""
     end = 3 + tail[0]

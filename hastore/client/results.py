@@ -1,4 +1,4 @@
-"""What a client gets back: typed, frozen."""
+"""The results of the clients' calls: typed and immutable."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ _PORT = struct.Struct(">i")
 
 
 class SendResult(msgspec.Struct, frozen=True, gc=False):
-    """Where a message is stored, and what is known of its copies.
+    """Where a message is stored, and which copies were confirmed.
 
-    `level` states what was seen (MASTER_MEM, MASTER_DISK, SYNC_MEM(n), SYNC_DISK(n), CLASSIC), ""
-    when nobody was asked (`acks` 0: offsets are None then). `offset` is in bytes of the log.
+    `level`: the confirmed copies (MASTER_MEM, MASTER_DISK, SYNC_MEM(n), SYNC_DISK(n), CLASSIC); ""
+    with `acks` 0, when no node answers: then the offsets are None. `offset`: in bytes of the log.
     """
 
     status: Status
@@ -61,7 +61,7 @@ def failure_of(
 ) -> HastoreError:
     """Return the exception for a put that did not end as PUT_OK.
 
-    `unknown` says that an earlier attempt may have stored it: then a refusal is no certainty.
+    `unknown`: an earlier attempt may have stored it, so a refusal of the last one proves nothing.
     """
     text = f"{status.value}: {reason}" if reason else status.value
     if status is Status.FLUSH_DISK_TIMEOUT:
@@ -78,7 +78,7 @@ def failure_of(
 
 
 class NodeInfo(msgspec.Struct, frozen=True):
-    """What one node says of itself: `status` is the object of `hastore status --json`."""
+    """The status of one node: `status` is the object of `hastore status --json`."""
 
     address: str
     status: dict[str, Any]

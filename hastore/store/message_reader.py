@@ -5,6 +5,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from hastore.clock import Clock
 from hastore.errors import CorruptRecordError, StoreError
 from hastore.record.bulk_check import count_valid
 from hastore.record.codec import Record, check_blank, check_record, decode_record
@@ -12,16 +13,20 @@ from hastore.record.layout import (
     BLANK_SIZE,
     FLAG_INNER_BATCH,
     MIN_RECORD_SIZE,
-    SIZE_AND_MAGIC,
     V1_MAGIC,
     V2_MAGIC,
     header_struct,
 )
 from hastore.record.properties import inner_count
-from hastore.store.derived.queues.consume_queue import UNIT_BYTES, UnitSelection
+from hastore.store.derived.index.key_index import KeyIndex
+from hastore.store.derived.queues.consume_queue import (
+    UNIT_BYTES,
+    ConsumeQueueTable,
+    UnitSelection,
+)
 from hastore.store.fs.filesystem import File
-from hastore.store.parts import StoreParts
-from hastore.store.retention import first_store_timestamp_ms
+from hastore.store.log.commit_log import CommitLog
+from hastore.store.log.record_walk import store_timestamp_ms
 
 _HEAD = header_struct("size", "magic", "physical_offset")
 _UNITS_AT_ONCE = 1024
@@ -55,12 +60,16 @@ class PullResult:
     last_offset: int | None = None  # of the last of the records, in the log
 
 
-class StoreReads:
+class MessageReader:
     """Reads of a store that is open in this process; thread-safe."""
 
-    def __init__(self, parts: StoreParts) -> None:
-        self._parts = parts
-        self._log = parts.log
+    def __init__(
+        self, log: CommitLog, queues: ConsumeQueueTable, index: KeyIndex, clock: Clock
+    ) -> None:
+        self._log = log
+        self._queues = queues
+        self._index = index
+        self._clock = clock
 
     def pull(
         self,
@@ -78,7 +87,7 @@ class StoreReads:
         that the disk does not read, is given. When nothing does: CorruptRecordError, OSError; that
         range is served no more.
         """
-        known = self._parts.queues.queue_range(topic, queue_id)
+        known = self._queues.queue_range(topic, queue_id)
         if known is None:
             return PullResult(PullStatus.NO_SUCH_QUEUE, 0, 0, 0)
         low, high = known
@@ -119,7 +128,7 @@ class StoreReads:
             records = records[: int(sum(places.sizes[:count]))]
         last = count - 1
         behind = int(places.queue_offsets[last]) + 1
-        if self._parts.queues.get_batch(topic, queue_id) is not None:
+        if self._queues.get_batch(topic, queue_id) is not None:
             behind = _behind(decode_record(records, int(sum(places.sizes[:last]))), behind)
         return PullResult(
             PullStatus.FOUND, behind, low, high, records, count, int(places.offsets[last])
@@ -127,7 +136,7 @@ class StoreReads:
 
     def _find(self, places: UnitSelection, topic: str, queue_id: int, at: int, high: int) -> None:
         """Take places from a position on, over holes where the queue has none."""
-        queues = self._parts.queues
+        queues = self._queues
         if queues.get_batch(topic, queue_id) is not None:
             found = queues.read(topic, queue_id, at, places.max_messages)
             places.take_each((unit[0], unit[1:]) for unit in found)
@@ -146,13 +155,13 @@ class StoreReads:
 
     def _timer(self) -> Callable[[], bool]:
         """Return what tells whether COLD_MS have passed since now."""
-        clock = self._parts.clock
+        clock = self._clock
         until_ms = clock.monotonic_ms() + COLD_MS
         return lambda: clock.monotonic_ms() >= until_ms
 
     def _first_kept(self, topic: str, queue_id: int, otherwise: int) -> int:
         """Return the first position that retention left, before the queue itself knows of it."""
-        queue = self._parts.queues.get(topic, queue_id)
+        queue = self._queues.get(topic, queue_id)
         if queue is None:
             return otherwise
         return max(otherwise, queue.files.first_at(self._log.min_offset))
@@ -199,8 +208,9 @@ class StoreReads:
         return b"".join(pieces)
 
     def record_size(self, offset: int, *, check: bool = False) -> int | None:
-        """Return the size of the whole record at `offset` by its head alone, or by all of it; None
-        without one.
+        """Return the size of the whole record at `offset`, None without one.
+
+        By its header alone, or with `check` by all of it, CRC included.
         """
         log = self._log
         if not log.min_offset <= offset < log.max_offset:
@@ -218,7 +228,7 @@ class StoreReads:
                 fits = check_record(view, 0, len(view), offset) == size
         return int(size) if fits else None
 
-    def behind_blank(self, offset: int) -> int:
+    def after_blank(self, offset: int) -> int:
         """Return where the next file starts when a blank begins at `offset`, else `offset`."""
         log = self._log
         if not log.min_offset <= offset < log.max_offset:
@@ -239,11 +249,17 @@ class StoreReads:
             return decode_record(view)
 
     def query_key(
-        self, topic: str, key: str, *, max_messages: int, begin_ms: int, end_ms: int
+        self,
+        topic: str,
+        key: str,
+        *,
+        max_messages: int = 32,
+        begin_ms: int = 0,
+        end_ms: int = 2**63 - 1,
     ) -> list[int]:
         """Return physical offsets of the records that have a key, the latest first."""
         found = []
-        for offset in self._parts.index.query(
+        for offset in self._index.query(
             topic, key, max_messages=max_messages, begin_ms=begin_ms, end_ms=end_ms
         ):
             record = self.record_at(offset)
@@ -253,16 +269,14 @@ class StoreReads:
 
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """Return the first queue offset stored at or after a time, else the end; 0: no queue."""
-        found = self._parts.queues.find_by_time(
-            topic, queue_id, timestamp_ms, self._store_timestamp_ms
-        )
+        found = self._queues.find_by_time(topic, queue_id, timestamp_ms, self._store_timestamp_ms)
         return 0 if found is None else found
 
     def _store_timestamp_ms(self, offset: int) -> int | None:
         if not self._log.min_offset <= offset < self._log.max_offset:
             return None
         try:
-            return first_store_timestamp_ms(self._log, offset)
+            return store_timestamp_ms(self._log, offset)
         except StoreError:  # retention was faster
             return None
 
@@ -319,27 +333,3 @@ def _behind(record: Record, behind: int) -> int:
     if record.sys_flag & FLAG_INNER_BATCH:
         return behind - 1 + inner_count(record.properties)
     return behind
-
-
-def walk_whole(parts: StoreParts, start: int) -> int:
-    """Return the end of the last whole record, or blank, from a record's start on; heads only."""
-    log = parts.log
-    offset, end = start, log.max_offset
-    while offset < end:
-        left = log.file_size - offset % log.file_size
-        with log.map_view(offset, left) as view:
-            have = len(view)
-            at = 0
-            while have - at >= MIN_RECORD_SIZE or have - at >= BLANK_SIZE:
-                size, magic = SIZE_AND_MAGIC.unpack_from(view, at)
-                if magic in (V1_MAGIC, V2_MAGIC):
-                    whole = MIN_RECORD_SIZE <= size <= have - at
-                else:  # a blank, whole when all of the file is there
-                    whole = size == left - at == have - at
-                if not whole:
-                    return offset + at
-                at += size
-        if at < left:
-            return offset + at
-        offset += left
-    return offset

@@ -1,44 +1,78 @@
-"""A node's store: the commit log with all that is derived from it, under one roof.
+"""A node's store: the commit log and all that is derived from it, opened and closed as one.
 
-Durability of the append methods: when they return, the bytes are in the page cache (they survive
-kill -9); `flushed_offset` says what survives a power loss. Every StoreBrokenError is for ever: only
-a new process, which recovers from what is really on the disk, opens the store again.
+MessageStore composes; what one component does alone is found there:
+
+    log             the bytes and files of the commit log          store/log/commit_log.py
+    flush_service   fdatasync, on demand and by interval           store/log/flush.py
+    replay          derives queues, index and window from the log  store/replay/service.py
+    queues          queue offsets of each topic                    store/derived/queues/
+    reader          pulls; records by offset, key and time         store/message_reader.py
+    retention       removes the log's oldest files                 store/retention.py
+    (appender)      checks and appends what clients put            store/append/appender.py
+    (housekeeping)  syncs derived files, writes the checkpoint     store/housekeeping.py
+
+What concerns several of them is here: open and close, every append, the limits, and the changes
+that replace a part of the log (`truncate`, `set_aside`, `begin_at`).
+
+Locks are taken in this order: `retention.removing`, replay's pause, `log.lock`,
+`flush_service.sync_lock`. A change of the log takes all four, so nobody removes files, replays,
+appends or syncs meanwhile. Readers take none of them; a view that was lent before a cut sees zeros
+in place of the bytes that were cut.
+
+Durability: when a method that appends returns, the bytes are in the page cache and survive kill -9;
+`flushed_offset` says what survives a power loss. After a StoreBrokenError the store stays closed:
+only a new process, which recovers from what is really on the disk, opens it again.
 """
 
+import contextlib
 import logging
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import Flush, StoreConfig
-from hastore.errors import StoreError
-from hastore.record.codec import Record
+from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFullError, UsageError
 from hastore.record.host import Host
+from hastore.service import OnFailure, raise_failure
 from hastore.store.append.appender import Appender
+from hastore.store.append.dedup_window import DedupWindow
+from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import PutResult
+from hastore.store.derived.index.key_index import KeyIndex
+from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
 from hastore.store.fs.filesystem import REAL, FileSystem
+from hastore.store.housekeeping import HousekeepingService
+from hastore.store.log.commit_log import CommitLog
+from hastore.store.log.flush import FlushService
+from hastore.store.log.health import StoreHealth
 from hastore.store.log.mapped_file import FileRange
-from hastore.store.message_reader import (
-    PullResult,
-    PullStatus,
-    StoreReads,
-    walk_whole,
-)
-from hastore.store.store_cuts import StoreCuts
-from hastore.store.store_life import StoreLife
+from hastore.store.log.record_walk import cut_point, whole_end
+from hastore.store.log.recovery import Recovered, clear_beyond, recover
+from hastore.store.message_reader import MessageReader, PullResult, PullStatus
+from hastore.store.replay.service import IndexBuildService
+from hastore.store.rescue import copy_tail, rescue_folder
+from hastore.store.retention import LogRetention
+from hastore.store.state.abort_file import AbortFile
+from hastore.store.state.checkpoint import CheckpointFile
+from hastore.store.state.limits import Limits, LimitsPage, read_limits
+from hastore.store.state.lock_file import LockFile
+from hastore.store.state.replay_progress import ReplayState, read_boot_id
 
 __all__ = ["FileRange", "MessageStore", "PullResult", "PullStatus", "PutResult"]
 
 log = logging.getLogger(__name__)
 
+_DRAIN_S = 2.0  # how long a close waits for replay; the rest is replayed at the next start
+_MOVED = ("commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint")
+
 
 class MessageStore:
     """The store of this process; all methods are thread-safe.
 
-    `on_append(start, end, data)` is called in the appending thread right after a put (not under a
-    lock; `data` None where it was not one write), `on_flushed(offset)` in whichever thread synced,
-    after `flushed_offset` moved, and `on_readable()` in whichever thread moved the limits.
+    `on_append(start, end, data)` is called after a put, in the thread that put and without a lock
+    of the store's (a node holds its write gate meanwhile); `data` is the appended range, or None
+    when it was not one write. `on_readable()` is called in the thread that moved the limits.
+    `flush_service.on_flushed(offset)` and `replay.on_dispatched(offset)` tell of the other offsets.
     """
 
     def __init__(
@@ -48,45 +82,92 @@ class MessageStore:
         fs: FileSystem = REAL,
         clock: Clock = SYSTEM_CLOCK,
         store_host: Host,
-        on_failure: Callable[[str, BaseException], None] | None = None,
+        on_failure: OnFailure | None = None,
     ) -> None:
-        """Prepare; nothing is touched before `open`. `on_failure` hears of all that closes it."""
+        """Prepare; nothing is touched before `open`.
+
+        `on_failure` is called when the store closes for ever or one of its threads fails; without
+        it `threading.excepthook` tells of a thread.
+        """
         self.config = config
         self.store_host = store_host
         self.file_size = config.commitlog_file_size
+        self.is_open = False
         self.on_append: Callable[[int, int, bytearray | None], None] | None = None
         self.on_readable: Callable[[], None] | None = None
-        self._life = StoreLife(config, fs, clock, on_failure)
-        self._parts = parts = self._life.parts
-        self._log = parts.log
-        self._flush = parts.flush
-        self._build = parts.build
-        self._page = parts.page
-        self._reads = StoreReads(parts)
-        self._cuts = StoreCuts(parts)
-        self._appender = Appender(
-            parts.log,
-            parts.window,
-            parts.table,
-            parts.build,
-            config=config,
-            store_host=store_host,
-            clock=clock,
-        )
-        self._sync_each_put = config.flush is Flush.SYNC
+        self._fs = fs
+        self._root = config.root
         self._changed = threading.Condition()
         self._waiters = 0
+        self._sync_each_put = config.flush is Flush.SYNC
+        self._health = StoreHealth(on_failure)
+        self._compose(config, clock, on_failure or raise_failure)
+        # The components' own methods that replication calls (ha/node/replica_log.py): it knows
+        # the store as a whole.
+        self.view = self.log.view
+        self.file_range = self.log.file_range
+        self.record_size = self.reader.record_size
+        self.after_blank = self.reader.after_blank
+        self.flush = self.flush_service.flush
+        self.wait_dispatched = self.replay.wait_dispatched
+
+    def _compose(self, config: StoreConfig, clock: Clock, on_failure: OnFailure) -> None:
+        fs, root = self._fs, self._root
+        self._lock_file = LockFile(fs, root)
+        self._abort = AbortFile(fs, root)
+        self._checkpoint = CheckpointFile(fs, root)
+        self._limits = LimitsPage(fs, root)
+        units, slots, entries = config.consume_queue_units, config.index_slots, config.index_entries
+        self.log = log = CommitLog(
+            fs, root, self.file_size, self._health,
+            on_failure=on_failure, warm_files=config.warm_files,
+        )  # fmt: skip
+        self.queues = ConsumeQueueTable(fs, root, units_per_file=units)
+        index = KeyIndex(fs, f"{root}/index", log, slots=slots, entries=entries, clock=clock)
+        self._window = DedupWindow(fs, root)
+        self._table = QueueOffsetTable(self.queues.topics, config.default_queues)
+        self.replay = replay = IndexBuildService(
+            log,
+            [self.queues, index, self._window, self._table],
+            state=ReplayState(
+                fs, f"{root}/hastore/replay", units=units, slots=slots, entries=entries
+            ),
+            on_failure=on_failure,
+            clock=clock,
+        )
+        self.flush_service = FlushService(
+            log,
+            self._limits,
+            self._health,
+            interval_ms=config.flush_interval_ms,
+            record_end=self._record_end,
+            on_failure=on_failure,
+        )
+        self.retention = LogRetention(
+            log, self.flush_service, replay, self._window, config=config.retention, clock=clock
+        )
+        self._housekeeping = HousekeepingService(
+            self.check_place, self.flush_service, replay, self.queues, index, self._limits,
+            self._checkpoint, on_failure=on_failure,
+        )  # fmt: skip
+        self._appender = Appender(
+            log, self._window, self._table, replay,
+            config=config, store_host=self.store_host, clock=clock,
+        )  # fmt: skip
+        self.reader = MessageReader(log, self.queues, index, clock)
+
+    # -- open -------------------------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Take the store's lock ahead of `open`, for what else must be read under it.
+        """Take the store's lock ahead of `open`, for files that must be read under it.
 
         StoreInUseError, OSError. `unlock` gives it back, also after a failed `open`.
         """
-        self._life.lock()
+        self._lock_file.take()
 
     def unlock(self) -> None:
         """Give the store's lock back, after `close(unlock=False)`."""
-        self._life.unlock()
+        self._lock_file.give_back()
 
     def open(self, *, intent_offset: int | None = None, from_rocketmq: bool = False) -> None:
         """Lock and recover the store, then start its threads.
@@ -94,162 +175,243 @@ class MessageStore:
         `intent_offset`: a cut at this offset was begun and is being finished, so bytes beyond it
         may be missing. `from_rocketmq`: this node copied the log from a RocketMQ, whose records of
         topics that nobody can read are no damage. StoreInUseError, StoreBrokenError (synced bytes
-        are missing or damaged), StoreError (it cannot be read or written, or has files of another
-        size).
+        are missing or damaged), StoreError (the store cannot be read or written, or has files of
+        another size).
         """
-        self._appender.last_store_timestamp_ms = self._life.open(
-            intent_offset, from_rocketmq=from_rocketmq
-        )
+        try:
+            self._lock_file.take()
+            try:
+                self._fs.make_dirs(self.log.directory)
+                self._fs.make_dirs(f"{self._root}/hastore")
+                self._recover(intent_offset, from_rocketmq)
+                self._start()
+            except BaseException:
+                self._release()
+                self._lock_file.give_back()
+                raise
+        except OSError as failure:
+            raise StoreError(
+                f"the store {self._root} cannot be opened: {failure}; give the node a directory"
+                " that it can write (store.root)"
+            ) from failure
 
-    def close(self, *, unlock: bool = True) -> None:
-        """Stop cleanly: sync all, save the checkpoint, remove `abort`, unlock. StoreError."""
-        with self._cuts.closing():
-            self._life.close(unlock=unlock)
-        self._wake()
+    def _recover(self, intent_offset: int | None, from_rocketmq: bool) -> None:
+        """Find the log's end, then make the files agree with it."""
+        limits = read_limits(self._fs, self._root)
+        clean = not self._abort.exists()
+        boot_id = read_boot_id(self._fs)
+        if limits is not None and limits.file_size != self.file_size:
+            raise StoreError(
+                f"the store {self._root} has commit log files of {limits.file_size} bytes but"
+                f" store.commitlog_file_size is {self.file_size}: set the key to the former"
+            )
+        self.log.queue.load(None if limits is None else limits.file_size)
+        recovered = recover(
+            self.log,
+            limits,
+            clean=clean,
+            same_boot=limits is not None and limits.boot_id == boot_id,
+            floor=intent_offset,
+            from_rocketmq=from_rocketmq,
+        )
+        checkpoint = self._checkpoint.load()
+        self._abort.create()  # from here on bytes change
+        self._adopt(recovered, limits, boot_id)
+        self._appender.last_store_timestamp_ms = max(
+            recovered.last_store_timestamp_ms, checkpoint.log_timestamp_ms
+        )
+        log.info(
+            "store %s: log [%d, %d), read from %d, %d records",
+            self._root, recovered.min_offset, recovered.end, recovered.scanned_from,
+            recovered.records,
+        )  # fmt: skip
+
+    def _adopt(self, recovered: Recovered, limits: Limits | None, boot_id: bytes) -> None:
+        """Make the log what recovery found, on the disk too, before the limits page says so."""
+        end = recovered.end
+        self.log.set_range(recovered.min_offset, end)
+        clear_beyond(self.log, recovered, 0 if limits is None else limits.flushed_offset)
+        old = limits if limits is not None else Limits()
+        self._limits.open(
+            old._replace(
+                sequence=old.sequence + 1,
+                boot_id=boot_id,
+                file_size=self.file_size,
+                first_offset=recovered.min_offset,
+                flushed_offset=end,
+                record_end=end,
+                recovery_start=recovered.recovery_start,
+                next_recovery_start=recovered.next_recovery_start,
+                confirmed_offset=min(old.confirmed_offset, end),
+                readable_offset=min(old.readable_offset, end),
+            )
+        )
+        self.flush_service.reset(end)
+        self.replay.load()
+
+    def _start(self) -> None:
+        self.is_open = True
+        self.log.allocator.start()
+        self.log.warm_rest()
+        self.flush_service.start()
+        self.replay.start()
+        self._housekeeping.start()
+
+    # -- while it is open -------------------------------------------------------------------------
 
     def check_place(self) -> None:
-        """Close the store when its folder was moved or removed; StoreMovedError. Each second."""
-        self._life.check_place()
+        """Close the store when its folder was moved, replaced or removed; StoreMovedError.
+
+        Open files would take more bytes where no start finds them, and new files would be made
+        beside them, without the lock. Housekeeping calls this each second.
+        """
+        if not self._lock_file.is_in_place():
+            raise self._health.lose(
+                f"{self._lock_file.path} is not the file that this node has locked: the store's"
+                " folder was moved, replaced or removed under it; nothing more is written: bring"
+                " the folder back, or correct store.root, and start the node again"
+            )
 
     @property
     def broken_reason(self) -> str | None:
         """Why the store is closed for ever; None while it works."""
-        return self._parts.health.reason
+        return self._health.reason
 
     @property
     def problems(self) -> list[str]:
-        """What does not work at present: a full disk, replay that stands still; for the status."""
-        return self._life.problems
+        """What does not work at present, for the status: a full disk, replay that stands still."""
+        found = (
+            self._health.reason,
+            self.log.allocator.failure_reason,
+            self.flush_service.failure_reason,
+            self.replay.blocked_reason,
+            self._housekeeping.failure_reason,
+        )
+        return [reason for reason in found if reason is not None]
+
+    def free_bytes(self) -> int:
+        """Return the room left on the store's disk."""
+        return self._fs.free_bytes(self._root)
+
+    # -- close ------------------------------------------------------------------------------------
+
+    def close(self, *, unlock: bool = True) -> None:
+        """Stop cleanly: sync all, save the checkpoint, remove `abort`, unlock.
+
+        StoreError, StoreBrokenError: something was not written; `abort` stays, so the next open
+        recovers the store as after a crash.
+        """
+        with self.retention.closing():
+            if self.is_open:
+                self.is_open = False
+                self._stop(unlock)
+            elif unlock:
+                self._lock_file.give_back()
+        self._wake()
+
+    def _stop(self, unlock: bool) -> None:
+        if self._health.reason is None:
+            self.replay.wait_dispatched(self.log.record_end, _DRAIN_S)
+        self._housekeeping.stop()
+        for service in (self.replay, self.flush_service, self.log.allocator):
+            service.stop()
+        try:
+            self._settle()
+        except (OSError, HastoreError) as failure:
+            if isinstance(failure, StoreBrokenError):
+                raise
+            raise StoreError(f"the store {self._root} did not stop cleanly: {failure}") from failure
+        finally:
+            self._release()
+            if unlock:
+                self._lock_file.give_back()
+
+    def _settle(self) -> None:
+        """Bring everything to the disk; `abort` goes last."""
+        self.check_place()
+        self._health.check()
+        self.flush_service.flush()
+        self._housekeeping.keep()
+        try:
+            self._window.save()
+        except OSError as failure:  # a full disk: the next start reads more of the log
+            log.warning("the idempotence snapshot was not written: %s", failure)
+        end = self._record_end()
+        self._limits.update(sync=True, record_end=end, flushed=end)
+        self.log.allocator.discard()
+        self._abort.remove()
+
+    def _release(self) -> None:
+        self.replay.close()
+        self._limits.close()
+        self._checkpoint.close()
+        self.log.queue.release()
+
+    # -- offsets ----------------------------------------------------------------------------------
 
     @property
     def min_offset(self) -> int:
         """The first byte there is."""
-        return self._log.min_offset
+        return self.log.min_offset
 
     @property
     def max_offset(self) -> int:
         """The end of what is written; on a slave perhaps inside a record."""
-        return self._log.max_offset
-
-    @property
-    def flushed_offset(self) -> int:
-        """What is synced: everything below survives a power loss."""
-        return self._flush.flushed_offset
+        return self.log.max_offset
 
     @property
     def whole_offset(self) -> int:
         """The end of the last whole record: `max_offset`, but for a record that is half there."""
-        log = self._log
-        known = max(log.record_end, self._build.dispatched_offset)
-        if known >= log.max_offset:
+        log = self.log
+        if self._record_end() >= log.max_offset:
             return log.max_offset
         with log.lock:
-            known = max(log.record_end, min(self._build.dispatched_offset, log.max_offset))
-            log.record_end = walk_whole(self._parts, known)
+            known = max(log.record_end, min(self.replay.dispatched_offset, log.max_offset))
+            log.record_end = whole_end(log, known)
             return log.record_end
+
+    def _record_end(self) -> int:
+        """Return the end of a whole record, as far on as is known without reading."""
+        return max(self.log.record_end, self.replay.dispatched_offset)
+
+    @property
+    def flushed_offset(self) -> int:
+        """What is synced: everything below survives a power loss."""
+        return self.flush_service.flushed_offset
+
+    @property
+    def dispatched_offset(self) -> int:
+        """How far queues, index and deduplication window know the log."""
+        return self.replay.dispatched_offset
 
     @property
     def confirmed_offset(self) -> int:
         """Every byte below is known to be on `acks + 1` nodes."""
-        return self._page.now.confirmed_offset
+        return self._limits.now.confirmed_offset
 
     @property
     def readable_offset(self) -> int:
         """Where readers stop."""
-        return self._page.now.readable_offset
+        return self._limits.now.readable_offset
 
     def set_limits(self, *, confirmed: int | None = None, readable: int | None = None) -> None:
-        """Publish the limits, which survive kill -9, and wake who waits for them."""
+        """Publish confirmed and readable offset, which then survive kill -9. StoreBrokenError."""
         try:
-            self._page.update(confirmed=confirmed, readable=readable)
+            self._limits.update(confirmed=confirmed, readable=readable)
         except OSError as failure:
-            raise self._parts.health.fail("the limits page cannot be written", failure) from failure
-        if self._waiters:
-            self._wake()
+            raise self._health.fail("the limits page cannot be written", failure) from failure
         if self.on_readable is not None:
             self.on_readable()
 
-    def view(self, offset: int, max_bytes: int) -> AbstractContextManager[memoryview]:
-        """Lend bytes from `offset`, of one file; empty at the log's end. UsageError."""
-        return self._log.view(offset, max_bytes)
-
-    def file_range(self, offset: int, max_bytes: int) -> FileRange:
-        """Return the same bytes as a range of a descriptor, for sendfile."""
-        return self._log.file_range(offset, max_bytes)
-
-    def wait_beyond(self, offset: int, timeout_s: float) -> int:
-        """Wait until the log reaches beyond `offset`; returns its end."""
-        self._wait(lambda: self._log.max_offset > offset, timeout_s)
-        return self._log.max_offset
-
-    def wait_readable(self, offset: int, timeout_s: float) -> int:
-        """Wait until the readable offset is beyond `offset`; returns it."""
-        self._wait(lambda: self._page.now.readable_offset > offset, timeout_s)
-        return self._page.now.readable_offset
-
-    def _wait(self, reached: Callable[[], bool], timeout_s: float) -> None:
-        if reached():
-            return
-        with self._changed:
-            self._waiters += 1
-            try:
-                self._changed.wait_for(lambda: reached() or not self._life.is_open, timeout_s)
-            finally:
-                self._waiters -= 1
-
-    def _wake(self) -> None:
-        with self._changed:
-            self._changed.notify_all()
-
-    def append_replica(self, offset: int, data: bytes | memoryview) -> int:
-        """Append at `offset`, which must be the end; returns the new end.
-
-        UsageError for another offset or bytes that cross a file's end; StoreFullError appends
-        nothing. What a failed write left is cleared, or the store closes: StoreUncertainError.
-        """
-        log = self._log
-        with log.lock:
-            if offset != log.max_offset:
-                log.commit(offset, 0)  # raises
-            end = log.append(data)
-        self._grown()
-        return end
-
-    def replica_range(self, offset: int, max_bytes: int) -> FileRange:
-        """Return room at the end to splice into; `commit_replica` makes it part of the log."""
-        with self._log.lock:
-            return self._log.replica_range(offset, max_bytes)
-
-    def commit_replica(self, offset: int, size: int) -> int:
-        """Take `size` bytes that were spliced at `offset` into the log; returns the new end."""
-        with self._log.lock:
-            end = self._log.commit(offset, size)
-        self._grown()
-        return end
-
-    def replica_failed(self, offset: int, size: int, failure: OSError) -> StoreError:
-        """Clear what a failed splice into `replica_range` left; returns the error to raise.
-
-        StoreFullError for want of room, else the store is closed: StoreBrokenError.
-        """
-        with self._log.lock:
-            return self._log.replica_failed(offset, size, failure)
-
-    def _grown(self) -> None:
-        if self._build.idle:
-            self._build.notify()
-        if self._sync_each_put:
-            self._flush.request()
-        if self._waiters:
-            self._wake()
+    # -- append -----------------------------------------------------------------------------------
 
     def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
-        """Append all valid records of all payloads by one write; a payload is records in a row.
+        """Append the valid records of all payloads; a payload is records without gaps.
 
-        Results come in the records' order; a payload that is no row of records has one result,
-        which refuses all of it. StoreFullError, StoreBrokenError or StoreError (replay lags):
-        nothing was appended. Where a part was, or may have been, the results say what became of
-        each record. With `store.flush: sync` a sync is under way when this returns.
+        Returns the results of each payload, in its records' order. A payload that cannot be split
+        into records has a single result, which refuses all of it. StoreFullError, StoreBrokenError
+        and StoreError mean that nothing was appended; all other failures are in the results
+        (Appender.put). With `store.flush: sync` a sync has been requested when this returns.
         """
         results, start, end, data = self._appender.put(payloads)
         if end > start:
@@ -261,128 +423,155 @@ class MessageStore:
                     log.error("the end %d of the log was not told: %s", end, failure)
         return results
 
-    @property
-    def on_flushed(self) -> Callable[[int], None] | None:
-        """Called with `flushed_offset` after it moved."""
-        return self._flush.on_flushed
+    def append_replica(self, offset: int, data: bytes | memoryview) -> int:
+        """Append at `offset`, which must be the end; returns the new end.
 
-    @on_flushed.setter
-    def on_flushed(self, hook: Callable[[int], None] | None) -> None:
-        self._flush.on_flushed = hook
+        UsageError for another offset or bytes that cross a file's end; StoreFullError appends
+        nothing. What a failed write left is cleared, or the store closes: StoreUncertainError.
+        """
+        log = self.log
+        with log.lock:
+            if offset != log.max_offset:
+                log.commit(offset, 0)  # raises
+            end = log.append(data)
+        self._grown()
+        return end
 
-    def flush(self) -> int:
-        """Sync all that is written; returns `flushed_offset`. StoreBrokenError: for ever."""
-        return self._flush.flush()
+    def replica_range(self, offset: int, max_bytes: int) -> FileRange:
+        """Return room at the end to splice into; `commit_replica` makes it part of the log."""
+        with self.log.lock:
+            return self.log.replica_range(offset, max_bytes)
 
-    def request_flush(self) -> None:
-        """Ask for a sync soon, without waiting; `on_flushed` tells when. One sync serves many."""
-        self._flush.request()
+    def commit_replica(self, offset: int, size: int) -> int:
+        """Take `size` bytes that were spliced at `offset` into the log; returns the new end."""
+        with self.log.lock:
+            end = self.log.commit(offset, size)
+        self._grown()
+        return end
 
-    def wait_flushed(self, offset: int, timeout_s: float) -> bool:
-        """Wait until all below `offset` is synced; False: it took too long. StoreBrokenError."""
-        return self._flush.wait_flushed(offset, timeout_s)
+    def replica_failed(self, offset: int, size: int, failure: OSError) -> StoreError:
+        """Clear what a failed splice into `replica_range` left; returns the error to raise.
+
+        StoreFullError for want of room, else the store is closed: StoreBrokenError.
+        """
+        with self.log.lock:
+            return self.log.replica_failed(offset, size, failure)
+
+    def wait_beyond(self, offset: int, timeout_s: float) -> int:
+        """Wait until the log reaches beyond `offset`, or the store closes; returns its end."""
+        if self.log.max_offset <= offset:
+            with self._changed:
+                self._waiters += 1
+                try:
+                    self._changed.wait_for(
+                        lambda: self.log.max_offset > offset or not self.is_open, timeout_s
+                    )
+                finally:
+                    self._waiters -= 1
+        return self.log.max_offset
+
+    def _grown(self) -> None:
+        if self.replay.idle:
+            self.replay.notify()
+        if self._sync_each_put:
+            self.flush_service.request()
+        if self._waiters:
+            self._wake()
+
+    def _wake(self) -> None:
+        with self._changed:
+            self._changed.notify_all()
+
+    # -- change the log ---------------------------------------------------------------------------
 
     def truncate(self, offset: int) -> None:
-        """Clear what is beyond `offset`, durably, queues and index with it.
+        """Cut the log at `offset`, durably, with all that is derived from it.
 
-        The new end is lower than asked when `offset` lies inside a record: all of it goes.
+        An offset inside a record cuts that record too. The limits go down first: after a crash in
+        the middle recovery ends the log at a whole record and finds nothing missing. UsageError for
+        an offset outside the log; StoreBrokenError when the disk fails.
         """
-        self._cuts.truncate(offset)
+        log = self.log
+        with self._stopped():
+            if not log.min_offset <= offset <= log.max_offset:
+                raise UsageError(f"offset {offset} is outside [{log.min_offset}, {log.max_offset}]")
+            start = max(log.min_offset, offset - offset % log.file_size)
+            offset = cut_point(log, offset)
+            self._limits.cut(offset, recovery_start=start)
+            log.truncate(offset)
+            self.flush_service.reset(min(self.flush_service.flushed_offset, offset))
+            # No queue knows the records that replay has not reached: it replays them from there,
+            # and feeds queue offsets and window anew, which a put had fed before.
+            self.replay.truncate(min(offset, self.replay.dispatched_offset))
 
     def archive(self, offset: int, name: str) -> int:
-        """Copy what is beyond `offset` to `rescued/<name>/`, synced; returns the bytes copied."""
-        return self._cuts.archive(offset, name)
+        """Copy [offset, end) to `rescued/<name>/`, synced; returns the bytes copied.
+
+        StoreFullError when there is no room; StoreError when the copy fails.
+        """
+        with self.log.lock:
+            return copy_tail(self._fs, self._root, name, self.log, offset)
 
     def set_aside(self, name: str) -> str:
-        """Move the log to `rescued/<name>/` and go on empty; returns where it lies."""
-        return self._cuts.set_aside(name)
+        """Move log, queues and index to `rescued/<name>/` and go on empty; returns that folder.
+
+        StoreFullError, and nothing is changed, when there is no room for a log file beside it.
+        """
+        fs, root, queue = self._fs, self._root, self.log.queue
+        folder = rescue_folder(fs, root, name)
+        with self._stopped():
+            if self.free_bytes() < 2 * self.file_size:
+                raise StoreFullError(f"{root}: no room for another log beside the old one")
+            fs.make_dirs(folder)
+            # Limits and replay's state go first: whatever of the moves a crash leaves undone, the
+            # next start reads the log that it finds from the beginning.
+            self._limits.restart(0)
+            self.replay.reset(0)
+            queue.release()
+            for moved in _MOVED:
+                if fs.exists(f"{root}/{moved}"):
+                    fs.rename(f"{root}/{moved}", f"{folder}/{moved}")
+            fs.sync_dir(folder)
+            fs.sync_dir(root)
+            fs.make_dirs(self.log.directory)
+            self._restart(0)
+        log.warning("the store's log was set aside in %s", folder)
+        return folder
 
     def begin_at(self, offset: int) -> None:
-        """Start an empty log at `offset`."""
-        self._cuts.begin_at(offset)
+        """Start an empty log at `offset`; UsageError when it holds anything."""
+        queue = self.log.queue
+        with self._stopped():
+            if self.log.max_offset > self.log.min_offset:
+                raise UsageError(
+                    f"the log holds [{self.log.min_offset}, {self.log.max_offset}):"
+                    " only an empty one can begin elsewhere"
+                )
+            queue.discard()
+            queue.remove_from(0)
+            self._limits.restart(offset)
+            self._restart(offset)
 
-    def free_bytes(self) -> int:
-        """Return the room left on the store's disk."""
-        return self._life.free_bytes()
+    @contextlib.contextmanager
+    def _stopped(self) -> Iterator[None]:
+        """Keep retention, replay, appends and syncs off the log; an OSError closes the store."""
+        with (
+            self.retention.removing,
+            self.replay.paused(),
+            self.log.lock,
+            self.flush_service.sync_lock,
+        ):
+            self._health.check()
+            try:
+                yield
+            except OSError as failure:
+                raise self._health.fail("a cut of the log failed", failure) from failure
 
-    def expired_end(self, hold_offset: int | None) -> int | None:
-        """Return where the log would begin after `delete_expired`; None when nothing would go."""
-        return self._cuts.expired_end(hold_offset)
-
-    def delete_expired(self, hold_offset: int | None) -> int:
-        """Remove whole files by age and size, none from `hold_offset` on; returns how many."""
-        return self._cuts.delete_expired(hold_offset)
-
-    @property
-    def dispatched_offset(self) -> int:
-        """How far queues, index and idempotence window know the log."""
-        return self._build.dispatched_offset
-
-    def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
-        """Wait until replay has reached `offset`; False when it took too long."""
-        return self._build.wait_dispatched(offset, timeout_s)
-
-    def watch_dispatched(
-        self, hook: Callable[[int], None], readers_wait: Callable[[], bool]
-    ) -> None:
-        """Call `hook(dispatched_offset)` in replay's thread after a move, soon if readers wait."""
-        self._build.on_dispatched = hook
-        self._build.pace.readers_wait = readers_wait
-
-    def pull(
-        self,
-        topic: str,
-        queue_id: int,
-        queue_offset: int,
-        *,
-        max_messages: int,
-        max_bytes: int,
-        limit_offset: int,
-    ) -> PullResult:
-        """Read records of a queue that end at or below `limit_offset`. CorruptRecordError."""
-        return self._reads.pull(
-            topic,
-            queue_id,
-            queue_offset,
-            max_messages=max_messages,
-            max_bytes=max_bytes,
-            limit_offset=limit_offset,
-        )
-
-    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
-        """Return the first and the next queue offset; None without such a queue."""
-        return self._parts.queues.queue_range(topic, queue_id)
-
-    def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
-        """Return the first and the next queue offset of each queue of each topic."""
-        return self._parts.queues.topics()
-
-    def query_key(
-        self,
-        topic: str,
-        key: str,
-        *,
-        max_messages: int = 32,
-        begin_ms: int = 0,
-        end_ms: int = 2**63 - 1,
-    ) -> list[int]:
-        """Return the physical offsets of the records with a key, the latest first."""
-        return self._reads.query_key(
-            topic, key, max_messages=max_messages, begin_ms=begin_ms, end_ms=end_ms
-        )
-
-    def record_at(self, offset: int) -> Record | None:
-        """Return the whole record that begins at `offset`; None without one."""
-        return self._reads.record_at(offset)
-
-    def record_size(self, offset: int, *, check: bool = False) -> int | None:
-        """Return the size of the whole record at `offset`; None without one."""
-        return self._reads.record_size(offset, check=check)
-
-    def behind_blank(self, offset: int) -> int:
-        """Return where the next file starts when a blank begins at `offset`, else `offset`."""
-        return self._reads.behind_blank(offset)
-
-    def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the first queue offset stored at or after a time, else the queue's end."""
-        return self._reads.queue_offset_by_time(topic, queue_id, timestamp_ms)
+    def _restart(self, offset: int) -> None:
+        """Go on with an empty log that begins at `offset`."""
+        self.log.queue.forget()
+        self.log.set_range(offset, offset)
+        self.flush_service.reset(offset)
+        self.replay.reset(offset)
+        self._table.advance(offset)
+        self._window.advance(offset)

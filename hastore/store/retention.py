@@ -1,45 +1,112 @@
-"""Which commit log files have outlived their time: whole files, oldest first, never the last."""
+"""Retention: remove the oldest files of the log when they are too old, or too many.
 
+Whole files go, never the last one, and none with bytes that are still needed: not yet replayed, not
+yet synced, or held by the caller (a slave is still being sent them). The node's RetentionService
+decides when and what is held; its thread calls this. Cuts of the log and the close of the store
+exclude it by `removing`.
+"""
+
+import contextlib
 import errno
-from collections.abc import Sequence
+import logging
+import threading
+from collections.abc import Iterator, Sequence
 
 from hastore.clock import Clock
 from hastore.config.model import RetentionConfig
-from hastore.record.codec import layout_of
-from hastore.record.layout import (
-    MIN_RECORD_SIZE,
-    SIZE_AND_MAGIC,
-    V1_MAGIC,
-    V2_MAGIC,
-    store_at,
-)
+from hastore.errors import StoreError
+from hastore.store.append.dedup_window import DedupWindow
 from hastore.store.log.commit_log import CommitLog
+from hastore.store.log.flush import FlushService
 from hastore.store.log.mapped_file import MappedFile
+from hastore.store.log.record_walk import store_timestamp_ms
+from hastore.store.replay.service import IndexBuildService
+
+log = logging.getLogger(__name__)
 
 
-def first_store_timestamp_ms(commit_log: CommitLog, offset: int) -> int | None:
-    """Return the store timestamp of the record at `offset`; None when there is none."""
-    with commit_log.view(offset, MIN_RECORD_SIZE) as view:
-        if len(view) < MIN_RECORD_SIZE:
-            return None
-        size, magic = SIZE_AND_MAGIC.unpack_from(view)
-    if magic not in (V1_MAGIC, V2_MAGIC):
-        return None
-    with commit_log.view(offset, size) as view:
-        layout = layout_of(view, 0, len(view))
-        if layout is None:
-            return None
-        at = store_at(layout[3])
-        return int.from_bytes(view[at : at + 8], signed=True)
+class LogRetention:
+    """Remove expired files of an open store's log; thread-safe."""
+
+    def __init__(
+        self,
+        commit_log: CommitLog,
+        flush_service: FlushService,
+        replay: IndexBuildService,
+        window: DedupWindow,
+        *,
+        config: RetentionConfig,
+        clock: Clock,
+    ) -> None:
+        self.removing = threading.Lock()  # held while log files go; taken before all other locks
+        self._log = commit_log
+        self._flush_service = flush_service
+        self._replay = replay
+        self._window = window
+        self._config = config
+        self._clock = clock
+        self._closing = False
+
+    def expired_end(self, hold_offset: int | None) -> int | None:
+        """Return where the log would begin after `delete_expired`; None when nothing would go."""
+        with self.removing:
+            self._check_open()
+            count = self._expired(hold_offset)
+            return self._log.queue.files[count - 1].end if count else None
+
+    def delete_expired(self, hold_offset: int | None) -> int:
+        """Remove expired files, none from `hold_offset` on; returns how many. StoreError.
+
+        Only taking the files out of the log needs its lock; all that waits for the disk is done
+        without it, so puts go on.
+        """
+        queue = self._log.queue
+        with self.removing:  # puts only add files at the end: what is expired stays so
+            self._check_open()
+            try:
+                queue.discard()  # files that an earlier call left: first, or a gap would remain
+                count = self._expired(hold_offset)
+                if not count:
+                    return 0
+                min_offset = queue.files[count - 1].end
+                self._window.save_before(min_offset)
+                with self._log.lock:
+                    self._log.min_offset = min_offset  # readers are refused before the bytes go
+                    queue.detach_first(count)
+                self._replay.delete_before(min_offset)
+                queue.discard(lambda: self._closing)
+            except OSError as failure:
+                raise StoreError(f"retention could not remove a file: {failure}") from failure
+        log.info("retention removed %d files below offset %d", count, min_offset)
+        return count
+
+    @contextlib.contextmanager
+    def closing(self) -> Iterator[None]:
+        """End retention for good, and wait until no file is being removed: after the close another
+        process may have the store. The next start finds the expired files that are left.
+        """
+        self._closing = True
+        with self.removing:
+            yield
+
+    def _check_open(self) -> None:
+        if self._closing:
+            raise StoreError("the store is closed")
+
+    def _expired(self, hold_offset: int | None) -> int:
+        hold = min(self._replay.dispatched_offset, self._flush_service.flushed_offset)
+        if hold_offset is not None:
+            hold = min(hold, hold_offset)
+        return expired_files(self._log, self._config, self._clock, hold)
 
 
 def expired_files(
-    commit_log: CommitLog, retention: RetentionConfig, clock: Clock, hold_offset: int
+    commit_log: CommitLog, config: RetentionConfig, clock: Clock, hold_offset: int
 ) -> int:
-    """Return how many of the oldest files may go.
+    """Return how many of the oldest files may go; bytes at or beyond `hold_offset` stay.
 
-    A file is as old as the first record behind it, which is stored no earlier than its last one.
-    Bytes at or beyond `hold_offset` stay: someone is still being sent them, or replay lags.
+    A file is as old as the first record of the file after it, which was stored no earlier than its
+    own last record.
     """
     files = commit_log.queue.files
     count = 0
@@ -47,32 +114,32 @@ def expired_files(
         if file.end > min(hold_offset, commit_log.max_offset):
             break
         too_many = (
-            retention.max_size_bytes is not None
-            and (len(files) - place) * commit_log.file_size > retention.max_size_bytes
+            config.max_size_bytes is not None
+            and (len(files) - place) * commit_log.file_size > config.max_size_bytes
         )
-        if not too_many and not _too_old(commit_log, retention, clock, files[place + 1 :]):
+        if not too_many and not _too_old(commit_log, config, clock, files[place + 1 :]):
             break
         count += 1
     return count
 
 
 def _too_old(
-    commit_log: CommitLog, retention: RetentionConfig, clock: Clock, behind: Sequence[MappedFile]
+    commit_log: CommitLog, config: RetentionConfig, clock: Clock, later: Sequence[MappedFile]
 ) -> bool:
-    """Whether a file is too old, by the first record of the files `behind` it that can be read: a
-    bad sector, or damage, is to keep no file for ever.
+    """Tell a file's age by the first readable record at the start of a `later` file: a bad sector,
+    or damage, must not keep a file for ever.
     """
-    if retention.max_age_ms is None:
+    if config.max_age_ms is None:
         return False
-    for file in behind:
+    for file in later:
         if file.start >= commit_log.max_offset:
             break
         try:
-            stored_ms = first_store_timestamp_ms(commit_log, file.start)
+            stored_ms = store_timestamp_ms(commit_log, file.start)
         except OSError as failure:
             if failure.errno != errno.EIO:
                 raise
             stored_ms = None
         if stored_ms is not None:
-            return clock.wall_ms() - stored_ms > retention.max_age_ms
+            return clock.wall_ms() - stored_ms > config.max_age_ms
     return False

@@ -34,14 +34,14 @@ def test_the_example_shows_its_message(
         for queue in range(4):
             producer.send_sync("greetings", b"hello, log", queue=queue)
     store = node.backend.store
-    pull: Callable[..., Any] = store.pull
+    pull: Callable[..., Any] = store.reader.pull
     pulls = 0
 
     def lagging(topic: str, queue_id: int, queue_offset: int, **limits: Any) -> Any:
         nonlocal pulls
         [(queue, end)] = [
             (queue, units[-1][0])
-            for (name, queue), units in store.queues.items()
+            for (name, queue), units in store.units.items()
             if name == "greetings" and len(units) == 2
         ]
         if queue_id == queue:

@@ -117,11 +117,12 @@ class HaNode:
             config, store, self.state, SYSTEM_CLOCK, secret, on_failure=raise_failure
         )
         self.transfer = GroupTransferService(
-            SYSTEM_CLOCK, store.request_flush, on_failure=raise_failure
+            SYSTEM_CLOCK, store.flush_service.request, on_failure=raise_failure
         )
         self.ha = HAService(self.member, self.transfer)
         self.address = self.ha.bind(config.nodes[config.node].ha)
-        store.on_append, store.on_flushed = self.ha.on_append, self.ha.on_flushed
+        store.on_append = self.ha.on_append
+        store.flush_service.on_flushed = self.ha.on_flushed
         self.client: HAClient | None = None
         self.superseded: list[int] = []
         self.member.on_superseded = self._lose

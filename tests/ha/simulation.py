@@ -151,7 +151,7 @@ class MemoryLog:
             return None
         return size_of(value) if offset + size_of(value) <= self.whole_offset else None
 
-    def behind_blank(self, offset: int) -> int:
+    def after_blank(self, offset: int) -> int:
         return offset
 
     def set_limits(self, *, confirmed: int | None = None, readable: int | None = None) -> None:

@@ -152,7 +152,7 @@ def test_retention_goes_on_after_a_failure(
         calls.clear()
         return 0
 
-    monkeypatch.setattr(node.store, "delete_expired", delete_expired)
+    monkeypatch.setattr(node.store.retention, "delete_expired", delete_expired)
     node.start()
     try:
         until(lambda: not calls)

@@ -16,6 +16,7 @@ from hastore.spark.offsets import TopicPartition
 from hastore.spark.partitions import QueueRange
 from hastore.spark.schema import project, source_schema
 from hastore.spark.server_reader import ServerBackend
+from hastore.store.message_reader import PullStatus
 from tests.api_fakes import FakeBackend, FakeStore
 
 HOST = Host(b"\x7f\0\0\1", 4242)
@@ -84,7 +85,7 @@ def test_a_slave_is_read_first_and_the_master_if_it_lags(monkeypatch):
     fill(slave.store, 20)
     asked = []
     for backend in (master, slave):
-        pull = backend.store.pull
+        pull = backend.store.reader.pull
 
         def spy(*args, node=backend.node, pull=pull, **more):
             asked.append(node)
@@ -113,7 +114,7 @@ class TrimmedStore(FakeStore):
     def pull(self, topic, queue_id, queue_offset, **more):
         found = super().pull(topic, queue_id, queue_offset, **more)
         if queue_offset < 3:
-            found.status.name = "OFFSET_TOO_SMALL"
+            found.status = PullStatus.OFFSET_TOO_SMALL
             found.records, found.count = b"", 0
         found.min_queue_offset = 3
         return found

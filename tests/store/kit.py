@@ -113,12 +113,12 @@ def bodies(store: MessageStore, topic: str = "TopicA", queue_id: int = 0) -> lis
     from hastore.record.codec import decode_record
 
     assert store.wait_dispatched(store.whole_offset, 60), store.problems
-    known = store.queue_range(topic, queue_id)
+    known = store.queues.queue_range(topic, queue_id)
     if known is None:
         return []
     found, position = [], known[0]
     while position < known[1]:
-        result = store.pull(
+        result = store.reader.pull(
             topic,
             queue_id,
             position,

@@ -1,6 +1,5 @@
 """Reads of what is not in memory: by pread, in files that retention removes, on a failing disk."""
 
-import dataclasses
 import errno
 import mmap
 import os
@@ -94,19 +93,19 @@ def cold(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Iterato
             )
         assert store.wait_dispatched(store.max_offset, 60)
     store = open_store(tmp_path, disk)
-    assert len(store._log.queue.files) > 3
+    assert len(store.log.queue.files) > 3
     disk.poisoned = True
-    store._log.queue.release()
+    store.log.queue.release()
     yield store
     disk.bad.clear()
     disk.poisoned = False
-    store._log.queue.release()
+    store.log.queue.release()
     store.close()
 
 
 def pull(store: MessageStore, at: int, queue_id: int = 0, **limits: Any) -> Any:
     given = {"max_messages": 1000, "max_bytes": 1 << 20, "limit_offset": store.max_offset}
-    return store.pull("TopicA", queue_id, at, **(given | limits))
+    return store.reader.pull("TopicA", queue_id, at, **(given | limits))
 
 
 def numbers(records: bytes) -> list[int]:
@@ -120,7 +119,7 @@ def numbers(records: bytes) -> list[int]:
 
 def where(store: MessageStore, at: int, queue_id: int = 0) -> tuple[str, int, int]:
     """The place of a record: file name, and its bytes there."""
-    offset, size = store._parts.queues.get("TopicA", queue_id).files.place(at)
+    offset, size = store.queues.get("TopicA", queue_id).files.place(at)
     start = offset - offset % store.file_size
     return f"{start:020d}", offset - start, offset - start + size
 
@@ -133,12 +132,12 @@ def test_what_was_there_at_the_start_is_read_without_maps(cold: MessageStore) ->
     assert numbers(pull(cold, 7, 1).records) == list(range(15, 300, 2))
     assert numbers(pull(cold, 3, max_messages=1).records) == [6]
     offset = pull(cold, 3, max_messages=1).last_offset
-    record = cold.record_at(offset)
+    record = cold.reader.record_at(offset)
     assert record is not None and record.body[:8] == b"00000006"
     assert cold.record_size(offset, check=True) == record.size
-    assert cold.query_key("TopicA", "key6") == [offset]
+    assert cold.reader.query_key("TopicA", "key6") == [offset]
     middle = record.store_timestamp_ms
-    found = cold.queue_offset_by_time("TopicA", 0, middle)
+    found = cold.reader.queue_offset_by_time("TopicA", 0, middle)
     assert found <= 3
     with cold.view(offset, record.size) as view:
         assert decode_record(view).body == record.body
@@ -148,7 +147,7 @@ def test_neighbours_are_read_at_once(cold: MessageStore, disk: Disk) -> None:
     disk.read.clear()
     pull(cold, 0)
     of_log = [path for path, _, _ in disk.read if "commitlog" in path]
-    assert len(of_log) == len(set(of_log)) == len(cold._log.queue.files)
+    assert len(of_log) == len(set(of_log)) == len(cold.log.queue.files)
 
 
 def test_the_tail_that_this_process_wrote_is_read_through_the_map(
@@ -180,7 +179,7 @@ def test_hot_and_cold_reads_give_the_same_bytes(
         assert store.wait_dispatched(store.max_offset, 60)
         for _ in range(150):
             queue_id = chance.randrange(3)
-            at = chance.randrange(store.queue_range("TopicA", queue_id)[1])
+            at = chance.randrange(store.queues.queue_range("TopicA", queue_id)[1])
             limits = {
                 "max_messages": chance.choice((1, 5, 70, 1000)),
                 "max_bytes": chance.choice((100, 10_000, 1 << 20)),
@@ -224,7 +223,7 @@ def test_a_slow_disk_gives_what_it_has_read_by_then(
 
     whole = pull(cold, 0)
     monkeypatch.setattr(message_reader, "COLD_MS", 20.0)
-    monkeypatch.setattr(cold._reads, "_parts", dataclasses.replace(cold._parts, clock=slow))
+    monkeypatch.setattr(cold.reader, "_clock", slow)
     monkeypatch.setattr(message_reader, "_GAP_BYTES", 0)
     monkeypatch.setattr(message_reader._read, "__defaults__", (0,))
     disk.before_read = take
@@ -282,9 +281,9 @@ def test_a_bad_sector_is_an_error_of_who_reads_it(cold: MessageStore, disk: Disk
     assert pull(cold, 0, 1, max_messages=5).count == 5  # another queue
     offset = int(disk.bad[0][0]) + disk.bad[0][1]
     for read in (
-        lambda: cold.record_at(offset),
+        lambda: cold.reader.record_at(offset),
         lambda: cold.record_size(offset),
-        lambda: cold.query_key("TopicA", "key20"),
+        lambda: cold.reader.query_key("TopicA", "key20"),
         lambda: cold.view(offset, 100),
     ):
         with pytest.raises(OSError, match="commitlog"):
@@ -296,7 +295,7 @@ def test_a_bad_sector_below_queue_or_index(cold: MessageStore, disk: Disk, kind:
     folder = f"{cold.config.root}/{kind}"
     disk.bad.append((f"{kind}/{sorted(os.listdir(folder))[0]}", 0, 1 << 40))
     with pytest.raises(OSError, match=kind):
-        pull(cold, 0) if kind != "index" else cold.query_key("TopicA", "key6")
+        pull(cold, 0) if kind != "index" else cold.reader.query_key("TopicA", "key6")
     assert pull(cold, 0, 1).count > 0
 
 
@@ -330,23 +329,23 @@ def kept(tmp_path: Path, disk: Disk) -> Iterator[MessageStore]:
     kit.put(store, *[kit.message(n, size=700) for n in range(400)])
     store.flush()
     assert store.wait_dispatched(store.max_offset, 60)
-    assert len(store._log.queue.files) > 3
+    assert len(store.log.queue.files) > 3
     yield store
     store.close()
 
 
 def passes(store: MessageStore) -> None:
     """Let retention pass, once, when a reader knows its file and has not opened it yet."""
-    store._log.queue.release()  # as after more than 64 other files
-    real = store._log.queue.find
+    store.log.queue.release()  # as after more than 64 other files
+    real = store.log.queue.find
 
     def find(offset: int) -> Any:
         found = real(offset)
-        store._log.queue.find = real
-        assert store.delete_expired(None) > 0
+        store.log.queue.find = real
+        assert store.retention.delete_expired(None) > 0
         return found
 
-    store._log.queue.find = find
+    store.log.queue.find = find
 
 
 def test_retention_between_the_look_and_the_opening_is_answered_as_such(
@@ -355,7 +354,7 @@ def test_retention_between_the_look_and_the_opening_is_answered_as_such(
     passes(kept)
     found = pull(kept, 0)
     assert found.status is PullStatus.OFFSET_TOO_SMALL and not found.count
-    first = kept.queue_range("TopicA", 0)[0]
+    first = kept.queues.queue_range("TopicA", 0)[0]
     assert found.next_queue_offset == found.min_queue_offset == first > 0
     assert numbers(pull(kept, found.next_queue_offset).records)[0] == first
 
@@ -364,11 +363,11 @@ def test_a_reader_that_has_a_file_reads_it_to_the_end(
     kept: MessageStore, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_log, "HOT_BYTES", 0)
-    held = kept._log.queue.files[0]
+    held = kept.log.queue.files[0]
 
     def retention(path: str) -> None:
         if path == held.path and not kept.min_offset:
-            assert kept.delete_expired(None) > 0
+            assert kept.retention.delete_expired(None) > 0
 
     disk.before_read = retention
     found = pull(kept, 0, max_messages=20)
@@ -380,14 +379,14 @@ def test_a_reader_that_has_a_file_reads_it_to_the_end(
 
 @pytest.mark.parametrize("read", ["record", "time", "range", "view"])
 def test_other_reads_beside_retention(kept: MessageStore, read: str) -> None:
-    stored_ms = kept.record_at(0).store_timestamp_ms
+    stored_ms = kept.reader.record_at(0).store_timestamp_ms
     passes(kept)
     if read == "time":
-        assert kept.queue_offset_by_time("TopicA", 0, stored_ms) >= 0
+        assert kept.reader.queue_offset_by_time("TopicA", 0, stored_ms) >= 0
         return
     with pytest.raises(StoreError, match="retention"):
         {
-            "record": lambda: kept.record_at(0),
+            "record": lambda: kept.reader.record_at(0),
             "range": lambda: kept.file_range(0, 100),
             "view": lambda: kept.view(0, 100),
         }[read]()
@@ -395,10 +394,10 @@ def test_other_reads_beside_retention(kept: MessageStore, read: str) -> None:
 
 def test_a_file_that_somebody_else_removed_is_named(kept: MessageStore) -> None:
     os.unlink(kit.log_file(kept.config.root))
-    kept._log.queue.release()
+    kept.log.queue.release()
     with pytest.raises(StoreError, match=f"{0:020d} is missing"):
         pull(kept, 0)
-    assert pull(kept, kept.queue_range("TopicA", 0)[1] - 1).count == 1
+    assert pull(kept, kept.queues.queue_range("TopicA", 0)[1] - 1).count == 1
 
 
 # -- a slave that is far behind

@@ -138,7 +138,7 @@ def test_set_aside_and_begin_elsewhere(tmp_path: Path) -> None:
             "index",
         ] or (sorted(os.listdir(place)) == ["commitlog", "consumequeue", "index"])
         assert (store.min_offset, store.max_offset, store.confirmed_offset) == (0, 0, 0)
-        assert store.topics() == {}
+        assert store.queues.topics() == {}
         store.begin_at(start)
         with pytest.raises(UsageError):
             store.append_replica(0, data)
@@ -148,11 +148,11 @@ def test_set_aside_and_begin_elsewhere(tmp_path: Path) -> None:
         copy = crash_copy(store, tmp_path / "c")
         with pytest.raises(UsageError):
             store.begin_at(0)
-        known = store.queue_range("TopicA", 0)
+        known = store.queues.queue_range("TopicA", 0)
     with opened(copy) as store:
         assert (store.min_offset, store.max_offset) == (start, start + len(data))
         assert bodies(store) == found
-        assert store.queue_range("TopicA", 0) == known
+        assert store.queues.queue_range("TopicA", 0) == known
         again = put(store, message(149, size=1000, producer="p"))[0]
         assert again.duplicate
 
@@ -216,20 +216,23 @@ def test_retention_by_age_takes_whole_files_never_the_last(tmp_path: Path) -> No
     fill(store, 100, first=100)
     store.flush()
     assert store.wait_dispatched(store.max_offset, 60)
-    assert store.delete_expired(None) == 0
+    assert store.retention.delete_expired(None) == 0
     clock.now += 600
-    assert store.delete_expired(FILE_SIZE - 1) == 0  # someone is still being sent the first file
-    assert store.delete_expired(None) == 1
+    # a slave is still being sent the first file
+    assert store.retention.delete_expired(FILE_SIZE - 1) == 0
+    assert store.retention.delete_expired(None) == 1
     assert store.min_offset == FILE_SIZE
     clock.now += 10_000
-    assert store.delete_expired(None) == 2
+    assert store.retention.delete_expired(None) == 2
     files = sorted(os.listdir(tmp_path / "commitlog"))
     assert files == [f"{3 * FILE_SIZE:020d}"]
     with pytest.raises(UsageError):
         store.view(0, 1)
-    low = store.queue_range("TopicA", 0)
+    low = store.queues.queue_range("TopicA", 0)
     assert low is not None and low[0] > 100
-    small = store.pull("TopicA", 0, 0, max_messages=1, max_bytes=1, limit_offset=store.max_offset)
+    small = store.reader.pull(
+        "TopicA", 0, 0, max_messages=1, max_bytes=1, limit_offset=store.max_offset
+    )
     assert (small.status, small.next_queue_offset) == (PullStatus.OFFSET_TOO_SMALL, low[0])
     found = bodies(store)
     store.close()
@@ -243,10 +246,10 @@ def test_retention_by_size(tmp_path: Path) -> None:
     with opened(tmp_path, retention=settings) as store:
         fill(store, 300)
         assert store.wait_dispatched(store.max_offset, 60)
-        assert store.delete_expired(None) == 0  # nothing is synced yet
+        assert store.retention.delete_expired(None) == 0  # nothing is synced yet
         store.flush()
         files = len(os.listdir(tmp_path / "commitlog"))
-        assert store.delete_expired(None) == files - 2
+        assert store.retention.delete_expired(None) == files - 2
         assert len(os.listdir(tmp_path / "commitlog")) == 2
 
 

@@ -253,7 +253,7 @@ def test_a_retry_whose_original_cannot_be_read_is_refused(tmp_path: Path) -> Non
         put(store, message(0, producer="p"))
         fill_the_file(store)
         assert len(bodies(store)) == 2  # replay is done with the file
-        store._parts.log.queue.release()
+        store.log.queue.release()
         fs.fail("open", f"{0:020d}")
         (reason,) = refusals(store, message(0, producer="p"))
         assert "Input/output error" in reason
@@ -266,7 +266,7 @@ def test_a_log_file_that_cannot_be_opened_refuses_and_closes_nothing(tmp_path: P
     with on_faulty_disk(tmp_path) as (store, fs):
         put(store, message(0))
         assert len(bodies(store)) == 1
-        store._parts.log.queue.release()
+        store.log.queue.release()
         fs.fail("open", "/commitlog/")
         (reason,) = refusals(store, message(1))
         assert "cannot be opened" in reason and store.broken_reason is None

@@ -72,14 +72,14 @@ class Life:
     def check(self) -> None:
         assert bodies(self.store) == [body for _, _, body, _ in self.held]
         for offset, end, body, _ in self.chance.sample(self.held, min(5, len(self.held))):
-            record = self.store.record_at(offset)
+            record = self.store.reader.record_at(offset)
             assert record is not None and (record.body, record.size) == (body, end - offset)
         if self.held:
             # A retry that found its original may have left nothing but a blank.
             end = self.held[-1][1]
             assert self.store.max_offset in (end, end - end % FILE_SIZE + FILE_SIZE)
             key = f"key{self.held[-1][3]}"
-            assert self.store.query_key("TopicA", key) == [self.held[-1][0]]
+            assert self.store.reader.query_key("TopicA", key) == [self.held[-1][0]]
 
 
 @pytest.mark.parametrize("turn", range(6))

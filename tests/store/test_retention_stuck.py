@@ -65,9 +65,9 @@ def test_a_bad_record_at_the_start_of_a_file_keeps_no_file_for_ever(
         else:
             disk.bad.append((f"{FILE_SIZE:020d}", 0, 512))
         clock.now += 600
-        assert store.delete_expired(None) == 2  # the third one's successor is too young
+        assert store.retention.delete_expired(None) == 2  # the third one's successor is too young
         clock.now += 600
-        assert store.delete_expired(None) == 2
+        assert store.retention.delete_expired(None) == 2
     finally:
         disk.bad.clear()
         store.close()
@@ -80,7 +80,7 @@ def test_the_store_is_not_given_back_while_retention_removes(tmp_path: Path) -> 
     store.open()
     fill(store, 5)
     inside, waiting, closed = threading.Event(), threading.Event(), threading.Event()
-    store._cuts._removing = NoticedLock(waiting)  # type: ignore[assignment]
+    store.retention.removing = NoticedLock(waiting)  # type: ignore[assignment]
     refused: list[bool] = []
 
     def close() -> None:
@@ -100,7 +100,7 @@ def test_the_store_is_not_given_back_while_retention_removes(tmp_path: Path) -> 
     fs.hook = hook
     closer.start()
     try:
-        removed = store.delete_expired(None)
+        removed = store.retention.delete_expired(None)
     finally:
         closer.join(30)
     assert refused == [True]
@@ -115,5 +115,5 @@ def test_a_closed_store_removes_nothing(tmp_path: Path) -> None:
         store.close()
         with opened(tmp_path) as again:  # another process, say
             with pytest.raises(StoreError, match="closed"):
-                store.delete_expired(None)
+                store.retention.delete_expired(None)
             assert len(bodies(again)) == 5

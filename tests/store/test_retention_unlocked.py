@@ -46,7 +46,8 @@ def test_a_put_does_not_wait_for_retention(tmp_path: Path, call: str, part: str)
     with five_files(tmp_path) as (store, fs):
         inside, go_on = threading.Event(), threading.Event()
         removed: list[int] = []
-        remover = threading.Thread(target=lambda: removed.append(store.delete_expired(None)))
+        delete = store.retention.delete_expired
+        remover = threading.Thread(target=lambda: removed.append(delete(None)))
 
         def block(made: str, path: str) -> None:
             if threading.current_thread() is remover and made == call and part in path:
@@ -74,7 +75,7 @@ def test_a_put_does_not_wait_for_retention(tmp_path: Path, call: str, part: str)
 
 def test_each_file_is_durably_gone_before_the_next(tmp_path: Path) -> None:
     with five_files(tmp_path) as (store, fs):
-        assert store.delete_expired(None) == 3
+        assert store.retention.delete_expired(None) == 3
         made = [(call, path) for call, path in fs.calls if call in ("remove", "sync_dir", "rename")]
         snapshot = made.index(("rename", f"{tmp_path}/hastore/idempotence"))
         made = [(call, path) for call, path in made[snapshot:] if "/commitlog" in path]
@@ -83,7 +84,7 @@ def test_each_file_is_durably_gone_before_the_next(tmp_path: Path) -> None:
             step for number in range(3) for step in (("remove", log_path(tmp_path, number)), synced)
         ]
         assert store.min_offset == 3 * FILE_SIZE
-        assert store.delete_expired(None) == 0
+        assert store.retention.delete_expired(None) == 0
 
 
 @pytest.mark.parametrize("call", ["remove", "sync_dir"])
@@ -99,7 +100,7 @@ def test_what_could_not_be_removed_goes_first_the_next_time(tmp_path: Path, call
 
         fs.hook = second
         with pytest.raises(StoreError, match="told to"):
-            store.delete_expired(None)
+            store.retention.delete_expired(None)
         assert store.min_offset == 3 * FILE_SIZE  # readers are refused: it goes as soon as it can
         starts_again(store, tmp_path / "b")
         fs.heal()
@@ -108,7 +109,7 @@ def test_what_could_not_be_removed_goes_first_the_next_time(tmp_path: Path, call
         store.flush()
         assert len(bodies(store)) == 4
         fs.calls.clear()
-        assert store.delete_expired(None) == 2
+        assert store.retention.delete_expired(None) == 2
         first = next(path for made, path in fs.calls if made == "remove" and "/commitlog/" in path)
         assert first == log_path(tmp_path / "a", 1)
         starts_again(store, tmp_path / "c")
@@ -121,13 +122,13 @@ def test_a_log_that_begins_anew_keeps_no_file_that_retention_owes(tmp_path: Path
     with five_files(tmp_path / "a") as (store, fs):
         fs.fail("remove", "/commitlog/")
         with pytest.raises(StoreError):
-            store.delete_expired(None)
+            store.retention.delete_expired(None)
         fs.heal()
         store.set_aside("old")
         put(store, message(9))
         store.flush()
         assert len(bodies(store)) == 1
-        store.delete_expired(None)
+        store.retention.delete_expired(None)
         assert Path(log_path(tmp_path / "a", 0)).exists()
         starts_again(store, tmp_path / "b", 1)
 

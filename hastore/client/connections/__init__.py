@@ -1,1 +1,1 @@
-"""A client's connections to the nodes: by sockets of its own, or through libzmq."""
+"""A client's connections to the nodes: over plain sockets, or through libzmq."""

@@ -1,4 +1,4 @@
-"""The addresses a client starts from."""
+"""The addresses that a client starts from."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -14,19 +14,19 @@ DEFAULT = ("tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921")  # those of conf/
 def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the API addresses to start from; UsageError.
 
-    `bootstrap` is a list of "tcp://HOST:PORT", or one text with commas; the scheme may be left
-    out; "zmq+tcp://" goes through libzmq (the extra `zmq`). None reads HASTORE_BOOTSTRAP, else
-    takes the addresses of `conf/`.
+    `bootstrap` is a list of "tcp://HOST:PORT", or one str with commas; the scheme may be left
+    out; "zmq+tcp://" connects through libzmq (the extra `zmq`). None reads HASTORE_BOOTSTRAP, or if
+    that is not set takes the addresses of `conf/`.
     """
     if bootstrap is None:
         bootstrap = os.environ.get(ENVIRONMENT) or DEFAULT
-    taken = 'a list of "tcp://HOST:PORT", or one str with commas,'
+    expected = 'a list of "tcp://HOST:PORT", or one str with commas'
     if isinstance(bootstrap, bytes | bytearray) or not isinstance(bootstrap, Iterable):
-        raise refusal("bootstrap", bootstrap, taken)
+        raise refusal("bootstrap", bootstrap, expected)
     pieces = bootstrap.split(",") if isinstance(bootstrap, str) else list(bootstrap)
     for piece in pieces:
         if not isinstance(piece, str):
-            raise refusal("bootstrap", bootstrap, taken)
+            raise refusal("bootstrap", bootstrap, expected)
     found = tuple(dict.fromkeys(_address(piece.strip()) for piece in pieces if piece.strip()))
     if not found:
         raise UsageError('no address to start from: give bootstrap=["tcp://HOST:PORT", ...]')
@@ -34,7 +34,7 @@ def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:
 
 
 def is_connectable(address: str) -> bool:
-    """Whether an address that a node names is one to connect to."""
+    """Whether a client can connect to an address that a node has stated."""
     try:
         named = address.startswith("tcp://") and not address.endswith(":0")
         return named and _address(address) == address
@@ -54,5 +54,5 @@ def _address(text: str) -> str:
     host, separator, port = rest.rpartition(":")
     known = scheme in _SCHEMES and separator and host.isprintable() and " " not in host and host
     if not known or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise UsageError(f"bootstrap: {text!r} is no address of a node's API; tcp://HOST:PORT is")
+        raise UsageError(f"bootstrap: expected tcp://HOST:PORT of a node's API, got {text!r}")
     return address

@@ -1,4 +1,4 @@
-"""Which node is the master: pure. Follows the greatest epoch, never back."""
+"""Which node is the master: the writable one of the greatest epoch, never an older one. Pure."""
 
 from collections.abc import Iterable
 
@@ -9,10 +9,10 @@ MAX_ADDRESSES = 64
 
 
 class ClusterView:
-    """What a client has learnt of a group from its nodes' maps.
+    """What a client knows of a group from its nodes' maps.
 
-    `epoch` is the greatest that a writable node has stated; `master` its address, None while it is
-    being looked for. A node of a lower epoch is never followed, whatever it says.
+    `epoch` is the greatest that a writable node has stated; `master` its address, None while the
+    client looks for it. A node of a lower epoch is never followed, even if it is writable.
     """
 
     def __init__(self, addresses: Iterable[str]) -> None:
@@ -24,7 +24,7 @@ class ClusterView:
         self.heard = False
 
     def learn(self, address: str, info: MapInfo) -> bool:
-        """Take a node's map; whether another master is to be followed from now on."""
+        """Take a node's map; returns whether the master or its epoch has changed."""
         self.maps[address] = info
         for named in (*info.nodes.values(), info.master_api):
             if named is not None:
@@ -41,7 +41,7 @@ class ClusterView:
         return False
 
     def add(self, address: str) -> None:
-        """Remember an address that a node has named."""
+        """Remember an address that a node has stated."""
         if (
             address not in self.addresses
             and len(self.addresses) < MAX_ADDRESSES
@@ -50,18 +50,18 @@ class ClusterView:
             self.addresses.append(address)
 
     def lose(self) -> None:
-        """Stop sending to the master: it refused, or is gone."""
+        """Forget the master, which refused or is gone."""
         self.master = None
 
     def replicas(self) -> list[str]:
-        """Return the addresses to read from: slaves first, then the master, then the unheard."""
+        """Return the addresses to read from: slaves, then the master, then nodes without a map."""
         slaves = [a for a, info in self.maps.items() if not info.writable]
         masters = [a for a, info in self.maps.items() if info.writable]
         rest = [a for a in self.addresses if a not in self.maps]
         return [*slaves, *masters, *rest]
 
     def reason(self) -> str:
-        """Say what the nodes answered, for an error text."""
+        """Return what the nodes answered, for an error text."""
         said = [
             f"{address}: {info.role} of epoch {info.epoch}, {info.reason or 'not writable'}"
             for address, info in self.maps.items()

@@ -1,9 +1,9 @@
-"""Ask nodes and read their answers: what Consumer, Admin and Positions share.
+"""Requests to nodes and their answers, for Consumer, Admin and Positions.
 
-What takes several answers is a generator, its steps, that never waits: it yields for how many
-seconds at most it wants to, and is sent what arrived. `Requester.run` takes the steps for callers
-that block, `hastore.aio` for an event loop; both wait in one place, which is where a call may be
-interrupted, cancelled or ended by `close`.
+An operation of several requests is a generator, its steps, that never waits: it yields the number
+of seconds that it wants to wait at most, and is sent the arrivals. `Requester.run` runs steps for
+blocking callers, `hastore.aio` on an event loop. Both wait in one place, where a call can be
+cancelled or ended by `close`.
 
     OPEN --close()--> CLOSING --the call under way ends, if any--> CLOSED
 """
@@ -32,13 +32,13 @@ CONNECT_MS = 200.0
 _PAUSE_S = 0.05
 Wanted = TypeVar("Wanted")
 Result = TypeVar("Result")
-Steps = Generator[float, list[Arrival], Result]  # yields the seconds that it wants to wait
+Steps = Generator[float, list[Arrival], Result]  # yields the seconds to wait at most
 Answer = tuple[api.Reply, bytes]
 
 
 _BEHIND = (
     "Has another consumer committed under this group? Consumers of one group do not share its "
-    "messages, each reads them all: give each a group of its own. To take the group back on "
+    "messages, each reads them all: give each a group of its own. To move the group back on "
     "purpose, seek before the commit"
 )
 
@@ -48,24 +48,24 @@ class ClosedMeanwhile(ClientError):
 
 
 class Requester:
-    """Requests to named addresses, answers by number; used by one thread at a time."""
+    """Send requests, match answers by request number; used by one thread at a time."""
 
     def __init__(self, addresses: tuple[str, ...], clock: Clock) -> None:
         self._clock = clock
         self._rids = itertools.count(1)
         addresses, self.transport = make_transport(addresses, clock)
-        self.on_arrival: Callable[[Arrival], None] | None = None  # sees all that comes
+        self.on_arrival: Callable[[Arrival], None] | None = None  # called with each arrival
         self.closing = False
         self.cluster = ClusterView(addresses)
         self.transport.open(addresses)
 
     def close(self) -> None:
-        """Close the links; nothing is waited for."""
+        """Close the connections; does not wait."""
         self.closing = True
         self.transport.close(linger_s=0.0)
 
     def drop(self) -> str:
-        """Close the links of a client that nobody can use any more; nothing is lost by it."""
+        """Close the connections of a dropped client; returns "", since nothing is lost."""
         self.close()
         return ""
 
@@ -74,7 +74,7 @@ class Requester:
         self.transport.abandon()
 
     def next_rid(self) -> int:
-        """Return a number for a request."""
+        """Return the next request number."""
         return next(self._rids)
 
     def deadline(self, timeout_s: float) -> float:
@@ -82,13 +82,13 @@ class Requester:
         return self._clock.monotonic_ms() + timeout_s * 1000.0
 
     def left_s(self, deadline_ms: float) -> float:
-        """Return the seconds left until a deadline, not negative."""
+        """Return the seconds until a deadline, 0 if it is over."""
         return max(0.0, deadline_ms - self._clock.monotonic_ms()) / 1000.0
 
     def run(self, steps: Steps[Result]) -> Result:
-        """Take steps to their end, waiting for arrivals between them.
+        """Run steps to their end, waiting for arrivals between them.
 
-        ClosedMeanwhile, unless the steps end by it themselves, when the client is closed.
+        When the client is closed the steps get ClosedMeanwhile, which they may handle or raise.
         """
         transport = self.transport
         try:
@@ -99,14 +99,14 @@ class Requester:
         except StopIteration as end:
             result: Result = end.value
             return result
-        raise RuntimeError("steps went on behind the client's end")
+        raise RuntimeError("the steps yielded after the client was closed")
 
     def collect(self) -> list[Arrival]:
         """Return what has arrived; does not wait."""
         return self.note(self.transport.collect())
 
     def note(self, arrivals: list[Arrival]) -> list[Arrival]:
-        """Take note of maps and of links that went down; returns the arrivals."""
+        """Apply maps and lost connections to the cluster view; returns the arrivals."""
         for arrival in arrivals:
             if isinstance(arrival.reply, api.Map):
                 self.cluster.learn(arrival.address, arrival.reply.map)
@@ -145,7 +145,7 @@ class Requester:
     def ask_all(
         self, make: Callable[[int], api.Request], timeout_s: float
     ) -> Steps[dict[str, api.Reply]]:
-        """Ask every known address; return who answered. Ends early once all have."""
+        """Ask every known address; return the replies by address. Ends early once all have come."""
         deadline = self.deadline(timeout_s)
         asked: dict[str, int] = {}
         replies: dict[str, api.Reply] = {}
@@ -171,17 +171,17 @@ class Requester:
                     asked.pop(arrival.address, None)
 
     def survey(self, timeout_s: float) -> Steps[None]:
-        """Learn the maps of all nodes that answer; UnreachableError when none does."""
+        """Get the maps of all nodes that answer; UnreachableError when none does."""
         if not (yield from self.ask_all(api.AskMap, timeout_s)):
             raise UnreachableError(
                 f"no answer from {', '.join(self.cluster.addresses)} within {timeout_s:g} s"
             )
 
     def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
-        """Ask the master, looking for it as long as `timeout_s` lasts.
+        """Ask the master, and look for it until `timeout_s` is over.
 
-        Returns the last refusal when there was one. UnreachableError when there is no master. Only
-        for requests that may be repeated.
+        Returns the last refusal if there was one, else UnreachableError when no master was found.
+        Only for requests that may be repeated.
         """
         deadline = self.deadline(timeout_s)
         refusal: Answer | None = None
@@ -190,7 +190,7 @@ class Requester:
             master = self.cluster.master
             try:
                 if master is not None:
-                    refusal = None  # an attempt that goes unanswered may have been taken
+                    refusal = None  # an unanswered attempt may have been accepted
                     reply, payload = yield from self.ask(master, make, left)
                     if not (isinstance(reply, api.PutDone) and reply.status.is_refusal):
                         return reply, payload
@@ -206,7 +206,7 @@ class Requester:
             except UnreachableError as failure:
                 if refusal is not None:
                     return refusal
-                if master is None and self.cluster.maps:  # the time was up in a later survey
+                if master is None and self.cluster.maps:  # the time ended in a later survey
                     why = self.cluster.reason()
                     raise UnreachableError(f"no writable master: {why}") from failure
                 raise
@@ -214,7 +214,7 @@ class Requester:
     def ask_any(
         self, addresses: Iterable[str], make: Callable[[int], api.Request], timeout_s: float
     ) -> Steps[Answer]:
-        """Ask one node after the other until one answers the question itself."""
+        """Ask one node after the other until one gives an answer other than Failed."""
         failure: ClientError | None = None
         for address in addresses:
             try:
@@ -228,18 +228,18 @@ class Requester:
         raise failure or UnreachableError("no node to ask")
 
     def _pause(self, timeout_s: float) -> Steps[None]:
-        """Let time pass, whatever arrives meanwhile."""
+        """Wait, whatever arrives meanwhile."""
         deadline = self.deadline(timeout_s)
         while left := self.left_s(deadline):
             yield left
 
 
 def _check_request(request: api.Request) -> None:
-    """Raise UsageError for what a node would not read: it would close the connection."""
+    """Raise UsageError for a malformed request, for which a node would close the connection."""
     try:
         api.decode_request(api.encode(request))
     except (ProtocolError, UnicodeEncodeError) as failure:
-        raise UsageError(f"the arguments make no request: {failure}") from failure
+        raise UsageError(f"the arguments make no valid request: {failure}") from failure
 
 
 def failed(reply: api.Failed) -> ClientError:

@@ -1,4 +1,4 @@
-"""From host names to addresses, outside of anybody's way: a look-up may take seconds."""
+"""Resolves host names in a thread of its own, because a look-up may take seconds."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Targets = list[tuple[int, Any]]  # (address family, what `connect` takes)
 
 
 def numeric_targets(host: str, port: int) -> Targets:
-    """Return the target of an IPv4 or IPv6 address; empty when the host is a name."""
+    """Return the targets of an IPv4 or IPv6 address; empty when the host is a name."""
     try:
         return _targets(host, port, socket.AI_NUMERICHOST)
-    except (OSError, ValueError):  # ValueError: no text that a name can have
+    except (OSError, ValueError):  # ValueError: not a possible host name
         return []
 
 
 def look_up(host: str, port: int, found: Callable[[Targets], None]) -> None:
-    """Look a name up in a thread of its own, which ends by calling `found`; empty: not known."""
+    """Look a name up in a new thread, which then calls `found`; with [] if it is unknown."""
 
     def run() -> None:
         targets: Targets = []
@@ -30,7 +30,7 @@ def look_up(host: str, port: int, found: Callable[[Targets], None]) -> None:
             targets = _targets(host, port, 0)
         except (OSError, ValueError) as failure:
             log.debug("client: %s: %s", host, failure)
-        finally:  # whatever fails: who waits for the name waits no longer
+        finally:  # also after any failure, so that no connection waits for ever
             found(targets)
 
     try:

@@ -1,12 +1,13 @@
-"""Links over plain non-blocking sockets that speak ZMTP; one epoll over them and an eventfd.
+"""The transport over plain non-blocking sockets that speak ZMTP, with one epoll and one eventfd.
 
-    WAITING --due--> RESOLVING --> CONNECTING --> SHAKING --READY--> UP
-       ^ (names only: by a thread of their own)                       |
-       +--------------------- any error, after a pause ---------------+
+    WAITING --due--> RESOLVING --> CONNECTING --> HANDSHAKE --READY--> UP
+       ^            (names only, in another thread)                     |
+       +--------------------- any error, after a pause -----------------+
 
-The owner calls `collect` and `send`; both end without waiting. Either may be cut off anywhere by a
-signal's exception: the next call then finds `_inside` still set, tells that all links are down, and
-makes them anew, since what was read, sent or told is not known.
+The owner calls `collect` and `send`, which do not wait. An exception of a signal handler may
+interrupt either of them anywhere. Then `send` refuses until the next `collect` finds `_in_call`
+still set, reports all connections as down and opens new ones, since what was read, sent or reported
+is not known.
 """
 
 from __future__ import annotations
@@ -40,11 +41,11 @@ from hastore.protocol.zmtp import SocketType, ZmtpConnection, encode_front, enco
 
 log = logging.getLogger(__name__)
 
-CONNECT_MS = 5_000.0  # from the first packet to READY
+CONNECT_MS = 5_000.0  # from SYN to READY
 RECEIVE_BYTES = 64 * 1024
-RECEIVE_BYTES_MAX = 1024 * 1024  # when so much of one frame is still to come
+RECEIVE_BYTES_MAX = 1024 * 1024  # when that much of one frame is missing
 CLOSING_READS_MAX = 64
-JOIN_BYTES_MAX = 32 * 1024  # a payload up to here is copied behind its header
+JOIN_BYTES_MAX = 32 * 1024  # a payload up to this size is copied after its header
 _LIMITS = (MAX_REPLY_BYTES, MAX_REPLY_BYTES)
 _IN = select.EPOLLIN
 _IN_OUT = select.EPOLLIN | select.EPOLLOUT
@@ -55,12 +56,12 @@ class _State(Enum):
     WAITING = "waiting for the next attempt"
     RESOLVING = "looking up the name"
     CONNECTING = "connecting"
-    SHAKING = "shaking hands"
+    HANDSHAKE = "handshake"
     UP = "up"
 
 
 class _Connection:
-    """One address and its present connection, if any."""
+    """One address and its socket, if any."""
 
     __slots__ = (
         "address", "attempts", "due_ms", "heard_ms", "host", "pause_ms", "pinged_ms", "port",
@@ -76,16 +77,16 @@ class _Connection:
         self.targets: Targets = []  # (family, address), in the resolver's order
         self.attempts = 0
         self.pause_ms = RECONNECT_MS
-        self.due_ms = 0.0  # of the next attempt, or the end of this one
+        self.due_ms = 0.0  # when the next attempt begins, or this one ends
         self.heard_ms = 0.0
-        self.pinged_ms: float | None = None  # a PING is out since
+        self.pinged_ms: float | None = None  # when the unanswered PING was sent
         self.unsent: deque[bytes | memoryview] = deque()
         self.unsent_bytes = 0
-        self.watched = False  # the epoll tells when the kernel takes more
+        self.watched = False  # the epoll reports when the kernel takes more
 
 
 class _Wakeup:
-    """An eventfd that lives as long as anybody may write to it."""
+    """An eventfd that stays open as long as any thread may write to it."""
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -93,7 +94,7 @@ class _Wakeup:
 
 
 class SocketTransport:
-    """A client's links; see `Transport` for what each method promises."""
+    """A client's connections; see `Transport` for the contract of each method."""
 
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
@@ -104,33 +105,33 @@ class SocketTransport:
         self._epoll.register(self._wakeup.descriptor, _IN)
         self._woken = False
         self._closed = False
-        self._in_call = False  # a call is under way, or was cut off
+        self._in_call = False  # a call is under way, or was interrupted
         self._ready: list[tuple[int, int]] = []  # what `sleep` found
         self._resolved: deque[tuple[_Connection, Targets]] = deque()
         self._next_timer_ms = _NEVER
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses that have a link."""
+        """The addresses that have a connection, up or not."""
         return list(self._connections)
 
     def is_up(self, address: str) -> bool:
-        """Whether the address is connected now."""
+        """Whether the address is connected."""
         connection = self._connections.get(address)
         return connection is not None and connection.state is _State.UP
 
     def open(self, addresses: Iterable[str]) -> None:
-        """Open a link to each address that has none."""
+        """Start a connection to each address that has none."""
         for address in addresses:
             if address not in self._connections:
                 self._open_new(address)
 
     def reopen(self, address: str) -> None:
-        """Replace a link; nothing is told of it, but for its next way up."""
+        """Replace a connection; reports no "down", only the next "up"."""
         self._open_new(address)
 
     def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
-        """Send a request now; False when the address is not connected or takes no more."""
+        """Send a request; False when the address is not connected or its buffer is full."""
         connection = self._connections.get(address)
         if (
             connection is None
@@ -139,14 +140,14 @@ class SocketTransport:
         ):
             return False
         if self._in_call:
-            return False  # a call was cut off: `collect` sees to it
+            return False  # a call was interrupted: `collect` restarts the connections
         if payload is None:
             buffers: tuple[bytes, ...] = (encode_front(api.encode(message)),)
         else:
             front = encode_front(api.encode(message), len(payload))
             joined = len(payload) <= JOIN_BYTES_MAX
             buffers = (front + payload,) if joined else (front, payload)
-        self._in_call = True  # a message that cannot be encoded has touched nothing
+        self._in_call = True  # after encoding, whose failure changes nothing
         sent = self._send_buffers(connection, buffers)
         self._in_call = False
         return sent
@@ -157,12 +158,12 @@ class SocketTransport:
             try:
                 self._woken = True
                 os.eventfd_write(self._wakeup.descriptor, 1)
-            except BaseException:  # a signal's: perhaps nothing was written, so the next one does
+            except BaseException:  # of a signal handler: it may have come before the write
                 self._woken = False
                 raise
 
     def wait(self, timeout_s: float) -> list[Arrival]:
-        """Return what has arrived, sleeping once if that is nothing."""
+        """Return what has arrived; sleep once if there is nothing."""
         arrivals = self.collect()
         if arrivals or not timeout_s:
             return arrivals
@@ -170,7 +171,7 @@ class SocketTransport:
         return self.collect()
 
     def sleep(self, timeout_s: float) -> None:
-        """Sleep until something may have arrived or is to be done."""
+        """Sleep until something may have arrived or a timer is due."""
         if self._next_timer_ms != _NEVER:
             due_s = self.due_s()
             timeout_s = due_s if timeout_s < 0.0 else min(timeout_s, due_s)
@@ -180,29 +181,29 @@ class SocketTransport:
                 try:
                     os.eventfd_read(descriptor)
                 except BlockingIOError:
-                    continue  # two may sleep here: the other was first
+                    continue  # another thread that sleeps here was first
                 finally:
-                    # Behind the read: who came in between saw a wake-up under way, a turn follows.
-                    # Whatever ends the read, a signal's exception too: else nobody wakes again.
+                    # After the read: a `wake` in between needs no write, since `collect` follows.
+                    # Also after an exception: else no later `wake` would have an effect.
                     self._woken = False
-        self._ready = events  # an event that another thread's replaces is told again
+        self._ready = events  # level-triggered: events lost to another thread's write come again
 
     def fileno(self) -> int:
         """Return the epoll's descriptor, which is readable when `collect` may have something."""
         return self._epoll.fileno()
 
     def due_s(self) -> float:
-        """Return in how many seconds a link is to be made anew or looked after, -1 for never."""
+        """Return in how many seconds the next timer is due, -1 for never."""
         if self._next_timer_ms == _NEVER:
             return -1.0
         return max(0.0, self._next_timer_ms - self._clock.monotonic_ms()) / 1000.0
 
     def collect(self) -> list[Arrival]:
-        """Return what has arrived, and look after the links."""
+        """Return what has arrived, and run the timers that are due."""
         arrivals: list[Arrival] = []
         if self._closed:
             return arrivals
-        self._woken = False  # a turn begins; a `sleep` that was cut off may have left it set
+        self._woken = False  # an interrupted `sleep` may have left it set
         if self._in_call:
             self._restart(arrivals)
         self._in_call = True
@@ -213,7 +214,7 @@ class SocketTransport:
             if connection is not None:
                 self._handle_event(connection, mask, now, arrivals)
             elif descriptor != self._wakeup.descriptor:
-                with contextlib.suppress(OSError):  # of a call that was cut off, still open
+                with contextlib.suppress(OSError):  # left open by an interrupted call
                     self._epoll.unregister(descriptor)
         while self._resolved:
             self._apply_targets(*self._resolved.popleft(), now)
@@ -223,7 +224,7 @@ class SocketTransport:
         return arrivals
 
     def close(self, linger_s: float = 1.0) -> None:
-        """Close all links; what the kernel has not taken yet gets `linger_s` more."""
+        """Close all connections; unsent bytes get `linger_s` more to reach the kernel."""
         if self._closed:
             return
         deadline = self._clock.monotonic_ms() + linger_s * 1000.0
@@ -245,7 +246,7 @@ class SocketTransport:
 
     @property
     def unsent_bytes(self) -> int:
-        """What the kernel has not taken yet, over all links."""
+        """Bytes that the kernel has not taken yet, over all connections."""
         return sum([connection.unsent_bytes for connection in self._connections.values()])
 
     def abandon(self) -> None:
@@ -259,7 +260,7 @@ class SocketTransport:
         self._connections.clear()
         self._epoll.close()
 
-    # -- what happens on a link
+    # -- events of a connection
 
     def _handle_event(
         self, connection: _Connection, mask: int, now: float, arrivals: list[Arrival]
@@ -272,13 +273,13 @@ class SocketTransport:
             if failure:
                 self._fail(connection, os.strerror(failure), now, arrivals)
                 return
-            connection.state = _State.SHAKING
+            connection.state = _State.HANDSHAKE
             self._send_buffers(connection, (connection.zmtp.take_output(),))
             return
-        if mask & ~select.EPOLLOUT:  # the end of a stream and errors are read too
+        if mask & ~select.EPOLLOUT:  # errors and the end of the stream are found by reading
             self._receive(connection, now, arrivals)
         if mask & select.EPOLLOUT and connection.sock is sock and not self._flush(connection):
-            self._receive(connection, now, arrivals)  # says what is wrong with it
+            self._receive(connection, now, arrivals)  # finds the error
 
     def _receive(self, connection: _Connection, now: float, arrivals: list[Arrival]) -> None:
         sock, zmtp = connection.sock, connection.zmtp
@@ -295,11 +296,11 @@ class SocketTransport:
             self._fail(connection, "closed by the node", now, arrivals)
             return
         connection.heard_ms = now
-        if connection.pinged_ms is not None:  # the next PING is due before this one's PONG was
+        if connection.pinged_ms is not None:  # a PING's timer is earlier than a PONG's
             connection.pinged_ms = None
             self._next_timer_ms = min(self._next_timer_ms, now + PING_MS)
         messages = zmtp.receive(data)
-        if connection.state is _State.SHAKING and zmtp.is_open:
+        if connection.state is _State.HANDSHAKE and zmtp.is_open:
             connection.state = _State.UP
             connection.pause_ms = RECONNECT_MS
             connection.due_ms = _NEVER
@@ -311,17 +312,17 @@ class SocketTransport:
             try:
                 reply = api.decode_reply(message[0])
             except ProtocolError as failure:
-                log.warning("client: %s sent no reply of the API: %s", connection.address, failure)
+                log.warning("client: %s sent a malformed reply: %s", connection.address, failure)
                 continue
             arrivals.append(
                 Arrival(connection.address, reply, message[1] if len(message) > 1 else b"")
             )
-        if zmtp.failure is not None:  # last: the replies before it are good
+        if zmtp.failure is not None:  # last: the replies before it are valid
             log.warning("client: %s: %s", connection.address, zmtp.failure)
             self._fail(connection, zmtp.failure, now, arrivals)
 
     def _send_buffers(self, connection: _Connection, buffers: tuple[bytes, ...]) -> bool:
-        """Give buffers to the kernel, the rest to `unsent`; False: the connection is broken.
+        """Give buffers to the kernel and keep the rest; False: the connection is broken.
 
         Then nothing of them was sent, and the epoll tells of it.
         """
@@ -348,7 +349,7 @@ class SocketTransport:
         return True
 
     def _flush(self, connection: _Connection) -> bool:
-        """Send what is unsent, as far as the kernel takes it; False: the connection is broken."""
+        """Send the unsent bytes that the kernel takes; False: the connection is broken."""
         sock = connection.sock
         assert sock is not None
         while connection.unsent:
@@ -369,7 +370,7 @@ class SocketTransport:
         return True
 
     def _watch_for_room(self, connection: _Connection) -> None:
-        """Let the epoll tell when the kernel takes more, while something is unsent."""
+        """Watch for room in the kernel's buffer while bytes are unsent."""
         wanted = bool(connection.unsent)
         if wanted is not connection.watched:
             connection.watched = wanted
@@ -377,7 +378,7 @@ class SocketTransport:
             self._epoll.modify(connection.sock.fileno(), _IN_OUT if wanted else _IN)
 
     def _fail(self, connection: _Connection, why: str, now: float, arrivals: list[Arrival]) -> None:
-        """End a connection, or an attempt; the next attempt follows after a pause."""
+        """End a connection or an attempt; the next attempt follows after a pause."""
         log.debug("client: %s: %s", connection.address, why)
         was_up = connection.state is _State.UP
         self._disconnect(connection)
@@ -388,7 +389,7 @@ class SocketTransport:
             arrivals.append(Arrival(connection.address, None, up=False))
 
     def _disconnect(self, connection: _Connection, *, in_order: bool = False) -> None:
-        """Close a link's socket, if any; `in_order`: after what was sent, so that it arrives."""
+        """Close the socket, if any; `in_order`: so that the bytes sent still arrive."""
         connection.state = _State.WAITING
         connection.unsent.clear()
         connection.unsent_bytes = 0
@@ -398,7 +399,7 @@ class SocketTransport:
             return
         self._by_descriptor.pop(sock.fileno(), None)
         if in_order:
-            # A socket that is closed with something unread resets the connection.
+            # Closing a socket with unread input resets the connection.
             with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_WR)
                 for _ in range(CLOSING_READS_MAX):
@@ -409,7 +410,7 @@ class SocketTransport:
     # -- connecting
 
     def _open_new(self, address: str) -> None:
-        """Make a new link, in the place of one that there may be."""
+        """Open a connection, in place of an existing one."""
         inside, self._in_call = self._in_call, True
         before = self._connections.get(address)
         connection = self._connections[address] = _Connection(address)
@@ -437,7 +438,7 @@ class SocketTransport:
             failure = sock.connect_ex(target)
             if failure not in (0, errno.EINPROGRESS):
                 raise OSError(failure, os.strerror(failure))
-        except OSError as error:  # no such family here, no descriptors, no route
+        except OSError as error:  # address family not supported, no descriptors, no route
             if sock is not None:
                 sock.close()
             self._fail(connection, str(error), now, [])
@@ -450,7 +451,7 @@ class SocketTransport:
         self._next_timer_ms = min(self._next_timer_ms, connection.due_ms)
 
     def _on_resolved(self, connection: _Connection, targets: Targets) -> None:
-        """Take what a look-up found; called by its thread."""
+        """Take the result of a look-up; called by its thread."""
         self._resolved.append((connection, targets))
         self.wake()
 
@@ -466,7 +467,7 @@ class SocketTransport:
         else:
             self._fail(connection, f"no address is known for {connection.host}", now, [])
 
-    # -- time
+    # -- timers
 
     def _run_timers(self, now: float, arrivals: list[Arrival]) -> None:
         self._next_timer_ms = _NEVER
@@ -475,14 +476,14 @@ class SocketTransport:
             self._next_timer_ms = min(self._next_timer_ms, due_ms)
 
     def _check_timers(self, connection: _Connection, now: float, arrivals: list[Arrival]) -> float:
-        """Do what is due on a link; returns when the next thing is."""
+        """Do what is due on a connection; returns when its next timer is due."""
         if connection.state is _State.UP:
             return self._check_heartbeat(connection, now, arrivals)
         if now < connection.due_ms:
             return connection.due_ms
         if connection.state is _State.WAITING:
             if connection.host and connection.attempts >= len(connection.targets):
-                connection.targets = []  # a name may mean another address by now
+                connection.targets = []  # the name may have another address now
                 connection.attempts = 0
             self._start_connecting(connection, now)
         else:
@@ -498,24 +499,24 @@ class SocketTransport:
             connection.pinged_ms = now
             self._send_buffers(connection, (encode_ping(int(PING_MS + PONG_MS)),))
         elif now >= connection.pinged_ms + PONG_MS:
-            self._receive(connection, now, arrivals)  # nobody may have looked for long
+            self._receive(connection, now, arrivals)  # input may have been unread for long
             if connection.state is _State.UP and connection.pinged_ms is not None:
-                self._fail(connection, "no sign of life", now, arrivals)
+                self._fail(connection, "no answer to a PING", now, arrivals)
             return connection.due_ms if connection.state is not _State.UP else now + PING_MS
         return (connection.pinged_ms or now) + PONG_MS
 
     def _restart(self, arrivals: list[Arrival]) -> None:
-        """Make all links anew: a call was cut off, where in their streams is not known."""
-        log.debug("client: a call was interrupted, all links are made anew")
+        """Open all connections anew after an interrupted call, whose effect is not known."""
+        log.debug("client: a call was interrupted, all connections are opened anew")
         self._ready = []
         now = self._clock.monotonic_ms()
         for connection in self._connections.values():
             self._disconnect(connection)
-            # Whether its last news was handed over is not known either: down can be told twice.
+            # Its last report may have been received or not: "down" may be reported twice.
             arrivals.append(Arrival(connection.address, None, up=False))
             connection.pause_ms, connection.due_ms = RECONNECT_MS, now
         for descriptor, connection in list(self._by_descriptor.items()):
-            # The interrupted call stopped between two steps.
+            # Left by an interrupted `_disconnect` or `_open_new`.
             log.debug("client: %s: a descriptor was left open", connection.address)
             del self._by_descriptor[descriptor]
         self._next_timer_ms = now

@@ -1,9 +1,8 @@
-"""What the clients need of their connections.
+"""What the clients need of their connections: the protocol of both transports, and its types.
 
-A link is the connection to one address, made anew whenever it breaks. A message is sent over it at
-once or refused, never queued for a connection that does not stand, and what was not sent when a
-connection broke is dropped: so the client above knows what may have been sent, and decides itself
-what to send again.
+A transport has one connection for each address and reconnects when it breaks. A message is sent at
+once or refused, never queued for a connection that is down; unsent bytes of a broken connection are
+dropped. So the client knows what may have been sent, and decides what to send again.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from hastore.protocol import api
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 RECONNECT_MS = 50.0  # doubled at each failure
 RECONNECT_MS_MAX = 1_000.0
-PING_MS = 2_000.0  # of silence, then the peer is asked for a sign of life
-PONG_MS = 4_000.0  # without any, then the connection is given up
-UNSENT_BYTES_MAX = 32 * 1024 * 1024  # of one link: what the kernel has not taken yet
+PING_MS = 2_000.0  # of silence before a PING
+PONG_MS = 4_000.0  # after an unanswered PING the connection is dropped
+UNSENT_BYTES_MAX = 32 * 1024 * 1024  # of one connection: not yet taken by the kernel
 
 
 class Arrival(NamedTuple):
-    """A reply, or with `reply` None the news that a link went up or down."""
+    """A reply, or with `reply` None the news that a connection is up or down."""
 
     address: str
     reply: api.Reply | None
@@ -31,47 +30,47 @@ class Arrival(NamedTuple):
 
 
 class Transport(Protocol):
-    """The links of one client; used by one thread at a time, but for `wake` and `sleep`."""
+    """The connections of one client; one thread at a time uses it, except `wake` and `sleep`."""
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses that have a link."""
+        """The addresses that have a connection, up or not."""
         ...
 
     def is_up(self, address: str) -> bool:
-        """Whether the address is connected now."""
+        """Whether the address is connected."""
         ...
 
     def open(self, addresses: Iterable[str]) -> None:
-        """Open a link to each address that has none; does not wait."""
+        """Start a connection to each address that has none; does not wait."""
         ...
 
     def reopen(self, address: str) -> None:
-        """Replace a link, whose connection is dead or whose replies are no longer wanted."""
+        """Replace a connection that is dead or whose replies are no longer wanted."""
         ...
 
     def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
-        """Send a request; False when the address is not connected or takes no more now."""
+        """Send a request; False when the address is not connected or its buffer is full."""
         ...
 
     def collect(self) -> list[Arrival]:
-        """Return what has arrived; news of a link precedes what came over its new connection.
+        """Return what has arrived; "up" precedes the replies of that connection.
 
-        Does not wait. Makes broken links anew when that is due.
+        Does not wait. Reconnects when that is due.
         """
         ...
 
     def sleep(self, timeout_s: float) -> None:
-        """Sleep until `collect` may have something, `wake` was called or the time is up.
+        """Sleep until `collect` may have something, `wake` was called or the time is over.
 
-        -1: the time is never up.
+        -1: no limit.
 
-        Touches no link: a second thread may sleep here while the first uses the links.
+        Uses no connection: a second thread may sleep here while the first uses the transport.
         """
         ...
 
     def wait(self, timeout_s: float) -> list[Arrival]:
-        """Return what has arrived, sleeping once if that is nothing."""
+        """Return what has arrived; sleep once if there is nothing."""
         ...
 
     def wake(self) -> None:
@@ -83,18 +82,18 @@ class Transport(Protocol):
         ...
 
     def due_s(self) -> float:
-        """Return in how many seconds `collect` has something to do by itself, -1 for never."""
+        """Return in how many seconds `collect` is due without any arrival, -1 for never."""
         ...
 
     @property
     def unsent_bytes(self) -> int:
-        """What the kernel has not taken yet, over all links, as far as that is known."""
+        """Bytes that the kernel has not taken yet, over all connections; 0 if not known."""
         ...
 
     def abandon(self) -> None:
-        """Close the descriptors in a forked child, where the connections are the parent's."""
+        """Close the descriptors in a forked child; the connections stay the parent's."""
         ...
 
     def close(self, linger_s: float = 1.0) -> None:
-        """Close all links; what was sent and not yet taken by the kernel gets `linger_s` more."""
+        """Close all connections; unsent bytes get `linger_s` more to reach the kernel."""
         ...

@@ -1,4 +1,4 @@
-"""Chooses the transport that the addresses of a client ask for."""
+"""Chooses the transport by the scheme of a client's addresses."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ SCHEME = "tcp://"
 def make_transport(
     addresses: tuple[str, ...], clock: Clock = SYSTEM_CLOCK
 ) -> tuple[tuple[str, ...], Transport]:
-    """Return the addresses as `tcp://HOST:PORT`, and links of the kind that they ask for.
+    """Return the addresses as `tcp://HOST:PORT`, and a transport for them.
 
-    `zmq+tcp://` asks for libzmq (the extra `zmq`). UsageError for a mixture, and without pyzmq.
+    `zmq+tcp://` selects libzmq (the extra `zmq`). UsageError for a mixture, and without pyzmq.
     """
     by_zmq = [address.startswith(ZMQ_SCHEME) for address in addresses]
     if not any(by_zmq):

@@ -1,8 +1,8 @@
-"""Links through libzmq: a DEALER socket for each address, owned by one thread at a time.
+"""The transport through libzmq: a DEALER socket for each address, used by one thread at a time.
 
-Requests wait for no connection (ZMQ_IMMEDIATE and NOBLOCK): what cannot be handed to the kernel's
-side now is refused here, and what was queued for a connection that broke is dropped with it. So the
-client above knows what may have been sent, and decides itself what to send again.
+No request waits for a connection (ZMQ_IMMEDIATE and NOBLOCK): `send` refuses a request that libzmq
+does not take at once, and libzmq drops the requests queued for a connection that breaks. So the
+client knows what may have been sent, and decides what to send again.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 @dataclass(slots=True)
 class _Connection:
-    """One DEALER; `up` is whether its present connection stands."""
+    """One address's DEALER socket and its monitor; `up`: it is connected."""
 
     address: str
     dealer: zmq.Socket[bytes]
@@ -48,7 +48,7 @@ class _Connection:
 
 
 class ZmqTransport:
-    """A client's links through libzmq, with its I/O thread; see `Transport`."""
+    """A client's connections through libzmq, with libzmq's I/O thread; see `Transport`."""
 
     def __init__(self) -> None:
         self._context = zmq.Context(1)
@@ -58,29 +58,29 @@ class ZmqTransport:
         weakref.finalize(self, os.close, self._wakeup)
         self._woken = False
         self._closed = False
-        self._signalled = True  # a socket may have something: asked, or used, since the last look
+        self._signalled = True  # a socket may have something to read
         self._polled: list[tuple[zmq.Socket[bytes], int]] = []
         self._epoll.register(self._wakeup, select.EPOLLIN)
 
     @property
     def addresses(self) -> list[str]:
-        """The addresses that have a link."""
+        """The addresses that have a connection, up or not."""
         return list(self._connections)
 
     def is_up(self, address: str) -> bool:
-        """Whether the address is connected now."""
+        """Whether the address is connected."""
         connection = self._connections.get(address)
         return connection is not None and connection.up
 
     def open(self, addresses: Iterable[str]) -> None:
-        """Open a link to each address that has none."""
+        """Start a connection to each address that has none."""
         for address in addresses:
             if address not in self._connections:
                 self._connections[address] = self._connect(address)
                 self._note_sockets()
 
     def reopen(self, address: str) -> None:
-        """Replace a link, whose connection is dead or whose replies are no longer wanted."""
+        """Replace a connection that is dead or whose replies are no longer wanted."""
         connection = self._connections.pop(address, None)
         if connection is not None:
             self._disconnect(connection)
@@ -88,7 +88,7 @@ class ZmqTransport:
         self._note_sockets()
 
     def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
-        """Send a request; False when the address is not connected or takes no more now."""
+        """Send a request; False when the address is not connected or its buffer is full."""
         connection = self._connections.get(address)
         if connection is None:
             return False
@@ -109,12 +109,12 @@ class ZmqTransport:
             try:
                 self._woken = True
                 os.eventfd_write(self._wakeup, 1)
-            except BaseException:  # a signal's: perhaps nothing was written, so the next one does
+            except BaseException:  # of a signal handler: it may have come before the write
                 self._woken = False
                 raise
 
     def wait(self, timeout_s: float) -> list[Arrival]:
-        """Sleep until something arrives, `wake` was called or the time is up; return what came."""
+        """Sleep until something arrives, `wake` was called or the time is up; return arrivals."""
         arrivals = self.collect()
         if arrivals:
             return arrivals
@@ -122,20 +122,20 @@ class ZmqTransport:
         return self.collect()
 
     def sleep(self, timeout_s: float) -> None:
-        """Sleep until something may have arrived; touches no socket.
+        """Sleep until something may have arrived; uses no socket.
 
-        libzmq tells of an arrival once, and using a socket may use that up: after a use there is no
-        sleep before the next `collect`.
+        libzmq signals an arrival once (its descriptor is edge-triggered), and any use of a socket
+        may consume the signal. So there is no sleep between a use and the next `collect`.
         """
         for descriptor, _ in self._epoll.poll(0.0 if self._signalled else timeout_s):
             if descriptor == self._wakeup:
                 try:
                     os.eventfd_read(self._wakeup)
                 except BlockingIOError:
-                    continue  # two may sleep here: the other was first
+                    continue  # another thread that sleeps here was first
                 finally:
-                    # Behind the read: who came in between saw a wake-up under way, a turn follows.
-                    # Whatever ends the read, a signal's exception too: else nobody wakes again.
+                    # After the read: a `wake` in between needs no write, since `collect` follows.
+                    # Also after an exception: else no later `wake` would have an effect.
                     self._woken = False
             else:
                 self._signalled = True
@@ -149,7 +149,7 @@ class ZmqTransport:
         return 0.0 if self._signalled else -1.0
 
     def close(self, linger_s: float = 1.0) -> None:
-        """Close all links; what was handed over but not sent gets `linger_s` more."""
+        """Close all connections; requests not yet sent get `linger_s` more."""
         if self._closed:
             return
         self._closed = True
@@ -162,15 +162,15 @@ class ZmqTransport:
 
     @property
     def unsent_bytes(self) -> int:
-        """Return 0: libzmq does not tell."""
+        """Return 0: libzmq does not say."""
         return 0
 
     def abandon(self) -> None:
-        """Leave all to pyzmq, which notices a fork by itself."""
+        """Leave the sockets to pyzmq, which notices a fork."""
         self._closed = True
 
     def collect(self) -> list[Arrival]:
-        """Return what has arrived; news of a link precedes what came over its new connection."""
+        """Return what has arrived; "up" precedes the replies of that connection."""
         arrivals: list[Arrival] = []
         if not self._signalled:
             return arrivals
@@ -190,7 +190,7 @@ class ZmqTransport:
         arrivals.append(Arrival(connection.address, None, up=connection.up))
 
     def _receive(self, connection: _Connection, arrivals: list[Arrival]) -> None:
-        frame = connection.dealer.recv(_NOBLOCK, copy=False)  # a Frame knows whether more follow
+        frame = connection.dealer.recv(_NOBLOCK, copy=False)  # a Frame has `more`
         header, payload = frame.bytes, b""
         if frame.more:
             frame = connection.dealer.recv(_NOBLOCK, copy=False)
@@ -200,12 +200,12 @@ class ZmqTransport:
         try:
             reply = api.decode_reply(header)
         except ProtocolError as failure:
-            log.warning("client: %s sent no reply of the API: %s", connection.address, failure)
+            log.warning("client: %s sent a malformed reply: %s", connection.address, failure)
             return
         arrivals.append(Arrival(connection.address, reply, payload))
 
     def _note_sockets(self) -> None:
-        """Say which sockets `collect` asks; each is asked once for news and once for replies."""
+        """List the sockets that `collect` polls: of each connection the monitor and the DEALER."""
         self._polled = [
             (waiting, _POLLIN)
             for connection in self._connections.values()
@@ -217,10 +217,11 @@ class ZmqTransport:
         dealer: zmq.Socket[bytes] = self._context.socket(zmq.DEALER)
         dealer.setsockopt(zmq.LINGER, 0)
         dealer.setsockopt(zmq.IMMEDIATE, 1)
-        # With it libzmq takes a name's IPv6 address alone.
+        # With IPV6 set, libzmq uses only the IPv6 address of a name.
         dealer.setsockopt(zmq.IPV6, "[" in address)
         dealer.setsockopt(zmq.SNDHWM, 2_048)
-        dealer.setsockopt(zmq.RCVHWM, 0)  # a mark aborts the process when the peer goes at it
+        # No limit: libzmq 4.3.5 aborts the process when the peer goes away at the limit.
+        dealer.setsockopt(zmq.RCVHWM, 0)
         dealer.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
         dealer.setsockopt(zmq.RECONNECT_IVL, int(RECONNECT_MS))
         dealer.setsockopt(zmq.RECONNECT_IVL_MAX, int(RECONNECT_MS_MAX))

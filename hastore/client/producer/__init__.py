@@ -1,1 +1,1 @@
-"""The producer: queue what is sent, send it in batches, settle the Futures."""
+"""The producer: queue messages, send them in batches, settle their Futures."""

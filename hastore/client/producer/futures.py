@@ -1,21 +1,20 @@
-"""The Future of a put: a stdlib Future that costs nearly nothing until somebody waits for it.
+"""The Future of a put: a stdlib Future that costs almost nothing until a thread waits for it.
 
-A stdlib Future makes a Condition, two lists and six attributes when it is made, and takes the
-Condition's lock when it ends: a fifth of what a put costs its producer. This one makes them when
-the first waiter or callback asks for them, and keeps the node's answer as it came until somebody
-wants the result.
+A stdlib Future makes a Condition, two lists and six attributes in its constructor, and takes the
+Condition's lock when it ends: 20 % of a put's cost in the producer. This one makes them for the
+first waiter or callback, and builds the result from the node's answer when it is asked for.
 
-    PENDING --settle, succeed, fail--> FINISHED --notify--> who waits knows
+    PENDING --settle, succeed, fail--> FINISHED --notify--> waiters and callbacks know
 
-It ends by one step, the change of `_state`; whatever is cut off before it leaves the Future
-pending, whatever is cut off behind it leaves a notification to be made up for, which may be made
-more than once. Why no waiter is missed: who waits makes `_watch`, then looks at the state; who
-settles changes the state, then looks for a `_watch`. One of both sees the other.
+The change of `_state` is the one step that ends it. An interrupt before that step leaves the Future
+pending; an interrupt after it leaves a notification to be repeated, which does no harm. No waiter
+is missed: a waiter makes `_observers`, then reads the state; the driver changes the state, then
+reads `_observers`. One of the two sees the other.
 
-Why slots: in CPython 3.11 an instance's dict comes into being at a write that finds no room in its
-class's shared keys, and a garbage collection may run in the middle of that. When a finalizer there
-lets another thread write to the same instance, that makes a dict too, and the values are freed
-twice: the process crashes later (`gdb` showed it in `settle`). A slot is written in one go.
+Slots avoid a crash of CPython 3.11: it makes an instance's dict at a write that finds no room in
+the class's shared keys, and a garbage collection may run in the middle. If a finalizer then lets
+another thread write to the same instance, that thread makes a dict too, and the values are freed
+twice (seen with `gdb` in `settle`). A slot is written in one step.
 """
 
 from __future__ import annotations
@@ -37,12 +36,12 @@ Value = TypeVar("Value")
 _PENDING = "PENDING"  # the stdlib's own names
 _FINISHED = "FINISHED"
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
-_CONDITION_S = 1.0  # a waiter that was cut off may have left the Condition's lock taken
-_making = threading.RLock()  # a finalizer may come in between, and wait for a Future too
+_CONDITION_S = 1.0  # an interrupted waiter may have left the Condition's lock taken
+_making = threading.RLock()  # reentrant: a finalizer that runs inside may wait for a Future
 
 
 class Outcome(Protocol):
-    """What a put ends in; the first three say whether somebody is to be told of it."""
+    """What a put ends in. The methods that end it return whether `notify` must follow."""
 
     def settle(self, topic: str, reply: PutDone, begin: int, end: int | None = None) -> bool:
         """End it with the stored record at place `begin` of a reply, or all up to `end`."""
@@ -61,37 +60,37 @@ class Outcome(Protocol):
         ...
 
     def notify(self) -> None:
-        """Tell those who wait; a second call does no harm."""
+        """Notify waiters and callbacks; a second call does no harm."""
         ...
 
 
 class _Observers:
-    """What those need who wait for one Future."""
+    """The waiters and callbacks of one Future."""
 
     __slots__ = ("calls", "condition", "ended", "notified", "waiters")
 
     def __init__(self) -> None:
         self.ended = LocklessCondition()
-        self.calls: list[list[Callable[[Any], object]]] = []  # each is emptied by who calls it
-        self.condition: threading.Condition | None = None  # once the stdlib asked for it
+        self.calls: list[list[Callable[[Any], object]]] = []  # the thread that empties one calls it
+        self.condition: threading.Condition | None = None  # made when the stdlib asks for it
         self.waiters: list[Any] = []  # the stdlib's
-        self.notified = False  # they know
+        self.notified = False  # the stdlib's waiters
 
 
 class SendFuture(Future[Value]):
-    """The caller's Future: `cancel` is always refused, what is sent cannot be called back."""
+    """The caller's Future; `cancel` always returns False, since a message cannot be recalled."""
 
     __slots__ = ("_exception", "_observers", "_receipt", "_result", "_state")
 
     def __init__(self) -> None:
-        """Make a pending Future; what the stdlib's also have comes with the first who asks."""
+        """Make a pending Future; the other attributes of the stdlib's are made on demand."""
         self._state = _PENDING
         self._exception: BaseException | None = None
         self._receipt: tuple[str, PutDone, int, int | None] | None = None
         self._observers: _Observers | None = None
 
     def __getattr__(self, name: str) -> Any:
-        """Return what the stdlib's `wait` and `as_completed` look for in a Future."""
+        """Return the attributes that the stdlib's `wait` and `as_completed` read."""
         if name == "_waiters":
             return self._get_observers().waiters
         if name != "_condition":
@@ -124,7 +123,7 @@ class SendFuture(Future[Value]):
         return self._state == _FINISHED
 
     def result(self, timeout: float | None = None) -> Value:
-        """Return the result, waiting at most `timeout` seconds; raises what the put ended with."""
+        """Return the result after at most `timeout` seconds; raises the put's exception."""
         if self._state != _FINISHED:
             self._wait(timeout)
         failure = self._exception
@@ -141,7 +140,7 @@ class SendFuture(Future[Value]):
         return value
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """Return what the put ended with, None for success; waits at most `timeout` seconds."""
+        """Return the put's exception, None for success; waits at most `timeout` seconds."""
         if self._state != _FINISHED:
             self._wait(timeout)
         return self._exception
@@ -157,7 +156,7 @@ class SendFuture(Future[Value]):
         """End it with the stored record at place `begin` of a reply, or all up to `end`."""
         self._receipt = (topic, reply, begin, end)
         if self._exception is not None:
-            self._exception = None  # of a failure that was cut off
+            self._exception = None  # of an interrupted `fail`
         self._state = _FINISHED
         return self._observers is not None
 
@@ -176,20 +175,20 @@ class SendFuture(Future[Value]):
         return self._observers is not None
 
     def set_result(self, result: Any) -> None:
-        """End it with a result and tell those who wait."""
+        """End it with a result and notify."""
         if self.succeed(result):
             self.notify()
 
     def set_exception(self, exception: BaseException | None) -> None:
-        """End it with an exception and tell those who wait."""
+        """End it with an exception and notify."""
         assert exception is not None
         if self.fail(exception):
             self.notify()
 
     def notify(self) -> None:
-        """Tell those who wait that it has ended; a second call does no harm.
+        """Notify waiters and callbacks; a second call does no harm.
 
-        Called by a thread that no signal's exception reaches.
+        Called by the driver's thread, in which no exception of a signal handler is raised.
         """
         observers = self._observers
         if observers is None:
@@ -209,7 +208,7 @@ class SendFuture(Future[Value]):
             self._make_call(call)
 
     def _get_observers(self) -> _Observers:
-        """Return what those need who wait, made by the first of them."""
+        """Return the observers, which the first caller makes."""
         observers = self._observers
         if observers is None:
             made = _Observers()
@@ -225,7 +224,7 @@ class SendFuture(Future[Value]):
 
     def _make_call(self, call: list[Callable[[Any], object]]) -> None:
         try:
-            fn = call.pop()  # one step: whoever gets it calls it
+            fn = call.pop()  # one step: the thread that gets it calls it
         except IndexError:
             return
         try:

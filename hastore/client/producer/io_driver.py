@@ -1,22 +1,24 @@
 """Drives the producer's core: in a thread of its own, or in the caller of a single blocking put.
 
-A blocking put that wakes the thread and waits for it costs two thread switches, a quarter of its
+A blocking put that wakes the thread and waits for it costs two thread switches, 25 % of its
 latency. So a caller that finds nothing else under way runs the core itself until its put has ended.
 Meanwhile the thread sleeps on a descriptor of its own.
 
     by the thread    the thread sleeps on the transport; `wake` wakes it there
-    by callers       the thread is idle; a caller sleeps on the transport, between puts nobody does
+    by callers       the thread is idle; a caller sleeps on the transport during its put
 
-A caller takes over when it gets `_driving`. The thread takes over again when a caller leaves work
-behind, when another thread sends, and when no caller came for IDLE_S. Whoever runs the core holds
+A caller takes over by taking `_driving`. The thread takes over again when a caller leaves work
+unfinished, when another thread sends, and when no caller came for IDLE_S. The driver holds
 `_driving`: a caller also while it sleeps, the thread only while it works.
 
-Both settle Futures and notify `_progress`. The waiters of a Future are notified by the thread
-alone: Python runs signal handlers in the main thread, so no exception of a handler cuts that off.
+Both settle Futures and notify `_progress`. The thread alone notifies the waiters of Futures: Python
+runs signal handlers in the main thread, so no exception of a handler interrupts that.
 
-An exception of a signal handler (KeyboardInterrupt) may end a driving caller between any two
-instructions. Its put stays admitted. The thread finds the interrupted run at the latest after
-IDLE_S, restarts it (see `SendCore`) and goes on with the put.
+An exception of a signal handler (KeyboardInterrupt) may interrupt a driving caller between any two
+instructions. Its put stays admitted: within IDLE_S the thread takes over, restarts the interrupted
+run (see `SendCore`), which drops the connection to the master, and goes on with the put. An
+interrupt between `admit` and `wake` leaves the put to the next wake-up. A handler that calls the
+producer itself may wait for a lock that the interrupted call holds.
 
 Nothing here or below refers to the Producer. When the Producer is dropped, the thread goes on until
 all is settled, at the latest when the delivery timeout is over, and ends.
@@ -49,8 +51,8 @@ IDLE_S = 0.05
 class IoDriver:
     """Run the core until `stop`, or after `detach` until all is settled.
 
-    `_stopped` and `_detached` are plain attributes, since an Event has a lock; whoever sets one
-    calls `_wake_all`.
+    `_stopped` and `_detached` are plain attributes because an Event has a lock; setting one is
+    followed by `_wake_all`.
     """
 
     def __init__(
@@ -82,7 +84,7 @@ class IoDriver:
         self._thread.start()
 
     def wake(self) -> None:
-        """Make whoever drives look again; any thread, after the change is in place."""
+        """Make the driver look again; any thread, after it has made its change."""
         self._transport.wake()
         if self._callers_drive and not self._caller_is_driving:
             os.eventfd_write(self._idle_event, 1)
@@ -90,14 +92,14 @@ class IoDriver:
     def drive_from_caller(self, future: SendFuture[Any]) -> None:
         """Run the core until the future has ended, if its put is alone; else wake the driver.
 
-        The put was admitted before. Returns early when the driver is stopped, and when Futures of
-        others have ended, whose waiters the thread notifies.
+        The put was admitted before. Returns early when the driver is stopped, and when other
+        Futures have ended, whose waiters the thread must notify.
         """
         core = self.core
         if self._driving.locked():
             self.wake()
         else:
-            # A `with` statement: CPython handles no signal between taking the lock and its block.
+            # A `with` statement: CPython handles no signal between taking the lock and the block.
             with self._driving:
                 try:
                     if not core.interrupted and core.under_way() <= 1:
@@ -112,7 +114,7 @@ class IoDriver:
                             if self._progress.sleepers:
                                 self._progress.notify_all()
                 finally:
-                    # In this order: a thread that sends from here on wakes the idle thread.
+                    # First: from here on `wake` wakes the idle thread.
                     self._caller_is_driving = False
                     if core.interrupted or core.under_way():
                         self._callers_drive = False
@@ -156,7 +158,7 @@ class IoDriver:
             self._thread.join(timeout_s)
 
     def detach(self) -> str:
-        """Let the thread end once all is settled; says what is not. Takes no lock, waits not."""
+        """Let the thread end once all is settled; returns what is not. Does not lock or wait."""
         if self._forked:
             return ""
         lost = self.core.unacknowledged()
@@ -192,7 +194,7 @@ class IoDriver:
         """Drive until stopped, or detached with nothing under way; then settle the rest."""
         try:
             self._drive()
-        except BaseException as failure:  # every waiting and every later call gets it: none hangs
+        except BaseException as failure:  # goes to all waiting and later calls: none hangs
             log.exception("ProducerSender died")
             self._end(failure)
         else:
@@ -245,7 +247,7 @@ class IoDriver:
             os.eventfd_read(self._idle_event)
 
     def _end(self, failure: BaseException | None) -> None:
-        """Settle what is left, with the thread's failure if that ended it."""
+        """Settle the rest, with the thread's failure if there is one."""
         if failure is not None:
             self._stopped = True  # a driving caller sees it and releases `_driving`
             self._wake_all()
@@ -266,5 +268,5 @@ class IoDriver:
         while ended:
             try:
                 ended.popleft().notify()
-            except BaseException:  # of a callback: the caller's code ends no thread of ours
+            except BaseException:  # raised by a caller's callback: it must not end the thread
                 log.exception("a Future's callback failed")

@@ -1,8 +1,8 @@
-"""Wait for something to come true, told by others who take no lock for it.
+"""A condition variable without a lock of its own.
 
-A Condition's methods are Python: a signal's exception inside of one may leave its lock taken for
-good, and a finalizer that needs the lock may run in the very thread that holds it. Here each
-sleeper has a SimpleQueue of its own, whose `put` is one step that never blocks.
+The methods of threading.Condition are Python code: an exception of a signal handler may leave the
+lock taken for good, and a finalizer that needs the lock may run in the thread that holds it. Here
+each waiting thread has a SimpleQueue of its own, whose `put` is one step that never blocks.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from hastore.clock import SYSTEM_CLOCK
 
 
 class LocklessCondition:
-    """Ring after each change that somebody may wait for; `sleepers` is empty when nobody does."""
+    """Notify after each change that a thread may wait for; `sleepers` is empty when none waits."""
 
     __slots__ = ("sleepers",)
 
@@ -22,20 +22,21 @@ class LocklessCondition:
         self.sleepers: list[SimpleQueue[None]] = []
 
     def notify_all(self) -> None:
-        """Make all who wait look again; any thread, also in a finalizer or a signal's handler."""
+        """Make all waiting threads check again; any thread, also a finalizer or signal handler."""
         for sleeper in tuple(self.sleepers):
-            if sleeper.empty():  # else it is about to look again anyway
+            if sleeper.empty():  # else it is about to check again anyway
                 sleeper.put(None)
 
     def wait_for(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until `is_true`, at most `timeout_s` (None: without end); returns whether it is."""
+        """Wait until `is_true`, at most `timeout_s` (None: no limit); returns whether it is."""
         if is_true():
             return True
         deadline_ms = None
         if timeout_s is not None:
             deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000.0
         sleeper: SimpleQueue[None] = SimpleQueue()
-        self.sleepers.append(sleeper)  # before the look that counts: who rings changes, then looks
+        # Before the check: a notifier makes its change first, then looks for sleepers.
+        self.sleepers.append(sleeper)
         try:
             while not is_true():
                 left_s = None

@@ -35,7 +35,7 @@ def make_options(
     delivery_timeout_s: float,
     idempotent: bool,
 ) -> SendOptions:
-    """Return the options of a producer; UsageError for what makes no sense."""
+    """Return the checked options; UsageError."""
     if type(acks) not in (int, str, type(None)) or acks not in _ACKS:
         raise refusal("acks", acks, '0, 1, "all" or None')
     return SendOptions(

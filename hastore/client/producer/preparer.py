@@ -1,4 +1,4 @@
-"""From what a caller hands to a producer to what its core sends; for threads and for asyncio."""
+"""Checks and encodes the messages that callers hand to a producer, blocking or asyncio."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from hastore.record.properties import check_topic
 Properties = Mapping[str, str] | Iterable[tuple[str, str]] | None
 _RESERVED = (PRODUCER_ID, SEQUENCE)
 NO_PROPERTIES: tuple[tuple[str, str], ...] = ()
-_PAIRS = "a mapping of str to str, or pairs of them,"
+_PAIRS = "a mapping of str to str, or pairs of them"
 _BODY = "bytes, a bytearray or a memoryview"
 _TOPICS_KEPT = 1_024
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
-    """A message for `send_batch`; takes what `send` does, UsageError for anything else."""
+    """A message for `send_batch`; takes the arguments of `send`, UsageError for others."""
 
     body: bytes
     key: str | bytes | None = None
@@ -45,7 +45,7 @@ class OutgoingMessage:
     queue: int | None = None
 
     def __post_init__(self) -> None:
-        """Check the arguments where they are written; `properties` may be read once only."""
+        """Check the arguments at once; `properties` may be an iterator, which is read here."""
         if type(self.body) is not bytes:
             body_of("body", self.body)
         key, tags, queue = self.key, self.tags, self.queue
@@ -62,7 +62,7 @@ class OutgoingMessage:
 
 
 class Draft(NamedTuple):
-    """A checked message that lacks its queue, when nobody named one, and its number."""
+    """A checked message without its number, and without its queue if the caller named none."""
 
     body: bytes
     key: str | None
@@ -74,10 +74,9 @@ class Preparer:
     """Check and encode one producer's messages; may be shared between threads."""
 
     def __init__(self, address: str, options: SendOptions) -> None:
-        """`address`: of a node; this machine's address as it sees it is each message's bornHost.
+        """Set each message's bornHost: the local address of a connection to `address`, a node.
 
-        Where the node is given by a name that is looked up first, and messages that are sent before
-        it is known have zeros.
+        A host name is looked up in the background; messages sent before it is known carry zeros.
         """
         self.producer_id = secrets.token_hex(8)
         encoder = RecordEncoder(self.producer_id if options.idempotent else None, NO_HOST)
@@ -95,10 +94,10 @@ class Preparer:
         self.encode = self._encoder.encode
 
     def check(self, topic: str, body: bytes) -> bytes:
-        """Return the body; MessageIllegalError for what no master would take."""
+        """Return the body; MessageIllegalError for a topic or body that no master would take."""
         try:
             is_known = topic in self._topics
-        except TypeError:  # a list, for instance; it is refused below
+        except TypeError:  # a list, for instance: refused below
             is_known = False
         if not is_known:
             if not isinstance(topic, str):
@@ -115,12 +114,12 @@ class Preparer:
         return body
 
     def choose_queue(self, topic: str, key: str | None, queues: int) -> int:
-        """Return the queue of the key; without a key the queues take turns."""
+        """Return the queue of the key; without a key the queues follow in turn."""
         if key is not None:
             return zlib.crc32(key.encode("utf-8", "surrogateescape")) % queues
-        turn = self._next_queue.get(topic, 0)
-        self._next_queue[topic] = turn + 1
-        return turn % queues
+        count = self._next_queue.get(topic, 0)
+        self._next_queue[topic] = count + 1
+        return count % queues
 
     def draft(
         self,
@@ -131,7 +130,7 @@ class Preparer:
         properties: Properties,
         queue: int | None,
     ) -> Draft:
-        """Return a checked message; UsageError, MessageIllegalError."""
+        """Return the checked message; UsageError, MessageIllegalError."""
         body = self.check(topic, body)
         pairs = pairs_of(key, tags, properties)
         queue_id = None if queue is None else queue_of("queue", queue)
@@ -140,16 +139,16 @@ class Preparer:
     def batches(
         self, topic: str, messages: Iterable[OutgoingMessage | bytes], queue: int | None
     ) -> list[list[Draft]]:
-        """Return the messages in their order, in pieces that go as one frame each.
+        """Return the checked messages in their order, split into parts of one frame each.
 
-        `queue` is for those that name none.
+        `queue` is for messages that name none.
         """
         if isinstance(messages, _ONE_BODY) or not isinstance(messages, Iterable):
             raise refusal("messages", messages, "a list of bytes or of OutgoingMessages")
         if queue is not None:
             queue = queue_of("queue", queue)
         self.check(topic, b"")
-        pieces: list[list[Draft]] = []
+        parts: list[list[Draft]] = []
         size = 0
         for place, message in enumerate(messages):
             if type(message) is bytes:
@@ -163,34 +162,34 @@ class Preparer:
                 body = self.check(topic, body_of(f"messages[{place}]", message))
                 draft = Draft(body, None, [], queue)
             size += len(draft.body)
-            if not pieces or len(pieces[-1]) >= self._part_records or size > self._batch_bytes:
-                pieces.append([])
+            if not parts or len(parts[-1]) >= self._part_records or size > self._batch_bytes:
+                parts.append([])
                 size = len(draft.body)
-            pieces[-1].append(draft)
-        return pieces
+            parts[-1].append(draft)
+        return parts
 
 
 _ONE_BODY = (str, bytes, bytearray, memoryview)
 
 
 def body_of(name: str, body: object) -> bytes:
-    """Return a body as bytes; UsageError for what is none."""
+    """Return a body as bytes; UsageError for other types."""
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     raise refusal(name, body, _BODY)
 
 
 def queue_of(name: str, queue: object) -> int:
-    """Return a queue's number; UsageError for what is none."""
+    """Return a queue's number; UsageError for anything else."""
     return integer(name, queue, 0, MAX_INT32)
 
 
 def pairs_of(
     key: str | bytes | None, tags: str | None, properties: Properties
 ) -> list[tuple[str, str]]:
-    """Return a message's properties, the key first; UsageError for what is no text, or hastore's.
+    """Return a message's properties, the key first; UsageError.
 
-    A key may be bytes of UTF-8.
+    A key may be bytes of UTF-8. HS_PID and HS_SEQ are refused: hastore sets them.
     """
     pairs: list[tuple[str, str]] = []
     if key is not None:
@@ -207,7 +206,7 @@ def pairs_of(
 
 
 def _pairs_in(argument: str, properties: object) -> list[tuple[str, str]]:
-    """Return the pairs of an argument, each name and each value a text; UsageError."""
+    """Return the pairs of an argument, with names and values that are str; UsageError."""
     if isinstance(properties, Mapping):
         given = list(properties.items())
     elif isinstance(properties, Iterable) and not isinstance(properties, _ONE_BODY):
@@ -230,7 +229,7 @@ def _pairs_in(argument: str, properties: object) -> list[tuple[str, str]]:
 
 
 def _own_host(targets: Targets) -> Host:
-    """Return this machine's address as a node sees it; zeros when that is not known."""
+    """Return the local address of a connection to one of the targets; zeros if there is none."""
     for family, target in targets:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:  # no packet is sent

@@ -1,8 +1,8 @@
 """Send messages to whichever node is the master.
 
-with Producer(["tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921"]) as producer:
-    future = producer.send("flights", b"...", key="UA1545")
-    print(future.result().offset)
+    with Producer(["tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921"]) as producer:
+        future = producer.send("flights", b"...", key="UA1545")
+        print(future.result().offset)
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ __all__ = ["Acks", "OutgoingMessage", "Producer", "Properties"]
 class Producer(Closable):
     """Send messages; safe to share between threads.
 
-    Each message carries the producer's random id and a sequence number, so a message that is sent
-    again, also to another master, is stored once (`idempotent`). At most `max_in_flight` (1 to
-    1 024) are unsettled; `send` waits beyond. What is not settled within `delivery_timeout_s` ends
-    with the last status heard, or as OutcomeUnknown.
+    Each message carries the producer's random id and a sequence number, so a retry is stored once,
+    also by another master (`idempotent`). At most `max_in_flight` (1 to 1 024) messages are
+    unsettled; further sends wait. A message that is not settled within `delivery_timeout_s` ends
+    with its last status, or as OutcomeUnknown.
 
-    Dropped without `close`, it warns (ResourceWarning) and its thread goes on with what is under
-    way. In a forked child it raises ClientError; it cannot be pickled or copied.
+    A producer that is dropped without `close` warns (ResourceWarning); its thread goes on with the
+    messages under way. In a forked child it raises ClientError. It cannot be pickled or copied.
     """
 
     def __init__(
@@ -62,11 +62,12 @@ class Producer(Closable):
         idempotent: bool = True,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Start the sending thread; connects by itself, raises UsageError only.
+        """Start the sending thread, which connects; raises UsageError only.
 
-        `acks`: 0 nobody answers, 1 the master, "all" the group's `acks` slaves, None the master's
-        own default (all under a SYNC_MASTER). `sync_flush`: confirmed by disks. `linger_ms`: how
-        long a message may wait for company while a frame is not full (`batch_bytes`, 256 messages).
+        `acks`: 0 no answer, 1 the master's, "all" after the group's `acks` slaves have it, None the
+        master's default ("all" under a SYNC_MASTER). `sync_flush`: confirm after the disk's sync.
+        `linger_ms`: how long a message may wait for others while its frame is not full
+        (`batch_bytes`, 256 messages).
         """
         options = make_options(
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
@@ -80,23 +81,23 @@ class Producer(Closable):
         self._driver = IoDriver(addresses, options, self._window, clock)
         self._lifecycle = Lifecycle(describe("Producer", addresses), self._driver.abandon)
         self._lifecycle.watch(self, self._driver.detach)
-        # A `close` that was cut off leaves the thread to this.
+        # An interrupted `close` leaves the thread to this finalizer.
         weakref.finalize(self, self._driver.detach).atexit = False
         self._driver.start()
 
     @property
     def producer_id(self) -> str:
-        """The random id that its messages carry."""
+        """The random id that this producer's messages carry."""
         return self._preparer.producer_id
 
     @property
     def epoch(self) -> int:
-        """The greatest epoch met in a writable node; 0 before the first."""
+        """The greatest epoch that a writable node has stated; 0 before the first."""
         return self._driver.core.cluster.epoch
 
     @property
     def master(self) -> str | None:
-        """The address of the master, None while it is being looked for."""
+        """The address of the master, None while the producer looks for it."""
         return self._driver.core.cluster.master
 
     def send(
@@ -111,9 +112,10 @@ class Producer(Closable):
     ) -> Future[SendResult]:
         """Send a message; the Future ends with its SendResult or an exception of hastore.errors.
 
-        The same key always goes to the same queue; without key and `queue` the queues take turns.
-        Raises MessageIllegalError at once for what no master would take, UnreachableError when no
-        master was found within the delivery timeout (the number of queues is not known then).
+        The same key always goes to the same queue; without key and `queue` the queues follow in
+        turn. Raises MessageIllegalError at once for a message that no master would take, and
+        UnreachableError when no master was found within the delivery timeout (then the number of
+        queues is not known).
         """
         future = self._send(topic, body, key, tags, properties, queue)
         self._driver.wake()
@@ -129,12 +131,12 @@ class Producer(Closable):
         properties: Properties = NO_PROPERTIES,
         queue: int | None = None,
     ) -> SendResult:
-        """Send a message and wait for its result; raises what the Future would."""
+        """Send a message and wait for its result; raises what the Future of `send` would."""
         future = self._send(topic, body, key, tags, properties, queue)
         try:
             self._driver.drive_from_caller(future)
         except (OSError, ValueError):
-            self._lifecycle.check()  # a signal's handler has forked: this is the child
+            self._lifecycle.check()  # a signal handler has forked: this is the child
             raise
         return future.result()
 
@@ -145,10 +147,10 @@ class Producer(Closable):
         *,
         queue: int | None = None,
     ) -> Future[list[SendResult]]:
-        """Send messages in their order, as few frames as they need; the Future has all results.
+        """Send messages in their order in as few frames as possible; the Future has all results.
 
-        `queue` is for the messages that name none. A batch is not atomic: when the Future ends with
-        an exception, others of its messages may be stored.
+        `queue` is for messages that name none. A batch is not atomic: when the Future ends with an
+        exception, some of its messages may be stored.
         """
         self._lifecycle.check()
         parts: list[Future[list[SendResult]]] = []
@@ -158,15 +160,15 @@ class Producer(Closable):
         return _joined(parts)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was sent so far is settled; False when the time is up first."""
+        """Wait until all messages sent so far are settled; False when `timeout_s` is over first."""
         self._lifecycle.check()
         return self._driver.flush(waiting_limit("timeout_s", timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Settle what is under way, within the delivery timeout or `timeout_s`, and end.
+        """Wait for unsettled messages, at most `timeout_s` or the delivery timeout, and end.
 
-        What is not settled then ends with the last status heard, or as OutcomeUnknown. In a forked
-        child nothing happens.
+        A message that is not settled by then ends with its last status, or as OutcomeUnknown. Does
+        nothing in a forked child.
         """
         limit_s = waiting_limit("timeout_s", timeout_s)
         first = self._lifecycle.close()
@@ -181,7 +183,7 @@ class Producer(Closable):
         finally:
             self._driver.stop()
 
-    # -- behind the scenes
+    # -- internal
 
     def _send(
         self,
@@ -192,9 +194,9 @@ class Producer(Closable):
         properties: Properties,
         queue: int | None,
     ) -> SendFuture[SendResult]:
-        """Admit a message; the sender is still to be told."""
+        """Admit a message; the caller then wakes or runs the driver."""
         window, preparer = self._window, self._preparer
-        if window.closed:  # before the lock: a fork may have left it taken
+        if window.closed:  # before the lock, which a fork may have left taken
             self._lifecycle.check()
         body = preparer.check(topic, body)
         pairs, text = _NO_PAIRS, None
@@ -209,7 +211,7 @@ class Producer(Closable):
             queue_id = queue_of("queue", queue)
         future: SendFuture[SendResult] = SendFuture()
         while True:
-            with window.lock:  # the numbers' order is that of sending
+            with window.lock:  # numbers are given in the order of sending
                 if window.has_room(1):
                     seq = window.next_seq
                     born_ms = self._clock.wall_ms()
@@ -260,7 +262,7 @@ def _joined(parts: list[Future[list[SendResult]]]) -> Future[list[SendResult]]:
     whole: SendFuture[list[SendResult]] = SendFuture()
 
     def go_on(place: int) -> None:
-        # From part to part, never two at once: the caller and the thread share no count.
+        # One part after the other, so that the caller and the thread never run this at once.
         while place < len(parts) and parts[place].done():
             place += 1
         if place < len(parts):

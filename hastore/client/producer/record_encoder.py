@@ -1,7 +1,7 @@
-"""From a message to the bytes of its record, as its producer sends them.
+"""Encodes a producer's messages as records.
 
-The bytes are `build_record`'s; what does not change from one message of a producer to the next is
-worked out once.
+The bytes are those of `build_record`. Parts that are the same in every message of a producer are
+computed once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hastore.record.properties import encode_properties
 
 _TOPICS_KEPT = 1_024
 _LENGTH = struct.Struct(">H")
-# Between IPv4 hosts: seven values to pack instead of seventeen, and zeros for all others.
+# A header between IPv4 hosts: seven values to pack instead of seventeen, the others are zero.
 _FRONT = header_struct(
     *("unsigned_size", "magic", "body_crc", "queue_id", "born_timestamp_ms", "born_host"),
     "body_length",
@@ -35,7 +35,7 @@ _FRONT = header_struct(
 class RecordEncoder:
     """Encode one producer's messages; thread-safe.
 
-    `producer_id` None: without HS_PID and HS_SEQ, so that nothing tells a message from its retry.
+    With `producer_id` None records have no HS_PID and HS_SEQ: a retry cannot be recognised as one.
     """
 
     def __init__(self, producer_id: str | None, born_host: Host) -> None:
@@ -46,13 +46,13 @@ class RecordEncoder:
         if producer_id is not None:
             self._numbered = f"{PRODUCER_ID}\x01{producer_id}\x02{SEQUENCE}\x01".encode()
         self._topics: dict[str, bytes] = {}
-        # Of the last message without properties: its topic, the length of its number, and all that
-        # comes between its body and its number. One tuple: other threads encode too.
+        # Of the last message without properties: topic, length of its number, and the bytes between
+        # body and number. One tuple, replaced at once, because other threads encode too.
         self._last: tuple[str | None, int, bytes] = None, 0, b""
 
     def learn_host(self, born_host: Host) -> None:
-        """Take the host of the messages to come; any thread may call this."""
-        self._is_ipv6 |= born_host.is_ipv6  # first: then the packed form is not used any more
+        """Set the bornHost of later messages; any thread may call this."""
+        self._is_ipv6 |= born_host.is_ipv6  # first, so that the packed IPv4 form is no longer used
         self._born_host = born_host
         self._born = born_host.packed
 
@@ -65,7 +65,7 @@ class RecordEncoder:
         sequence: int,
         born_timestamp_ms: int,
     ) -> bytes:
-        """Return the record; MessageIllegalError for what no record can hold."""
+        """Return the record; MessageIllegalError when no record can hold the message."""
         number = b"%d\x02" % sequence if self._numbered else b""
         if not pairs:
             known, digits, tail = self._last
@@ -97,7 +97,7 @@ class RecordEncoder:
         return b"".join((front, body, name, _LENGTH.pack(len(properties)), properties))
 
     def _learn(self, topic: str) -> bytes:
-        """Return the topic behind its length, empty for one whose length takes two bytes."""
+        """Return the topic with its length before it; empty if the length takes two bytes."""
         raw = topic.encode("utf-8")
         name = bytes((len(raw),)) + raw if 0 < len(raw) <= V1_MAX_TOPIC_BYTES else b""
         if len(self._topics) < _TOPICS_KEPT:

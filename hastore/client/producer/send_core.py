@@ -1,19 +1,19 @@
-"""The producer's core: finds the master, sends in order, settles. Has no thread and never waits.
+"""The producer's core: finds the master, sends in order, settles. It has no thread, never waits.
 
     unsent --transmit--> frames in flight --reply--> settled
        ^                       |
        +------ roll back ------+   refused, late, connection lost, another master
 
-Whoever drives it (`sender.py` with a thread, `hastore.aio` on an event loop) calls `turn` when
-something arrived, was submitted or is due, and then tells those who wait for what is in `ended`.
+Its driver (`io_driver.py` with a thread, `hastore.aio` on an event loop) calls `run_once` when a
+message arrived, was admitted or is due, and then notifies the Outcomes in `ended`.
 
-One run of frames goes to one master over one connection (protocol/api.py, "Runs"). Whatever breaks
-the row rolls what is unsettled back and begins a new run: the order of the sequence numbers is
-the order of the log. A refusal leaves an entry's fate known; a frame without an answer makes it
-unknown for good, so that its end may be OutcomeUnknown, never a failure that turns out stored.
+One run of frames goes to one master over one connection (protocol/api.py, "Runs"). Any break in the
+sequence rolls the unsettled entries back and begins a new run, so the log keeps the order of the
+sequence numbers. A refused frame is certainly not stored. A frame without an answer makes its
+entries unknown for good: they may end as OutcomeUnknown, never as not stored.
 
-A turn may be cut off anywhere by a signal's exception: the next one then begins anew from the
-window's entries, which alone are the truth about what is unsettled.
+An exception of a signal handler may interrupt `run_once` anywhere. The next call then restarts from
+the window's entries, which alone say what is unsettled.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ from hastore.protocol import api
 log = logging.getLogger(__name__)
 
 MAX_FRAMES = 8
-SMALL_FRAMES = 2  # beyond so many in flight only full frames go: what waits gathers meanwhile
+SMALL_FRAMES = 2  # with so many in flight only full frames are sent; messages gather meanwhile
 MAX_FRAME_RECORDS, HANDFUL = 256, 16
-LATE_MS = 300.0  # an answer that takes longer makes the client ask who is master
+LATE_MS = 300.0  # after that without an answer the client asks which node is master
 ASK_MS = 100.0
 ATTEMPT_MS = 3_000  # how long a node may wait for a confirmation
 ATTEMPT_SLACK_MS = 1_000.0
-LAST_TRY_MS = 50.0  # nothing refused is tried again so shortly before its end
+LAST_TRY_MS = 50.0  # before its deadline a refused entry is no longer tried
 PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
 _NEVER = float("inf")
@@ -50,10 +50,10 @@ _UNCONFIRMED = (Status.FLUSH_SLAVE_TIMEOUT, Status.FLUSH_DISK_TIMEOUT)
 
 
 class SendCore:
-    """Send what is admitted to the window, to whoever is master, until it is settled.
+    """Send the window's entries to the master until they are settled.
 
-    `ended` holds what was settled and is waited for, `found` says that a master was found at least
-    once, `flush_to` is the sequence number below which nothing lingers.
+    `ended`: settled Outcomes that are to be notified. `master_found`: at least once. `flush_to`:
+    the sequence number below which entries do not linger.
     """
 
     def __init__(
@@ -66,12 +66,12 @@ class SendCore:
         self.master_found = False
         self.flush_to: float = 0
         self.ended: Ended = deque()
-        self.interrupted = False  # a turn is under way, or was cut off
+        self.interrupted = False  # a run is under way, or was interrupted
         self._unsent: deque[Entry] = deque()
         self._frames: dict[int, Frame] = {}
         self._rids = itertools.count(1)
-        # While one half of what may be in flight is on its way the other is made; a handful of
-        # messages is quicker in one frame.
+        # One half of the window is in flight while the other half is made; a small window is faster
+        # in one frame.
         share = window.limit // 2 if window.limit > HANDFUL else window.limit
         self._frame_records = min(MAX_FRAME_RECORDS, share)
         self._attempt_ms = int(max(1.0, min(ATTEMPT_MS, options.delivery_timeout_ms)))
@@ -82,7 +82,7 @@ class SendCore:
         self._next_ask_ms = 0.0
 
     def run_once(self, now: float) -> None:
-        """Do what there is to do. `now`: monotonic ms."""
+        """Handle arrivals, admitted entries and deadlines. `now`: monotonic ms."""
         if self.interrupted:
             self._restart()
         self.interrupted = True
@@ -97,7 +97,7 @@ class SendCore:
         self.interrupted = False
 
     def send_now(self, now: float) -> None:
-        """Send what was admitted, as far as that goes; a turn follows."""
+        """Send the admitted entries as far as the connection takes them; `run_once` follows."""
         if self.interrupted:
             self.run_once(now)
             return
@@ -107,7 +107,7 @@ class SendCore:
         self.interrupted = False
 
     def sleep_s(self, now: float) -> float:
-        """Return how long nothing is to be done unless something arrives; -1 for ever."""
+        """Return the time until the next deadline, if nothing arrives before; -1: none."""
         if self._window.incoming:
             return 0.0
         until = _NEVER
@@ -128,25 +128,25 @@ class SendCore:
         return -1.0 if until == _NEVER else max(0.0, until - now) / 1000.0
 
     def under_way(self) -> int:
-        """Count what needs further turns, or somebody to be told."""
+        """Count entries to send, frames in flight, and Outcomes to notify."""
         waiting = len(self._window.incoming) + len(self._unsent)
         return waiting + len(self._frames) + len(self.ended)
 
     def is_idle(self) -> bool:
-        """Whether all is settled and told; a late answer may be on its way."""
+        """Whether all is settled and notified; a late answer may still come."""
         return not self._window.incoming and self._window.is_settled and not self.ended
 
     def fail(self, failure: BaseException) -> None:
-        """End, since whoever turns has failed: what is unsettled ends so, later sends at once."""
+        """End because the driver has failed: unsettled and later sends raise with the reason."""
         reason = f"the producer has failed: {failure!r}"
         self._window.close(f"{reason}; make a new one")
-        if self.interrupted:  # in the middle of a turn: what was on its way is not known
+        if self.interrupted:  # which entries were sent is not known
             for entry in self._window.entries():
                 entry.unknown = True
         self.end(reason)
 
     def end(self, reason: str) -> None:
-        """Let nothing in any more and give up what is unsettled."""
+        """Admit nothing any more and give up the unsettled entries."""
         self._window.close()
         self._window.take()
         for frame in self._frames.values():
@@ -159,7 +159,7 @@ class SendCore:
         self._window.release()
 
     def abandon(self) -> None:
-        """End what is unsettled in a forked child: it is the parent's to send. Takes no lock."""
+        """End the unsettled entries in a forked child; the parent sends them. Takes no lock."""
         self._window.closed = True
         for entry in self._window.entries():
             entry.unknown = True
@@ -177,7 +177,7 @@ class SendCore:
         return f"messages not acknowledged: {named}"
 
     def _restart(self) -> None:
-        """Roll everything back: a turn was cut off, how far it came is not known."""
+        """Roll everything back: how far the interrupted run came is not known."""
         for frame in self._frames.values():
             for entry in frame.entries:
                 self._mark_unknown(entry)
@@ -187,14 +187,14 @@ class SendCore:
         self._window.take()
         for entry in self._window.entries():
             if entry.settled:
-                self.ended.append(entry.future)  # perhaps nobody was told
+                self.ended.append(entry.future)  # may not have been notified
         self._unsent = in_order(self._window.entries())
         self._window.release()
         if self.cluster.master is not None:
             self._transport.reopen(self.cluster.master)
 
     def _ready_ms(self, entry: Entry) -> float:
-        """Return when an entry has lingered enough."""
+        """Return the monotonic ms at which an entry has lingered enough."""
         if entry.first_seq < self.flush_to:
             return 0.0
         return entry.queued_ms + self._options.linger_ms
@@ -230,7 +230,7 @@ class SendCore:
     def _follow_master(self, before: str | None) -> None:
         log.info("producer: the master is %s, epoch %d", self.cluster.master, self.cluster.epoch)
         if before is not None and before != self.cluster.master:
-            self._transport.reopen(before)  # late answers of the old master are not wanted
+            self._transport.reopen(before)  # drops late answers of the old master
         self._roll_back(list(self._frames.values()), unknown=True)
         self._paused_until_ms = 0.0
         self.master_found = True
@@ -243,7 +243,7 @@ class SendCore:
             for entry in frame.entries:
                 entry.status, entry.reason = reply.status, reply.reason
                 self._mark_unknown(entry)
-            self._on_refusal(frame, reply, now)  # it goes again, in its place before the others
+            self._on_refusal(frame, reply, now)  # it is sent again, before the later ones
             return
         again = _settle_reply(frame, reply, self.ended, retry_stored=self._options.idempotent)
         del self._frames[frame.rid]
@@ -255,7 +255,7 @@ class SendCore:
             self._pauses = 0
 
     def _on_refusal(self, frame: Frame, reply: api.PutDone, now: float) -> None:
-        """Send this frame and those behind it, which the run's rule refuses too, once more."""
+        """Send this frame again, and those after it, which the node refuses too (the run broke)."""
         for entry in frame.entries:
             entry.status, entry.reason = reply.status, reply.reason
         later = [each for each in self._frames.values() if each.rid >= frame.rid]
@@ -274,7 +274,7 @@ class SendCore:
         self._pauses += 1
 
     def _roll_back(self, frames: list[Frame], *, unknown: bool) -> None:
-        """Take frames back and begin a new run with what is unsettled."""
+        """Take frames back and begin a new run with the unsettled entries."""
         self._run += 1
         self._at = 0
         back = [entry for frame in frames for entry in frame.entries]
@@ -288,7 +288,7 @@ class SendCore:
             self._window.release()
 
     def _mark_unknown(self, entry: Entry) -> None:
-        """Note that an attempt may have stored it; a second one might store it twice."""
+        """Note that an attempt may have stored it; without HS_SEQ a second could store it twice."""
         entry.unknown = True
         if not self._options.idempotent:
             _settle_failure(entry, self.ended)
@@ -312,7 +312,7 @@ class SendCore:
         return f"{self.cluster.master} did not answer in time"
 
     def _check_answers(self, now: float) -> None:
-        """Ask who is master when nobody is, or when the first frame in flight is late."""
+        """Ask for the master when none is known or a frame is late; drop a dead connection."""
         if self._frames:
             age = now - next(iter(self._frames.values())).sent_ms
             if age > ATTEMPT_MS + ATTEMPT_SLACK_MS:
@@ -349,7 +349,7 @@ class SendCore:
                 return
             first = entries[0]
             if first.expires_ms - now < LAST_TRY_MS and first.status.is_refusal:
-                self._paused_until_ms = first.expires_ms  # let it end with the known refusal
+                self._paused_until_ms = first.expires_ms  # so that it ends with the known refusal
                 return
             if not self._send(master, entries, count, now):
                 self._paused_until_ms = now + PAUSES_MS[0]
@@ -358,9 +358,9 @@ class SendCore:
                 self._unsent.popleft()
 
     def _next_entries(self) -> tuple[list[Entry], int, bool]:
-        """Return the entries of the next frame, their records' number, and whether it is full.
+        """Return the entries of the next frame, their number of records, and whether it is full.
 
-        They are left where they are.
+        The entries stay in `_unsent`.
         """
         while self._unsent and self._unsent[0].settled:
             self._unsent.popleft()
@@ -384,7 +384,7 @@ class SendCore:
         payload = entries[0].payload
         if len(entries) > 1:
             payload = b"".join([entry.payload for entry in entries])
-        # First: what is cut off here may have been sent.
+        # First: an interrupted `send` may have sent it.
         self._frames[rid] = Frame(rid, master, entries, count, now)
         if not self._transport.send(master, put, payload):
             del self._frames[rid]
@@ -404,7 +404,7 @@ class SendCore:
 def _settle_reply(
     frame: Frame, reply: api.PutDone, ended: Ended, *, retry_stored: bool
 ) -> list[Entry]:
-    """Settle a frame's entries; return those that were stored, not confirmed, and go again."""
+    """Settle a frame's entries; return those to send again: stored, but not confirmed."""
     again: list[Entry] = []
     place = 0
     if frame.count != len(reply.offsets):
@@ -440,7 +440,7 @@ def _settle_reply(
 
 
 def _settle_whole(frame: Frame, reply: api.PutDone, ended: Ended) -> None:
-    """Settle a frame whose answer does not list its records: all of them were refused."""
+    """Settle a frame whose answer does not list its records: refused, or not understood."""
     statuses = set(reply.statuses or [reply.status])
     refused = len(statuses) == 1 and not next(iter(statuses)).is_stored
     for entry in frame.entries:
@@ -451,14 +451,14 @@ def _settle_whole(frame: Frame, reply: api.PutDone, ended: Ended) -> None:
 
 
 def _settle_unasked(entries: list[Entry], ended: Ended) -> None:
-    """Settle what nobody will answer (`acks` 0): it was handed over, no more is known."""
+    """Settle entries that no node answers (`acks` 0): they were sent, no more is known."""
     for entry in entries:
         results = [SendResult(Status.PUT_OK, entry.topic, 0) for _ in range(entry.count)]
         _succeed(entry, results, ended)
 
 
 def _give_up(entry: Entry, reason: str, ended: Ended) -> None:
-    """End an entry; what never left this process is certainly not stored."""
+    """End an entry; one that was never sent is certainly not stored."""
     if entry.status is Status.TIMEOUT and not entry.unknown:
         entry.status = Status.SERVICE_NOT_AVAILABLE
     entry.reason = entry.reason or reason
@@ -466,13 +466,13 @@ def _give_up(entry: Entry, reason: str, ended: Ended) -> None:
 
 
 def _settle_failure(entry: Entry, ended: Ended) -> None:
-    """End an entry with what was heard last."""
+    """End an entry with its last status."""
     if not entry.settled and entry.future.fail(_failure(entry)):
         ended.append(entry.future)
 
 
 def _failure(entry: Entry) -> HastoreError:
-    if entry.result is not None:  # stored for all that is known, only not confirmed
+    if entry.result is not None:  # stored by an attempt, but not confirmed
         reason = entry.reason or "not confirmed within the delivery timeout"
         return failure_of(entry.result.status, reason, entry.result, unknown=True)
     return failure_of(entry.status, entry.reason, None, unknown=entry.unknown)

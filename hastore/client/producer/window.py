@@ -1,12 +1,12 @@
-"""What a producer has promised to settle: entries, frames in flight, and the window over them.
+"""The unsettled messages of a producer: entries, frames in flight, and the window over them.
 
-Entries are settled in any order, but the window moves with the oldest that is not: the sequence
-numbers in use never span more than the nodes remember, so a retry is always recognised as one.
+Entries are settled in any order, but the window starts at the oldest unsettled one. So the sequence
+numbers in use never span more than a node's deduplication window, and a retry is always recognised.
 
     admit --> incoming --take--> order --release, once settled--> gone
-              (any thread)       (whoever turns alone)
+              (any thread)       (the driver alone)
 
-Each arrow is one step, so that a signal's exception between any two loses no entry.
+Each arrow is one step: an exception of a signal handler between two steps loses no entry.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hastore.errors import ClientError
 
 
 class Entry(msgspec.Struct, eq=False):
-    """One message, or one piece of a batch. `unknown`: an attempt may have stored it."""
+    """One message, or one part of a batch. `unknown`: an attempt may have stored it."""
 
     first_seq: int
     count: int
@@ -34,18 +34,18 @@ class Entry(msgspec.Struct, eq=False):
     queued_ms: float
     expires_ms: float
     unknown: bool = False
-    status: Status = Status.TIMEOUT  # what was heard last; TIMEOUT: nothing yet
+    status: Status = Status.TIMEOUT  # of the last answer; TIMEOUT: none yet
     reason: str = ""
-    result: SendResult | None = None  # of an attempt that was stored, not confirmed
+    result: SendResult | None = None  # of an attempt that was stored, but not confirmed
 
     @property
     def settled(self) -> bool:
-        """Whether its Future has ended: there is no second word for it that could disagree."""
+        """Whether its Future has ended; kept nowhere else, so that nothing can disagree with it."""
         return self.future.done()
 
 
 class Frame(msgspec.Struct, eq=False):
-    """One Put on its way."""
+    """One Put request in flight."""
 
     rid: int
     address: str
@@ -57,8 +57,8 @@ class Frame(msgspec.Struct, eq=False):
 class Window:
     """Bound the span of unsettled sequence numbers.
 
-    Callers number and admit entries, holding `lock`; whoever turns takes them and releases what is
-    settled, and needs no lock for it.
+    Callers number and admit entries while they hold `lock`. The driver takes them and releases the
+    settled ones without the lock.
     """
 
     def __init__(self, limit: int) -> None:
@@ -67,26 +67,26 @@ class Window:
         self.incoming: deque[Entry] = deque()
         self._order: deque[Entry] = deque()
         self.next_seq = 0
-        self.base_seq = 0  # at most the oldest number that is not settled
+        self.base_seq = 0  # not above the oldest unsettled number
         self.closed = False
         self.why_closed = "the producer is closed"
 
     def has_room(self, count: int) -> bool:
-        """Whether `count` more numbers fit, the lock held; ClientError once closed."""
+        """Whether `count` more numbers fit; the caller holds the lock. ClientError once closed."""
         self.check()
         if self.next_seq + count - self.base_seq <= self.limit:
             return True
         if self._is_empty():
-            self.base_seq = self.next_seq  # an `admit` was cut off: its numbers are nobody's
+            self.base_seq = self.next_seq  # an interrupted `admit` left numbers that no entry has
         return self.next_seq + count - self.base_seq <= self.limit
 
     def admit(self, entry: Entry) -> None:
-        """Take up an entry, the lock held; its numbers are used from now on."""
+        """Add an entry and use up its numbers; the caller holds the lock."""
         self.next_seq = entry.first_seq + entry.count  # first: no number is ever used twice
         self.incoming.append(entry)
 
     def has_settled(self, seq: int) -> bool:
-        """Whether every number below `seq` is settled; takes the lock when that may be."""
+        """Whether every number below `seq` is settled; may take the lock."""
         if self.base_seq >= seq:
             return True
         if self._order:
@@ -95,12 +95,12 @@ class Window:
             return self._is_empty()
 
     def take(self) -> list[Entry]:
-        """Return what came in since; only whoever turns calls this and all below."""
+        """Return the entries admitted since the last call; called by the driver alone."""
         taken: list[Entry] = []
         incoming, order = self.incoming, self._order
         while incoming:
             entry = incoming[0]
-            if not order or order[-1] is not entry:  # else the last call was cut off here
+            if not order or order[-1] is not entry:  # else the last call was interrupted here
                 order.append(entry)
             taken.append(entry)
             incoming.popleft()
@@ -112,7 +112,7 @@ class Window:
         return not self._order
 
     def release(self) -> None:
-        """Move on past what has been settled."""
+        """Drop the oldest entries as far as they are settled."""
         order = self._order
         if not order:
             return
@@ -125,19 +125,19 @@ class Window:
             self.base_seq = last.first_seq + last.count
 
     def oldest(self) -> Entry | None:
-        """Return the entry that has waited longest, up to the last `release`."""
+        """Return the oldest entry that `release` has not dropped."""
         return self._order[0] if self._order else None
 
     def expired(self, now_ms: float) -> list[Entry]:
-        """Return the unsettled entries whose time is up."""
+        """Return the unsettled entries whose delivery timeout is over."""
         oldest = self.oldest()
         if oldest is None or oldest.expires_ms > now_ms:
             return []
         return [e for e in self._order if not e.settled and e.expires_ms <= now_ms]
 
     def entries(self) -> list[Entry]:
-        """Return all that was not released, by sequence number; in a finalizer too."""
-        incoming = tuple(self.incoming)  # first: an entry on its way is in both, never in none
+        """Return all entries not yet released, by sequence number; also in a finalizer."""
+        incoming = tuple(self.incoming)  # first: `take` leaves an entry in one or in both
         return list(dict.fromkeys((*self._order, *incoming)))
 
     def check(self) -> None:
@@ -146,17 +146,17 @@ class Window:
             raise ClientError(self.why_closed)
 
     def close(self, why: str | None = None) -> None:
-        """Let nobody in any more; `why` is what they are told, unless it is closed already."""
+        """Admit nothing any more; `why` is the error's text, unless it is closed already."""
         with self.lock:
             if why is not None and not self.closed:
                 self.why_closed = why
             self.closed = True
 
     def _is_empty(self) -> bool:
-        """Whether nothing is under way, the lock held."""
+        """Whether there is no entry; the caller holds the lock."""
         return not self.incoming and not self._order  # in this order: see `take`
 
 
 def in_order(entries: Iterable[Entry]) -> deque[Entry]:
-    """Return the entries that are not settled, by sequence number."""
+    """Return the unsettled entries by sequence number."""
     return deque(sorted((e for e in entries if not e.settled), key=lambda e: e.first_seq))

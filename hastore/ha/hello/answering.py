@@ -1,5 +1,5 @@
-"""The answerer's side of HELLO: check who calls, then serve what it calls for
-(docs/ha-link.md, "HELLO").
+"""The answerer's side of HELLO: identify the caller, then serve its purpose (docs/ha-link.md,
+"HELLO"). The connection's reader calls it.
 """
 
 import ipaddress
@@ -60,7 +60,8 @@ class AnsweredConnection(Protocol):
 def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
     """Answer a HELLO whose magic has been read; True when a stream follows on the connection.
 
-    Nothing is acted upon before the caller has proved the secret, where one is set.
+    Nothing changes before the caller has proved that it has the secret, where one is set.
+    AuthenticationError, ProtocolError: the caller erred; OSError: it left or is too slow.
     """
     member, sock = connection.member, connection.sock
     sock.sendall(ANSWER_MAGIC)
@@ -82,7 +83,7 @@ def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
         sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
         _copy(connection, hello)
     elif isinstance(answer, Refused):
-        # A survey comes again each second from whoever waits: its refusal is told to the caller.
+        # A waiting node repeats its survey each second, and gets the reason as its answer.
         level = logging.DEBUG if hello.purpose is Purpose.SURVEY else logging.INFO
         log.log(level, "refused %s of node %d: %s", hello.purpose.value, hello.node, answer.reason)
     return False
@@ -95,7 +96,7 @@ def _decide(connection: AnsweredConnection, hello: Hello) -> Answer:
         return Refused(problem)
     if hello.purpose is Purpose.PROMISE:
         return _promise(connection, hello)
-    # A master that meets a higher epoch, anywhere, turns read-only at once and durably.
+    # A master that sees a higher epoch, anywhere, turns read-only at once and durably.
     member.observe_epoch(max(hello.promised_epoch, last_epoch(hello.history)), f"node {hello.node}")
     if hello.purpose is Purpose.SURVEY:
         return Surveyed()
@@ -128,19 +129,19 @@ def _promise(connection: AnsweredConnection, hello: Hello) -> Answer:
 
 
 def _copy(connection: AnsweredConnection, hello: Hello) -> None:
-    """Send the range, each piece only while promise, last epoch and log end are as the caller
-    was answered.
+    """Send the range, each piece only while this node's promise, last epoch and log end are the
+    ones that the caller expects.
     """
     member, sock = connection.member, connection.sock
     store, state = member.store, member.state
     offset = hello.copy_from
     while offset < hello.copy_to:
-        with member.gate.lock:  # a cut or an append holds it: what is read here is of one moment
+        with member.gate.lock:  # cuts and appends hold it, so all reads are of one moment
             data = state.data
             now = (data.promised_epoch, state.last_epoch, store.max_offset)
             due = (hello.promised_epoch, hello.expect_epoch, hello.expect_end)
             if now != due:
-                raise ProtocolError(f"the copy's source has moved on: {now} where {due} was due")
+                raise ProtocolError(f"the copy's source has changed: {now} instead of {due}")
             limit = min(COPY_FRAME_BYTES, hello.copy_to - offset)
             with store.view(offset, limit) as view:
                 piece = bytes(view)

@@ -1,5 +1,6 @@
-"""Open a connection to another node's HA port: the caller's side of HELLO, on a blocking socket
-with a deadline.
+"""The caller's side of HELLO: open a connection to another node's HA port.
+
+All calls block, at most until their deadline.
 """
 
 import socket
@@ -27,7 +28,7 @@ from hastore.protocol.hello import (
 
 @dataclass(slots=True)
 class Call:
-    """An opened connection: what the peer said of itself, and its answer."""
+    """An open connection, with the peer's HELLO and its answer."""
 
     sock: socket.socket
     hello: Hello
@@ -39,14 +40,14 @@ class Call:
 
 
 class Deadline:
-    """A point in monotonic time that several blocking calls share."""
+    """A point in monotonic time that limits several blocking calls together."""
 
     def __init__(self, clock: Clock, timeout_ms: float) -> None:
         self._clock = clock
         self._end_ms = clock.monotonic_ms() + timeout_ms
 
     def left_s(self) -> float:
-        """Return the seconds left; TimeoutError when there are none."""
+        """Return the seconds left; TimeoutError after the deadline."""
         left = (self._end_ms - self._clock.monotonic_ms()) / 1000.0
         if left <= 0:
             raise TimeoutError("the peer is too slow")
@@ -60,8 +61,9 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def receive_exactly(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
-    """Return exactly `size` bytes; ProtocolError when the peer closes before, TimeoutError when
-    it is slow.
+    """Return exactly `size` bytes.
+
+    ProtocolError when the peer closes before, TimeoutError after the deadline.
     """
     data = bytearray()
     while len(data) < size:
@@ -74,17 +76,18 @@ def receive_exactly(sock: socket.socket, size: int, deadline: Deadline) -> bytes
 
 
 def receive_frame(sock: socket.socket, deadline: Deadline) -> bytes:
-    """Return the next length-prefixed frame, bounded to 64 KiB."""
+    """Return the payload of the next length-prefixed frame, at most 64 KiB."""
     return receive_exactly(
         sock, frame_length(receive_exactly(sock, LENGTH_BYTES, deadline)), deadline
     )
 
 
 def call(address: str, hello: Hello, secret: bytes | None, clock: Clock, timeout_ms: float) -> Call:
-    """Connect, say HELLO and return the peer's answer; the whole within `timeout_ms`.
+    """Connect, say HELLO and return the peer's answer, all within `timeout_ms`.
 
-    OSError: not reachable or too slow. ClassicPeerError: a RocketMQ master. ProtocolError,
-    AuthenticationError: the peer erred. The socket of the result is blocking.
+    The socket of the result is blocking, without a timeout. OSError: the peer is not reachable or
+    too slow. ClassicPeerError: it is a RocketMQ master. ProtocolError, AuthenticationError: the
+    peer erred.
     """
     deadline = Deadline(clock, timeout_ms)
     sock = socket.create_connection(split_address(address), timeout=deadline.left_s())
@@ -110,8 +113,7 @@ def call(address: str, hello: Hello, secret: bytes | None, clock: Clock, timeout
         if (peer.cluster, peer.group) != (hello.cluster, hello.group):
             raise AuthenticationError(
                 f"{address} belongs to {peer.cluster}/{peer.group}, not to "
-                f"{hello.cluster}/{hello.group}; "
-                "check the addresses under `nodes`"
+                f"{hello.cluster}/{hello.group}; check the addresses under `nodes`"
             )
         sock.settimeout(None)
         return Call(sock, peer, decode_answer(answer))

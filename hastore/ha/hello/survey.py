@@ -1,4 +1,4 @@
-"""Ask all other nodes of the group the same thing at once."""
+"""Ask all other nodes of the group at once: a survey, or for promises."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ CALL_TIMEOUT_MS = 1_000.0
 
 @dataclass(frozen=True, slots=True)
 class SurveyReply:
-    """What came back from one node: its HELLO and answer, or why there is none."""
+    """One node's reply: its HELLO and answer, or the problem that there is none."""
 
     node: int
     address: str
@@ -31,8 +31,9 @@ def ask_all(
     timeout_ms: float = CALL_TIMEOUT_MS,
     **extra: Any,
 ) -> list[SurveyReply]:
-    """Call every other node but those to `skip`, in parallel; the whole takes at most about
-    `timeout_ms`.
+    """Call every other node except those in `skip`, in parallel; returns within about `timeout_ms`.
+
+    `extra` are further fields of the HELLO.
     """
     peers = [(node, address) for node, address in member.peers if node not in skip]
     if not peers:
@@ -48,7 +49,7 @@ def ask_all(
 def ask_one(
     member: Member, node: int, address: str, purpose: Purpose, *, timeout_ms: float, **extra: Any
 ) -> SurveyReply:
-    """Call one node and close the connection; a failure is part of the reply."""
+    """Call one node and close the connection; a failure is the reply's `problem`."""
     try:
         opened = call(
             address, member.hello(purpose, **extra), member.secret, member.clock, timeout_ms
@@ -61,8 +62,8 @@ def ask_one(
 
 
 def check_peer(member: Member, hello: Hello, node: int, address: str) -> None:
-    """Refuse a node that answers at another's address, or whose disk was lost: its promises were
-    lost with it. ProtocolError.
+    """Refuse a node that answers at another's address or is not a member of the group; one reason
+    is another store: with its disk it has lost its promises. ProtocolError.
     """
     if hello.node != node:
         raise ProtocolError(

@@ -1,4 +1,4 @@
-"""AcceptSocketService: the thread that accepts connections on the HA port."""
+"""AcceptSocketService: the thread that accepts connections on the HA port, in every role."""
 
 import logging
 import socket
@@ -12,7 +12,7 @@ log = logging.getLogger(__name__)
 
 
 class AcceptSocketService(Service):
-    """Accept connections on the HA port, in every role."""
+    """Accept connections and pass each to `accept`, which owns the socket unless it raises."""
 
     def __init__(
         self, accept: Callable[[socket.socket, str], None], *, on_failure: OnFailure
@@ -22,7 +22,7 @@ class AcceptSocketService(Service):
         self._listener: socket.socket | None = None
 
     def bind(self, address: str) -> str:
-        """Bind and listen; return the real address."""
+        """Bind and listen; return the bound address. OSError."""
         host, port = split_address(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)

@@ -1,8 +1,8 @@
-"""Hold synchronous puts until enough slaves (and disks) have passed their end.
+"""GroupTransferService: synchronous puts that wait until enough slaves and disks hold them.
 
-The threads that learn of progress (ReadSocketService with a report, the flush thread with a sync)
-complete the waiters themselves, in offset order; this service's own thread is left with the
-deadlines.
+The thread that makes progress (ReadSocketService by a report, the flush thread by a sync) completes
+the waiting puts itself, in offset order. This service's own thread only ends those whose deadline
+has passed.
 """
 
 import threading
@@ -17,12 +17,12 @@ from hastore.clock import Clock
 from hastore.service import OnFailure, Service
 
 
-class Need(IntEnum):  # hashed in C, unlike an Enum: it is looked up for each put
+class Need(IntEnum):  # unlike an Enum hashed in C; it is looked up for each put
     """What a put waits for."""
 
     MASTER_DISK = 0
     SLAVES = 1
-    SLAVE_DISKS = 2  # and the master's
+    SLAVE_DISKS = 2  # and the master's disk
 
 
 class Outcome(Enum):
@@ -43,8 +43,9 @@ class _Waiter(msgspec.Struct):
 
 
 class Progress(NamedTuple):
-    """Up to where each need is met, in bytes; `level(need, end)` names what was seen for a put
-    ending there. Of two, the one with the greater `serial` was worked out later.
+    """The log offset up to which each need is met; the one with the greater `serial` is newer.
+
+    `level(need, end_offset)` names what was observed for a put that ends there.
     """
 
     serial: int
@@ -55,8 +56,10 @@ class Progress(NamedTuple):
 
 
 class GroupTransferService(Service):
-    """Complete waiting puts, each exactly once, from any thread. `done` is called without a
-    lock held, and behind the last of those that end together, unless in `add`, `after_done`.
+    """Complete waiting puts, each exactly once, from any thread.
+
+    A put's `done` is called without a lock. `after_done` is called once after each batch of puts
+    that end together, but not for a put that ends within `add`.
     """
 
     def __init__(
@@ -69,8 +72,8 @@ class GroupTransferService(Service):
     ) -> None:
         super().__init__("GroupTransferService", on_failure=on_failure)
         self.after_done: Callable[[], None] = lambda: None
-        self._request_flush = request_flush  # asks for a sync soon, without waiting for it
-        self._always_flush = always_flush  # `store.flush: sync`: every wait is for the disk too
+        self._request_flush = request_flush  # asks for a sync, does not wait for it
+        self._always_flush = always_flush  # `store.flush: sync`: every put also waits for the disk
         self._clock = clock
         self._lock = threading.Lock()
         self._wakeup = threading.Condition(self._lock)
@@ -81,7 +84,7 @@ class GroupTransferService(Service):
 
     @property
     def waiting(self) -> int:
-        """The puts that wait now."""
+        """How many puts wait now."""
         return sum([len(queue) for queue in self._queues.values()])
 
     def add(
@@ -95,8 +98,9 @@ class GroupTransferService(Service):
     ) -> None:
         """Wait until `need` is met up to `end_offset` or the monotonic clock passes `deadline_ms`.
 
-        `done(outcome, level)` may be called before this returns. `epoch` is that of the append: a
-        put whose epoch has ended meanwhile waits no longer, nothing of a later one may confirm it.
+        `done(outcome, level)` may be called before this returns. `epoch` is that of the append: if
+        it has ended meanwhile, the put ends at once, unconfirmed, because progress of a later epoch
+        must not confirm it.
         """
         waiter = _Waiter(end_offset, deadline_ms, done)
         with self._lock:
@@ -121,10 +125,10 @@ class GroupTransferService(Service):
             done(Outcome.CONFIRMED, progress.level(need, end_offset))
 
     def advance(self, progress: Progress) -> None:
-        """Complete what the progress covers.
+        """Complete the puts that the progress covers.
 
-        Threads race to here: one that was overtaken, by another's or by the end of its epoch, does
-        nothing.
+        Threads race here: progress older than another thread's, or than the end of its epoch, is
+        ignored.
         """
         ready: list[tuple[Need, list[_Waiter]]] = []
         with self._lock:
@@ -147,9 +151,10 @@ class GroupTransferService(Service):
             self.after_done()
 
     def abandon(self, serial: int) -> int:
-        """End every wait: the master is one no longer. What was stored stays, its fate open.
+        """End every wait because the epoch has ended; return how many. The records are stored and
+        not known to be confirmed.
 
-        Progress of an earlier `serial` counts no more.
+        Progress of an earlier `serial` is ignored from now on.
         """
         with self._lock:
             self._serial = max(serial, self._serial)
@@ -161,7 +166,7 @@ class GroupTransferService(Service):
         return len(ended)
 
     def run(self) -> None:
-        """End the waits whose deadline has passed."""
+        """End the waits whose deadline has passed, until stopped."""
         while not self.stopping.is_set():
             expired: list[tuple[Need, _Waiter]] = []
             with self._wakeup:
@@ -208,7 +213,7 @@ def _met(progress: Progress, need: Need, end_offset: int) -> bool:
 
 
 def _confirm(need: Need, waiters: list[_Waiter], level: Callable[[Need, int], str]) -> None:
-    """End waits that are met, in offset order; who holds the last of them holds all of them."""
+    """End waits that are met, in offset order. Slaves that hold the last put hold all of them."""
     last = level(need, waiters[-1].end_offset)
     alike = len(waiters) == 1 or level(need, waiters[0].end_offset) == last
     for waiter in waiters:
@@ -220,7 +225,7 @@ def _timeout(need: Need) -> Outcome:
 
 
 def _insert(queue: deque[_Waiter], waiter: _Waiter) -> None:
-    """Keep the queue in offset order: a duplicate of an earlier put goes further forward."""
+    """Insert in offset order: a duplicate has the end offset of its original, an earlier put."""
     place = len(queue)
     while place and queue[place - 1].end_offset > waiter.end_offset:
         place -= 1

@@ -1,14 +1,13 @@
-"""HAConnection: one accepted connection of the HA port, and ReadSocketService, the thread that
-reads it.
+"""HAConnection: one accepted connection of the HA port, and ReadSocketService, its reading thread.
 
     accepted -> the first 8 bytes are
       CALL_MAGIC               -> HELLO -> SURVEY, PROMISE, COPY: answered, closed
                                         -> FOLLOW: STREAM, or answered, closed
       a classic slave's report -> STREAM, where allowed
-    STREAM: reports come in here, data goes out by WriteSocketService
+    STREAM: ReadSocketService receives reports, WriteSocketService sends data
 
-HAConnection alone owns teardown: whoever notices that the link is broken calls `close(reason)`,
-once or often.
+HAConnection owns the teardown: any thread that finds the link broken calls `close(reason)`, once or
+several times.
 """
 
 import logging
@@ -55,7 +54,7 @@ class ConnectionOwner(Protocol):
         ...
 
     def note_failure(self, what: str) -> None:
-        """Note for the status that a defect of this node's ended the connection."""
+        """Note for the status that a defect of this node ended the connection."""
         ...
 
     def forget(self, connection: "HAConnection") -> None:
@@ -95,7 +94,7 @@ class HAConnection:
         self.connection_id = connection_id
         self.hello: Hello | None = None
         self.classic = False
-        self.spoken = False  # it has passed HELLO, or reported as a classic slave
+        self.spoken = False  # it has completed HELLO, or reported as a classic slave
         self.ack_offset: int | None = None
         self.writer: WriteSocketService | None = None
         self.reader = ReadSocketService(self)
@@ -114,7 +113,7 @@ class HAConnection:
 
     @property
     def reached_offset(self) -> int:
-        """The slave's last report; before the first one the start of its stream, its log's end."""
+        """The slave's last report; before the first one the start of its stream."""
         writer = self.writer
         assert writer is not None
         return writer.start_offset if self.ack_offset is None else self.ack_offset
@@ -157,7 +156,7 @@ class HAConnection:
     def open_stream(
         self, offset: int, *, frame_bytes_max: int, classic: bool
     ) -> WriteSocketService:
-        """Prepare the stream from `offset` on; it flows once the writer is started."""
+        """Prepare the stream from `offset` on; starting the writer starts it."""
         member, config = self.member, self.member.config.ha
         self.writer = WriteSocketService(
             self.sock,
@@ -175,7 +174,7 @@ class HAConnection:
         return self.writer
 
     def close(self, reason: str) -> None:
-        """Tear the connection down, in whichever thread; later calls do nothing."""
+        """Tear the connection down, from any thread; later calls do nothing."""
         with self._close_lock:
             if self._closed:
                 return
@@ -191,21 +190,22 @@ class HAConnection:
         self.owner.forget(self)
 
     def thread_failed(self, name: str, failure: BaseException) -> None:
-        """Contain a failure to this connection: the slave makes another, a stranger ends no node.
-        The status shows it.
+        """End only this connection on a failure of one of its threads; the status shows it.
+
+        A slave connects again, and no untrusted peer can end the node.
         """
         self.owner.note_failure(f"{name} of {self.address} failed: {failure!r}")
         self.close(repr(failure))
 
     def release(self) -> None:
-        """Free descriptors once both threads have ended. Called by the reader, last of all."""
+        """Free the descriptors; called by the reader at its end, after the writer has ended."""
         if self.writer is not None and self.writer.stop():
             self.writer.release()
         self.sock.close()
 
 
 class ReadSocketService(Service):
-    """Read one connection: the opening, then the slave's reports."""
+    """Read one connection: first the opening, then the slave's reports."""
 
     def __init__(self, connection: HAConnection) -> None:
         super().__init__(
@@ -214,9 +214,7 @@ class ReadSocketService(Service):
         self._connection = connection
 
     def run(self) -> None:
-        """Serve the connection to its end. A peer's mistake closes it with a logged reason,
-        nothing else.
-        """
+        """Serve the connection to its end. A peer's error closes it, with a logged reason."""
         connection = self._connection
         try:
             connection.close(self._serve())
@@ -237,7 +235,7 @@ class ReadSocketService(Service):
         member = connection.member
         config = member.config.ha
         hello = Deadline(member.clock, config.hello_timeout_ms)
-        # A RocketMQ slave's first report may be as late as its next heartbeat, 5 s and more.
+        # A RocketMQ slave may send its first report only with its heartbeat, after 5 s or more.
         late = config.allow_classic_peers
         first = receive_exactly(
             connection.sock,
@@ -258,7 +256,7 @@ class ReadSocketService(Service):
         config = connection.member.config.ha
         report = int.from_bytes(first, "big", signed=True)
         if report < 0:
-            raise ProtocolError("neither a HELLO nor a classic report")
+            raise ProtocolError("neither a HELLO nor a RocketMQ slave's report")
         if not config.allow_classic_peers:
             raise ProtocolError(
                 "a RocketMQ slave's report; set ha.allow_classic_peers: true to serve such slaves"
@@ -275,7 +273,7 @@ class ReadSocketService(Service):
         connection = self._connection
         sock, clock = connection.sock, connection.member.clock
         housekeeping_ms = connection.member.config.ha.housekeeping_interval_ms
-        # A receive timeout of the kernel's costs no further system call, unlike settimeout().
+        # The kernel's receive timeout costs no further system call, unlike settimeout().
         sock.settimeout(None)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _ONE_SECOND)
         decoder = ReportDecoder()
@@ -296,7 +294,7 @@ class ReadSocketService(Service):
         return "the node stops"
 
     def _take(self, reports: list[int]) -> None:
-        """Check that reports never go back nor beyond what was sent, and count the last."""
+        """Check that the reports neither go back nor exceed what was sent; count the last one."""
         connection = self._connection
         writer = connection.writer
         assert writer is not None
@@ -304,13 +302,13 @@ class ReadSocketService(Service):
         for report in reports:
             if report < 0 or (last is not None and report < last):
                 raise ProtocolError(
-                    f"a report went back from {last} to {report}; nothing was released"
+                    f"a report went back from {last} to {report}; no put was confirmed by it"
                 )
             last = report
         if last is not None and last > writer.reach_offset:
             raise ProtocolError(
                 f"a report of {last}, beyond the {writer.reach_offset} that were sent; "
-                "nothing was released"
+                "no put was confirmed by it"
             )
         connection.ack_offset = last
         if last is not None:

@@ -1,7 +1,9 @@
-"""HAService: the master's half of replication. It accepts connections in every role, and
-streams as a master.
+"""HAService: the master's side of replication.
 
-Lock order: the write gate before `_lock`; no lock is held while `done` of a waiting put runs or a
+It accepts connections in every role and streams the log as a master. Appending threads, the flush
+thread and the connections' readers call it.
+
+Lock order: the write gate before `_lock`. No lock is held while a waiting put's `done` runs or a
 socket blocks.
 """
 
@@ -26,9 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class HAService:
-    """The connections of a node's HA port, the reports of its slaves, and the limits that
-    follow.
-    """
+    """The connections of a node's HA port, the slaves' reports, and the limits that follow."""
 
     def __init__(self, member: Member, transfer: GroupTransferService) -> None:
         self.member = member
@@ -36,24 +36,21 @@ class HAService:
         self.acceptor = AcceptSocketService(self.accept, on_failure=member.on_failure)
         self._lock = threading.Lock()
         self._connections: list[HAConnection] = []
-        self._streams: tuple[
-            HAConnection, ...
-        ] = ()  # replaced whole: the appending thread reads it bare
+        # Replaced, never changed: the appending thread reads it without a lock.
+        self._streams: tuple[HAConnection, ...] = ()
         self._table: AckTable | None = None
         self._sync = False  # a SYNC_MASTER: readers stop at the confirmed offset
-        self._serial = 0  # counts the progress worked out under `_lock`: an older one never counts
+        self._serial = 0  # numbers the Progress made under `_lock`, so that older ones are ignored
         self._connection_ids = itertools.count(1)
         self.push2_slave_max_offset = 0
-        self.failure: str | None = None  # of the last connection that a defect ended
+        self.failure: str | None = None  # why the last connection ended that a defect ended
 
     def note_failure(self, what: str) -> None:
-        """Note for the status that a connection was ended by a defect of this node's, not by its
-        peer; it stays until a restart.
-        """
-        self.failure = f"{what}; the node goes on, its log has the rest: report it"
+        """Note for the status, until a restart, that a defect of this node ended a connection."""
+        self.failure = f"{what}; the node continues, its log has the details: report it"
 
     def bind(self, address: str) -> str:
-        """Bind the HA port and return its real address; OSError when it is taken."""
+        """Bind the HA port and return the bound address; OSError when it is taken."""
         return self.acceptor.bind(address)
 
     def stop(self) -> None:
@@ -67,7 +64,7 @@ class HAService:
             connection.reader.stop()
 
     def open_epoch(self, entry: EpochEntry, *, sync: bool) -> None:
-        """Take slaves of this epoch from now on; the caller holds the gate and opens it next."""
+        """Serve slaves in this epoch from now on; the caller holds the gate and opens it next."""
         store = self.member.store
         with self._lock:
             self._sync = sync
@@ -86,8 +83,8 @@ class HAService:
         self.advance()
 
     def close_epoch(self, reason: str) -> None:
-        """Be no master: drop the slaves, end the waits with their fate open, fall back to the
-        confirmed limit.
+        """Stop being master: drop the slaves, end the waiting puts as not known to be confirmed,
+        and set the readable offset back to the confirmed one.
         """
         with self._lock:
             was, self._table = self._table, None
@@ -99,14 +96,10 @@ class HAService:
         ended = self.transfer.abandon(serial)
         if was is not None:
             self.member.store.set_limits(readable=self.member.store.confirmed_offset)
-            log.warning(
-                "master no longer: %s; %d waiting puts ended with their fate open", reason, ended
-            )
+            log.warning("not master any more: %s; %d waiting puts ended unconfirmed", reason, ended)
 
     def set_sync(self, sync: bool) -> None:
-        """Follow a live flip between ASYNC_MASTER and SYNC_MASTER: the epoch and the waiting
-        puts stay.
-        """
+        """Switch between ASYNC_MASTER and SYNC_MASTER; the epoch and the waiting puts stay."""
         with self.member.gate.lock, self._lock:  # no append moves the readers' limit meanwhile
             self._sync = sync
             store = self.member.store
@@ -116,8 +109,8 @@ class HAService:
         self._note_limits()
 
     def accept(self, sock: socket.socket, address: str) -> None:
-        """Take a new connection; the limit drops the oldest that has not spoken, else the new
-        one.
+        """Take a new connection. At the limit, the oldest that has not said HELLO is dropped for
+        it, else the new one is refused.
         """
         limit = self.member.config.ha.max_connections
         with self._lock:
@@ -134,7 +127,7 @@ class HAService:
             victim.close("dropped for a new connection: it has not said HELLO")
         try:
             connection.reader.start()
-        except RuntimeError:  # no more threads: its place is free again
+        except RuntimeError:  # no more threads
             connection.close("no thread for it")
             raise
 
@@ -150,11 +143,9 @@ class HAService:
                 self._table.classics.pop(connection.connection_id, None)
 
     def follow(self, connection: HAConnection, hello: Hello) -> FollowAnswer:
-        """Answer a slave that wants to follow; STREAM_FROM also registers it, with no report
-        yet.
-        """
+        """Answer a slave that wants to follow; StreamFrom also registers it, without a report."""
         member = self.member
-        digest = own_digest(member.store, hello)  # reads up to 64 MiB: not under the lock
+        digest = own_digest(member.store, hello)  # reads up to 64 MiB, so not under the gate's lock
         with member.gate.lock:
             epoch, data, store = member.open_epoch, member.state.data, member.store
             if not epoch:
@@ -177,8 +168,9 @@ class HAService:
             return answer
 
     def classic_start(self, report: int) -> int:
-        """Return where a RocketMQ slave's stream starts for its first report; ProtocolError
-        outside the log.
+        """Return where a RocketMQ slave's stream starts, given its first report.
+
+        ProtocolError when the report is outside this log, or this node is not master.
         """
         store = self.member.store
         if not self.member.open_epoch:
@@ -216,11 +208,13 @@ class HAService:
             other.close("the same node has connected again")
 
     def on_append(self, start: int, end: int, data: bytearray | None = None) -> None:
-        """Push what was just appended to every slave that is caught up; called by the appending
-        thread. `data` are the bytes, if they are at hand in one piece.
+        """Push an append to every slave that is caught up; called by the appending thread.
+
+        `data` are the bytes of [start, end), None when the appender does not have them in one
+        piece.
         """
         if not self._sync and self._table is not None:
-            self.member.store.set_limits(readable=end)  # first: it rides with the data
+            self.member.store.set_limits(readable=end)  # before the push, which sends it along
         for connection in self._streams:
             writer = connection.writer
             if writer is not None:
@@ -244,27 +238,27 @@ class HAService:
                 if node is None or not table.report(node, connection.connection_id, offset):
                     return
             self.push2_slave_max_offset = max(self.push2_slave_max_offset, offset)
-            progress, moved = self._work_out(table)
+            progress, moved = self._compute_progress(table)
         self.transfer.advance(progress)
         if moved:
             self._note_limits()
 
     def on_flushed(self, _offset: int) -> None:
-        """Complete what the own disk was waited for; called by the flush thread."""
+        """Complete the puts that waited for this node's disk; called by the flush thread."""
         self.advance()
 
     def advance(self) -> None:
-        """Work out the limits anew, publish them, and complete the puts that they cover."""
+        """Compute and publish the limits, and complete the puts that they cover."""
         with self._lock:
             if self._table is None:
                 return
-            progress, moved = self._work_out(self._table)
+            progress, moved = self._compute_progress(self._table)
         self.transfer.advance(progress)
         if moved:
             self._note_limits()
 
-    def _work_out(self, table: AckTable) -> tuple[Progress, bool]:
-        """Return how far each need is met, and whether the published limits moved; locked."""
+    def _compute_progress(self, table: AckTable) -> tuple[Progress, bool]:
+        """Return how far each need is met, and whether the limits moved; holding `_lock`."""
         store = self.member.store
         flushed = store.flushed_offset
         own = flushed if self.member.counts_flushed else store.max_offset
@@ -289,7 +283,7 @@ class HAService:
             return self._table.confirmed_with_classics(end_offset)
 
     def _own_offset(self) -> int:
-        """Return the end of the own log at its own ack point."""
+        """Return the end of this node's log at its own ack point."""
         store = self.member.store
         return store.flushed_offset if self.member.counts_flushed else store.max_offset
 
@@ -299,7 +293,7 @@ class HAService:
                 connection.writer.note_limits()
 
     def _level(self, need: Need, end_offset: int) -> str:
-        """Name what was seen for a put that ends there, never more."""
+        """Name what was observed for a put that ends there, never more."""
         if need is Need.MASTER_DISK:
             return "MASTER_DISK"
         with self._lock:
@@ -308,8 +302,8 @@ class HAService:
             return self._table.level(end_offset, flushed=need is Need.SLAVE_DISKS)
 
     def can_confirm(self, *, flushed: bool) -> str | None:
-        """Return why a synchronous put could not be confirmed now, None when enough slaves are
-        in sync.
+        """Return why a synchronous put could not be confirmed now; None when enough slaves are in
+        sync.
         """
         config = self.member.config.ha
         with self._lock:
@@ -321,22 +315,22 @@ class HAService:
             )
 
     def never_flushed(self) -> str | None:
-        """Return why puts with sync_flush wait in vain as the slaves are configured; None when they
-        do not.
+        """Return why the slaves' configuration lets no put with sync_flush be confirmed; None when
+        it does.
         """
         with self._lock:
             table = self._table
             return None if table is None else table.never_flushed(self.member.config.node)
 
     def slaves(self) -> list[SlaveStatus]:
-        """Return the linked slaves."""
+        """Return the status of each connected slave."""
         end, gap = self.member.store.max_offset, self.member.config.ha.max_gap_not_in_sync
         return [connection.status(end, gap) for connection in self._streams]
 
     def linked_nodes(self) -> set[int]:
-        """Return the node numbers that follow this master now."""
+        """Return the numbers of the nodes that follow this master now."""
         return {c.node for c in self._streams if c.node is not None}
 
     def slave_offsets(self) -> dict[str, int]:
-        """How far each linked slave has come, by its name; retention keeps the log from there."""
+        """Return each connected slave's offset by its name; retention keeps the log from there."""
         return {c.name: c.reached_offset for c in self._streams}

@@ -1,12 +1,11 @@
-"""WriteSocketService: the thread that streams the log to one slave, and the inline push that
-mostly spares it.
+"""WriteSocketService: streams the log to one slave.
 
-    sent_offset     the next byte to send; all below was handed to the kernel, but for `_rest`
-    _rest           what a non-blocking push could not hand over; goes out before anything else
+    sent_offset     the next byte to send; all below was handed to the kernel, except `_rest`
+    _rest           bytes that a non-blocking push could not hand over; sent before anything else
 
-The appending thread pushes small appends itself when the link is caught up and free. Whatever
-would block, is partial, or is more than 128 KiB is left to this thread, which sends big ranges
-with sendfile.
+The appending thread pushes a small append itself when the slave is caught up and the link is free.
+The service's own thread sends the rest: appends that would block or are longer than 128 KiB, and
+the log to a slave that catches up; large ranges go by sendfile.
 """
 
 import os
@@ -24,15 +23,16 @@ from hastore.service import OnFailure, Service
 
 PUSH_BYTES_MAX = 128 * 1024
 SENDFILE_BYTES_MIN = 64 * 1024
-LIMITS_DELAY_MS = 5.0  # how long CONFIRMED waits for data to ride with
-ACTIVE_MS = 50.0  # how long after the last send the thread keeps that short watch
+LIMITS_DELAY_MS = 5.0  # how long CONFIRMED waits for data to be sent with it
+ACTIVE_MS = 50.0  # how long after the last send the thread wakes up that often
 
 Limits = tuple[int, int]
 
 
 class WriteSocketService(Service):
-    """Send data frames, heartbeats and, to hastore slaves, the limits. Owned by its
-    HAConnection.
+    """Send data frames, heartbeats and, with `tell_limits`, CONFIRMED. Owned by its HAConnection.
+
+    `push`, `note_limits` and `wake` may be called from any thread.
     """
 
     def __init__(
@@ -63,18 +63,22 @@ class WriteSocketService(Service):
         self._on_broken = on_broken
         self._lock = threading.Lock()
         self._eventfd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._eventfd_lock = threading.Lock()  # a late wake-up must not write to another's number
-        self._flowing = False  # no push before the answer to HELLO has gone out
-        self._watching = False  # the thread looks again within LIMITS_DELAY_MS by itself
+        self._eventfd_lock = (
+            threading.Lock()
+        )  # no wake-up after close: the number may be another file's
+        self._flowing = False  # no push before the answer to HELLO was sent
+        self._watching = False  # the thread wakes up within LIMITS_DELAY_MS by itself
         self._last_send_ms = clock.monotonic_ms()
         self._rest = b""
         self._broken = False
         self.start_offset = start_offset
         self.sent_offset = start_offset
-        self.reach_offset = start_offset  # the end of what may have left: a report beyond is forged
+        self.reach_offset = (
+            start_offset  # the end of all that may have been sent: no report may be beyond
+        )
 
     def push(self, start: int, end: int, data: bytearray | None = None) -> None:
-        """Try to send [start, end) at once, without blocking; else leave it to the thread."""
+        """Try to send [start, end) at once, without blocking; else wake the thread to send it."""
         if not self._lock.acquire(blocking=False):
             self.wake()
             return
@@ -95,30 +99,30 @@ class WriteSocketService(Service):
             with self._store.view(start, end - start) as view:
                 if len(view) == end - start:
                     self._push(start, end, view)
-                else:  # it crosses a file's end
+                else:  # the range crosses a file's end
                     self.wake()
         finally:
             self._lock.release()
 
     def note_limits(self) -> None:
-        """Say that the limits moved; they go out with the next data, or soon without."""
+        """Note that the limits moved; they are sent with the next data, or alone soon after."""
         if not self._watching:
             self.wake()
 
     def wake(self) -> None:
-        """Wake the thread; does nothing once the link is torn down."""
+        """Wake the thread; does nothing after `release`."""
         with self._eventfd_lock:
             if self._eventfd is None:
                 return
             try:
                 os.eventfd_write(self._eventfd, 1)
             except BlockingIOError:
-                return  # the counter is full: the thread is awake already
+                return  # the counter is full: a wake-up is pending
 
     def run(self) -> None:
         """Send until the link breaks or is closed."""
         eventfd = self._eventfd
-        if eventfd is None:  # torn down before it began
+        if eventfd is None:  # released before the thread started
             return
         poller = select.poll()
         poller.register(eventfd, select.POLLIN)
@@ -129,12 +133,12 @@ class WriteSocketService(Service):
                     self._send_all()
                 if poller.poll(self._pause_ms()):
                     os.eventfd_read(eventfd)
-        except (OSError, HastoreError) as error:  # the link's, or the log's that it reads
+        except (OSError, HastoreError) as error:  # of the link, or of reading the log
             self._broken = True
             self._on_broken(f"sending from offset {self.sent_offset} failed: {error}")
 
     def release(self) -> None:
-        """Close the wake-up descriptor; after the thread has ended and nobody pushes any more."""
+        """Close the wake-up descriptor, after the thread has ended; later pushes do nothing."""
         with self._lock, self._eventfd_lock:
             self._broken = True
             if self._eventfd is not None:
@@ -148,7 +152,7 @@ class WriteSocketService(Service):
         if self._watching:
             return LIMITS_DELAY_MS
         if self._tell_limits and self._limits() != self._limits_sent:
-            return 0  # they moved between the last look and here
+            return 0  # they moved since they were last sent
         return max(1.0, self._heartbeat_ms - idle)
 
     def _push(self, start: int, end: int, data: bytearray | memoryview) -> None:
@@ -179,7 +183,7 @@ class WriteSocketService(Service):
         offset, limit = self.sent_offset, self._frame_bytes_max
         while self._starts and self._starts[0] <= offset:
             self._starts.pop(0)
-        if self._starts:  # no batch crosses an epoch's start: the slave takes the entry over there
+        if self._starts:  # no frame crosses an epoch's start: the slave takes over the entry there
             limit = min(limit, self._starts[0] - offset)
         size = min(limit, self._store.max_offset - offset)
         if size <= 0:
@@ -215,7 +219,7 @@ class WriteSocketService(Service):
         return self._store.confirmed_offset, self._store.readable_offset
 
     def _head(self, offset: int, size: int) -> bytes:
-        """Return the header of a data frame, behind the limits when they have moved."""
+        """Return the header of a data frame, after a CONFIRMED frame when the limits moved."""
         if self._tell_limits:
             store = self._store
             limits = store.confirmed_offset, store.readable_offset

@@ -1,1 +1,1 @@
-"""What a node is in its group: its state, its write gate, its log as replication sees it."""
+"""A node in its group: its durable state, its write gate, its log as replication sees it."""

@@ -1,8 +1,8 @@
-"""The write gate: at any moment at most one writer's epoch may append to a node's log.
+"""The write gate: at any moment at most one epoch's writer may append to a node's log.
 
-A promise is made while the gate is held: it closes the gate for every lower writer before the
-log's end is read, so nothing is appended by a superseded master or from its link after the node
-has answered a candidate.
+A node promises an epoch while it holds the gate's lock: the gate is closed for every writer of a
+lower epoch before the log's end is read. So after the node has answered a candidate, neither a
+superseded master nor its link appends anything.
 """
 
 import threading
@@ -10,32 +10,31 @@ from types import TracebackType
 
 
 class WriteGate:
-    """Who may append now: an epoch (the own one of a master, or that of a slave's link), or
-    nobody.
+    """The epoch that may append now: a master's own, or that of a slave's link; None: closed.
+
+    Thread-safe: `lock` is held for each append, and by whoever changes `epoch`.
     """
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        self.epoch: int | None = None  # whose writer may append; None: closed
+        self.epoch: int | None = None
 
     def open(self, epoch: int) -> None:
-        """Let the writer of `epoch` append; the caller holds the lock and has checked the
-        promise.
-        """
+        """Let `epoch`'s writer append; the caller holds the lock and has checked the promise."""
         self.epoch = epoch
 
     def close(self) -> None:
-        """Let nobody append; waits for an append under way."""
+        """Let nobody append; waits for an append in progress."""
         with self.lock:
             self.epoch = None
 
     def entered(self, epoch: int) -> "Entered":
-        """Hold the gate for one append; False when the epoch may not append any more."""
+        """Hold the gate for a `with` block; False when `epoch` may not append any more."""
         return Entered(self, epoch)
 
 
 class Entered:
-    """The gate, held for a `with` block."""
+    """The gate's lock, held for a `with` block."""
 
     __slots__ = ("_epoch", "_gate")
 

@@ -1,5 +1,6 @@
-"""A node as a member of its group: what it says in HELLO, what it promises, when it must stop
-being master.
+"""A node as a member of its group: its HELLO, its promises, and when it must stop being master.
+
+All parts of a node's HA side share one Member and call it from their own threads.
 """
 
 import functools
@@ -23,7 +24,12 @@ log = logging.getLogger(__name__)
 
 
 class Member:
-    """Shared by all parts of a node's HA side. `open_epoch` changes only under the gate's lock."""
+    """The state that the parts of a node's HA side share.
+
+    `open_epoch` changes only under the gate's lock. `on_superseded(epoch, who)` is called after a
+    higher epoch has turned this master read-only, `on_promise()` after each promise; both without
+    the gate's lock, in the thread that met the epoch.
+    """
 
     def __init__(
         self,
@@ -35,7 +41,7 @@ class Member:
         *,
         on_failure: OnFailure,
     ) -> None:
-        """Prepare; `on_failure` hears of each service of the HA side that dies."""
+        """Prepare; `on_failure` is called for each service of the HA side that fails."""
         self.config = config
         self.store = store
         self.state = state
@@ -45,13 +51,13 @@ class Member:
         self.gate = WriteGate()
         self._addresses = dict(config.nodes)
         self.open_epoch = 0  # the epoch in which this node takes writes; 0: it does not
-        self.role = "SLAVE"  # what it is now, for HELLO and status
+        self.role = "SLAVE"  # the present one, for HELLO and status
         self.on_superseded: Callable[[int, str], None] = _ignore
         self.on_promise: Callable[[], None] = _nothing
 
     @property
     def nodes(self) -> tuple[int, ...]:
-        """The group's node numbers as configured, this node's too."""
+        """The group's configured node numbers, this node's included."""
         return tuple(sorted(self._addresses))
 
     @property
@@ -61,22 +67,24 @@ class Member:
         return [(n, a.ha) for n, a in known if n != self.config.node]
 
     def learn_nodes(self, nodes: Mapping[int, NodeAddress]) -> None:
-        """Take nodes that a changed file adds: the next promotion asks them. One that it drops
-        stays until a restart, and one that it moves stays where it was.
+        """Add the nodes that a changed configuration adds: the next promotion asks them.
+
+        Until a restart a removed node stays, and a node with a new address keeps its old one.
         """
         self._addresses = {**nodes, **self._addresses}
 
     @functools.cached_property
     def counts_flushed(self) -> bool:
-        """Whether this node, as master, counts only what its own disk holds.
+        """Whether this node, as master, counts only the synced part of its own log.
 
-        With ack point `flushed` as well: such a node passes for clean after a power loss.
+        Also with ack point `flushed`: such a node is not marked unclean after a power loss, so it
+        must not have counted what its disk did not hold.
         """
         return self.config.store.flush is Flush.SYNC or self.config.ha.ack_point is AckPoint.FLUSHED
 
     def hello(self, purpose: Purpose, **extra: Any) -> Hello:
-        """Say what this node is and has at this moment."""
-        # In this order: an epoch that is open has its entry in the history read after it.
+        """Describe this node at this moment, for a HELLO."""
+        # `open_epoch` first: the history read after it then has that epoch's entry.
         open_epoch = self.open_epoch
         data, store = self.state.data, self.store
         max_offset = store.max_offset
@@ -102,7 +110,7 @@ class Member:
         )
 
     def identity_problem(self, hello: Hello) -> str | None:
-        """Return why the peer is no member of this group, None when it is one."""
+        """Return why the peer is not a member of this group, None when it is."""
         return check_identity(
             hello,
             self.config.cluster,
@@ -113,8 +121,8 @@ class Member:
         )
 
     def promise(self, hello: Hello) -> Promised | Refused:
-        """Promise the candidate's epoch: durable, and every lower writer stopped, before this
-        returns.
+        """Promise the candidate's epoch. Before this returns the promise is durable and no writer
+        of a lower epoch may append.
         """
         epoch, candidate = hello.promised_epoch, hello.node
         with self.gate.lock:
@@ -124,7 +132,7 @@ class Member:
             if self.state.data.promised_epoch == epoch and self.gate.epoch == epoch:
                 return Refused(f"this node follows epoch {epoch} already", epoch)
             was = self.open_epoch
-            # On the disk first: where that fails nothing has changed, and nobody is answered.
+            # The disk first: if the write fails, nothing has changed and nobody gets an answer.
             self.state.promise(epoch, hello.acks, hello.nodes, superseded=bool(was))
             self.gate.close()
             self.open_epoch = 0
@@ -142,7 +150,7 @@ class Member:
         return answer
 
     def observe_epoch(self, epoch: int, who: str) -> None:
-        """Turn read-only, durably, when an epoch above the own open one was met."""
+        """Turn read-only, durably, when `epoch`, seen at `who`, is above the open one."""
         with self.gate.lock:
             was = self.open_epoch
             if not was or epoch <= was:
@@ -152,11 +160,11 @@ class Member:
         log.warning("epoch %d of %s supersedes the own epoch %d: read-only", epoch, who, was)
         try:
             self.state.promise(epoch, superseded=True)
-        finally:  # read-only all the same where the disk takes nothing
+        finally:  # the node is read-only even if the write failed
             self._tell(was, epoch, who)
 
     def step_down(self) -> bool:
-        """Stop being master of the own free will; False when it was none."""
+        """Stop being master without a higher epoch, as for a demotion; False when it was not."""
         with self.gate.lock:
             was = self.open_epoch
             self.gate.close()
@@ -170,8 +178,8 @@ class Member:
 
 
 def _ignore(_epoch: int, _who: str) -> None:
-    """Nobody listens yet."""
+    """The default of `on_superseded`."""
 
 
 def _nothing() -> None:
-    """Nobody listens yet."""
+    """The default of `on_promise`."""

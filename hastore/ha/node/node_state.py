@@ -1,8 +1,9 @@
-"""What a node must not forget (docs/failover.md): `<store>/hastore/node.json`.
+"""The durable state of a node (docs/failover.md, "What a node must not forget"):
+`<store>/hastore/node.json`.
 
-Every change is on the disk, file and directory, when the method that makes it returns: whatever
-rests on it may then be sent, acknowledged or opened. `confirmed_offset` and `flushed_offset` need
-no sync of their own and live on the store's limits page.
+When a method that changes the state returns, the file and its directory are synced: only then may
+what depends on the change be sent, acknowledged or opened. `confirmed_offset` and `flushed_offset`
+need no sync and are on the store's limits page.
 """
 
 import secrets
@@ -21,8 +22,9 @@ FORMAT = 1
 
 
 class CutIntent(msgspec.Struct, frozen=True):
-    """A cut under way: to which offset, how many entries stay. Written before the cut, removed
-    after it.
+    """A cut in progress: its offset, and how many history entries stay.
+
+    Written before the cut, removed after it.
     """
 
     offset: int
@@ -40,11 +42,11 @@ class Durable(msgspec.Struct, kw_only=True):
     role_followed: Role = Role.SLAVE
     promised_epoch: int = 0
     history: History = ()
-    acks_min: int | None = (
-        None  # smallest and greatest `acks` of the last entry and the promises since
-    )
+    # The smallest and greatest `acks` of the last entry and of the promises since, and all of their
+    # node lists.
+    acks_min: int | None = None
     acks_max: int | None = None
-    node_lists: tuple[tuple[int, ...], ...] = ()  # likewise the node lists that differ
+    node_lists: tuple[tuple[int, ...], ...] = ()
     boot_id: str = ""
     ack_point: str = "written"
     clean_stop: bool = False
@@ -53,13 +55,11 @@ class Durable(msgspec.Struct, kw_only=True):
     superseded_by: int = 0  # the epoch that turned this master read-only; 0: none
     intent: CutIntent | None = None
     known_stores: dict[int, str] = {}
-    aside: int = 0  # stores set aside so far, for their names
+    aside: int = 0  # how many stores were set aside, for their names
 
 
 class NodeState:
-    """The durable state of one node. Thread-safe; each change is synced before its method
-    returns.
-    """
+    """The durable state of one node. Thread-safe; each change is synced when its method returns."""
 
     def __init__(self, fs: FileSystem, root: str) -> None:
         self._fs = fs
@@ -69,11 +69,12 @@ class NodeState:
         self._data: Durable | None = None
 
     def load(self, node: int, cluster: str, group: str) -> None:
-        """Read the file, or make the identity of a new node. StoreBrokenError names what does
-        not fit.
+        """Read the file, or make the identity of a new node.
+
+        StoreBrokenError when the file is unreadable or belongs to another node.
         """
         if not self._fs.exists(self._path):
-            # Only here: a folder that goes while the node runs is not made anew without its log.
+            # Made only here: a folder that vanishes while the node runs must not come back empty.
             self._fs.make_dirs(self._directory)
             self._data = Durable(
                 node=node, store_id=secrets.token_hex(16), cluster=cluster, group=group
@@ -83,9 +84,8 @@ class NodeState:
             data = msgspec.json.decode(self._fs.read_bytes(self._path), type=Durable)
         except msgspec.DecodeError as error:
             raise StoreBrokenError(
-                f"{self._path}: not the state of a node ({error}); a node without its state "
-                "must come back "
-                "with an empty store and under a new `node` number"
+                f"{self._path}: not the state of a node ({error}); a node without its state must "
+                "come back with an empty store and under a new `node` number"
             ) from error
         for name, mine, wanted in (
             ("node", data.node, node),
@@ -94,15 +94,14 @@ class NodeState:
         ):
             if mine != wanted:
                 raise StoreBrokenError(
-                    f"{self._path}: this store belongs to {name} {mine!r}, the configuration "
-                    f"says {wanted!r}; "
-                    "point store.root at this node's own directory"
+                    f"{self._path}: this store belongs to {name} {mine!r}, the configuration says "
+                    f"{wanted!r}; point store.root at this node's own directory"
                 )
         self._data = data
 
     @property
     def data(self) -> Durable:
-        """Return the state; read fields only, one at a time."""
+        """Return the present state; for reading only. Each change makes a new one."""
         assert self._data is not None, "load() comes first"
         return self._data
 
@@ -117,7 +116,7 @@ class NodeState:
         return last_epoch(self.data.history)
 
     def save(self, **changes: object) -> None:
-        """Change fields and write them durably; a history is kept within its bounds."""
+        """Change fields and write them durably; a new history is kept within its bounds."""
         with self._lock:
             data = msgspec.structs.replace(self.data, **changes)
             if "history" in changes:
@@ -127,12 +126,11 @@ class NodeState:
             self._data = data
 
     def begin_boot(self, ack_point: str, *, alone: bool, log_end: int) -> None:
-        """Note the start: what a power loss may have taken is marked before the node answers
-        anyone.
+        """Note a start, and mark what a power loss may have taken, before the node answers anyone.
 
-        A changed boot id without a clean stop ends the epoch, and, when the ack point then in
-        force was `written`, marks the node unclean (never in a group of one). Entries beyond the
-        log's end go.
+        A changed boot id without a clean stop means a power loss: it ends the epoch and, if the ack
+        point then in force was `written`, marks the node unclean (never in a group of one:
+        `alone`). Entries that start beyond the log's end are removed.
         """
         with self._lock:
             data = self.data
@@ -148,7 +146,7 @@ class NodeState:
             )
 
     def end_cleanly(self) -> None:
-        """Note that everything was synced and closed."""
+        """Note a clean stop: everything is synced and closed."""
         self.save(clean_stop=True)
 
     def promise(
@@ -159,8 +157,10 @@ class NodeState:
         *,
         superseded: bool = False,
     ) -> None:
-        """Raise the promise, durably; `acks` and `nodes` are what that epoch would bring,
-        `superseded`: it turns this master read-only.
+        """Raise the promise, durably.
+
+        `acks` and `nodes` are those of the promised epoch; `superseded`: this node is master, and
+        the epoch turns it read-only.
         """
         with self._lock:
             data = self.data
@@ -173,8 +173,9 @@ class NodeState:
                 self.save(**changes)
 
     def take_entries(self, entries: Sequence[EpochEntry], keep: int | None = None) -> None:
-        """Append entries taken over from a master, durably, behind the first `keep` (None: all);
-        the promised epoch's own resets the bounds.
+        """Append a master's entries, durably, after the first `keep` own ones (None: all).
+
+        The promised epoch's own entry resets `acks_min`, `acks_max` and `node_lists`.
         """
         with self._lock:
             history = self.data.history[:keep] + tuple(entries)
@@ -189,7 +190,7 @@ class NodeState:
             self.save(**changes)
 
     def replace_history(self, entries: Sequence[EpochEntry]) -> None:
-        """Take a whole history (RESYNC), durably; what its last entry allowed is in force too."""
+        """Take a whole history (RESYNC), durably, and what its last entry may bring into force."""
         with self._lock:
             changes: dict[str, object] = {"history": tuple(entries)}
             if entries:
@@ -197,8 +198,8 @@ class NodeState:
             self.save(**changes)
 
     def open_epoch(self, entry: EpochEntry) -> None:
-        """Append this node's own entry and drop its marks, in one durable step; then it may
-        open.
+        """Append a promotion's own entry and clear `unclean`, `epoch_over` and `superseded_by`, in
+        one durable step. After it the node may open.
         """
         with self._lock:
             self.save(
@@ -212,7 +213,7 @@ class NodeState:
             )
 
     def learn_store(self, node: int, store_id: str) -> None:
-        """Remember which store belongs to a node number."""
+        """Note, durably, which store belongs to a node number."""
         with self._lock:
             if self.data.known_stores.get(node) != store_id:
                 self.save(known_stores={**self.data.known_stores, node: store_id})

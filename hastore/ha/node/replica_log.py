@@ -1,8 +1,8 @@
-"""The narrow door between replication and the store. Offsets and sizes are bytes; ranges are
-half-open.
+"""The interface between replication and the store; MessageStore implements it.
+
+Offsets and sizes are bytes; ranges are half-open.
 """
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
@@ -11,23 +11,22 @@ from hastore.store.message_store import FileRange
 
 
 class ReplicaLog(Protocol):
-    """A log that can be read in ranges, appended to as bytes, cut, and followed.
+    """A log that replication reads in ranges, appends bytes to, and cuts.
 
-    One thread at a time appends, truncates or begins; any number reads. What is written survives
-    kill -9, what is flushed survives a power loss.
+    One thread at a time appends, truncates or begins; any number reads. Written bytes survive
+    kill -9, flushed bytes a power loss.
     """
 
     file_size: int
-    on_flushed: Callable[[int], None] | None  # called after `flushed_offset` moved
 
     @property
     def min_offset(self) -> int:
-        """The first byte there is."""
+        """The offset of the first byte."""
         ...
 
     @property
     def max_offset(self) -> int:
-        """The end of what is written; on a slave perhaps inside a record."""
+        """The end of the written bytes; on a slave perhaps inside a record."""
         ...
 
     @property
@@ -37,47 +36,48 @@ class ReplicaLog(Protocol):
 
     @property
     def flushed_offset(self) -> int:
-        """A lower bound of what is synced."""
+        """All below is synced; more may be."""
         ...
 
     @property
     def confirmed_offset(self) -> int:
-        """Every byte below is known to be on `acks + 1` nodes."""
+        """All below is known to be on `acks + 1` nodes."""
         ...
 
     @property
     def readable_offset(self) -> int:
-        """Where readers stop."""
+        """The end of what readers may see."""
         ...
 
     def set_limits(self, *, confirmed: int | None = None, readable: int | None = None) -> None:
-        """Publish the limits, and wake who waits for them."""
+        """Publish the limits, and wake the threads that wait for them."""
         ...
 
     def view(self, offset: int, max_bytes: int) -> AbstractContextManager[memoryview]:
-        """Lend bytes from `offset`, never across a file's end; empty at the log's end."""
+        """Lend a view of the bytes from `offset` on, up to a file's end; empty at the log's end."""
         ...
 
     def file_range(self, offset: int, max_bytes: int) -> FileRange:
-        """Return the same range as a place in a file, for sendfile."""
+        """Return the same bytes as a range of a file, for sendfile."""
         ...
 
     def append_replica(self, offset: int, data: bytes | memoryview) -> int:
-        """Append at `offset`, which must be the end; return the new end. StoreFullError appends
-        nothing.
+        """Append at `offset`, which must be the end; return the new end.
+
+        StoreFullError: nothing was appended.
         """
         ...
 
     def replica_range(self, offset: int, max_bytes: int) -> FileRange:
-        """Return room at the end to splice into; `commit_replica` makes it part of the log."""
+        """Return a file range at the log's end to splice into, for `commit_replica`."""
         ...
 
     def commit_replica(self, offset: int, size: int) -> int:
-        """Take `size` bytes that were spliced at `offset` into the log; return the new end."""
+        """Make `size` bytes that were spliced at `offset` part of the log; return the new end."""
         ...
 
     def replica_failed(self, offset: int, size: int, failure: OSError) -> StoreError:
-        """Clear what a failed splice into `replica_range` left; return the error to raise."""
+        """Clear the bytes that a failed splice left in its range; return the error to raise."""
         ...
 
     def begin_at(self, offset: int) -> None:
@@ -85,20 +85,21 @@ class ReplicaLog(Protocol):
         ...
 
     def set_aside(self, name: str) -> str:
-        """Rename everything into `rescued/<name>/` and go on empty; return where it lies."""
+        """Move all files to `rescued/<name>/` and go on empty; return that path."""
         ...
 
     def archive(self, offset: int, name: str) -> int:
-        """Copy what is beyond `offset` to `rescued/<name>/`, synced; return the bytes copied."""
+        """Copy the log beyond `offset` to `rescued/<name>/`, synced; return the bytes copied."""
         ...
 
     def truncate(self, offset: int) -> None:
-        """Clear what is beyond `offset`, synced, queues and index with it."""
+        """Cut the log at `offset`, and queues and index with it; synced."""
         ...
 
     def flush(self) -> int:
-        """Sync all that is written; return `flushed_offset`. StoreBrokenError: closed until a
-        restart.
+        """Sync all written bytes; return `flushed_offset`.
+
+        StoreBrokenError: the store is closed until a restart.
         """
         ...
 
@@ -108,23 +109,24 @@ class ReplicaLog(Protocol):
 
     @property
     def dispatched_offset(self) -> int:
-        """How far queues, index and the idempotence window know the log."""
+        """How far replay has read the log into queues, index and deduplication window."""
         ...
 
     def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
-        """Wait until replay has reached `offset`; False when it took too long."""
+        """Wait until replay has reached `offset`; False after the timeout."""
         ...
 
     def free_bytes(self) -> int:
-        """Return the room left on the log's disk."""
+        """Return the free space on the log's disk."""
         ...
 
     def record_size(self, offset: int, *, check: bool = False) -> int | None:
-        """Return the size of the whole record at `offset`, None when there is none: by its head
-        alone, or by all of it, CRC included.
+        """Return the size of the whole record at `offset`, None when there is none.
+
+        Only the record's header is checked, with `check` all of it, CRC included.
         """
         ...
 
-    def behind_blank(self, offset: int) -> int:
-        """Return where the next file starts when a blank begins at `offset`, else `offset`."""
+    def after_blank(self, offset: int) -> int:
+        """Return the end of the blank that starts at `offset`, else `offset`: a file ends there."""
         ...

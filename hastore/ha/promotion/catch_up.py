@@ -1,5 +1,5 @@
-"""Copy what a more advanced node has, before a promotion opens
-(docs/failover.md, "Promotion", step 4).
+"""A promotion's catch-up: copy the log of a more advanced node (docs/failover.md, "Promotion",
+step 4). Called by the thread that promotes.
 """
 
 import logging
@@ -40,11 +40,12 @@ def catch_up(
     accept_loss: bool,
     on_progress: Callable[[int, int], None],
 ) -> None:
-    """Bring the own log to the answered state of `node`: cut to the common point, copy bytes
-    and entries.
+    """Bring this log to the state that `node` answered with its promise: cut to the common point,
+    then copy bytes and entries up to `end`.
 
-    PromotionRefused when the source is no longer as it answered, finally when it has not all that
-    this log lacks (`source_min`: its first byte); `on_progress(done, due)` in bytes.
+    PromotionRefused when the source has changed since it answered; final when the source lacks
+    bytes that this log needs (`source_min` is its first byte) or the logs share no known history.
+    GroupDisagrees when a confirmed record would be cut. Calls `on_progress(done, due)`, in bytes.
     """
     store, state = member.store, member.state
     _compare(member, node, address, history, source_min, end)
@@ -55,11 +56,12 @@ def catch_up(
         foreign = not state.history and store.max_offset > 0
         if not kept and forgotten_end(state.history, store.max_offset, history, end):
             raise PromotionRefused(
-                f"node {node} is ahead, and where its log and this node's parted is forgotten: so "
-                f"many epochs ago; promote node {node}, this node then copies its log anew",
+                f"node {node} is ahead, and where its log and this node's parted is forgotten: it "
+                f"was too many epochs ago; promote node {node}, this node then copies its log",
                 final=True,
             )
-        if common < store.min_offset or foreign:  # else a common point at 0: all of the tail goes
+        # A common point of 0 is no refusal: all of this log is then a tail, and is cut below.
+        if common < store.min_offset or foreign:
             raise PromotionRefused(
                 f"node {node} is ahead and shares no history with this node's log; promote "
                 f"node {node}",
@@ -89,14 +91,14 @@ def catch_up(
     finally:
         member.gate.close()
     if store.max_offset != end or last_epoch(state.history) != last_epoch(history):
-        raise PromotionRefused(f"the copy from node {node} ended early; asking anew")
+        raise PromotionRefused(f"the copy from node {node} ended early; asking again")
 
 
 def _compare(
     member: Member, node: int, address: str, history: History, source_min: int, end: int
 ) -> None:
-    """Compare what only a RocketMQ master vouches for, before anything is cut or copied: an empty
-    COPY that says the digest. PromotionRefused, finally, when the bytes differ.
+    """Compare bytes that no epoch vouches for, before anything is cut or copied, by a COPY of no
+    bytes that has the digest. PromotionRefused, final, when the bytes differ.
     """
     digest = digest_fields(member, history, source_min, end)
     if digest:
@@ -106,7 +108,7 @@ def _compare(
 
 
 def _ask(member: Member, hello: Hello, node: int, address: str, *, final: bool) -> Call:
-    """Call for a copy; PromotionRefused (finally, if so asked) for a refusal."""
+    """Call for a copy; PromotionRefused, with `final`, when the source refuses."""
     opened = call(address, hello, member.secret, member.clock, member.config.ha.hello_timeout_ms)
     try:
         check_peer(member, opened.hello, node, address)
@@ -163,7 +165,9 @@ def _receive(
             return
         for event in decoder.feed(buffer[:size]):
             if isinstance(event, FrameStart) and event.offset != member.store.max_offset:
-                raise ProtocolError(f"the copy goes on at {event.offset}")
+                raise ProtocolError(
+                    f"the copy continues at {event.offset}, the log at {member.store.max_offset}"
+                )
             if isinstance(event, Data):
                 if event.offset + len(event.data) > end:
                     raise ProtocolError("the copy goes beyond the answered end")
@@ -175,8 +179,8 @@ def _receive_some(sock: socket.socket, buffer: memoryview) -> int:
     try:
         return sock.recv_into(buffer)
     except TimeoutError as error:
-        raise ProtocolError("the copy's source fell silent") from error
+        raise ProtocolError("the copy's source sends nothing any more") from error
 
 
 def _refuse_full() -> None:
-    raise PromotionRefused("the disk is full in the middle of the catch-up; make room")
+    raise PromotionRefused("the disk is full during the catch-up; make room")

@@ -1,5 +1,6 @@
-"""Carry out one attempt at a promotion (docs/failover.md, "Promotion"): survey, promise,
-count, catch up, open.
+"""Carry out a promotion (docs/failover.md, "Promotion"): survey, promise, count, catch up, open.
+
+RoleService calls it from its thread. The decisions are in ha/rules/promotion.py.
 """
 
 import logging
@@ -29,8 +30,8 @@ class Flags:
 
 
 class Promoter:
-    """Attempts at a promotion of this node. One thread uses it; the gate keeps others out of
-    the log.
+    """Attempts at a promotion of this node. One thread uses it; the write gate keeps all other
+    writers out of the log.
     """
 
     def __init__(
@@ -42,17 +43,19 @@ class Promoter:
     ) -> None:
         self._member = member
         self._on_open = on_open  # called under the gate's lock, right before the gate opens
-        self._say = say  # the progress, for status
+        self._say = say  # takes the progress, for the status
         self._stopping = stopping
-        self._tried_epoch = 0  # of the last attempt in this promotion that raised its promise
+        self._tried_epoch = 0  # of this promotion's last attempt that asked for promises
 
     def attempt(
         self, config: Config, flags: Flags, *, before_promise: Callable[[], None]
     ) -> EpochEntry:
-        """Try once; return the opened epoch's entry. PromotionRefused says why not, and if finally.
+        """Try once; return the opened epoch's entry. PromotionRefused: it failed, perhaps for good
+        (`final`).
 
-        `config` proposes the epoch's `acks` and node list. Nothing is changed before the survey
-        suffices; then `before_promise` stops what follows a master, and the promises begin.
+        `config` has the new epoch's `acks` and node list. Nothing changes before the survey
+        suffices; then this calls `before_promise`, which stops following a master, and asks for
+        the promises.
         """
         member = self._member
         required = self._requirements(config)
@@ -83,13 +86,13 @@ class Promoter:
             required = _with_known(required, replies)
         self._require_enough(required, answers, replies, flags)
         self._catch_up(epoch, answers, replies, flags)
-        # Entries taken over may bring other `acks` and lists: then more answers are needed.
+        # Entries taken over may have other `acks` and lists, which need more answers.
         self._require_enough(_widest(required, self._requirements(config)), answers, replies, flags)
         return self._open(epoch, required)
 
     def _check_no_refusal(self, replies: list[SurveyReply], flags: Flags) -> None:
-        """A node that answers a survey by a refusal does not take this one for what it says it is:
-        its number is known with another store, say. An empty disk must not open under an old name.
+        """Refuse the promotion when a node refuses the survey: it does not accept this node's
+        identity. A node that has lost its disk must not open under its old number.
         """
         for reply in replies:
             if isinstance(reply.answer, Refused) and not flags.force_unclean:
@@ -98,11 +101,11 @@ class Promoter:
                 )
 
     def begin(self) -> None:
-        """Forget earlier attempts: the operator asks for a new promotion."""
+        """Start a new promotion: earlier attempts no longer count."""
         self._tried_epoch = 0
 
     def _check_overtaken(self, replies: list[SurveyReply]) -> None:
-        """End a promotion that somebody else's overtook: one that opened since the last attempt."""
+        """Refuse, finally, when another node has opened since this promotion's last attempt."""
         for reply in replies:
             if (
                 self._tried_epoch
@@ -111,8 +114,7 @@ class Promoter:
             ):
                 raise PromotionRefused(
                     f"node {reply.node} has opened epoch {reply.hello.open_epoch} since this "
-                    "promotion began; "
-                    "to supersede it run `hastore promote` again",
+                    "promotion began; to supersede it run `hastore promote` again",
                     final=True,
                 )
 
@@ -166,9 +168,7 @@ class Promoter:
         )
 
     def _collect(self, epoch: int, required: Requirements) -> list[SurveyReply]:
-        """Promise to itself, then ask every node. Only what they answer after their promise
-        counts.
-        """
+        """Promise the epoch itself, durably, then ask every other node; return their replies."""
         member = self._member
         self._say(f"asking for promises of epoch {epoch}")
         with member.gate.lock:
@@ -210,7 +210,7 @@ class Promoter:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
         except PromotionRefused:
             raise
-        except GroupDisagrees as error:  # asking again would only supersede everybody again
+        except GroupDisagrees as error:  # another attempt would supersede the others for nothing
             raise PromotionRefused(str(error), final=True) from error
         except HastoreError as error:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
@@ -247,20 +247,20 @@ class Promoter:
             raise PromotionRefused(f"epoch {promised} was promised to another node meanwhile")
 
     def wait_replayed(self) -> None:
-        """Wait until queues, index and the idempotence window have reached the log's end."""
+        """Wait until replay has read the log to its end."""
         store = self._member.store
         while not store.wait_dispatched(store.max_offset, 0.5):
             self._go_on(f"replaying the log: {store.dispatched_offset} of {store.max_offset}")
 
     def _go_on(self, progress: str) -> None:
-        """Say how far it is; what may take long ends here when the node stops."""
+        """Publish the progress; PromotionRefused when the node stops."""
         if self._stopping():
             raise PromotionRefused("the node stops")
         self._say(progress)
 
 
 def _with_known(required: Requirements, replies: list[SurveyReply]) -> Requirements:
-    """Add what the others know to be in force: a fresh node alone knows nothing."""
+    """Add what the other nodes know to be in force: a fresh node does not know it."""
     for reply in replies:
         if isinstance(reply.answer, Promised) and reply.answer.acks_min is not None:
             low, high = reply.answer.acks_min, reply.answer.acks_max

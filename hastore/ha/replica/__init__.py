@@ -1,1 +1,1 @@
-"""Change this node's copy of the log after another's: append, cut back, compare."""
+"""Changes to this node's log that follow another node's: append, cut back, compare."""

@@ -1,14 +1,14 @@
-"""Digests of what only a RocketMQ master vouches for.
+"""Digests of bytes that no epoch vouches for.
 
-Epoch 0 of a history names no writer: two nodes may have followed two RocketMQ masters, and nothing
-but the bytes tells. So before a node goes on from such bytes both ends compare a digest of them:
+Epoch 0 of a history names no writer: two nodes may have followed two RocketMQ masters, and only the
+bytes show it. So before a node continues from such bytes, both ends compare a digest of them:
 
     up to 64 MiB     all bytes
-    beyond           1024 windows of 64 KiB, evenly spread; the last one ends where the range does
+    beyond           1024 windows of 64 KiB, evenly spread; the last one ends where the range ends
 
-So logs that differ up to the end of the range are always told apart, and any stretch that differs
-and is at least as long as the space between two windows (16 MiB of 16 GiB) is found. A shorter one
-in the middle may pass; `cmp` of the stopped nodes' files tells.
+Logs that differ at the end of the range are always told apart. So is any differing stretch that is
+at least as long as the distance of two windows (16 MiB of 16 GiB). A shorter one in the middle may
+remain unnoticed; `cmp` of the stopped nodes' files finds it.
 """
 
 import hashlib
@@ -21,11 +21,11 @@ from hastore.protocol.hello import Hello
 
 WINDOWS = 1024
 WINDOW_BYTES = 64 * 1024
-READ_BYTES = 1024 * 1024  # at once
+READ_BYTES = 1024 * 1024  # per view of the log
 
 
 def windows(start: int, end: int) -> list[tuple[int, int]]:
-    """Return what of [start, end) is read, as ranges: at most 64 MiB in all."""
+    """Return the ranges of [start, end) that are read: at most 64 MiB in all."""
     length = end - start
     if length <= WINDOWS * WINDOW_BYTES:
         return [(start, end)] if length > 0 else []
@@ -43,7 +43,7 @@ def digest_of(store: ReplicaLog, start: int, end: int) -> bytes:
         while place < stop:
             with store.view(place, min(stop - place, READ_BYTES)) as view:
                 if not view:
-                    return b""  # retention took it meanwhile
+                    return b""  # retention has removed it meanwhile
                 digest.update(view)
                 place += len(view)
     return digest.digest()
@@ -52,7 +52,7 @@ def digest_of(store: ReplicaLog, start: int, end: int) -> bytes:
 def digest_fields(
     member: Member, history: History, min_offset: int, max_offset: int
 ) -> dict[str, Any]:
-    """Return the fields of a HELLO to a node with this history and log; none when none are due."""
+    """Return the digest fields of a HELLO to a node with this history and log; {} without need."""
     mine = member.state.history
     due = classic_range(
         mine, member.store.min_offset, member.store.max_offset, history, min_offset, max_offset
@@ -67,5 +67,5 @@ def digest_fields(
 
 
 def own_digest(store: ReplicaLog, hello: Hello) -> bytes:
-    """Return the digest of this log's bytes in the range that a caller named; b"" for none."""
+    """Return the digest of this log's bytes in the range that a caller named; b"" without one."""
     return digest_of(store, hello.digest_from, hello.digest_to) if hello.digest else b""

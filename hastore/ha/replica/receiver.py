@@ -1,5 +1,6 @@
-"""Take bytes from a master (or from a catch-up's source) into the own log, entry by entry,
-piece by piece.
+"""Append another node's bytes to this node's log, and take over its history entries on the way.
+
+A slave's link and a promotion's catch-up use it, each in its own thread.
 """
 
 import logging
@@ -11,14 +12,13 @@ from hastore.ha.rules.epochs import History, agreed, due_entries, next_start
 
 log = logging.getLogger(__name__)
 
-FULL_PAUSE_S = 0.5
-
 
 class Receiver:
     """Append what one peer sends, while the gate is open for its epoch.
 
-    An epoch's entry is taken over, durably, when the log ends exactly at its start: before that
-    offset is reported, and before a byte is written beyond.
+    A history entry is taken over, durably, when the log ends exactly at its start: before that
+    offset is reported, and before a byte beyond it is written. ProtocolError when the epoch may
+    not append any more.
     """
 
     def __init__(self, member: Member, epoch: int, history: History) -> None:
@@ -29,15 +29,13 @@ class Receiver:
         self._full = False
 
     def begin(self) -> None:
-        """Take over what is due before the first byte."""
+        """Take over the entries that start at the log's end, before the first byte."""
         with self._member.gate.entered(self._epoch) as mine:
             self._check(mine)
             self._take_entries()
 
     def room(self) -> int | None:
-        """Return how many bytes may follow before the next entry is due; None: no entry is to
-        come.
-        """
+        """Return how many bytes may follow before the next entry is due; None: no entry follows."""
         if self._bound is None:
             return None
         room = self._bound - self._member.store.max_offset
@@ -46,8 +44,8 @@ class Receiver:
         return room
 
     def append(self, offset: int, data: memoryview, while_full: Callable[[], None]) -> None:
-        """Append a piece. While the disk is full it waits here, calling `while_full`, and goes
-        on by itself.
+        """Append a piece of a body. While the disk is full this calls `while_full`, which waits,
+        and tries again.
         """
         gate, store = self._member.gate, self._member.store
         while len(data):
@@ -70,16 +68,18 @@ class Receiver:
             offset += len(piece)
             data = data[len(piece) :]
 
-    def drain(
+    def append_spliced(
         self,
         offset: int,
         move: Callable[[int, int, int], int],
         size: int,
         while_full: Callable[[], None],
     ) -> None:
-        """Let `move(fd, position, size)` put `size` bytes, which it holds and which belong at
-        `offset`, at the log's end. A move that fails ends the link (StoreError): what is left of
-        the bytes is nowhere to be had again.
+        """Append `size` bytes at `offset` by `move(fd, position, size)`, which has them in a pipe
+        and returns how many it wrote into the log's file.
+
+        StoreError when a move fails: the rest of the bytes in the pipe cannot be recovered, so the
+        link must end.
         """
         store = self._member.store
         while size:
@@ -96,7 +96,7 @@ class Receiver:
                         moved = move(place.fd, place.position, place.size)
                     except OSError as failure:
                         cause = store.replica_failed(offset, place.size, failure)
-                        raise StoreError(f"the link begins anew: {cause}") from failure
+                        raise StoreError(f"the link starts again: {cause}") from failure
                     store.commit_replica(offset, moved)
                     if room is not None and moved == room:
                         self._take_entries()
@@ -109,14 +109,14 @@ class Receiver:
             size -= moved
 
     def _say_full(self, error: StoreFullError) -> None:
-        """Say once that the disk is full, not at every try."""
+        """Log once, not at each try, that the disk is full."""
         if not self._full:
-            log.error("the disk is full, taking no bytes until there is room: %s", error)
+            log.error("the disk is full, nothing is appended until there is room: %s", error)
         self._full = True
 
     def _check(self, mine: bool) -> None:
         if not mine:
-            raise ProtocolError(f"epoch {self._epoch} is superseded; its bytes are taken no more")
+            raise ProtocolError(f"epoch {self._epoch} is superseded; its bytes are refused")
 
     def _take_entries(self) -> None:
         member = self._member

@@ -2,10 +2,10 @@
 (docs/failover.md, "Following and rejoin").
 
     1 archive the tail, synced -> 2 write the intent -> 3 clear the bytes, synced
-      -> 4 cut the history and drop the intent
+      -> 4 cut the history and drop the intent, in one durable write
 
-Steps 4 and 5 of the text are one durable write here. After a crash between 2 and 4, `finish_cut`
-repeats the rest before any HELLO; a crash before 2 leaves an archive too many and nothing cut.
+After a crash between 2 and 4, `finish_cut` repeats the rest before any HELLO. A crash before 2
+leaves an unneeded archive, and nothing is cut.
 """
 
 import logging
@@ -30,11 +30,12 @@ def cut_back(
     why: str,
     archive: bool = True,
 ) -> int:
-    """Archive and cut what is beyond `offset`, keep so many entries; return the bytes archived.
+    """Archive and cut the log beyond `offset`, keep the first `entries` history entries; return the
+    number of bytes archived.
 
-    `archive` False: for a tail that its master has just sent and sends again. The caller holds the
-    write gate. GroupDisagrees when a whole confirmed record would go, unless `accept_loss`;
-    ReplicationError for a place that this log does not have.
+    `archive` is False for a tail that the master has just sent and will send again. The caller
+    holds the write gate. GroupDisagrees when a whole confirmed record would be cut, unless
+    `accept_loss`; ReplicationError when `offset` or `entries` are outside this log.
     """
     end = store.max_offset
     if not store.min_offset <= offset <= end or not 0 <= entries <= len(state.history):
@@ -46,18 +47,17 @@ def cut_back(
         if not accept_loss:
             raise GroupDisagrees(
                 f"{why}: cutting at {offset} would lose confirmed records up to "
-                f"{store.confirmed_offset}; "
-                "the group disagrees. Compare `hastore status` of all nodes; to give them up "
-                "here (they are "
-                "archived under rescued/), run `hastore demote --accept-loss` for this node"
+                f"{store.confirmed_offset}; the group disagrees. Compare `hastore status` of all "
+                "nodes; to give them up here (they are archived under rescued/), run "
+                "`hastore demote --accept-loss` for this node"
             )
         log.error(
-            "%s: giving up confirmed records %d..%d as told", why, offset, store.confirmed_offset
+            "%s: --accept-loss gives up confirmed records, bytes %d to %d",
+            *(why, offset, store.confirmed_offset),
         )
     archived = 0
     if archive and offset < end:
-        # A partial record alone is no one's data, yet it is kept as well: an archive too many
-        # harms nobody.
+        # A partial record alone is nobody's data; archiving it as well does no harm.
         archived = store.archive(offset, f"{state.last_epoch}-{offset}")
     state.save(intent=CutIntent(offset, entries))
     finish_cut(store, state)
@@ -69,18 +69,18 @@ def loses_confirmed(store: ReplicaLog, cut: int) -> bool:
     """Whether a cut at `cut` would lose a whole confirmed record of this log."""
     if cut >= store.confirmed_offset:
         return False
-    first = store.behind_blank(cut)
+    first = store.after_blank(cut)
     size = store.record_size(first)
     return cut_loses_confirmed(first, store.confirmed_offset, size, store.whole_offset)
 
 
 def confirmed_for(store: ReplicaLog, hello: Hello, master: Hello) -> int:
-    """Return the confirmed offset that `hello` says to a master: no further than the last common
-    point (than this log's first offset, where that is greater) unless a whole record beyond it is
-    confirmed.
+    """Return the confirmed offset to send in `hello` to a master: at most the last common point, or
+    this log's first offset where that is greater, unless a whole record beyond it is confirmed.
 
-    A slave reports parts of a record, so the offset may lie inside one: that confirms no record,
-    and only this node knows where its records end.
+    Slaves report parts of records, so the own confirmed offset may lie inside a record. Such an
+    offset confirms no record beyond the common point, and only this node knows where its records
+    end.
     """
     common, _ = common_point(hello.history, hello.max_offset, master.history, master.max_offset)
     point = max(common, hello.min_offset)
@@ -90,14 +90,15 @@ def confirmed_for(store: ReplicaLog, hello: Hello, master: Hello) -> int:
 
 
 def entries_at(history: History, offset: int, shared: int) -> int:
-    """Return how many entries a cut at `offset` leaves: the shared ones, and those that start
-    right there. They go when the entries, or bytes, that follow are taken over (`epochs.agreed`).
+    """Return how many entries a cut at `offset` leaves: the `shared` ones, and all that start at or
+    below `offset`. Those that the master does not know are dropped together with taking over what
+    follows (`epochs.agreed`).
     """
     return max(shared, sum(1 for entry in history if entry.start <= offset))
 
 
 def finish_cut(store: ReplicaLog, state: NodeState) -> None:
-    """Do, or repeat after a crash, all that an intent asks for. Does nothing without one."""
+    """Carry out the cut of the intent, or repeat it after a crash. Does nothing without one."""
     intent = state.data.intent
     if intent is None:
         return

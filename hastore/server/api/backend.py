@@ -34,7 +34,37 @@ class Transfer(Protocol):
         ...
 
 
-class ApiStore(PullSource, Protocol):
+class ApiReader(PullSource, Protocol):
+    """A store's MessageReader, as the API uses it."""
+
+    def query_key(
+        self, topic: str, key: str, *, max_messages: int = 32, begin_ms: int = 0, end_ms: int = ...
+    ) -> list[int]:
+        """Return the physical offsets of the records with a key, newest first."""
+        ...
+
+    def record_at(self, offset: int) -> Record | None:
+        """Return the record that begins at an offset."""
+        ...
+
+    def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
+        """Return the first queue offset stored at or after a time."""
+        ...
+
+
+class QueueRanges(Protocol):
+    """A store's consume queues, as the API uses them."""
+
+    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
+        """Return the first and the next queue offset of a queue."""
+        ...
+
+    def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
+        """Return the range of each queue of each topic."""
+        ...
+
+
+class ApiStore(Protocol):
     """The reading side of MessageStore."""
 
     @property
@@ -62,26 +92,14 @@ class ApiStore(PullSource, Protocol):
         """How far replay has come: the queues know all records below it."""
         ...
 
-    def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
-        """Return the first and the next queue offset of a queue."""
+    @property
+    def reader(self) -> ApiReader:
+        """Pulls, and records by offset, key and time."""
         ...
 
-    def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
-        """Return the range of each queue of each topic."""
-        ...
-
-    def query_key(
-        self, topic: str, key: str, *, max_messages: int = 32, begin_ms: int = 0, end_ms: int = ...
-    ) -> list[int]:
-        """Return the physical offsets of the records with a key, newest first."""
-        ...
-
-    def record_at(self, offset: int) -> Record | None:
-        """Return the record that begins at an offset."""
-        ...
-
-    def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the first queue offset stored at or after a time."""
+    @property
+    def queues(self) -> QueueRanges:
+        """The topics, and the range of each of their queues."""
         ...
 
 

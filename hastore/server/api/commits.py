@@ -134,5 +134,5 @@ class CommitHandler:
             history, end = self._backend.history(), store.max_offset
             standing, _ = check_position(history, end, place.epoch, place.offset)
             return standing is Standing.AGREED
-        known = store.queue_range(topic, queue)
+        known = store.queues.queue_range(topic, queue)
         return known is not None and place.queue_offset <= known[1]

@@ -69,7 +69,7 @@ class PositionTable:
     def catch_up(self) -> bool:
         """Read on, at most 1 MiB; return whether the readable end was reached."""
         store = self._backend.store
-        known = store.queue_range(POSITIONS_TOPIC, QUEUE)
+        known = store.queues.queue_range(POSITIONS_TOPIC, QUEUE)
         if known is None:
             self._forget()
             return True
@@ -78,7 +78,7 @@ class PositionTable:
             self._next = known[0]
         history = self._backend.history()
         pulled = self._reader.next(
-            store, max(self._next or 0, known[0]),
+            store.reader, max(self._next or 0, known[0]),
             max_messages=4096, max_bytes=_CHUNK_BYTES, limit_offset=store.readable_offset,
         )  # fmt: skip
         if self._backend.history() != history:  # a flip may have cut away the bytes just read

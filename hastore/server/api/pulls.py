@@ -106,7 +106,7 @@ class PullHandler:
         for key in list(self._parked):
             waiting = self._parked[key]
             try:
-                known = self._backend.store.queue_range(*key)
+                known = self._backend.store.queues.queue_range(*key)
             except Exception as failure:  # it affects all pulls parked for this queue
                 for each in waiting:
                     self._end(each, self._failed(each.request, failure), None)
@@ -199,7 +199,7 @@ class PullHandler:
                 return self._lost(history, request, at), None
             if standing is Standing.BEHIND:
                 return Pulled(request.rid, PullStatus.NO_NEW, place.queue_offset), None
-        found = store.pull(
+        found = store.reader.pull(
             request.topic,
             request.queue_id,
             place.queue_offset,
@@ -231,7 +231,7 @@ class PullHandler:
     def _lost(self, history: History, request: Pull, common: int) -> Pulled:
         """Answer with the position after the queue's last record below the common point."""
         store = self._backend.store
-        known = store.queue_range(request.topic, request.queue_id) or (0, 0)
+        known = store.queues.queue_range(request.topic, request.queue_id) or (0, 0)
         low, high = known[0], min(known[1], request.position.queue_offset)
         before: tuple[int, int] | None = None
         while low < high:  # find the last record that starts below the common point
@@ -251,7 +251,7 @@ class PullHandler:
         )  # fmt: skip
 
     def _offset_of(self, request: Pull, queue_offset: int) -> int | None:
-        found = self._backend.store.pull(
+        found = self._backend.store.reader.pull(
             request.topic, request.queue_id, queue_offset,
             max_messages=1, max_bytes=1, limit_offset=self._backend.store.max_offset,
         )  # fmt: skip

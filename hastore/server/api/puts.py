@@ -340,7 +340,7 @@ class PutHandler:
     def _original(self, offset: int) -> Record | None:
         """Return a duplicate's original; None if the disk cannot read it either."""
         try:
-            return self._backend.store.record_at(offset)
+            return self._backend.store.reader.record_at(offset)
         except (OSError, StoreError) as failure:
             self._failures.note("a look at a duplicate's original", failure)
             return None

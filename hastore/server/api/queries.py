@@ -43,14 +43,14 @@ def answer_query(
 
 
 def _topics(backend: ApiBackend, request: AskTopics) -> Reply:
-    topics = backend.store.topics()
+    topics = backend.store.queues.topics()
     if request.topic is not None:
         topics = {name: queues for name, queues in topics.items() if name == request.topic}
     return Topics(request.rid, topics, backend.master_map().default_queues)
 
 
 def _by_key(backend: ApiBackend, request: FindKey) -> Answer:
-    offsets = backend.store.query_key(
+    offsets = backend.store.reader.query_key(
         request.topic,
         request.key,
         max_messages=request.max_messages,
@@ -61,7 +61,7 @@ def _by_key(backend: ApiBackend, request: FindKey) -> Answer:
     records: list[bytes] = []
     size = 0
     for offset in offsets:
-        record = backend.store.record_at(offset)
+        record = backend.store.reader.record_at(offset)
         if record is None or offset + record.size > limit:
             continue
         if record.topic != request.topic or request.key not in record.keys:
@@ -77,17 +77,17 @@ def _by_offset(backend: ApiBackend, request: FindOffset) -> Answer:
     store = backend.store
     record = None
     if store.min_offset <= request.offset < store.readable_offset:
-        record = store.record_at(request.offset)
+        record = store.reader.record_at(request.offset)
     if record is None or request.offset + record.size > store.readable_offset:
         return Found(request.rid, 0), b""
     return Found(request.rid, 1), encode_record(record)
 
 
 def _by_time(backend: ApiBackend, request: FindTime) -> Reply:
-    known = backend.store.queue_range(request.topic, request.queue_id)
+    known = backend.store.queues.queue_range(request.topic, request.queue_id)
     if known is None:
         return Failed(request.rid, "NO_SUCH_QUEUE", f"no queue {request.queue_id} of that topic")
-    found = backend.store.queue_offset_by_time(
+    found = backend.store.reader.queue_offset_by_time(
         request.topic, request.queue_id, request.timestamp_ms
     )
     return TimeFound(request.rid, found)

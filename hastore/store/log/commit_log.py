@@ -23,7 +23,6 @@ from hastore.errors import StoreError, StoreFullError, StoreUncertainError, Usag
 from hastore.record.codec import pack_blank
 from hastore.record.layout import BLANK_SIZE
 from hastore.service import OnFailure
-from hastore.store.fs.file_names import file_name
 from hastore.store.fs.filesystem import NO_ROOM, File, FileSystem
 from hastore.store.log.allocate import AllocateService
 from hastore.store.log.health import StoreHealth
@@ -31,7 +30,6 @@ from hastore.store.log.mapped_file import FileRange, MappedFile
 from hastore.store.log.mapped_file_queue import MappedFileQueue
 
 HOT_BYTES = 64 << 20
-_COPY_BYTES = 1 << 20
 _AHEAD_AT_ONCE_BYTES = (
     64 << 20
 )  # files up to this size are reserved as soon as the one before begins
@@ -80,7 +78,6 @@ class CommitLog:
         self.allocator = AllocateService(
             fs, f"{root}/hastore/spare", file_size, on_failure=on_failure, warm=warm_files
         )
-        self._fs = fs
         self._health = health
         self._written_from = 0  # what lies below was there when this process began
         self._want_at: int | None = 0  # ask for the next file once the log has come so far
@@ -296,26 +293,3 @@ class CommitLog:
         if file is not None:
             file.file.zero(offset - file.start, file.end - offset)
             file.sync()
-
-    def copy_to(self, offset: int, directory: str) -> int:
-        """Copy [offset, max_offset) to sparse files of the same names, synced; returns its size."""
-        self._fs.make_dirs(directory)
-        copied = 0
-        while offset < self.max_offset:
-            file = self.queue.find(offset)
-            if file is None:
-                raise StoreError(f"no file holds offset {offset}")
-            end = min(file.end, self.max_offset)
-            target = self._fs.open(f"{directory}/{file_name(file.start)}", create=True)
-            try:
-                target.truncate(0)
-                while offset < end:
-                    data = file.file.pread(min(_COPY_BYTES, end - offset), offset - file.start)
-                    target.pwrite(data, offset - file.start)
-                    offset += len(data)
-                    copied += len(data)
-                target.sync()
-            finally:
-                target.close()
-        self._fs.sync_dir(directory)
-        return copied

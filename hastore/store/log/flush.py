@@ -146,30 +146,3 @@ class FlushService(Service):
         """Wake the thread and all who wait for it."""
         with self._changed:
             self._changed.notify_all()
-
-
-class HousekeepingService(Service):
-    """Call `step` every `interval_ms`: derived files, checkpoint, snapshots."""
-
-    def __init__(
-        self,
-        step: Callable[[], None],
-        *,
-        interval_ms: int,
-        on_failure: OnFailure,
-    ) -> None:
-        super().__init__("StoreHousekeepingService", on_failure=on_failure)
-        self._step = step
-        self._interval_s = interval_ms / 1000
-        self.failure_reason: str | None = None
-
-    def run(self) -> None:
-        """Step until stopped; a full disk is reported once and tried again."""
-        while not self.stopping.wait(self._interval_s):
-            try:
-                self._step()
-                self.failure_reason = None
-            except (OSError, StoreError) as failure:
-                if self.failure_reason is None:
-                    log.error("store housekeeping failed: %s", failure)
-                self.failure_reason = str(failure)

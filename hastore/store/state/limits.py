@@ -15,16 +15,15 @@ everything below them was whole when they were written. They hold while the same
 
 import struct
 import threading
-import zlib
 from typing import NamedTuple
 
 from hastore.errors import StoreBrokenError
 from hastore.store.fs.filesystem import File, FileSystem
+from hastore.store.state.crc_frame import FRAME_BYTES, CrcFrame
 
-_SLOT = struct.Struct(">4sIQ16sqqqqqqqq")
-_CRC = struct.Struct(">I")
-_MAGIC = b"HSLM"
-_VERSION = 1
+_FRAME = CrcFrame(b"HSLM", 1)
+_SLOT = struct.Struct(">Q16sqqqqqqqq")  # the fields of Limits, in their order
+_SLOT_BYTES = _SLOT.size + FRAME_BYTES
 _SLOT_AT = (0, 2048)
 _PAGE_SIZE = 4096
 RECOVERY_STEP_BYTES = 32 << 20  # a recovery reads between one and two steps back
@@ -187,16 +186,10 @@ class LimitsPage:
 
     def _write(self, limits: Limits) -> None:
         if self._file is not None:
-            body = _SLOT.pack(_MAGIC, _VERSION, *limits)  # the fields are in the slot's order
-            self._file.pwrite(body + _CRC.pack(zlib.crc32(body)), _SLOT_AT[limits.sequence & 1])
+            self._file.pwrite(_FRAME.pack(_SLOT.pack(*limits)), _SLOT_AT[limits.sequence & 1])
         self.now = limits
 
 
 def _unpack(raw: bytes, at: int) -> Limits | None:
-    if len(raw) < at + _SLOT.size + _CRC.size:
-        return None
-    magic, version, *fields = _SLOT.unpack_from(raw, at)
-    (crc,) = _CRC.unpack_from(raw, at + _SLOT.size)
-    if magic != _MAGIC or version != _VERSION or crc != zlib.crc32(raw[at : at + _SLOT.size]):
-        return None
-    return Limits(*fields)
+    content = _FRAME.unpack(raw[at : at + _SLOT_BYTES])
+    return None if content is None else Limits(*_SLOT.unpack(content))

@@ -10,16 +10,15 @@ file: a store that RocketMQ wrote is replayed once.
 
 import struct
 import threading
-import zlib
 from typing import NamedTuple
 
 from hastore.store.fs.filesystem import File, FileSystem
 from hastore.store.fs.sync_files import sync_all
+from hastore.store.state.crc_frame import FRAME_BYTES, CrcFrame
 
-_STATE = struct.Struct(">4si16sqqiii")
-_CRC = struct.Struct(">I")
-_MAGIC = b"HSRP"
-_VERSION = 1
+_FRAME = CrcFrame(b"HSRP", 1)
+_STATE = struct.Struct(">16sqqiii")
+_STATE_BYTES = _STATE.size + FRAME_BYTES
 _FILE_SIZE = 4096
 BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
@@ -67,11 +66,11 @@ class ReplayState:
         if not self._fs.exists(self._path):
             return Progress(0, 0, False)
         raw = self._fs.read_bytes(self._path, _FILE_SIZE)
-        body = raw[: _STATE.size]
-        if len(raw) < _STATE.size + 4 or _CRC.unpack_from(raw, _STATE.size)[0] != zlib.crc32(body):
+        content = _FRAME.unpack(raw[:_STATE_BYTES])
+        if content is None:
             return Progress(0, 0, False)
-        magic, version, boot_id, dispatched, synced, *sizes = _STATE.unpack(body)
-        if magic != _MAGIC or version != _VERSION or tuple(sizes) != self._sizes:
+        boot_id, dispatched, synced, *sizes = _STATE.unpack(content)
+        if tuple(sizes) != self._sizes:
             return Progress(0, 0, False)
         self.dispatched, self.synced = dispatched, synced
         return Progress(dispatched, synced, boot_id == self._this_boot)
@@ -119,8 +118,8 @@ class ReplayState:
             self._file = None
 
     def _write(self, dispatched: int, synced: int) -> None:
-        body = _STATE.pack(_MAGIC, _VERSION, self._boot_id, dispatched, synced, *self._sizes)
-        self._open().pwrite(body + _CRC.pack(zlib.crc32(body)), 0)
+        content = _STATE.pack(self._boot_id, dispatched, synced, *self._sizes)
+        self._open().pwrite(_FRAME.pack(content), 0)
         self.dispatched, self.synced = dispatched, synced
 
     def _open(self) -> File:

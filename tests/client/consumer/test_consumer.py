@@ -84,7 +84,7 @@ def test_what_comes_later_is_delivered_at_once(node: Node, monkeypatch: pytest.M
 
 def test_nothing_beyond_the_readable_offset(node: Node) -> None:
     fill(node, 8)
-    node.backend.store.confirmed = node.backend.store.queues["t", 3][0][0]
+    node.backend.store.confirmed = node.backend.store.units["t", 3][0][0]
     with Consumer("t", [node.address]) as consumer:
         assert sorted(int(m.body) for m in read(consumer, 3)) == [0, 1, 2]
         assert consumer.poll(timeout_s=0.1) == []
@@ -160,13 +160,13 @@ class TestLost:
                 producer.send_sync("t", b"%d" % i, queue=0)
         consumer = Consumer("t", [node.address], queues=[0], **options)  # type: ignore[arg-type]
         assert len(read(consumer, 10)) == 10
-        units = node.backend.store.queues["t", 0]
+        units = node.backend.store.units["t", 0]
         node.backend.entries = [(65537, 0), (131074, units[6][0])]
         return consumer
 
     def test_an_error_that_names_the_common_point(self, node: Node) -> None:
         consumer = self.cut(node, "g")
-        with pytest.raises(PositionLostError, match="6 still holds") as caught:
+        with pytest.raises(PositionLostError, match="6 is still valid") as caught:
             read(consumer, 1)
         assert caught.value.queue_id == 0
         with pytest.raises(PositionLostError):

@@ -241,7 +241,7 @@ def test_a_reply_of_other_records_than_it_says_is_damage() -> None:
     for fields in ({"count": 9}, {"last_offset": 77}):
         bench = Bench()
         bench.found(0, 10, **fields)
-        with pytest.raises(CorruptRecordError, match="has others in it"):
+        with pytest.raises(CorruptRecordError, match="does not hold the"):
             bench.take()
 
 

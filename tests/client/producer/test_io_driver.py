@@ -212,7 +212,7 @@ def test_signals_at_any_instant_leave_nobody_waiting(node: Node) -> None:
     assert called == [future for future in futures if future in with_callback]
     assert max(slowest) < 60.0
     assert cut > 100 and len(slowest) > 10
-    assert len(node.backend.store.queues["t", 1]) == len(called)
+    assert len(node.backend.store.units["t", 1]) == len(called)
 
 
 def test_closing_ends_a_caller_that_waits(node: Node) -> None:

@@ -240,7 +240,7 @@ print(len(sent))
 def test_forked_the_child_is_told_and_the_parent_goes_on(node: Node, scheme: str) -> None:
     said, errors = run(FORK, node.address.replace("tcp", scheme, 1))
     assert errors == ""
-    queues = node.backend.store.queues
+    queues = node.backend.store.units
     assert int(said) == len(queues["t", 0]) - 1
     assert len(queues["t", 1]) == len(queues["t", 2]) == 20
 
@@ -328,7 +328,7 @@ def test_multiprocessing(node: Node, tmp_path: pathlib.Path, kind: str) -> None:
         env={**os.environ, "PYTHONPATH": str(ROOT)},
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
-    assert len(node.backend.store.queues["t", 0]) == 4
+    assert len(node.backend.store.units["t", 0]) == 4
 
 
 def test_it_cannot_be_pickled_or_copied(node: Node) -> None:

@@ -18,7 +18,7 @@ from hastore.ha.master.group_transfer import Need
 from hastore.ha.rules.epochs import EpochEntry
 from hastore.ha.slave import slave_stream
 from hastore.protocol.hello import Purpose, StreamFrom
-from hastore.store import store_cuts
+from hastore.store import retention
 from tests.ha.nodes import FILE_SIZE, wait_for
 
 
@@ -80,7 +80,7 @@ def test_a_backlog_of_several_files_comes_over_whole(pair, make_group):
     in_step(master, slave)
     for node in (master, slave):
         wait_for(lambda node=node: node.store.dispatched_offset == node.store.max_offset)
-    assert slave.store.topics() == master.store.topics()
+    assert slave.store.queues.topics() == master.store.queues.topics()
 
 
 def test_nothing_is_confirmed_without_the_slave(pair):
@@ -262,12 +262,12 @@ def test_a_slave_beyond_reach_sets_its_store_aside(make_group):
     early, number = two.bytes(), two.state.data.store_id
     two.unfollow()
     fill(one, 3 * FILE_SIZE + 1000)
-    before = store_cuts.expired_files
-    store_cuts.expired_files = lambda *_: 2  # the two oldest files have expired
+    before = retention.expired_files
+    retention.expired_files = lambda *_: 2  # the two oldest files have expired
     try:
-        assert one.store.delete_expired(None) == 2
+        assert one.store.retention.delete_expired(None) == 2
     finally:
-        store_cuts.expired_files = before
+        retention.expired_files = before
     assert one.store.min_offset == 2 * FILE_SIZE
     two.follow()
     in_step(one, two)

@@ -58,7 +58,7 @@ def test_a_position_that_a_failover_cut_away_holds_nobody_back(
     client: Client, backend: FakeBackend
 ) -> None:
     fill(client, 6)
-    units = backend.store.queues["t", 0]
+    units = backend.store.units["t", 0]
     lost = api.Position(5, 65537, units[4][0])
     assert client.ask(api.Commit(2, "g", "t", {0: lost})).status is api.Status.PUT_OK
     assert isinstance(client.ask(commit(3, 2)), api.Failed)
@@ -105,11 +105,19 @@ def test_a_waiting_commit_whose_time_is_up_is_refused(client: Client, backend: F
     client.send(commit(2, 12))
     until(lambda: backend.transfer.waiting)
     client.send(api.Commit(3, "g", "t", {0: api.Position(5)}, timeout_ms=1, back=[0]))
-    committed(client)  # an answer behind it: it waits by now
-    time.sleep(0.002)  # its own time, no more
+    client.send(api.Fetch(99, "g", "t"))
+    replies: dict[int, Any] = {}
+
+    def receive_until(*rids: int) -> None:
+        while not replies.keys() >= set(rids):
+            reply, _ = client.receive()
+            replies[reply.rid] = reply
+
+    receive_until(99)  # the node has seen commit 3 by then
+    time.sleep(0.002)  # longer than its timeout
     backend.transfer.hold = False
     backend.transfer.end_all()
-    replies = {reply.rid: reply for reply, _ in (client.receive(), client.receive())}
+    receive_until(2, 3)
     assert replies[2].status is api.Status.PUT_OK
     assert isinstance(replies[3], api.Failed) and replies[3].status == "BUSY"
     assert committed(client) == {0: 12}
@@ -138,7 +146,7 @@ def test_a_waiting_commit_ends_with_its_connection(
     assert {client.receive()[0].rid, client.receive()[0].rid} == {2, 5}
     assert committed(client) == {0: 13}
     until(lambda: not server._fetches)
-    at = backend.store.queues[api.POSITIONS_TOPIC, 0]
+    at = backend.store.units[api.POSITIONS_TOPIC, 0]
     assert len(at) == 2, "the commit of a connection that had ended was taken"
 
 
@@ -166,7 +174,7 @@ def test_a_commit_that_a_failover_cut_away_counts_no_more(
     fill(client)
     backend.store.confirmed = len(backend.store.log)
     assert client.ask(commit(2, 12)).status is api.Status.PUT_OK
-    cut = backend.store.queues[api.POSITIONS_TOPIC, 0].pop()[0]
+    cut = backend.store.units[api.POSITIONS_TOPIC, 0].pop()[0]
     del backend.store.log[cut:]
     assert client.ask(commit(3, 5)).status is api.Status.PUT_OK
 

@@ -82,7 +82,7 @@ def test_a_file_removed_before_it_is_opened_is_what_retention_took(
     passes(store)
     reply = client.ask(api.Pull(1, "TopicA", 0, api.Position(0)))
     assert reply.status is api.PullStatus.OFFSET_TOO_SMALL
-    assert reply.next_queue_offset == store.queue_range("TopicA", 0)[0] > 0
+    assert reply.next_queue_offset == store.queues.queue_range("TopicA", 0)[0] > 0
     assert client.ask(api.Pull(2, "TopicA", 0, api.Position(reply.next_queue_offset))).count > 0
 
 
@@ -137,8 +137,8 @@ def test_readers_beside_retention_hear_records_or_what_is_kept(
         fill(store, 400 + 100 * turn, 100)
         for _ in range(3):
             if chance.random() < 0.5:
-                store._log.queue.release()
-            store.delete_expired(None)
+                store.log.queue.release()
+            store.retention.delete_expired(None)
         if not problems:
             assert enough.acquire(timeout=60) or problems
     ended.set()

@@ -32,10 +32,10 @@ def fill(store: MessageStore, numbers: range) -> list[int]:
 
 def flips(backend: FakeBackend, store: MessageStore, common: int) -> Any:
     """Let the log be cut and written anew by another epoch while the next pull has its bytes."""
-    real = store.pull
+    real = store.reader.pull
 
     def pull(*args: Any, **limits: Any) -> Any:
-        backend.store.pull = real
+        backend.store.reader.pull = real
         found = real(*args, **limits)
         store.set_limits(readable=common)
         store.truncate(common)
@@ -62,7 +62,7 @@ def test_bytes_that_a_flip_cut_away_are_not_given_as_the_new_epochs(
         client = Client(server.endpoint)
         try:
             place = api.Position(7, OLD, offsets[6]) if known else api.Position(5)
-            monkeypatch.setattr(store, "pull", flips(backend, store, offsets[5]))
+            monkeypatch.setattr(store.reader, "pull", flips(backend, store, offsets[5]))
             reply = client.ask(api.Pull(1, "TopicA", 0, place))
             assert isinstance(reply, api.Pulled), reply
             if known:
@@ -88,10 +88,10 @@ def test_positions_that_a_flip_cut_away_are_not_kept_as_the_new_epochs(
         backend.store = store
         backend.entries = [(OLD, 0)]
         table = PositionTable(backend, SYSTEM_CLOCK)
-        real = store.pull
+        real = store.reader.pull
 
         def pull(*args: Any, **limits: Any) -> Any:
-            monkeypatch.setattr(store, "pull", real)
+            monkeypatch.setattr(store.reader, "pull", real)
             found = real(*args, **limits)
             store.set_limits(readable=common)
             store.truncate(common)
@@ -100,7 +100,7 @@ def test_positions_that_a_flip_cut_away_are_not_kept_as_the_new_epochs(
             store.set_limits(readable=store.max_offset)
             return found
 
-        monkeypatch.setattr(store, "pull", pull)
+        monkeypatch.setattr(store.reader, "pull", pull)
         while not table.catch_up():
             pass
         assert table.find("g", "t")[0].queue_offset == 1

@@ -386,12 +386,12 @@ class TestPending:
 
 def test_pull_gives_records_up_to_the_readable_offset(client: Client, backend: FakeBackend) -> None:
     client.ask(api.Put(1), b"".join(record(body=b"%d" % i) for i in range(5)))
-    backend.store.confirmed = backend.store.queues["t", 0][3][0]
+    backend.store.confirmed = backend.store.units["t", 0][3][0]
     reply = client.ask(api.Pull(2, "t", 0, api.Position(1)))
     assert reply.status is api.PullStatus.FOUND
     assert (reply.count, reply.next_queue_offset) == (2, 3)
     assert decode_record(client.payload).body == b"1"
-    assert reply.epochs == [(65537, backend.store.queues["t", 0][1][0])]
+    assert reply.epochs == [(65537, backend.store.units["t", 0][1][0])]
 
 
 def test_a_parked_pull_is_woken_by_what_becomes_readable(
@@ -435,7 +435,7 @@ def test_a_position_that_a_failover_cut_names_the_common_point(
     client: Client, backend: FakeBackend
 ) -> None:
     client.ask(api.Put(1), b"".join(record(body=b"%d" % i) for i in range(6)))
-    units = backend.store.queues["t", 0]
+    units = backend.store.units["t", 0]
     backend.entries = [(65537, 0), (131074, units[3][0])]
     lost = api.Position(5, 65537, units[4][0])
     reply = client.ask(api.Pull(2, "t", 0, lost))
@@ -457,7 +457,7 @@ def test_positions_are_kept_and_follow_the_log(client: Client, backend: FakeBack
     client.ask(api.Commit(3, "g", "t", {0: api.Position(6)}))
     assert client.ask(api.Fetch(4, "g", "t")).positions == {0: api.Position(6), 1: places[1]}
     assert client.ask(api.Fetch(5, "other", "t")).positions == {}
-    assert backend.store.query_key(api.POSITIONS_TOPIC, "g")
+    assert backend.store.reader.query_key(api.POSITIONS_TOPIC, "g")
 
 
 def test_positions_are_read_again_when_the_log_was_cut(
@@ -466,7 +466,7 @@ def test_positions_are_read_again_when_the_log_was_cut(
     client.ask(api.Commit(1, "g", "t", {0: api.Position(1)}))
     client.ask(api.Commit(2, "g", "t", {0: api.Position(2)}))
     assert client.ask(api.Fetch(3, "g", "t")).positions == {0: api.Position(2)}
-    units = backend.store.queues[api.POSITIONS_TOPIC, 0]
+    units = backend.store.units[api.POSITIONS_TOPIC, 0]
     cut = units.pop()[0]
     del backend.store.log[cut:]
     assert client.ask(api.Fetch(4, "g", "t")).positions == {0: api.Position(1)}

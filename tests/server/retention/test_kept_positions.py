@@ -74,7 +74,7 @@ def written(
 ) -> int:  # fmt: skip
     """How many records are written anew, as if all that the log has now were about to go."""
     assert store.wait_dispatched(store.max_offset, 60)
-    return kept.write_anew(
+    return kept.rewrite(
         epoch, store, store.max_offset, put_ or store.put_encoded, 1, pause
     )  # fmt: skip
 
@@ -83,9 +83,9 @@ def in_log(store: MessageStore) -> PositionMap:
     """What a node with nothing but this log knows."""
     said = PositionMap()
     assert store.wait_dispatched(store.max_offset, 60)
-    at = (store.queue_range(POSITIONS_TOPIC, QUEUE) or (0, 0))[0]
+    at = (store.queues.queue_range(POSITIONS_TOPIC, QUEUE) or (0, 0))[0]
     while True:
-        pulled = store.pull(
+        pulled = store.reader.pull(
             POSITIONS_TOPIC, QUEUE, at,
             max_messages=100, max_bytes=1 << 20, limit_offset=store.max_offset,
         )  # fmt: skip
@@ -137,7 +137,7 @@ def test_a_new_master_writes_anew_what_its_log_lacks_and_no_more(tmp_path: pathl
         assert store.wait_dispatched(store.max_offset, 60)
         begin = store.max_offset
         for epoch in (65537, 131073):
-            count = kept.write_anew(epoch, store, first, store.put_encoded, 1, go_on)
+            count = kept.rewrite(epoch, store, first, store.put_encoded, 1, go_on)
             assert count == (2 if epoch == 65537 else 0)
             assert store.wait_dispatched(store.max_offset, 60)
         said = in_log(store)
@@ -215,13 +215,13 @@ def test_a_damaged_commit_loses_itself_alone(
         begin = store.max_offset
         end = commit(store, "g", {0: 2})
         commit(store, "h", {0: 3})
-        with open(store._log.queue.files[0].path, "r+b") as file:
+        with open(store.log.queue.files[0].path, "r+b") as file:
             file.seek((begin + end) // 2)
             file.write(b"\xff\xfe")
         kept = kept_in(store)
         assert kept.gather(store, store.max_offset, go_on)
         assert (found(kept, "g"), found(kept, "h")) == ({0: 1}, {0: 3})
-    assert any("a position is lost" in record.message for record in caplog.records)
+    assert any("a committed position is lost" in record.message for record in caplog.records)
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_a_slave_that_stands_still_pins_the_log_up_to_the_hold(make_group: Group
     wait_for(lambda: len(master.ha.slaves()) == 2)
     # Its link lives and its log stands: as with a full disk.
     stand = stuck.store.max_offset
-    with stuck.store._log.lock:
+    with stuck.store.log.lock:
         fill(master, 4)
         wait_for(lambda: master.store.confirmed_offset == master.store.max_offset)
         service, clock = service_of(master)

@@ -274,7 +274,7 @@ def test_readers_run_beside_a_writer(tmp_path: Path) -> None:
             while not stop.is_set():
                 offset, end = 0, store.whole_offset
                 while offset < end:
-                    record = store.record_at(offset)
+                    record = store.reader.record_at(offset)
                     if record is None:
                         offset += 65536 - offset % 65536
                     else:

@@ -70,15 +70,15 @@ def faulty(root: Path, failures: list[str] | None = None, **changes: object) -> 
 def test_flushed_moves_with_the_sync_and_is_told(tmp_path: Path) -> None:
     told: list[int] = []
     with opened(tmp_path) as store:
-        store.on_flushed = told.append
+        store.flush_service.on_flushed = told.append
         end = put(store, message(0))[0].end_offset
         assert (store.flushed_offset, told) == (0, [])
         assert store.flush() == end == store.flushed_offset
         assert store.flush() == end
         assert told == [end]
-        assert store.wait_flushed(end or 0, 0)
+        assert store.flush_service.wait_flushed(end or 0, 0)
         put(store, message(1))
-        assert store.wait_flushed(store.max_offset, 60)
+        assert store.flush_service.wait_flushed(store.max_offset, 60)
         assert told == [end, store.max_offset]
 
 
@@ -89,7 +89,7 @@ def test_synchronous_puts_share_syncs(tmp_path: Path) -> None:
     def work() -> None:
         for number in range(20):
             end = put(store, message(number))[0].end_offset
-            assert end is not None and store.wait_flushed(end, 60)
+            assert end is not None and store.flush_service.wait_flushed(end, 60)
 
     threads = [threading.Thread(target=work) for _ in range(8)]
     for thread in threads:
@@ -104,7 +104,7 @@ def test_synchronous_puts_share_syncs(tmp_path: Path) -> None:
 def test_asynchronous_flush_by_interval(tmp_path: Path) -> None:
     with opened(tmp_path, flush_interval_ms=20) as store:
         moved = threading.Event()
-        store.on_flushed = lambda offset: moved.set()
+        store.flush_service.on_flushed = lambda offset: moved.set()
         put(store, message(0))
         assert moved.wait(60)
         assert store.flushed_offset == store.max_offset
@@ -125,7 +125,7 @@ def test_a_failed_sync_closes_the_store_for_ever(tmp_path: Path) -> None:
         store.flush,
         lambda: put(store, message(2)),
         lambda: store.append_replica(store.max_offset, b"x"),
-        lambda: store.wait_flushed(store.max_offset, 60),
+        lambda: store.flush_service.wait_flushed(store.max_offset, 60),
         lambda: store.truncate(0),
     ):
         with pytest.raises(StoreBrokenError):
@@ -147,12 +147,12 @@ def test_a_sync_that_no_descriptor_is_left_for_is_tried_again(tmp_path: Path) ->
     store = faulty(tmp_path, failures, flush=Flush.SYNC)
     FaultyFileSystem.full_table = True
     end = put(store, message(0))[0].end_offset
-    assert end is not None and not store.wait_flushed(end, 0.05)
+    assert end is not None and not store.flush_service.wait_flushed(end, 0.05)
     with pytest.raises(StoreError, match="not synced yet.*raise the limit of open files"):
         store.flush()
     wait_until(lambda: any("not synced yet" in each for each in store.problems), 60, "no problem")
     FaultyFileSystem.full_table = False
-    assert store.wait_flushed(end, 30)
+    assert store.flush_service.wait_flushed(end, 30)
     wait_until(lambda: not store.problems, 60, "still a problem")
     assert failures == [] and store.broken_reason is None
     store.close()
@@ -165,7 +165,7 @@ def test_a_failed_background_sync_is_told_to_who_waits(tmp_path: Path) -> None:
     end = store.put_encoded([message(0)])[0][0].end_offset
     assert end is not None
     with pytest.raises(StoreBrokenError):
-        store.wait_flushed(end, 60)
+        store.flush_service.wait_flushed(end, 60)
     assert failures == ["store"]
     with pytest.raises(StoreBrokenError):
         store.close()
@@ -189,16 +189,13 @@ def test_a_write_error_closes_the_store_a_full_disk_does_not(tmp_path: Path) -> 
         store.close()
 
 
-def test_limits_survive_kill_9_and_wake_readers(tmp_path: Path) -> None:
+def test_limits_survive_kill_9_and_are_told(tmp_path: Path) -> None:
     with opened(tmp_path / "a") as store:
         put(store, message(0), message(1))
-        woken: list[int] = []
-        waiter = threading.Thread(target=lambda: woken.append(store.wait_readable(0, 60)))
-        waiter.start()
+        told: list[int] = []
+        store.on_readable = lambda: told.append(store.readable_offset)
         store.set_limits(confirmed=100, readable=150)
-        waiter.join()
-        assert woken == [150]
-        assert store.wait_readable(150, 0) == 150
+        assert told == [150]
         copy = crash_copy(store, tmp_path / "b")
     with opened(copy) as store:
         assert (store.confirmed_offset, store.readable_offset) == (100, 150)

@@ -246,7 +246,7 @@ def test_rocketmq_stores_open_and_go_on(tmp_path: Path, name: str, end: int, kil
         assert (result.offset, result.queue_offset) == (end, 0)
         assert read_log(root)[:end] == before[:end]
         again = put(store, message(2, topic="TopicA", queue_id=1))[0]
-        known = store.queue_range("TopicA", 1)
+        known = store.queues.queue_range("TopicA", 1)
         assert known is not None and again.queue_offset in (known[1], known[1] - 1)
 
 
@@ -381,10 +381,10 @@ def test_a_kill_between_a_queue_files_making_and_its_length(tmp_path: Path) -> N
     (queue / f"{6000 * len(list(queue.iterdir())):020}").touch()
     with opened(copy) as store:
         assert len(bodies(store)) == 200
-        assert store.queue_range("TopicA", 0) == (0, 200)
+        assert store.queues.queue_range("TopicA", 0) == (0, 200)
         fill(store, 200, first=200)
         assert len(bodies(store)) == 400
-        assert store.queue_range("TopicA", 0) == (0, 400)
+        assert store.queues.queue_range("TopicA", 0) == (0, 400)
 
 
 def test_a_directory_that_cannot_be_made(tmp_path: Path) -> None:

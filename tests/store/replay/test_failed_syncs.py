@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import StoreError, SyncFailedError
-from hastore.store import store_life
+from hastore.store import housekeeping
 from hastore.store.message_store import MessageStore
 from tests.store.derived_files import Derived
 from tests.store.faulty import BAD_DISK, NO_SPACE, FaultyFileSystem
@@ -48,21 +48,18 @@ def kept(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[tuple[MessageStore, FaultyFileSystem, Keeper]]:
     """A store whose housekeeping runs every 5 ms."""
-    fs, keepers = FaultyFileSystem(), []
+    fs = FaultyFileSystem()
 
-    class Counted(store_life.HousekeepingService):
-        def __init__(self, step: Callable[[], None], **settings: object) -> None:
-            keepers.append(Keeper(step))
-            super().__init__(keepers[0], **settings | {"interval_ms": 5})  # type: ignore[arg-type]
-
-    monkeypatch.setattr(store_life, "HousekeepingService", Counted)
     store = MessageStore(config(root), store_host=HOST, fs=fs)
+    keeper = Keeper(store._housekeeping.keep)
+    monkeypatch.setattr(store._housekeeping, "keep", keeper)
+    monkeypatch.setattr(housekeeping, "INTERVAL_S", 0.005)
     store.open()
     try:
-        yield store, fs, keepers[0]
+        yield store, fs, keeper
     finally:
         fs.heal()
-        if store._life.is_open:
+        if store.is_open:
             store.close()
 
 
@@ -75,7 +72,7 @@ def test_a_failed_sync_is_shown_until_a_restart_has_rebuilt_the_files(
         put(store, message(0))
         assert len(bodies(store)) == 1
         keeper.wait()
-        before, synced = store._life._checkpoint.now, store._parts.build._state.synced
+        before, synced = store._checkpoint.now, store.replay._state.synced
         assert store.problems == [] and before.queue_timestamp_ms and synced == store.max_offset
         fs.fail("sync", part)
         put(store, message(1), message(2))
@@ -87,8 +84,8 @@ def test_a_failed_sync_is_shown_until_a_restart_has_rebuilt_the_files(
         assert len(bodies(store)) == 4  # reads still work
         keeper.wait()
         assert any(f"from offset {synced} on" in problem for problem in store.problems)
-        assert store._parts.build._state.synced == synced
-        assert store._life._checkpoint.now == before
+        assert store.replay._state.synced == synced
+        assert store._checkpoint.now == before
         copy = crash_copy(store, tmp_path / "b")
         lose_pages(Path(copy), kept_bytes=20 if part == QUEUE else 0)
         with pytest.raises(StoreError, match="did not stop cleanly"):
@@ -97,7 +94,7 @@ def test_a_failed_sync_is_shown_until_a_restart_has_rebuilt_the_files(
     for left in (copy, root):
         with opened(left) as again:  # same boot, but the page cache cannot be trusted
             assert len(bodies(again)) == 4
-            assert [len(again.query_key("TopicA", f"key{n}")) for n in range(4)] == [1] * 4
+            assert [len(again.reader.query_key("TopicA", f"key{n}")) for n in range(4)] == [1] * 4
 
 
 def lose_pages(root: Path, *, kept_bytes: int) -> None:
@@ -113,7 +110,7 @@ def test_a_full_disk_at_the_snapshot_is_shown_until_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with kept(tmp_path, monkeypatch) as (store, fs, keeper):
-        monkeypatch.setattr(store._parts.window, "_snapshot_step", 1)
+        monkeypatch.setattr(store._window, "_snapshot_step", 1)
 
         def full(call: str, path: str) -> None:
             if call == "write" and path.endswith("idempotence.tmp"):
@@ -126,11 +123,11 @@ def test_a_full_disk_at_the_snapshot_is_shown_until_there_is_room(
         for _ in range(3):
             keeper.wait()
             assert any("No space left" in problem for problem in store.problems)
-        assert store._parts.build._state.synced == 0
+        assert store.replay._state.synced == 0
         fs.heal()
         keeper.wait()
         assert store.problems == []
-        assert store._parts.build._state.synced == store.max_offset
+        assert store.replay._state.synced == store.max_offset
 
 
 @pytest.mark.parametrize("part", [QUEUE, INDEX])

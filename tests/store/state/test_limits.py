@@ -7,7 +7,8 @@ import pytest
 
 from hastore.errors import StoreBrokenError
 from hastore.store.fs.filesystem import REAL
-from hastore.store.state.checkpoint import AbortFile, Checkpoint, CheckpointFile
+from hastore.store.state.abort_file import AbortFile
+from hastore.store.state.checkpoint import Checkpoint, CheckpointFile
 from hastore.store.state.limits import (
     RECOVERY_STEP_BYTES,
     Limits,

@@ -1,0 +1,85 @@
+"""The store's housekeeping: once a second, sync derived files and write RocketMQ's checkpoint.
+
+`keep` runs in this service's thread while the store is open, and once more in the thread that
+closes the store, after this thread has ended.
+"""
+
+import logging
+from collections.abc import Callable
+
+from hastore.errors import StoreError
+from hastore.service import OnFailure, Service
+from hastore.store.derived.index.key_index import KeyIndex
+from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
+from hastore.store.log.flush import FlushService
+from hastore.store.replay.service import IndexBuildService
+from hastore.store.state.checkpoint import Checkpoint, CheckpointFile
+from hastore.store.state.limits import LimitsPage
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 1.0
+
+
+class HousekeepingService(Service):
+    """Call `keep` every INTERVAL_S; what fails is reported once and tried again."""
+
+    def __init__(
+        self,
+        check_place: Callable[[], None],
+        flush_service: FlushService,
+        replay: IndexBuildService,
+        queues: ConsumeQueueTable,
+        index: KeyIndex,
+        limits: LimitsPage,
+        checkpoint: CheckpointFile,
+        *,
+        on_failure: OnFailure,
+    ) -> None:
+        """Prepare; `check_place()` raises StoreMovedError when the store's folder is gone."""
+        super().__init__("StoreHousekeepingService", on_failure=on_failure)
+        self.failure_reason: str | None = None  # why the last call failed, for the status
+        self._check_place = check_place
+        self._flush_service = flush_service
+        self._replay = replay
+        self._queues = queues
+        self._index = index
+        self._limits = limits
+        self._checkpoint = checkpoint
+
+    def run(self) -> None:
+        """Keep house until stopped."""
+        while not self.stopping.wait(INTERVAL_S):
+            try:
+                self.keep()
+                self.failure_reason = None
+            except (OSError, StoreError) as failure:
+                if self.failure_reason is None:
+                    log.error("store housekeeping failed: %s", failure)
+                self.failure_reason = str(failure)
+
+    def keep(self) -> None:
+        """Sync the derived files, and note in the checkpoint how far everything is synced.
+
+        StoreMovedError; SyncFailedError from then on at each call, once a sync of derived files has
+        failed; OSError, StoreError: a later call may succeed.
+        """
+        self._check_place()
+        self._replay.flush()
+        flushed = self._flush_service.flushed_offset
+        old = self._checkpoint.now
+        queue_ms = self._queues.flushed_timestamp_ms
+        now = Checkpoint(
+            # The queues know the time of every record that they hold; the log is synced so far.
+            log_timestamp_ms=(
+                max(queue_ms, old.log_timestamp_ms)
+                if self._replay.dispatched_offset <= flushed
+                else old.log_timestamp_ms
+            ),
+            queue_timestamp_ms=max(queue_ms, old.queue_timestamp_ms),
+            index_timestamp_ms=self._index.full_timestamp_ms,
+            master_flushed_offset=0,
+            confirmed_offset=self._limits.now.confirmed_offset,
+        )
+        if now != old:
+            self._checkpoint.save(now, sync=True)

@@ -1,0 +1,88 @@
+"""Find records in the log by their headers: at an offset, or one after the other.
+
+Functions over a CommitLog; they change nothing and hold no state. Any thread may call them for
+bytes below `max_offset`. Bodies are read only where a docstring says so.
+"""
+
+from hastore.record.codec import check_blank, check_record, layout_of
+from hastore.record.layout import (
+    BLANK_SIZE,
+    MIN_RECORD_SIZE,
+    SIZE_AND_MAGIC,
+    V1_MAGIC,
+    V2_MAGIC,
+    store_at,
+)
+from hastore.store.log.commit_log import CommitLog
+
+
+def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
+    """Return the store timestamp of the record at `offset`; None without one."""
+    with log.view(offset, MIN_RECORD_SIZE) as view:
+        if len(view) < MIN_RECORD_SIZE:
+            return None
+        size, magic = SIZE_AND_MAGIC.unpack_from(view)
+    if magic not in (V1_MAGIC, V2_MAGIC):
+        return None
+    with log.view(offset, size) as view:
+        layout = layout_of(view, 0, len(view))
+        if layout is None:
+            return None
+        at = store_at(layout[3])
+        return int.from_bytes(view[at : at + 8], signed=True)
+
+
+def whole_end(log: CommitLog, start: int) -> int:
+    """Return the end of the last whole record, or blank, from a record's start on.
+
+    The caller holds the log's lock: nothing may append or cut meanwhile.
+    """
+    offset, end = start, log.max_offset
+    while offset < end:
+        left = log.file_size - offset % log.file_size
+        with log.map_view(offset, left) as view:
+            have = len(view)
+            at = 0
+            while have - at >= MIN_RECORD_SIZE or have - at >= BLANK_SIZE:
+                size, magic = SIZE_AND_MAGIC.unpack_from(view, at)
+                if magic in (V1_MAGIC, V2_MAGIC):
+                    whole = MIN_RECORD_SIZE <= size <= have - at
+                else:  # a blank, whole when all of the file is there
+                    whole = size == left - at == have - at
+                if not whole:
+                    return offset + at
+                at += size
+        if at < left:
+            return offset + at
+        offset += left
+    return offset
+
+
+def cut_point(log: CommitLog, offset: int) -> int:
+    """Return the end of the last whole record, or blank, at or below `offset`.
+
+    That is `offset` itself when a record ends or begins there, which is found by reading the record
+    at `offset` whole; else the file is walked from its start. The caller holds the log's lock.
+    """
+    start = max(log.min_offset, offset - offset % log.file_size)
+    if _is_record_end(log, offset):
+        return offset
+    end = whole_end(log, start)
+    if end <= offset:
+        return end
+    while True:
+        with log.map_view(start, 4) as view:
+            size = int.from_bytes(view)
+        if start + size > offset:
+            return start
+        start += size
+
+
+def _is_record_end(log: CommitLog, offset: int) -> bool:
+    if offset in (log.min_offset, log.record_end) or offset % log.file_size == 0:
+        return True
+    if offset >= log.max_offset:
+        return False
+    with log.map_view(offset, log.file_size) as view:
+        size = len(view)
+        return bool(check_record(view, 0, size, offset) or check_blank(view, 0, size))

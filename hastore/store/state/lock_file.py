@@ -1,0 +1,30 @@
+"""`lock`: while its lock is held, no other process, hastore or RocketMQ, has the store."""
+
+from hastore.store.fs.filesystem import File, FileSystem
+
+
+class LockFile:
+    """The store's lock; calls come from one thread at a time, but for `is_in_place`."""
+
+    def __init__(self, fs: FileSystem, root: str) -> None:
+        self.path = f"{root}/lock"
+        self._fs = fs
+        self._root = root
+        self._file: File | None = None
+
+    def take(self) -> None:
+        """Take the lock, unless this object holds it; makes the root. StoreInUseError, OSError."""
+        if self._file is None:
+            self._fs.make_dirs(self._root)
+            self._file = self._fs.lock(self.path)
+
+    def give_back(self) -> None:
+        """Give the lock back, if it is held."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+    def is_in_place(self) -> bool:
+        """Whether the path still names the locked file; True while no lock is held."""
+        file = self._file
+        return file is None or self._fs.is_same_file(self.path, file)
