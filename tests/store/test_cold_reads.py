@@ -225,7 +225,7 @@ def test_a_slow_disk_gives_what_it_has_read_by_then(
     monkeypatch.setattr(message_reader, "COLD_MS", 20.0)
     monkeypatch.setattr(cold.reader, "_clock", slow)
     monkeypatch.setattr(message_reader, "_GAP_BYTES", 0)
-    monkeypatch.setattr(message_reader._read, "__defaults__", (0,))
+    monkeypatch.setattr(message_reader._read_cold, "__defaults__", (0,))
     disk.before_read = take
     got, at = [], 0
     while at < whole.next_queue_offset:
