@@ -170,7 +170,7 @@ def parse(path):
 
 
 def imports(tree):
-    """Yield (line, dotted module) of each import, `from x import y` as x.y."""
+    """Yield (line, dotted name) of each import; `from x import y` is x.y."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -296,10 +296,10 @@ def test_files_are_reached_through_the_shim(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_public_things_say_what_they_do(path):
+def test_public_modules_classes_and_functions_have_docstrings(path):
     tree = parse(path)
     if tree.body:
-        assert ast.get_docstring(tree), f"{path}: a module says what it is for"
+        assert ast.get_docstring(tree), f"{path}: the module has no docstring"
     for node in tree.body:
         public = [node]
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -311,7 +311,7 @@ def test_public_things_say_what_they_do(path):
                 assert overload or ast.get_docstring(one), f"{path}:{one.lineno}: {one.name}"
 
 
-def test_the_package_has_no_leftovers():
+def test_the_package_has_no_unfinished_work():
     marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplemented\b(?!Error)")
     for path in MODULES:
         for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -319,9 +319,9 @@ def test_the_package_has_no_leftovers():
             assert allowed_here or not marks.search(line), f"{path}:{number}: {line.strip()}"
 
 
-def test_comments_name_documents_that_the_product_has():
+def test_documents_that_comments_name_exist():
     named = re.compile(r"\b([A-Za-z][A-Za-z0-9_/-]*\.md)\b")
     for path in (*ALL_PYTHON, *sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"):
         for name in named.findall(path.read_text()):
             there = any((base / name).exists() for base in (ROOT, ROOT / "docs", path.parent))
-            assert there, f"{path}: {name} is no document of this project"
+            assert there, f"{path}: there is no document {name}"
