@@ -1,4 +1,4 @@
-"""A named thread with an orderly life: start, stop, join."""
+"""A named thread with a start and a stop."""
 
 import logging
 import threading
@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-OnFailure = Callable[[str, BaseException], None]  # a service's name, and what ended its thread
+OnFailure = Callable[[str, BaseException], None]  # the service's name, the exception
 
 
 def raise_failure(_name: str, failure: BaseException) -> None:
-    """Raise the failure once more, in its thread, where `threading.excepthook` prints it: for who
-    runs a service without a node around it.
+    """Raise the failure again in its thread, where `threading.excepthook` prints it; for a service
+    that runs outside a node.
     """
     raise failure
 
@@ -19,10 +19,10 @@ def raise_failure(_name: str, failure: BaseException) -> None:
 class Service:
     """Run `run()` in one daemon thread named after the service.
 
-    A subclass implements `run()`, which returns soon after `stopping` is set, and `wake()` when
-    its thread may sleep on something else than `stopping`. An exception that escapes `run()` is
-    logged and handed to `on_failure`, which nobody can leave out: a service never dies in silence.
-    A node's ends the node (docs/architecture.md, "When a thread fails").
+    A subclass implements `run()`, which returns soon after `stopping` is set, and `wake()` if its
+    thread can block on anything but `stopping`. An exception that escapes `run()` is kept in
+    `failure`, logged, and passed to `on_failure` from that thread; in a node that ends the node
+    (docs/architecture.md, "When a thread fails"). A `run()` that returns early is not reported.
     """
 
     def __init__(self, name: str, *, on_failure: OnFailure) -> None:
@@ -38,7 +38,7 @@ class Service:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread; a second call is an error."""
+        """Start the thread; RuntimeError at a second call."""
         if self._thread is not None:
             raise RuntimeError(f"{self.name} was started twice")
         self._thread = threading.Thread(target=self._guarded, name=self.name, daemon=True)
@@ -49,11 +49,12 @@ class Service:
         raise NotImplementedError
 
     def wake(self) -> None:
-        """Wake the thread out of whatever it sleeps on, so that it sees `stopping`."""
+        """Wake the thread from a blocking call, so that it sees `stopping`."""
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """Ask the thread to end and wait for it; False when it still runs after `timeout_s`
-        seconds.
+        """Ask the thread to end and wait for it; False if it still runs after `timeout_s`.
+
+        Called from the service's own thread, it does not wait and returns True.
         """
         self.stopping.set()
         self.wake()
@@ -66,7 +67,7 @@ class Service:
     def _guarded(self) -> None:
         try:
             self.run()
-        except BaseException as failure:  # handed on below: a thread's death must be known
+        except BaseException as failure:  # any exception ends the thread: it is reported
             self.failure = failure
             log.exception("%s died", self.name)
             self._on_failure(self.name, failure)

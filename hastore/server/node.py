@@ -1,5 +1,7 @@
-"""A node: store, replication, client API and HTTP put together, from the ready line to the
-clean stop.
+"""A node: composes store, replication, client API and HTTP, and starts and stops them.
+
+`run_node` is the process: it follows the configuration file, handles signals, prints the ready line
+and turns a failure of the node into an exception.
 """
 
 import logging
@@ -49,7 +51,7 @@ READY_WAIT_S = 60.0
 
 
 class Node:
-    """One running node. `start` and `stop` are called once, from the same thread."""
+    """One node. `start` and `stop` are called once each, from the same thread."""
 
     def __init__(
         self,
@@ -62,7 +64,7 @@ class Node:
         self.config = config
         self._fs = fs
         self._failing = threading.Lock()
-        self.failed = threading.Event()  # a thread has failed: the node is to end
+        self.failed = threading.Event()  # set when the node must end
         root = config.store.root
         own = config.nodes[config.node]
         self.store = MessageStore(
@@ -111,13 +113,13 @@ class Node:
 
     @property
     def http_address(self) -> str:
-        """The real address of the HTTP port."""
+        """The address that the HTTP port is bound to; before `start` the configured one."""
         return self._http.address if self._http is not None else self._http_address
 
     def start(self) -> None:
-        """Recover the store, bind the ports, take up the role. A failure leaves nothing running.
+        """Recover the store, bind the ports, start the threads. After a failure nothing runs.
 
-        StoreInUseError, StoreBrokenError: the store. ConfigError: a port that cannot be bound.
+        StoreInUseError, StoreBrokenError: the store. ConfigError: a port cannot be bound.
         """
         self._open_store()
         try:
@@ -138,7 +140,7 @@ class Node:
     def _open_store(self) -> None:
         config, state = self.config, self.state
         try:
-            self.store.lock()  # before node.json is read: another process may be writing it
+            self.store.lock()  # before reading node.json: another process may write it
             try:
                 state.load(config.node, config.cluster, config.group)
                 intent = state.data.intent
@@ -156,20 +158,20 @@ class Node:
             ) from error
 
     def _open_state(self) -> None:
-        """Finish a cut that a crash interrupted, mark what a power loss may have taken; before
-        any HELLO.
+        """Finish a rewind that a crash interrupted, and mark the store unclean if a power loss may
+        have taken bytes. Runs before any HELLO.
         """
         config, state, store = self.config, self.state, self.store
         if not self._fs.exists(f"{config.store.root}/hastore/node.json") and store.max_offset > 0:
             log.warning(
-                "this store has no node state: its bytes count as another's until a master "
-                "says otherwise"
+                "this store has a log but no node state: its bytes count as another group's until "
+                "a master confirms them"
             )
         self._kept.load()
         finish_cut(store, state)
         alone = len(config.nodes) == 1
         state.begin_boot(config.ha.ack_point.value, alone=alone, log_end=store.max_offset)
-        # Without a link a slave's readers stop at what is confirmed; a master opens its own limit.
+        # Without a link a slave's readers stop at the confirmed offset; a master sets its limit.
         classic = config.ha.classic_master is not None and state.last_epoch == CLASSIC_EPOCH
         limit = store.whole_offset if classic else min(store.confirmed_offset, store.max_offset)
         store.set_limits(readable=limit)
@@ -192,7 +194,7 @@ class Node:
         self.api.start()
 
     def ready_line(self) -> str:
-        """Return the line for stdout."""
+        """Return the line that is printed to stdout once the node serves."""
         return (
             f"ready node={self.config.node} role={self.roles.role} epoch={self.state.last_epoch} "
             f"api={self.api.endpoint} ha={self.ha_address} http={self.http_address} "
@@ -200,9 +202,9 @@ class Node:
         )
 
     def stop(self) -> None:
-        """Stop cleanly: no more puts, answer what waits, close links, sync and close the store.
+        """Stop cleanly: refuse puts, answer waiting ones, close links, sync and close the store.
 
-        A step that fails keeps no later one from being done; the first failure is raised.
+        Each step runs even if an earlier one fails; the first failure is raised.
         """
         self.backend.begin_stop()
         failure: Exception | None = None
@@ -227,25 +229,27 @@ class Node:
             if not failed:
                 self.state.end_cleanly()
         finally:
-            self.store.unlock()  # after node.json: the next start reads what this one left
+            self.store.unlock()  # after node.json is written: the next start reads it
         if failure is not None:
             raise failure
 
     def _on_failure(self, name: str, failure: BaseException) -> None:
-        """Note a failure. A closed store stays and says why; a dead service, or a store that is not
-        in its place any more, ends the node.
+        """Note a failure; called from the failing thread.
+
+        The failure of a service ends the node, and so does a store whose folder was moved or
+        removed. A store that closed for another reason leaves the node running, with its reason.
         """
         log.critical("%s failed: %s", name, failure)
         if name != "store":
             with self._failing:
-                if self.backend.failure is None:  # the first may be what the others died of
+                if self.backend.failure is None:  # the first may have caused the others
                     self.backend.failure = f"{name} failed: {failure!r}"
         if name != "store" or isinstance(failure, StoreMovedError):
             self.failed.set()
 
 
 class ConfigWatch:
-    """Notice that the configuration file changed; a file that does not validate changes nothing."""
+    """Notice changes of the configuration file; a file that does not validate is not followed."""
 
     def __init__(self, path: str, overrides: Mapping[str, str], fs: FileSystem = REAL) -> None:
         self._path = path
@@ -253,15 +257,16 @@ class ConfigWatch:
         self._fs = fs
         self._seen = fs.read_bytes(path)
         self._unreadable = False
-        self.problem: str | None = None  # why the last change is not followed, for the status
+        self.problem: str | None = None  # why the last change is not followed; in the status
 
     def first(self) -> Config:
-        """Return the configuration as it is now; ConfigError when it is wrong."""
+        """Return the configuration read by the constructor; ConfigError if it is invalid."""
         return self._parse(self._seen)
 
     def changed(self) -> Config | None:
-        """Return the new configuration when the file's content changed, once; ConfigError when
-        it is wrong.
+        """Return the new configuration once after each change of the file; None without a change.
+
+        ConfigError if it is invalid, or, once, if the file cannot be read.
         """
         try:
             content = self._fs.read_bytes(self._path)
@@ -269,7 +274,7 @@ class ConfigWatch:
             if not self._unreadable:
                 self._unreadable = True
                 raise ConfigError(
-                    f"{self._path}: {error.strerror}; the node goes on as it is"
+                    f"{self._path}: {error.strerror}; the node keeps its configuration"
                 ) from error
             return None
         if self._unreadable:
@@ -280,8 +285,8 @@ class ConfigWatch:
         return self._parse(content)
 
     def follow(self) -> Config | None:
-        """Return the new configuration, once; a file that does not validate is logged, not
-        followed.
+        """Return the new configuration once after each change; an invalid one is logged and noted
+        in `problem` instead.
         """
         try:
             config = self.changed()
@@ -306,12 +311,12 @@ class ConfigWatch:
 def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     """Run a node in the foreground until SIGTERM or SIGINT; return its exit code.
 
-    `kind` has been checked against the file's role by the command. Errors of the start are raised,
-    and NodeFailedError when an inner thread has failed, StoreBrokenError when the store was closed.
+    The command has checked `kind` against the role in the file. Raises the errors of the start,
+    NodeFailedError if a thread of the node failed, and StoreBrokenError if the store was closed.
     """
     level = os.environ.get("HASTORE_LOG", "INFO").upper()
     if level not in LOG_LEVELS:
-        raise UsageError(f"HASTORE_LOG={level}: one of {', '.join(LOG_LEVELS)}")
+        raise UsageError(f"HASTORE_LOG={level} is no log level; use one of {', '.join(LOG_LEVELS)}")
     logging.basicConfig(
         stream=sys.stderr,
         level=level,
@@ -342,44 +347,44 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
 
 
 def _end(node: Node) -> None:
-    """Stop a node, and raise what ended it, so that it is said last."""
+    """Stop a node and raise the failure that ended it, so that it is printed last."""
     try:
         node.stop()
     except Exception:
         if node.backend.failure is None:
             raise
-        log.exception("and the stop failed too")  # a thread less: that one is the reason
+        log.exception("the stop failed too")  # the failure of the thread is the reason
     if node.store.broken_reason is not None:
         raise StoreBrokenError(str(node.store.broken_reason))
     if node.backend.failure is not None:
         raise NodeFailedError(
             f"node {node.config.node} has ended itself: {node.backend.failure}; its log above says "
-            "where. Start it again, or let a supervisor do so; report it if it comes back"
+            "where. Start it again, or let a supervisor do so; report it if it happens again"
         )
 
 
 def _raise_descriptor_limit() -> None:
-    """Take all descriptors that the system grants: a thousand clients need more than the usual."""
+    """Raise the soft limit of open files to the hard one: a thousand clients need it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _announce(node: Node, ending: threading.Event) -> None:
-    """Print the ready line once the node serves, or has said on stderr what it waits for."""
+    """Print the ready line once the node serves or has logged what it waits for."""
     waited = 0.0
     while not node.roles.settled.wait(0.05):
         waited += 0.05
         if ending.is_set() or node.failed.is_set():
             return
         if waited > READY_WAIT_S:
-            log.warning("not settled yet: %s", node.roles.reason)
+            log.warning("the node does not serve yet: %s", node.roles.reason)
             break
     print(node.ready_line(), flush=True)
 
 
 def _store_host(api: str) -> Host:
-    """Return the address that goes into stored records; a host name is resolved."""
+    """Return the address that is written into stored records; a host name is resolved."""
     endpoint = parse_address(api.removeprefix("tcp://"))
     assert endpoint is not None, "the configuration was checked"
     host, port = endpoint

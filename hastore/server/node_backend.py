@@ -1,4 +1,8 @@
-"""NodeBackend: the node as its client API, its HTTP port and `hastore status` see it."""
+"""NodeBackend: the node as its client API, its HTTP port and `hastore status` see it.
+
+It implements ApiBackend (server/api/backend.py). It holds the write gate around a put, and
+otherwise only reads the state of store, replication and role.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -22,7 +26,7 @@ NOT_WRITABLE = Status.SERVICE_NOT_AVAILABLE
 
 
 class NodeBackend:
-    """Answer questions about one node; every method may be called from any thread."""
+    """One node as an ApiBackend; every method may be called from any thread."""
 
     def __init__(
         self,
@@ -40,21 +44,21 @@ class NodeBackend:
         self._watchers: list[Callable[[], None]] = []
         self._stopping = False
         self._full = False
-        self.config_problem: Callable[[], str | None] = lambda: None  # why a change is not followed
+        self.config_problem: Callable[[], str | None] = lambda: None  # why the file is not followed
         self._retention: RetentionService | None = None
         self._kept: KeptPositions | None = None
-        self.config_path: str | None = None  # absolute; of the file that this node follows
-        self.failure: str | None = None  # of an inner thread: the node ends
+        self.config_path: str | None = None  # absolute path of the file that this node follows
+        self.failure: str | None = None  # of a thread; the node then ends
         store.on_readable = self._readable_moved
         self._readers_wait: Callable[[], bool] = lambda: False
         store.replay.watch(lambda _offset: self._readable_moved(), lambda: self._readers_wait())
 
     def watch_retention(self, retention: RetentionService, kept: KeptPositions) -> None:
-        """Take what retention says, and the positions that it keeps."""
+        """Set the retention service and its kept positions; called once, before the start."""
         self._retention, self._kept = retention, kept
 
     def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
-        """Return the committed positions whose records retention took, by queue."""
+        """Return, by queue, the committed positions whose records retention removed."""
         return {} if self._kept is None else self._kept.find(group, topic)
 
     def begin_stop(self) -> None:
@@ -62,7 +66,7 @@ class NodeBackend:
         self._stopping = True
 
     def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
-        """Append through the write gate; NotStoredError when this node is no master any more."""
+        """Append through the write gate; NotStoredError if this node is not the master any more."""
         member = self._member
         with member.gate.lock:
             epoch = member.open_epoch
@@ -71,12 +75,12 @@ class NodeBackend:
             try:
                 results = self.store.put_encoded(payloads)
             except StoreFullError:
-                self._full = True  # until there is room again, clients need not try
+                self._full = True  # refuse puts until there is room again
                 raise
             return results
 
     def writable_reason(self) -> str | None:
-        """Say why puts are refused, None while they are not."""
+        """Return why puts are refused, None while they are accepted."""
         if self.failure is not None:
             return f"the node ends: {self.failure}"
         if self._stopping:
@@ -93,7 +97,7 @@ class NodeBackend:
         return None
 
     def problems(self) -> list[str]:
-        """Say what needs a person's eye although the node runs; empty when all is well."""
+        """Return the problems that an operator must look at; empty when all is well."""
         found = list(self.store.problems)
         if self.failure is not None:
             found.insert(0, f"the node ends: {self.failure}")
@@ -127,11 +131,11 @@ class NodeBackend:
         return text
 
     def can_confirm(self, sync_flush: bool) -> str | None:
-        """Say why a put with `acks` all could not be confirmed now."""
+        """Return why a put with `acks` all cannot be confirmed now; None if it can."""
         return self._ha.can_confirm(flushed=sync_flush)
 
     def never_flushed(self) -> str | None:
-        """Say why a put with sync_flush waits in vain as the slaves are configured."""
+        """Return why the slaves can never confirm a put with sync_flush; else None."""
         return self._ha.never_flushed()
 
     def default_acks_all(self) -> bool:
@@ -143,14 +147,14 @@ class NodeBackend:
         return self._member.config.store.flush is Flush.SYNC
 
     def wait_limit_ms(self, need: Need) -> float:
-        """Return `store.flush_timeout` for the own disk, else `ha.slave_timeout`."""
+        """Return `store.flush_timeout` for this node's disk, else `ha.slave_timeout`."""
         config = self._member.config
         if need is Need.MASTER_DISK:
             return config.store.flush_timeout_ms
         return config.ha.slave_timeout_ms
 
     def epoch(self) -> int:
-        """Return the last epoch."""
+        """Return the last epoch of this node's history."""
         return self._member.open_epoch or self._member.state.last_epoch  # the open one is the last
 
     def history(self) -> Sequence[tuple[int, int]]:
@@ -234,7 +238,7 @@ class NodeBackend:
     def watch_readable(
         self, callback: Callable[[], None], readers_wait: Callable[[], bool]
     ) -> None:
-        """Call `callback` after the readable or the dispatched offset moved."""
+        """Call `callback` after the readable or the dispatched offset moved; see ApiBackend."""
         self._watchers.append(callback)
         self._readers_wait = readers_wait
 

@@ -1,14 +1,13 @@
-"""Serve a node's status and metrics over HTTP, to anyone who asks and however badly.
+"""Serve a node's status and metrics over HTTP; requests and clients are untrusted.
 
     GET /status    the JSON of `hastore status`, one object
     GET /metrics   for Prometheus
     GET /healthz   "ok" while the node answers
 
-One thread, non-blocking sockets, no keep-alive. What a stranger can cost is bounded: at most
-`MAX_CONNECTIONS` connections, `MAX_LINE_BYTES` of request line, `MAX_HEAD_BYTES` of request,
-`DEADLINE_MS` from the connection to the last byte of the answer. When all connections are taken the
-one that has dawdled longest over its request makes room, so that slow clients never keep a quick
-one out.
+One thread, non-blocking sockets, no keep-alive. The cost of untrusted clients is bounded: at most
+MAX_CONNECTIONS connections, the bounds of a request in exchange.py, and DEADLINE_MS from the accept
+to the last byte of the answer. If all connections are taken, a new one replaces the one that has
+waited longest for its client, so that slow clients never keep a quick one out.
 """
 
 import json
@@ -34,29 +33,29 @@ _SLICE = 64 * 1024
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A client: it sends its request, takes its answer, and closes.
+    """A client sends its request, reads its answer, and closes.
 
-    The last step is waited for: a close while the client still sends would turn the answer into a
-    reset.
+    The server waits for the close: closing while the client still sends would reset the connection
+    and lose the answer.
     """
 
     socket: socket.socket
     deadline_ms: float
     exchange: Exchange = field(default_factory=Exchange)
-    answer: memoryview | None = None  # what is left of it; None while the request is incomplete
+    answer: memoryview | None = None  # its unsent rest; None while the request is incomplete
 
     @property
     def idle(self) -> bool:
-        """Whether only the client has something to do."""
+        """Whether the server waits for the client."""
         return not self.answer
 
 
 class HttpServer(Service):
     """Answer `/status`, `/metrics` and `/healthz` on `address` ("HOST:PORT"; port 0: any).
 
-    `status` and `metrics` are called in the server's thread, once for each request; what they raise
-    becomes a 500. The port is bound by the constructor (ConfigError when it cannot be), served
-    between `start` and `stop`.
+    `status` and `metrics` are called in the server's thread, once per request; an exception becomes
+    a 500. The constructor binds the port (ConfigError if it cannot); it is served between `start`
+    and `stop`.
     """
 
     def __init__(
@@ -87,14 +86,14 @@ class HttpServer(Service):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def wake(self) -> None:
-        """Wake the loop, so that it sees `stopping`; a server that never ran lets its port go."""
+        """Wake the loop, so that it sees `stopping`; a server that never ran frees its port."""
         if self._thread is None:
             self._close_all()
         elif self.alive:
             try:
                 self._waker.send(b"x")
             except OSError:
-                return  # the loop saw `stopping` by itself and has closed everything
+                return  # the loop has seen `stopping` and closed everything
 
     def run(self) -> None:
         """Accept, read, answer and write until `stopping` is set."""
@@ -113,14 +112,14 @@ class HttpServer(Service):
     def _accept(self) -> None:
         try:
             client, _ = self._listener.accept()
-        except OSError as failure:  # the client left already, or descriptors ran out
+        except OSError as failure:  # the client has left, or no descriptor is free
             log.warning("http: cannot accept: %s", failure)
             select.select([], [], [], 0.01)
             return
         client.setblocking(False)
         if len(self._connections) >= MAX_CONNECTIONS:
-            dawdling = [one for one in self._connections.values() if one.idle]
-            self._close((dawdling or list(self._connections.values()))[0])
+            idle = [one for one in self._connections.values() if one.idle]
+            self._close((idle or list(self._connections.values()))[0])
         connection = _Connection(client, self._clock.monotonic_ms() + self._deadline_ms)
         self._connections[client.fileno()] = connection
         self._selector.register(client, selectors.EVENT_READ, connection)
@@ -138,9 +137,9 @@ class HttpServer(Service):
                     connection.socket.shutdown(socket.SHUT_WR)
                     self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
         except BlockingIOError:
-            pass  # the selector calls again, the deadline bounds it
+            pass  # the selector reports it again; the deadline bounds that
         except OSError:
-            self._close(connection)  # the client is gone, nobody is left to tell
+            self._close(connection)  # the client is gone
 
     def _read(self, connection: _Connection) -> None:
         exchange = connection.exchange
@@ -170,13 +169,13 @@ class HttpServer(Service):
             if path == b"/healthz":
                 self._status()
                 return 200, b"ok\n", text
-        except Exception:  # a fault of the node: it is logged, and the server goes on
+        except Exception:  # logged; the server goes on
             log.exception("http: %s failed", path.decode("latin-1"))
             return 500, b"failed; the node's log says why\n", text
         return 404, b"there are /status, /metrics and /healthz\n", text
 
     def _drop_late(self) -> float | None:
-        """Close the connections past their deadline; return seconds to the next one."""
+        """Close connections past their deadline; return the seconds to the next deadline."""
         now = self._clock.monotonic_ms()
         for connection in [one for one in self._connections.values() if one.deadline_ms <= now]:
             self._close(connection)

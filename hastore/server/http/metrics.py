@@ -7,14 +7,14 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily
 from prometheus_client.registry import Collector
 
-# key of the status -> what it says
+# key of the status -> help text
 _NODE_GAUGES = {
     "epoch": "The last epoch of the node's history",
-    "min_offset": "First byte of the log that the node holds",
+    "min_offset": "Start of the log, in bytes",
     "max_offset": "End of the log, in bytes",
-    "flushed_offset": "End of what is synced to the disk, in bytes",
-    "confirmed_offset": "End of what is known to be on acks + 1 nodes, in bytes",
-    "readable_offset": "End of what consumers may read, in bytes",
+    "flushed_offset": "End of the part of the log that is synced to the disk, in bytes",
+    "confirmed_offset": "End of the part of the log known to be on acks + 1 nodes, in bytes",
+    "readable_offset": "End of the part of the log that consumers may read, in bytes",
     "writable": "1 while the node takes writes",
     "unclean": "1 while the node may lack bytes that it once acknowledged",
     "waiting_puts": "Synchronous puts that wait for their confirmation",
@@ -28,17 +28,14 @@ _SLAVE_GAUGES = {
 
 
 def render_metrics(status: Mapping[str, Any]) -> bytes:
-    """Return the text format of Prometheus for one status object.
-
-    Keys that it lacks are left out.
-    """
+    """Return one status object in the text format of Prometheus; missing keys are left out."""
     registry = CollectorRegistry()
     registry.register(_StatusCollector(status))
     return generate_latest(registry)
 
 
 class _StatusCollector(Collector):
-    """Offer the numbers of a status as gauges, one label `node`."""
+    """Render the numbers of a status as gauges with the label `node`."""
 
     def __init__(self, status: Mapping[str, Any]) -> None:
         self._status = status
@@ -47,7 +44,7 @@ class _StatusCollector(Collector):
         """Yield each family once."""
         status = self._status
         node = str(status.get("node", ""))
-        info = InfoMetricFamily("hastore_node", "Who the node is", labels=["node"])
+        info = InfoMetricFamily("hastore_node", "The node and its role", labels=["node"])
         info.add_metric([node], {"role": str(status.get("role", ""))})
         yield info
         for key, text in _NODE_GAUGES.items():
@@ -56,15 +53,15 @@ class _StatusCollector(Collector):
                 family.add_metric([node], float(status[key]))
                 yield family
         slaves = status.get("slaves") or []
-        yield GaugeMetricFamily("hastore_slaves", "Slaves that are linked", value=len(slaves))
+        yield GaugeMetricFamily("hastore_slaves", "Linked slaves", value=len(slaves))
         in_sync = sum(1 for slave in slaves if slave.get("in_sync"))
         yield GaugeMetricFamily(
-            "hastore_slaves_in_sync", "Slaves that are linked and in sync", value=in_sync
+            "hastore_slaves_in_sync", "Linked slaves that are in sync", value=in_sync
         )
         problems = len(status.get("problems") or [])
         yield GaugeMetricFamily(
             "hastore_problems",
-            "What needs a person's eye; `hastore status` names it",
+            "Problems that an operator must look at; `hastore status` lists them",
             value=problems,
         )
         for key, text in _SLAVE_GAUGES.items():

@@ -1,4 +1,8 @@
-"""Records of HASTORE_POSITIONS: made, and read out of what a pull returns."""
+"""Records of the topic HASTORE_POSITIONS: built, and read from the result of a pull.
+
+The API (positions.py) and retention (kept_positions.py) share this. A CommitReader belongs to one
+thread.
+"""
 
 import errno
 import logging
@@ -15,17 +19,17 @@ from hastore.store.message_store import PullResult, PullStatus
 
 log = logging.getLogger(__name__)
 
-PATIENCE_MS = 10_000.0
-QUEUE = 0  # of the topic; all commits are in it
+PATIENCE_MS = 10_000.0  # until an unreadable commit counts as lost
+QUEUE = 0  # all commits are in this queue of the topic
 
 
 def commit_key(group: str) -> str:
-    """Return the key under which the index has a group's commits; KEYS are parted by blanks."""
+    """Return the index key of a group's commits, without the blanks that separate KEYS."""
     return "_".join(group.split()) or "_"
 
 
 def commit_record(body: CommitBody, now_ms: int) -> bytes:
-    """Return the record that keeps positions; `now_ms` is wall time."""
+    """Return positions as a record; `now_ms` is wall time."""
     return build_record(
         POSITIONS_TOPIC,
         encode_commit(body),
@@ -37,7 +41,7 @@ def commit_record(body: CommitBody, now_ms: int) -> bytes:
 
 
 class PullSource(Protocol):
-    """What commits are read from: a store's MessageReader."""
+    """The source of commits; implemented by a store's MessageReader."""
 
     def pull(
         self,
@@ -54,23 +58,23 @@ class PullSource(Protocol):
 
 
 class CommitReader:
-    """Reads commits one behind the other, past those that cannot be read.
+    """Read commits in order, and skip unreadable ones.
 
-    One that lies in a bad sector is lost, and no more than that one. But only once the disk has not
-    read it for PATIENCE_MS: until then it is an error, for it may come back. Where the log's newest
-    bytes are read that holds of damage too: they may be cut in this very moment.
+    A commit in a bad sector is lost, and only that one, after reads of it have failed for
+    PATIENCE_MS; until then they raise, because the disk may recover. Near the end of the log the
+    same holds for damaged records, because the log may be cut there during the read.
     """
 
     def __init__(self, clock: Clock, *, near_end: bool) -> None:
-        """`near_end`: the log may be cut below what is read."""
+        """Prepare; `near_end`: the log may be cut below the records read."""
         self._clock = clock
         self._near_end = near_end
-        self._failing: tuple[int, float] | None = None  # at which queue offset, since when
+        self._failing: tuple[int, float] | None = None  # (queue offset, since when in ms)
 
     def next(
         self, source: PullSource, at: int, *, max_messages: int, max_bytes: int, limit_offset: int
     ) -> tuple[bytes, int] | None:
-        """Return the next commits and the queue offset to go on at; None behind the last.
+        """Return the next commits and the queue offset after them; None at the end.
 
         OSError, StoreError.
         """
@@ -85,28 +89,28 @@ class CommitReader:
             if self._near_end or isinstance(failure, OSError):
                 now = since = self._clock.monotonic_ms()
                 if self._failing is not None and 0 <= at - self._failing[0] <= 1:
-                    since = self._failing[1]  # the same, or the next one in the same sector
+                    since = self._failing[1]  # the same commit, or the next one in the same sector
                 self._failing = at, since
                 if now - since < PATIENCE_MS:
                     raise
-            log.warning("a position is lost: %s", failure)
+            log.warning("a committed position is lost: %s", failure)
             return b"", at + 1
         if self._failing is not None and found.next_queue_offset > self._failing[0]:
             self._failing = None
-        if found.status is PullStatus.OFFSET_TOO_SMALL:  # retention was faster
+        if found.status is PullStatus.OFFSET_TOO_SMALL:  # retention has removed it
             return b"", found.next_queue_offset
         return (found.records, found.next_queue_offset) if found.count else None
 
 
 def is_lost(failure: Exception) -> bool:
-    """Whether a read that failed so may never do better."""
+    """Whether retrying a read that failed like this may be in vain."""
     return not isinstance(failure, OSError) or failure.errno == errno.EIO
 
 
 def read_commits(records: bytes) -> Iterator[tuple[int, CommitBody | None]]:
-    """Yield the offset in the log of each record, and what it says.
+    """Yield each record's offset in the log, and its commit.
 
-    None, and a line in the log, where somebody has put something else into the topic.
+    None, and a logged warning, for a record of another client that is not a commit.
     """
     at = 0
     while at < len(records):
@@ -115,5 +119,5 @@ def read_commits(records: bytes) -> Iterator[tuple[int, CommitBody | None]]:
         try:
             yield record.physical_offset, decode_commit(record.body)
         except CorruptRecordError as failure:
-            log.warning("no position at offset %d: %s", record.physical_offset, failure)
+            log.warning("no commit at offset %d: %s", record.physical_offset, failure)
             yield record.physical_offset, None

@@ -1,1 +1,1 @@
-"""Retention of the log, and what it must not remove."""
+"""Retention of the log, and the positions that must survive it."""

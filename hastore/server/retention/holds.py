@@ -1,6 +1,6 @@
-"""For whom retention keeps files: slaves, and what is confirmed, each as long as it moves.
+"""Holds: retention keeps the files that a slave, or confirmation, still needs, while it progresses.
 
-Called by RetentionService at each of its looks; others only read `lapsed`.
+RetentionService's thread calls `look`; any thread may read `lapsed`.
 """
 
 import logging
@@ -9,33 +9,33 @@ from dataclasses import dataclass
 
 log = logging.getLogger(__name__)
 
-CONFIRMED = "what is confirmed"
+CONFIRMED = "confirmation"
 
 
 @dataclass(slots=True)
 class _Holder:
     offset: int
-    moved_ms: float  # since when it has not moved although there was data for it
+    moved_ms: float  # when it last moved, or had reached the end
     seen_ms: float
 
 
 class Holds:
-    """Remember since when each holder of files has made no progress.
+    """Track how long each holder of files has made no progress.
 
     A holder is a linked slave, by its name, or CONFIRMED; it needs the log from its offset on.
-    After `hold_ms` without progress it is not counted any more, until it moves again. A slave that
-    comes back within that time, on a new link, goes on where it was.
+    After `hold_ms` without progress it does not hold files any more, until it moves again. A slave
+    that reconnects within that time keeps its state.
     """
 
     def __init__(self, hold_ms: float) -> None:
         self._hold_ms = hold_ms
         self._holders: dict[str, _Holder] = {}
-        self.lapsed: Mapping[str, int] = {}  # who is not counted -> its offset; replaced whole
+        self.lapsed: Mapping[str, int] = {}  # holder -> offset; replaced, never changed
 
     def look(self, now_ms: float, end_offset: int, offsets: Mapping[str, int]) -> int | None:
-        """Return from which offset on the log is kept for somebody, None when for nobody.
+        """Return the offset from which the log must be kept; None without a holder.
 
-        `offsets`: how far each has come at `now_ms`, in a log that ends at `end_offset`.
+        `offsets`: each holder's offset at `now_ms`, in a log that ends at `end_offset`.
         """
         lapsed: dict[str, int] = {}
         for name, offset in offsets.items():
@@ -53,22 +53,22 @@ class Holds:
         for name in lapsed.keys() - before.keys():
             log.warning("%s", self.text(name, lapsed[name]))
         for name in before.keys() & offsets.keys() - lapsed.keys():
-            log.info("retention counts %s again, from %d on", name, offsets[name])
+            log.info("retention keeps files for %s again, from %d on", name, offsets[name])
         return min((at for name, at in offsets.items() if name not in lapsed), default=None)
 
     def text(self, name: str, offset: int) -> str:
-        """Say what it means that a holder is not counted."""
+        """Return what it means that a holder has lapsed."""
         seconds = self._hold_ms / 1000.0
         if name == CONFIRMED:
             return (
-                f"nothing was confirmed for {seconds:g} s (retention.hold): retention may take "
+                f"nothing was confirmed for {seconds:g} s (retention.hold): retention may remove "
                 f"bytes from {offset} on that no slave has confirmed"
             )
         return (
-            f"{name} took nothing for {seconds:g} s (retention.hold): retention may take files "
-            f"from {offset} on that it needs; it then gets a resync"
+            f"{name} took nothing for {seconds:g} s (retention.hold): retention may remove files "
+            f"from {offset} on that it needs; it then needs a resync"
         )
 
     def problems(self) -> list[str]:
-        """Say who is not counted, for the status."""
+        """Return a text for each lapsed holder, for the status."""
         return [self.text(name, offset) for name, offset in self.lapsed.items()]

@@ -1,15 +1,15 @@
-"""Committed positions whose records retention took: kept beside the log, and written anew.
+"""Committed positions whose records retention removes: kept in a file, and rewritten to the log.
 
-Before retention takes a log file its commits are read into KeptPositions and saved, on every node:
-`<store>/hastore/positions`, durable before the file goes. So a node knows them over a restart, and
-as master it writes anew, at the log's end, what the log then lacks: a slave that is new, or copied
-anew, has only the log. After a promotion or a restart as master it looks at all of them.
+Before retention removes a log file, each node reads the commits in it into KeptPositions and saves
+them to `<store>/hastore/positions`, durably. A node therefore knows them after a restart. A master
+also rewrites, at the end of the log, the positions that the log lacks, because a new or resynced
+slave has only the log. After a promotion or a restart as master it checks all of them.
 
-The file is JSON, a line each: {"version", "store_part", "lines", "crc32"}, then a commit as in the
-log for each group and topic. `store_part` is how often the store was set aside: what was kept of an
-earlier log says nothing about this one.
+The file has one JSON object per line: {"version", "store_part", "lines", "crc32"}, then commits as
+in the log, at least one for each group and topic. `store_part` counts how often the store was set
+aside: positions kept from an earlier log are not valid for this one.
 
-Owned by RetentionService's thread; `find` may be called from any other.
+RetentionService's thread owns it; any thread may call `find`.
 """
 
 import logging
@@ -48,10 +48,10 @@ log = logging.getLogger(__name__)
 _VERSION = 1
 _CHUNK_BYTES = 256 * 1024
 _FILE_BYTES_MAX = 1 << 30
-_QUEUES_A_RECORD = 512  # of positions written anew
-_PUT_BYTES = 64 * 1024  # of one append: clients' puts go in between
+_QUEUES_A_RECORD = 512  # in a rewritten commit
+_PUT_BYTES = 64 * 1024  # per append, so that clients' puts get their turn
 _PAIRS_AT_ONCE = 64
-_NEWEST = 4  # of a group's commits that are looked at
+_NEWEST = 4  # commits of a group that are compared
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -61,15 +61,15 @@ class _Head(msgspec.Struct, frozen=True):
     crc32: int
 
 
-class _Anew(NamedTuple):
-    """Where the log has a pair's places anew, from `offset` on."""
+class _Rewritten(NamedTuple):
+    """A pair's rewritten places, in records from `offset` on."""
 
     offset: int
     places: Mapping[int, Place]
 
 
 class KeptPositions:
-    """The positions that the log may have lost, of the part of the store that is in use."""
+    """The positions that the log may have lost, for the current part of the store."""
 
     def __init__(
         self,
@@ -78,18 +78,18 @@ class KeptPositions:
         store_part: Callable[[], int],
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Prepare; `store_part()` counts how often the store was set aside."""
+        """Prepare; `store_part()` returns how often the store was set aside."""
         self._fs = fs
         self._path = f"{root}/hastore/positions"
         self._store_part = store_part
-        self._kept = 0, PositionMap()  # of which part of the store; replaced whole
+        self._kept = 0, PositionMap()  # (store part, its positions); replaced, never changed
         self._reader = CommitReader(clock, near_end=False)
-        self._due: dict[Pair, None] = {}  # to be written anew, in this order
-        self._anew: dict[Pair, _Anew] = {}  # what this epoch wrote last; the index may not find it
+        self._due: dict[Pair, None] = {}  # to be checked and rewritten, in this order
+        self._rewritten: dict[Pair, _Rewritten] = {}  # by this epoch; the index may not find them
         self._epoch = 0
 
     def load(self) -> None:
-        """Read what an earlier process saved. OSError."""
+        """Read the file that an earlier process saved. OSError."""
         if not self._fs.exists(self._path):
             return
         raw = self._fs.read_bytes(self._path, _FILE_BYTES_MAX)
@@ -97,39 +97,39 @@ class KeptPositions:
             head, kept = _parse(raw)
         except CorruptRecordError as error:
             log.error(
-                "%s: %s; positions that only this file knew are lost here: another node of the"
-                " group may have them",
+                "%s: %s; positions that were only in this file are lost on this node; another"
+                " node of the group may have them",
                 self._path, error,
             )  # fmt: skip
             return
         self._kept = head.store_part, kept
 
     def find(self, group: str, topic: str) -> Mapping[int, Place]:
-        """Return what is kept of a group in a topic, by queue."""
+        """Return the kept positions of a group in a topic, by queue."""
         part, kept = self._kept
         return kept.find(group, topic) if part == self._store_part() else {}
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that all of it takes; written anew it takes less of the log."""
+        """The memory that the positions take; rewritten, they take less than that of the log."""
         return self._kept[1].memory_bytes
 
     def gather(self, store: MessageStore, end_offset: int, pause: Callable[[], bool]) -> bool:
-        """Keep, durably, the commits below `end_offset`; StoreError, OSError.
+        """Save, durably, the commits below `end_offset`; return True once that is done.
 
-        `pause()` is called between pieces of work; when it returns True the rest is given up, and
-        so returns False.
+        `pause()` is called between pieces of work; if it returns True, `gather` gives up and
+        returns False. StoreError, OSError.
         """
         part = self._store_part()
         if part != self._kept[0]:
             self._kept = part, PositionMap()
             self._due.clear()
-            self._anew.clear()
+            self._rewritten.clear()
         known = store.queues.queue_range(POSITIONS_TOPIC, QUEUE)
         if known is None:
             return True
-        # From the log's beginning on: what was kept of bytes that still lay in the log is of an
-        # attempt whose files did not go, and a flip may have cut these bytes and put others there.
+        # Start at the beginning of the log: kept positions of bytes that are still in the log are
+        # from an attempt that removed no files, and a flip may have replaced those bytes.
         entries, first = self._kept[1].entries, store.min_offset
         kept = PositionMap({pair: below(places, first) for pair, places in entries.items()})
         gone: dict[Pair, None] = {}
@@ -142,18 +142,18 @@ class KeptPositions:
                     if kept.take(body, offset):
                         gone[body.group, body.topic] = None
                     else:
-                        log.warning("too many positions: those of %s are let go", body.group)
+                        log.warning("too many positions: those of %s are dropped", body.group)
             if pause():
                 return False
         if gone:
-            for pair, places in entries.items():  # what was cut still leads to the common point
+            for pair, places in entries.items():  # a cut position still leads to the common point
                 kept.merge(pair, {q: p for q, p in places.items() if q not in kept.find(*pair)})
             self._save(kept, part)
             self._kept = part, kept
             self._due.update(gone)
         return True
 
-    def write_anew(
+    def rewrite(
         self,
         epoch: int,
         store: MessageStore,
@@ -162,18 +162,17 @@ class KeptPositions:
         now_ms: int,
         pause: Callable[[], bool],
     ) -> int:
-        """Append what the log lacks from `first_offset` on, as master of `epoch`; returns how many
-        records.
+        """As master of `epoch`, append the kept positions that the log lacks from `first_offset`.
 
-        Raises what `put` raises; what is left is tried again at the next call. All that is kept is
-        looked at when the epoch is a new one to this process.
+        Returns the number of records. Passes on the errors of `put`; the next call tries the rest.
+        In an epoch that is new to this process, all kept positions are checked.
         """
         part, kept = self._kept
         if self._store_part() != part:
             return 0
         if epoch != self._epoch:
             self._due = dict.fromkeys(kept)
-            self._anew.clear()  # the log may have been cut meanwhile
+            self._rewritten.clear()  # the log may have been cut since then
             self._epoch = epoch
         written = 0
         while self._due:
@@ -183,9 +182,9 @@ class KeptPositions:
             size = 0
             for pair in self._due:
                 pairs.append(pair)
-                places = below(kept.find(*pair), first_offset)  # the others were never taken
+                places = below(kept.find(*pair), first_offset)  # the others are still in the log
                 if places and not (
-                    self._is_written(first_offset, pair, places)
+                    self._is_rewritten(first_offset, pair, places)
                     or _is_in_log(store, first_offset, pair, places)
                 ):
                     lacking[pair] = places
@@ -195,7 +194,8 @@ class KeptPositions:
                     break
             if records:
                 offset = _check([result for one in put(records) for result in one])
-                self._anew.update((pair, _Anew(offset, lacking[pair])) for pair in lacking)
+                for pair, places in lacking.items():
+                    self._rewritten[pair] = _Rewritten(offset, places)
             for pair in pairs:
                 del self._due[pair]
             written += len(records)
@@ -203,13 +203,14 @@ class KeptPositions:
                 break
         return written
 
-    def _is_written(self, first_offset: int, pair: Pair, places: Mapping[int, Place]) -> bool:
-        """Whether this epoch wrote as much anew, which the log still has.
+    def _is_rewritten(self, first_offset: int, pair: Pair, places: Mapping[int, Place]) -> bool:
+        """Whether this epoch has rewritten these places, and the log still has them.
 
-        The index finds a group's newest commits only, which may be of its other topics: by it alone
-        each copy that goes would bring forth another one, and these drive messages out for ever.
+        The index is asked for a group's newest commits only, which may be of its other topics. With
+        the index alone, each removed copy would cause another one, and the copies would push
+        messages out of the log for ever.
         """
-        anew = self._anew.get(pair)
+        anew = self._rewritten.get(pair)
         return (
             anew is not None
             and anew.offset >= first_offset
@@ -235,9 +236,9 @@ def _parse(raw: bytes) -> tuple[_Head, PositionMap]:
     try:
         head = msgspec.json.decode(first, type=_Head)
     except msgspec.DecodeError as error:
-        raise CorruptRecordError(f"its first line cannot be read: {error}") from error
+        raise CorruptRecordError(f"its first line is unreadable: {error}") from error
     if head.version != _VERSION:
-        raise CorruptRecordError(f"version {head.version} is not known")
+        raise CorruptRecordError(f"its version {head.version} is unknown")
     if zlib.crc32(body) != head.crc32:
         raise CorruptRecordError("its checksum is wrong")
     kept = PositionMap()
@@ -248,7 +249,7 @@ def _parse(raw: bytes) -> tuple[_Head, PositionMap]:
 
 
 def _bodies(pair: Pair, places: Mapping[int, Place]) -> list[CommitBody]:
-    """Return the commits that repeat these places, each of a bounded size."""
+    """Return commits that repeat these places, each of bounded size."""
     found = list(places.items())
     return [
         CommitBody(
@@ -263,12 +264,12 @@ def _bodies(pair: Pair, places: Mapping[int, Place]) -> list[CommitBody]:
 def _is_in_log(
     store: MessageStore, first_offset: int, pair: Pair, places: Mapping[int, Place]
 ) -> bool:
-    """Whether the newest of a group's commits, all from `first_offset` on, say as much."""
+    """Whether the group's newest commits, from `first_offset` on, contain these places or later."""
     missing = dict(places)
     key = commit_key(pair[0])
     try:
         offsets = store.reader.query_key(POSITIONS_TOPIC, key, max_messages=_NEWEST)
-    except OSError as failure:  # it looks at the records too
+    except OSError as failure:  # query_key reads the records too
         if not is_lost(failure):
             raise
         return False
@@ -278,7 +279,7 @@ def _is_in_log(
             break
         try:
             body = decode_commit(record.body)
-        except CorruptRecordError:  # of somebody else: it says nothing of this group
+        except CorruptRecordError:  # another client's record: not a commit
             continue
         if (body.group, body.topic) != pair:
             continue
@@ -290,8 +291,8 @@ def _is_in_log(
 
 
 def _check(results: Sequence[PutResult]) -> int:
-    """Return where the first of them lies; StoreError when one was not appended."""
+    """Return the offset of the first result; StoreError if a record was not appended."""
     for result in results:
         if result.status is not Status.PUT_OK:
-            raise StoreError(f"positions could not be written anew: {result.reason}")
+            raise StoreError(f"positions could not be rewritten: {result.reason}")
     return min(result.offset or 0 for result in results)

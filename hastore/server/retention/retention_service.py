@@ -1,4 +1,8 @@
-"""RetentionService: the thread that removes old files, and what it keeps them for."""
+"""RetentionService: the thread that removes old files of the log.
+
+Before a file goes, the positions committed in it are saved (KeptPositions), and a master appends
+them again. `problems` and `keeps_files_for` may be called from any thread.
+"""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -19,8 +23,9 @@ log = logging.getLogger(__name__)
 class RetentionService(Service):
     """Delete whole old files by age and size.
 
-    Kept, while they make progress within `retention.hold`: what a linked slave has not reported,
-    and what is not confirmed as this node knows it, on a slave too.
+    Files are kept while a linked slave has not reported them, and while they are not confirmed as
+    far as this node knows, on a slave too; either only while it progresses within
+    `retention.hold`.
     """
 
     def __init__(
@@ -43,30 +48,31 @@ class RetentionService(Service):
         self._kept = kept
         self._put = put
         self._clock = clock
-        self._crowded = False  # written anew, positions would drive each other out of the log
-        self._worked_ms = 0.0  # when the present piece of work began
+        self._crowded = False  # rewritten positions would push each other out of the log
+        self._worked_ms = 0.0  # when the current piece of work began
         self._interval_s = config.check_interval_ms / 1000.0
         self._deletes = config.max_age_ms is not None or config.max_size_bytes is not None
         self._holds = Holds(config.hold_ms)
 
     def run(self) -> None:
-        """Look every interval until stopped."""
+        """Remove expired files every interval until stopped."""
         while not self.stopping.wait(self._interval_s):
             try:
                 self.look()
-            except (OSError, StoreError) as error:  # the next look tries again
+            except (OSError, StoreError) as error:  # tried again after the next interval
                 log.error("retention could not delete: %s", error)
 
     def look(self) -> int:
-        """Remove what may go now; returns how many files. StoreError, OSError."""
+        """Remove the files that may go now; return their number. StoreError, OSError."""
         end = self._store.retention.expired_end(self._hold_offset())
         self._worked_ms = self._clock.monotonic_ms()
         if end is not None and not self._kept.gather(self._store, end, self._pause):
             return 0
         first = self._store.min_offset if end is None else end
-        self._write_positions(first)
+        self._rewrite_positions(first)
         confirmed = self._store.confirmed_offset
-        # Never beyond what was gathered; without that too: files may be owed from an earlier look.
+        # Never beyond the gathered positions. If nothing expired, an earlier attempt may have left
+        # files to remove.
         removed = self._store.retention.delete_expired(first)
         if removed:
             log.info("retention removed %d files; the log starts at %d", removed, first)
@@ -76,9 +82,10 @@ class RetentionService(Service):
                 )
         return removed
 
-    def _write_positions(self, first_offset: int) -> None:
-        """Write anew, while this node is master, what the log lacks from `first_offset` on; what
-        fails is tried at the next look.
+    def _rewrite_positions(self, first_offset: int) -> None:
+        """As master, append the positions that the log lacks from `first_offset` on.
+
+        After a failure the next interval tries again.
         """
         epoch = self._member.open_epoch
         max_bytes = self._member.config.store.retention.max_size_bytes
@@ -86,40 +93,41 @@ class RetentionService(Service):
         if not epoch or self._crowded:
             return
         try:
-            count = self._kept.write_anew(
+            count = self._kept.rewrite(
                 epoch, self._store, first_offset, self._put, self._clock.wall_ms(), self._pause
             )
-        except (NotStoredError, StoreError, OSError) as error:  # a full disk needs the files to go
-            log.warning("positions of consumers are not written anew yet: %s", error)
+        except (NotStoredError, StoreError, OSError) as error:
+            # For example, the disk is full: removing files must go on.
+            log.warning("consumers' positions are not rewritten yet: %s", error)
         else:
             if count:
-                log.info("%d records of consumers' positions were written anew", count)
+                log.info("%d records of consumers' positions were rewritten", count)
 
     def _pause(self) -> bool:
-        """Rest for four times as long as was worked; whether the service stops."""
+        """Throttle to 20 %: sleep four times as long as the work took; return whether to stop."""
         worked_ms = self._clock.monotonic_ms() - self._worked_ms
         stopping = self.stopping.wait(min(4.0 * worked_ms / 1000.0, 1.0))
         self._worked_ms = self._clock.monotonic_ms()
         return stopping
 
     def problems(self) -> list[str]:
-        """Say for whom files are not kept any more, and what else needs a person's eye."""
+        """Return the lapsed holds and other problems for the status."""
         found = self._holds.problems() if self._deletes else []
         if self._crowded:
             found.append(
                 f"consumers' positions take {self._kept.memory_bytes} bytes, more than half of"
-                " retention.max_size: they are not written anew, and a new slave will lack those"
-                " whose records are gone; raise retention.max_size"
+                " retention.max_size: they are not rewritten, and a new slave will lack those whose"
+                " records are gone; raise retention.max_size"
             )
         return found
 
     def keeps_files_for(self, name: str) -> bool:
-        """Whether the files that a linked slave needs are kept for it."""
+        """Whether retention still keeps the files that a linked slave needs."""
         return name not in self._holds.lapsed
 
     @property
     def _confirms(self) -> bool:
-        """Whether bytes of this log are ever confirmed: a RocketMQ master confirms nothing."""
+        """Whether this log is ever confirmed: a RocketMQ master confirms nothing."""
         return self._member.state.last_epoch != CLASSIC_EPOCH
 
     def _hold_offset(self) -> int | None:

@@ -1,8 +1,8 @@
-"""`hastore/once.json`: what the operator allows or asks for one time, written by `hastore
-promote` and `demote`.
+"""`<store>/hastore/once.json`: flags for one promotion or demotion, written by `hastore promote`
+and `hastore demote`.
 
-Good for 60 s and the epoch it was written under; removed, durably, before it is used, or when it is
-no longer good.
+The file is valid for 60 s and for the epoch under which it was written. It is removed, durably,
+before it is used, or once it is invalid. RoleService's thread takes it.
 """
 
 import logging
@@ -30,7 +30,7 @@ class OneShotFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OneShotFlags:
-    """The door to the file in one store."""
+    """The file in one store."""
 
     def __init__(self, fs: FileSystem, root: str, clock: Clock) -> None:
         self._fs = fs
@@ -38,8 +38,9 @@ class OneShotFlags:
         self._clock = clock
 
     def take(self, command: str, epoch: int) -> Flags | None:
-        """Return and remove what the file allows for `command` in this epoch; None when it does
-        not. OSError: it cannot be removed, and is not used.
+        """Remove the file and return its flags, if it is for `command` and this epoch; else None.
+
+        OSError: the file cannot be removed, and is not used.
         """
         if not self._fs.exists(self._path):
             return None
@@ -47,13 +48,13 @@ class OneShotFlags:
             found = msgspec.json.decode(self._fs.read_bytes(self._path), type=OneShotFile)
         except msgspec.DecodeError as error:
             log.error(
-                "%s is removed, it is not what `hastore promote` writes: %s", self._path, error
+                "%s is removed, `hastore promote` did not write it: %s", self._path, error
             )
             self._remove()
             return None
         if found.epoch != epoch or abs(self._clock.wall_ms() - found.wall_ms) > GOOD_FOR_MS:
             log.error(
-                "%s is removed: written under epoch %d (now %d), good for 60 s; give the "
+                "%s is removed: written under epoch %d (now %d), valid for 60 s; give the "
                 "command again",
                 self._path,
                 found.epoch,
@@ -71,6 +72,6 @@ class OneShotFlags:
         )
 
     def _remove(self) -> None:
-        """Remove the file for good: after a power loss nothing must be allowed a second time."""
+        """Remove the file durably: after a power loss it must not be used a second time."""
         self._fs.remove(self._path)
         self._fs.sync_dir(self._path.rpartition("/")[0])

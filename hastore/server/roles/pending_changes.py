@@ -1,4 +1,4 @@
-"""What a node's file says that is not in force yet, and what makes it count. Pure."""
+"""Changes in a node's configuration file that are not in force yet. Pure."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -10,16 +10,16 @@ from hastore.ha.rules.epochs import CLASSIC_EPOCH, History
 
 PROMOTION = "promotion"
 RESTART = "restart"
-_FOLLOWED = ("role", "acks", "nodes")  # live, or looked at by themselves
+_FOLLOWED = ("role", "acks", "nodes")  # followed live, or compared separately
 _AS_IN_THE_FILE = {"store.retention.": "retention.", "max_size_bytes": "max_size"}
 
 
 def pending_changes(started: Config, latest: Config, history: History) -> list[dict[str, Any]]:
-    """Return the keys whose value in the file is not in force: `key`, `in_force`, `in_file`, and
-    `counts_from`, which is `promotion` or `restart`.
+    """Return the keys whose value in the file is not in force, each with `key`, `in_force`,
+    `in_file` and `counts_from` ("promotion" or "restart").
 
-    `started` is what the node was started with, `latest` the latest valid file, `history` the
-    node's: its last entry has the `acks` and nodes in force, also after a restart.
+    `started` is the configuration that the node started with, `latest` the latest valid file. The
+    last entry of the epoch `history` has the `acks` and nodes in force, also after a restart.
     """
     found = []
     if history and history[-1].epoch != CLASSIC_EPOCH:
@@ -45,7 +45,7 @@ def _change(key: str, in_force: object, in_file: object, counts_from: str) -> di
 
 
 def _keys(section: msgspec.Struct) -> dict[str, object]:
-    """Return dotted keys and values as the file writes them."""
+    """Return dotted keys and values as written in the file."""
     flat: dict[str, object] = {}
     _flatten("", msgspec.to_builtins(section), flat)
     return flat

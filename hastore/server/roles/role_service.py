@@ -1,16 +1,15 @@
-"""RoleService: follows the operator's file, and carries a node from role to role
-(docs/failover.md, "Promotion").
+"""RoleService: follows the operator's file and changes the node's role (docs/failover.md,
+"Promotion").
 
-    mode        leaves it when
-    FOLLOWING   the file flips to a master's role (or `hastore promote` asks) -> PROMOTING
-    RESUMING    all nodes surveyed: none above the own epoch -> MASTER, else -> FOLLOWING
-    PROMOTING   it opens -> MASTER; refused for good, or superseded -> FOLLOWING;
-                for want of answers it tries again each second
-    MASTER      the file flips to SLAVE, or a higher epoch is met -> FOLLOWING
+    mode        ends when
+    FOLLOWING   the file changes to a master's role, or `hastore promote` asks -> PROMOTING
+    RESUMING    a survey found no epoch above the own one -> MASTER, else -> FOLLOWING
+    PROMOTING   the epoch is open -> MASTER; refused for good, or superseded -> FOLLOWING;
+                while answers are missing it tries again every second
+    MASTER      the file changes to SLAVE, or a higher epoch is seen -> FOLLOWING
 
-One thread does all of it; what others notice (a promise, a higher epoch) reaches it as a flag and
-a wake-up. A node follows while it waits for a promotion's answers, until it has raised its own
-promise.
+One thread does all of it. Events of other threads (a promise, a higher epoch) reach it as a flag
+and a wake-up. During a promotion the node goes on following until it has made its own promise.
 """
 
 import logging
@@ -39,7 +38,7 @@ RETRY_MS = 1_000.0
 
 
 class Mode(Enum):
-    """What the node is busy with."""
+    """The state of the node's role."""
 
     FOLLOWING = "following"
     RESUMING = "resuming"
@@ -48,8 +47,9 @@ class Mode(Enum):
 
 
 class RoleService(Service):
-    """Decide, tick by tick, what the node is; `read_config` returns a changed file's content,
-    once.
+    """Decide at every tick whether this node is master or follows.
+
+    `read_config` returns the configuration once after each change of the file, else None.
     """
 
     def __init__(
@@ -63,16 +63,16 @@ class RoleService(Service):
         self.mode = Mode.FOLLOWING
         self.reason: str | None = "starting"
         self.client: HAClient | ClassicHAClient | None = None
-        self.settled = threading.Event()  # set once the node serves, or has said what it waits for
+        self.settled = threading.Event()  # the node serves, or has logged what it waits for
         self._member = member
         self._ha = ha
         self._one_shot = one_shot
         self._read_config = read_config
-        self._config = member.config  # the latest valid file; `member.config` is that of the start
+        self._config = member.config  # the latest valid file; `member.config`: the one at the start
         self._promoter = Promoter(member, self._open_ha, self._say, self.stopping.is_set)
         self._flags = Flags()
         self._self_promotion = False
-        self._unnoted_role = False  # the role of an open epoch is not in node.json yet
+        self._unnoted_role = False  # node.json lacks the role of the open epoch
         self._wakeup = threading.Event()
         self._superseded: tuple[int, str] | None = None
         self._next_try_ms = 0.0
@@ -81,12 +81,12 @@ class RoleService(Service):
         member.on_promise = self._note_promise
 
     def wake(self) -> None:
-        """Look at `stopping`, the file and everything else now (SIGHUP)."""
+        """Run the next tick now: after SIGHUP, or to see `stopping`."""
         self._wakeup.set()
 
     @property
     def latest_config(self) -> Config:
-        """The latest valid file; what of it is in force the status says."""
+        """The latest valid file; the status lists the keys that are not in force."""
         return self._config
 
     @property
@@ -96,12 +96,12 @@ class RoleService(Service):
 
     @property
     def role(self) -> str:
-        """The file's role while the node is master or on the way there, else SLAVE."""
+        """The file's role while the node is master or becoming it, else SLAVE."""
         return Role.SLAVE.value if self.mode is Mode.FOLLOWING else self._config.role.value
 
     def _note_superseded(self, epoch: int, who: str) -> None:
-        # The waiting puts end here, in the thread that met the higher epoch: nobody may still be
-        # told PUT_OK.
+        # The waiting puts end here, in the thread that saw the higher epoch: none of them may
+        # still be answered with PUT_OK.
         self._superseded = (epoch, who)
         self._ha.close_epoch(f"epoch {epoch} of {who} supersedes it")
         self._wakeup.set()
@@ -115,19 +115,19 @@ class RoleService(Service):
         self.reason = text
 
     def run(self) -> None:
-        """Take up the role in which the node went down, then follow file and group."""
+        """Resume the role in which the node stopped, then follow file and group."""
         self._begin()
         while not self.stopping.is_set():
             try:
                 self._tick()
-            except OSError as error:  # node.json cannot be written, say on a full disk
-                self._stumble(f"the node's state cannot be kept: {error}")
+            except OSError as error:  # for example, a full disk refuses node.json
+                self._stumble(f"the node's state cannot be saved: {error}")
             self._wakeup.wait(TICK_S)
             self._wakeup.clear()
         self._stop_client()
 
     def _stumble(self, problem: str) -> None:
-        """Go on after a failed step: as a master only while the gate is open."""
+        """Go on after a failed tick: as master only while the write gate is open."""
         if problem != self.reason:
             log.error("%s; trying again", problem)
         if self.mode is Mode.MASTER and not self._member.open_epoch:
@@ -169,7 +169,7 @@ class RoleService(Service):
             if flags is not None:
                 self._promote(flags)
         else:
-            if self._member.state.data.role_followed.is_master:  # a save that failed before
+            if self._member.state.data.role_followed.is_master:  # an earlier save failed
                 self._member.state.save(role_followed=self._config.role)
             flags = self._one_shot.take("demote", self._member.state.last_epoch)
             if flags is not None and self.client is not None:
@@ -212,7 +212,7 @@ class RoleService(Service):
         self._follow(None)
 
     def _follow(self, reason: str | None) -> None:
-        """Be a follower; `reason` says why, when the file wants a master."""
+        """Become a follower; `reason` says why, if the file asks for a master."""
         self.mode, self.reason = Mode.FOLLOWING, reason
         self._member.role = Role.SLAVE.value
         self._self_promotion = False
@@ -220,7 +220,7 @@ class RoleService(Service):
         self.settled.set()
 
     def _yield_to(self, epoch: int) -> None:
-        """Follow although the file says master."""
+        """Follow although the file asks for a master."""
         log.warning("the file says %s, but %s", self._config.role.value, _superseded_text(epoch))
         self._follow(_superseded_text(epoch))
 
@@ -239,7 +239,7 @@ class RoleService(Service):
     def _stop_client(self) -> None:
         client, self.client = self.client, None
         if client is not None and not client.stop():
-            log.error("HAClient did not end in time")
+            log.error("HAClient did not stop in time")
 
     def _lose_role(self) -> None:
         superseded, self._superseded = self._superseded, None
@@ -248,7 +248,7 @@ class RoleService(Service):
             self._follow(_superseded_text(superseded[0]))
 
     def _promote(self, flags: Flags) -> None:
-        """Begin a promotion; it is tried at once, and again each second for want of answers."""
+        """Begin a promotion: tried at once, and again every second while answers are missing."""
         if self.mode is Mode.MASTER and self._member.step_down():
             self._ha.close_epoch("a new promotion of this node")
         self.mode, self.reason, self._flags = Mode.PROMOTING, "a promotion begins", flags
@@ -283,8 +283,8 @@ class RoleService(Service):
         self.settled.set()
 
     def _overtaken(self) -> bool:
-        """Whether another node has opened a higher epoch since this promotion began: then that
-        one stays.
+        """Give up, and return True, if another node has opened a higher epoch since this promotion
+        began.
         """
         client = self.client
         known = client.known_master if client is not None else None
@@ -298,13 +298,12 @@ class RoleService(Service):
         return True
 
     def _may_promote_itself(self) -> bool:
-        """After a power loss: only when every node answers and none has promised above the own
-        epoch.
-        """
+        """Whether, after a power loss, all nodes answer and none promised a higher epoch."""
+
         own = self._member.state.last_epoch
         replies = ask_all(self._member, Purpose.SURVEY)
         seen = max(_greatest_epoch(replies), self._member.state.data.promised_epoch)
-        if seen > own and epoch_node(seen) != self._member.config.node:  # not an attempt of its own
+        if seen > own and epoch_node(seen) != self._member.config.node:  # not an own attempt
             self._yield_to(seen)
             return False
         silent = [str(reply.node) for reply in replies if reply.hello is None]
@@ -318,7 +317,7 @@ class RoleService(Service):
         return True
 
     def _try_resume(self) -> None:
-        """Go on in the own epoch after a restart, unless somebody has a higher one."""
+        """Reopen the own epoch after a restart, unless another node has a higher one."""
         member = self._member
         epoch = member.state.last_epoch
         seen = _greatest_epoch(ask_all(member, Purpose.SURVEY))
@@ -329,13 +328,13 @@ class RoleService(Service):
             return
         try:
             self._promoter.wait_replayed()
-        except PromotionRefused as error:  # the node stops
+        except PromotionRefused as error:  # the node is stopping
             self.reason = str(error)
             return
         entry = member.state.history[-1]
         with member.gate.lock:
             if member.state.data.promised_epoch != epoch:
-                return  # promised in between; the next try sees it
+                return  # a promise came in between; the next attempt sees it
             self._open_ha(entry)
             member.open_epoch = epoch
             member.gate.open(epoch)
@@ -346,7 +345,7 @@ class RoleService(Service):
 
     def _become_master(self, entry: EpochEntry) -> None:
         self._stop_client()
-        # The epoch is open: this node is the master, whether or not the role can be noted now.
+        # The epoch is open: this node is the master even if the role cannot be saved now.
         self.mode, self.reason, self._self_promotion = Mode.MASTER, None, False
         self._member.role = self._config.role.value
         self._unnoted_role = True
@@ -359,14 +358,14 @@ class RoleService(Service):
         self._note_role()
 
     def _note_role(self) -> None:
-        """Note the role that is followed, durably; the next tick tries again when that fails."""
+        """Save the role, durably; OSError if that fails, and the next tick tries again."""
         self._member.state.save(role_followed=self._config.role)
         if self._unnoted_role:
             self._unnoted_role = False
             self.reason = None
 
     def _watch_group(self) -> None:
-        """Ask those that do not follow: an old master must meet a higher epoch."""
+        """Survey the nodes that do not follow: an old master must learn of a higher epoch."""
         linked = frozenset(self._ha.linked_nodes())
         for reply in ask_all(self._member, Purpose.SURVEY, skip=linked):
             if reply.hello is not None:
@@ -387,5 +386,5 @@ def _superseded_text(epoch: int) -> str:
     """Say which node superseded this master, and what the operator can do."""
     return (
         f"superseded by node {epoch_node(epoch)} (epoch {epoch}); this node follows. To make it "
-        "master again run `hastore promote`, to settle it as a slave `hastore demote`"
+        "master again run `hastore promote`, to make it a slave `hastore demote`"
     )

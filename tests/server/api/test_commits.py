@@ -105,11 +105,19 @@ def test_a_waiting_commit_whose_time_is_up_is_refused(client: Client, backend: F
     client.send(commit(2, 12))
     until(lambda: backend.transfer.waiting)
     client.send(api.Commit(3, "g", "t", {0: api.Position(5)}, timeout_ms=1, back=[0]))
-    committed(client)  # an answer behind it: it waits by now
-    time.sleep(0.002)  # its own time, no more
+    client.send(api.Fetch(99, "g", "t"))
+    replies: dict[int, Any] = {}
+
+    def receive_until(*rids: int) -> None:
+        while not replies.keys() >= set(rids):
+            reply, _ = client.receive()
+            replies[reply.rid] = reply
+
+    receive_until(99)  # the node has seen commit 3 by then
+    time.sleep(0.002)  # longer than its timeout
     backend.transfer.hold = False
     backend.transfer.end_all()
-    replies = {reply.rid: reply for reply, _ in (client.receive(), client.receive())}
+    receive_until(2, 3)
     assert replies[2].status is api.Status.PUT_OK
     assert isinstance(replies[3], api.Failed) and replies[3].status == "BUSY"
     assert committed(client) == {0: 12}

@@ -130,4 +130,4 @@ def test_positions_are_written_anew_beside_a_commit_that_cannot_be_read(
     assert store.wait_dispatched(store.max_offset, 10)
     damage(store, disk, begin, end)
     assert first < begin
-    assert kept.write_anew(65537, store, begin, store.put_encoded, 1, go_on) == 2
+    assert kept.rewrite(65537, store, begin, store.put_encoded, 1, go_on) == 2

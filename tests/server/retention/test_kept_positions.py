@@ -74,7 +74,7 @@ def written(
 ) -> int:  # fmt: skip
     """How many records are written anew, as if all that the log has now were about to go."""
     assert store.wait_dispatched(store.max_offset, 60)
-    return kept.write_anew(
+    return kept.rewrite(
         epoch, store, store.max_offset, put_ or store.put_encoded, 1, pause
     )  # fmt: skip
 
@@ -137,7 +137,7 @@ def test_a_new_master_writes_anew_what_its_log_lacks_and_no_more(tmp_path: pathl
         assert store.wait_dispatched(store.max_offset, 60)
         begin = store.max_offset
         for epoch in (65537, 131073):
-            count = kept.write_anew(epoch, store, first, store.put_encoded, 1, go_on)
+            count = kept.rewrite(epoch, store, first, store.put_encoded, 1, go_on)
             assert count == (2 if epoch == 65537 else 0)
             assert store.wait_dispatched(store.max_offset, 60)
         said = in_log(store)
@@ -221,7 +221,7 @@ def test_a_damaged_commit_loses_itself_alone(
         kept = kept_in(store)
         assert kept.gather(store, store.max_offset, go_on)
         assert (found(kept, "g"), found(kept, "h")) == ({0: 1}, {0: 3})
-    assert any("a position is lost" in record.message for record in caplog.records)
+    assert any("a committed position is lost" in record.message for record in caplog.records)
 
 
 @pytest.mark.parametrize(

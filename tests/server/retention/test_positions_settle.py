@@ -34,7 +34,7 @@ def test_positions_of_many_topics_are_not_written_anew_for_ever(tmp_path: pathli
                 return 0
             first += beyond * FILE_SIZE
             assert kept.gather(store, first, go_on)
-            return kept.write_anew(65537, store, first, store.put_encoded, 1, go_on)
+            return kept.rewrite(65537, store, first, store.put_encoded, 1, go_on)
 
         at = 0
         while first < FILES * FILE_SIZE:  # the first commits are gone, and written anew
