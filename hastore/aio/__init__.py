@@ -1,10 +1,10 @@
-"""The clients for asyncio: the same names, the same arguments, awaitable.
+"""The clients for asyncio: the same names and arguments, awaitable.
 
     async with Producer(["tcp://127.0.0.1:10911"]) as producer:
         result = await producer.send("flights", b"...")
 
-All run on the event loop itself, no thread is behind them. A call of Consumer or Admin that is
-cancelled has moved nothing; a cancelled `send` was either not sent, or is stored in its place.
+All run on the event loop itself, without a thread. A cancelled call of Consumer or Admin has moved
+no position; a cancelled `send` was either not sent, or is stored in its place.
 """
 
 from hastore.aio.admin import Admin

@@ -1,4 +1,4 @@
-"""The asyncio twin of hastore.Admin."""
+"""hastore.Admin for asyncio."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from hastore.protocol.api import MapInfo
 
 
 class Admin(AsyncClient):
-    """Ask about a group; see hastore.Admin."""
+    """Query a group; see hastore.Admin."""
 
     def __init__(
         self,
@@ -24,13 +24,13 @@ class Admin(AsyncClient):
         timeout_s: float = 5.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Connect by itself; UsageError for an address that is none."""
+        """Start to connect; UsageError for wrong arguments."""
         addresses = parse_bootstrap(bootstrap)
         self._core = AdminCore.connect(addresses, timeout_s, clock)
         super().__init__(self._core, describe("aio.Admin", addresses))
 
     async def status(self) -> list[NodeInfo]:
-        """Return what each node that answers says of itself."""
+        """Return the status of each node that answers; UnreachableError when none does."""
         return await self._run(self._core, self._core.status())
 
     async def maps(self) -> dict[str, MapInfo]:

@@ -1,7 +1,7 @@
-"""Run a client's steps on an event loop, without a thread; what aio's Consumer and Admin share.
+"""Runs a client's steps on an event loop, without a thread, for aio's Consumer and Admin.
 
-The one place where a call waits is `_sleep`: there it may be cancelled, and there nothing that came
-is in anybody's hands. So a call that was cancelled has done nothing that its client knows of.
+Steps wait, and can be cancelled, only in `_Sleeper.sleep`, when no arrival is half processed. So
+after a cancelled call the core's state is consistent.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from hastore.errors import HastoreError
 
 
 class AsyncClient(AsyncClosable):
-    """Run a core for coroutines of one event loop; calls of several tasks take turns."""
+    """Run a core's steps for coroutines of one event loop; one call at a time, others wait."""
 
     def __init__(self, core: Core, what: str) -> None:
         self._turns = asyncio.Lock()
@@ -34,16 +34,16 @@ class AsyncClient(AsyncClosable):
             self._requester.close()
 
     async def _run(self, core: Core, steps: Steps[Result]) -> Result:
-        """Take a core's steps; ClientError when the client is closed, or forked."""
+        """Run a core's steps; ClientError when the client is closed or forked."""
         self._lifecycle.check()
-        await asyncio.sleep(0)  # so that whoever calls in a loop can be cancelled, and others run
+        await asyncio.sleep(0)  # so that a loop of calls can be cancelled and lets others run
         async with self._turns:
             self._lifecycle.check()
             try:
                 core.begin_call()
                 result = await _drive(self._requester, steps)
                 core.end_call()
-            except (HastoreError, asyncio.CancelledError):  # between two steps: both are whole
+            except (HastoreError, asyncio.CancelledError):  # between two steps
                 core.end_call()
                 raise
             finally:
@@ -53,7 +53,7 @@ class AsyncClient(AsyncClosable):
 
 
 async def _drive(requester: Requester, steps: Steps[Result]) -> Result:
-    """Take steps to their end; see Requester.run."""
+    """Run steps to their end; see Requester.run."""
     transport = requester.transport
     loop = asyncio.get_running_loop()
     sleeper = _Sleeper(loop)
@@ -66,7 +66,7 @@ async def _drive(requester: Requester, steps: Steps[Result]) -> Result:
             if not arrivals and wait_s > 0.0:
                 due_s = transport.due_s()
                 await sleeper.sleep(wait_s if due_s < 0.0 else min(wait_s, due_s))
-                transport.sleep(0.0)  # takes back a wake-up
+                transport.sleep(0.0)  # resets a wake-up
                 arrivals = requester.collect()
             wait_s = steps.send(arrivals)
         steps.throw(ClosedMeanwhile("the client was closed"))
@@ -80,7 +80,7 @@ async def _drive(requester: Requester, steps: Steps[Result]) -> Result:
 
 
 class _Sleeper:
-    """One task's sleep, ended by a descriptor or by time."""
+    """One task's sleep, ended by an event of a descriptor or by time."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
@@ -102,5 +102,5 @@ class _Sleeper:
             self._waiter.set_result(None)
 
     def end(self) -> None:
-        """Forget the loop's task: nothing may wake it any more."""
+        """Drop the waiting Future: later wake-ups do nothing."""
         self._waiter = None

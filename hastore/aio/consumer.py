@@ -1,4 +1,4 @@
-"""The asyncio twin of hastore.Consumer."""
+"""hastore.Consumer for asyncio."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 class Consumer(AsyncClient):
     """Read a topic; see hastore.Consumer.
 
-    Tasks may share it, their calls take turns; each message goes to one of them. A call that is
-    cancelled has moved nothing: the next `poll` returns what it would have.
+    Tasks may share it: one call runs at a time, and each message goes to one task. A cancelled call
+    has moved no position: the next `poll` returns the same messages.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Consumer(AsyncClient):
         timeout_s: float = 10.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Take what hastore.Consumer takes."""
+        """Take the arguments of hastore.Consumer."""
         reading = make_reading(
             topic,
             group=group,
@@ -61,16 +61,16 @@ class Consumer(AsyncClient):
         super().__init__(self._core, describe("aio.Consumer", addresses, reading.topic))
 
     async def __aiter__(self) -> AsyncIterator[Message]:
-        """Yield messages as they come, until the consumer is closed; see hastore.Consumer."""
+        """Yield messages as they arrive, until the consumer is closed; see hastore.Consumer."""
         core, life = self._core, self._lifecycle
         while not life.closed:
             queue = await self._call(core.ready(POLL_S))
             while queue is not None and not life.closed:
-                ready, at = queue.ready, queue.taken  # anew: others may take, or seek, meanwhile
+                ready, at = queue.ready, queue.taken  # read again: other tasks may take or seek
                 if at >= len(ready):
                     break
                 message = ready[at]
-                # No call from here to the yield, so no signal's exception comes between.
+                # No call between here and the yield: no signal handler runs in between.
                 queue.taken, queue.current = at + 1, message
                 yield message
 
@@ -81,46 +81,46 @@ class Consumer(AsyncClient):
 
     @property
     def group(self) -> str | None:
-        """The group under whose name positions are kept."""
+        """The group under whose name positions are committed."""
         return self._core.group
 
     @property
     def source(self) -> str | None:
-        """The address that is read from, None while one is looked for."""
+        """The address of the replica that is read, None while the consumer looks for one."""
         return self._core.fetcher.source
 
     async def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[Message]:
-        """Return what is there; waits up to `timeout_s` for the first."""
+        """Return up to `max_messages` messages; waits up to `timeout_s` for the first."""
         fetcher = self._core.fetcher
         taken = await self._call(self._core.poll(max_messages, timeout_s))
-        fetcher.undo = None  # the last act: what is interrupted before has taken nothing
+        fetcher.undo = None  # last: an interrupt before this takes the messages back
         return taken
 
     async def positions(self) -> dict[int, Position]:
-        """Return where the reader stands in each queue."""
+        """Return the position in each queue."""
         return await self._call(self._core.positions())
 
     async def position(self, queue: int) -> Position:
-        """Return where the reader stands in a queue."""
+        """Return the position in a queue."""
         return await self._call(self._core.position(queue))
 
     async def seek(self, queue: int, position: int | Position) -> None:
-        """Go on from a queue offset, or from a Position that was kept."""
+        """Continue at a queue offset, or at a Position that the caller has kept."""
         await self._call(self._core.seek(queue, position))
         self._core.fetcher.undo = None
 
     async def seek_to_earliest(self) -> None:
-        """Go on from the first message kept, in every queue."""
+        """Continue at the first message that exists, in every queue."""
         await self._call(self._core.seek_to_ends(0))
         self._core.fetcher.undo = None
 
     async def seek_to_latest(self) -> None:
-        """Go on behind the last readable message, in every queue."""
+        """Continue after the last readable message, in every queue."""
         await self._call(self._core.seek_to_ends(1))
         self._core.fetcher.undo = None
 
     async def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> None:
-        """Go on from the first message stored at or after a time, in every queue.
+        """Continue at the first message stored at or after a time, in every queue.
 
         An int of ms since 1970 (UTC), or a datetime with a time zone; UsageError for a naive one.
         """
@@ -128,9 +128,9 @@ class Consumer(AsyncClient):
         self._core.fetcher.undo = None
 
     async def commit(self) -> None:
-        """Keep the reader's positions under the group's name.
+        """Commit the positions under the group's name; see hastore.Consumer.
 
-        Cancelled, it may be kept all the same: the position is one that `poll` has reached.
+        A cancelled commit may still be stored: its positions are ones that `poll` has reached.
         """
         await self._call(self._core.commit())
 

@@ -1,10 +1,10 @@
 """Drives the producer's core on an event loop: no thread, and nothing here waits.
 
-    send --> waiting --admit, when a master is known and the window has room--> the core
+    send --> queued --admit, when a master is known and the window has room--> the core
 
-What is sent within one turn of the loop is admitted and sent together, behind it. The loop watches
-the links' descriptor, and one timer. Nothing here refers to the Producer: when that is dropped,
-this goes on with what is under way as long as the loop runs.
+Messages sent within one iteration of the loop are admitted and sent together after it. The loop
+watches the transport's descriptor, and one timer. Nothing here refers to the Producer: when that is
+dropped, this goes on with the messages under way as long as the loop runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LINGER_S = 1.0
 
 
 class Delivery:
-    """What a put ends in, and the asyncio Future that is told; that may have been cancelled."""
+    """The outcome of a put, and the asyncio Future that gets it unless it was cancelled."""
 
     __slots__ = ("_ended", "_failure", "_receipt", "_value", "waiter")
 
@@ -64,11 +64,11 @@ class Delivery:
         return True
 
     def done(self) -> bool:
-        """Whether it has ended; a cancelled waiter ends nothing."""
+        """Whether it has ended; cancelling the waiter does not end it."""
         return self._ended
 
     def notify(self) -> None:
-        """Tell the waiter."""
+        """Pass the outcome on to the waiter."""
         if self.waiter.done():
             return
         if self._receipt is not None:
@@ -80,17 +80,17 @@ class Delivery:
 
 
 class _Queued(msgspec.Struct, eq=False):
-    """What was sent and is not admitted yet; without drafts: a flush."""
+    """Messages of one call that are not admitted yet; without drafts: a flush."""
 
     topic: str
     drafts: list[Draft]
     is_batch: bool
     waiter: asyncio.Future[Any]
-    expires_ms: float  # when no master was found until then
+    expires_ms: float  # if no master was found by then
 
 
 class LoopDriver:
-    """Send on a running event loop; every method but `leave` is called on it."""
+    """Send on a running event loop; every method except `detach` is called on it."""
 
     def __init__(
         self,
@@ -110,7 +110,7 @@ class LoopDriver:
         self.core = SendCore(addresses, options, self._window, self._transport)
         self.ended = False
         self._detached = False
-        self._waiting: deque[_Queued] = deque()
+        self._queue: deque[_Queued] = deque()
         self._flushes: list[tuple[int, asyncio.Future[None]]] = []
         self._send_handle: asyncio.Handle | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -119,29 +119,29 @@ class LoopDriver:
         loop.call_soon(self._on_ready)
 
     def send(self, topic: str, drafts: list[Draft], *, is_batch: bool) -> asyncio.Future[Any]:
-        """Send messages as one frame; the Future is cancelled to send nothing, if still possible.
+        """Send messages as one frame; cancelling the Future prevents that if it was not sent yet.
 
-        It has the SendResult, for a batch the list of them.
+        The Future gets the SendResult, for a batch the list of them.
         """
         self._window.check()
         expires_ms = self._clock.monotonic_ms() + self._options.delivery_timeout_ms
         waiter: asyncio.Future[Any] = self._loop.create_future()
-        self._waiting.append(_Queued(topic, drafts, is_batch, waiter, expires_ms))
+        self._queue.append(_Queued(topic, drafts, is_batch, waiter, expires_ms))
         if self._send_handle is None:
             self._send_handle = self._loop.call_soon(self._send)
         return waiter
 
     def flush(self) -> asyncio.Future[None]:
-        """Return a Future that ends when all that was sent before is settled."""
+        """Return a Future that ends when all messages sent before are settled."""
         self._window.check()
         waiter: asyncio.Future[None] = self._loop.create_future()
-        self._waiting.append(_Queued("", [], False, waiter, float("inf")))
+        self._queue.append(_Queued("", [], False, waiter, float("inf")))
         if self._send_handle is None:
             self._send_handle = self._loop.call_soon(self._send)
         return waiter
 
     def end(self, linger_s: float = LINGER_S, failure: Exception | None = None) -> None:
-        """Give up what is unsettled, with the failure if there is one, and close the links."""
+        """Give up unsettled messages, with the failure if there is one, and disconnect."""
         if self.ended:
             return
         self.ended = True
@@ -155,28 +155,28 @@ class LoopDriver:
         else:
             self.core.fail(failure)
             why = f"the producer has failed before it was sent: {failure!r}"
-        while self._waiting:
-            waiting = self._waiting.popleft()
-            if not waiting.drafts:
-                _resolve(waiting.waiter)
+        while self._queue:
+            queued = self._queue.popleft()
+            if not queued.drafts:
+                _resolve(queued.waiter)
             else:
-                _refuse(waiting.waiter, why)
+                _refuse(queued.waiter, why)
         self._notify()
         self._transport.close(linger_s)
 
     @property
     def unsent_bytes(self) -> int:
-        """What was handed over, and the kernel has not taken yet (`acks` 0 waits for no answer)."""
+        """Bytes that the kernel has not taken yet; matters with `acks` 0, without answers."""
         return self._transport.unsent_bytes
 
     def detach(self) -> str:
-        """Let it end once all is settled; says what is not. A finalizer may call this anywhere."""
+        """Let it end once all is settled; returns what is not. Also called by a finalizer."""
         lost = self.core.unacknowledged()
         if not self.ended:
             self._detached = True
             self.core.flush_to = float("inf")
             self._transport.wake()
-            if self._loop.is_closed():  # nobody will go on with it
+            if self._loop.is_closed():  # it will never run again
                 self.ended = True
                 self._transport.close(0.0)
         return lost
@@ -188,7 +188,7 @@ class LoopDriver:
         self._transport.abandon()
 
     def _on_ready(self) -> None:
-        """Take what has arrived, and what follows from it; called by the loop."""
+        """Handle arrivals and deadlines; called by the loop."""
         self._guarded(self._run_once)
 
     def _run_once(self) -> None:
@@ -200,7 +200,7 @@ class LoopDriver:
         self._finish_run(now)
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        """Do a step of the loop's; where it fails all who wait are told, since nobody goes on."""
+        """Run a step; if it raises, end with that failure, which all waiters get."""
         if self.ended:
             return
         try:
@@ -210,11 +210,11 @@ class LoopDriver:
             self.end(0.0, failure)
 
     def _send(self) -> None:
-        """Send what was handed over in this turn of the loop; called by the loop."""
+        """Send the messages queued in this iteration of the loop; called by the loop."""
         self._send_handle = None
-        self._guarded(self._send_waiting)
+        self._guarded(self._send_queued)
 
-    def _send_waiting(self) -> None:
+    def _send_queued(self) -> None:
         now = self._clock.monotonic_ms()
         if self._admit(now):
             self.core.send_now(now)
@@ -222,12 +222,12 @@ class LoopDriver:
 
     def _finish_run(self, now: float) -> None:
         self._notify()
-        if self._detached and not self._waiting and self.core.is_idle():
+        if self._detached and not self._queue and self.core.is_idle():
             self.end(0.0)
             return
         sleep_s = self.core.sleep_s(now)
-        if self._waiting and not self.core.master_found:
-            expires_s = max(0.0, self._waiting[0].expires_ms - now) / 1000.0
+        if self._queue and not self.core.master_found:
+            expires_s = max(0.0, self._queue[0].expires_ms - now) / 1000.0
             sleep_s = expires_s if sleep_s < 0.0 else min(sleep_s, expires_s)
         due_s = self._transport.due_s()
         if due_s >= 0.0:
@@ -237,7 +237,7 @@ class LoopDriver:
         at = self._loop.time() + sleep_s
         if self._timer is not None:
             if self._timer.when() <= at:
-                return  # it looks once more than it must, which costs less than a new timer
+                return  # an early call costs less than a new timer
             self._timer.cancel()
         self._timer = self._loop.call_at(at, self._on_timer)
 
@@ -258,39 +258,39 @@ class LoopDriver:
                     kept.append((seq, waiter))
             self._flushes = kept
 
-    # -- from what waits to the core
+    # -- from the queue to the core
 
     def _admit(self, now: float) -> bool:
-        """Admit what there is room for, in the order of sending; whether anything was."""
+        """Admit queued messages in order, as far as there is room; returns whether any was."""
         admitted = False
-        while self._waiting:
-            waiting = self._waiting[0]
-            if not waiting.waiter.done():  # else it was cancelled in time
-                if waiting.drafts:
-                    if not self.core.master_found and now < waiting.expires_ms:
+        while self._queue:
+            queued = self._queue[0]
+            if not queued.waiter.done():  # else it was cancelled before it was sent
+                if queued.drafts:
+                    if not self.core.master_found and now < queued.expires_ms:
                         break
-                    if self.core.master_found and not self._window.has_room(len(waiting.drafts)):
+                    if self.core.master_found and not self._window.has_room(len(queued.drafts)):
                         break
-                    self._admit_one(waiting, now)
+                    self._admit_one(queued, now)
                     admitted = True
                 else:
                     seq = self._window.next_seq
                     self.core.flush_to = max(self.core.flush_to, seq)
-                    self._flushes.append((seq, waiting.waiter))
+                    self._flushes.append((seq, queued.waiter))
                     admitted = True
-            self._waiting.popleft()
+            self._queue.popleft()
         return admitted
 
-    def _admit_one(self, waiting: _Queued, now: float) -> None:
+    def _admit_one(self, queued: _Queued, now: float) -> None:
         cluster = self.core.cluster
         if not self.core.master_found:
             reason = cluster.reason()
-            if any(draft.queue is None for draft in waiting.drafts):
-                waiting.waiter.set_exception(UnreachableError(f"no master was found: {reason}"))
+            if any(draft.queue is None for draft in queued.drafts):
+                queued.waiter.set_exception(UnreachableError(f"no master was found: {reason}"))
             else:
-                _refuse(waiting.waiter, f"no writable master: {reason}")
+                _refuse(queued.waiter, f"no writable master: {reason}")
             return
-        topic, drafts, preparer = waiting.topic, waiting.drafts, self._preparer
+        topic, drafts, preparer = queued.topic, queued.drafts, self._preparer
         seq, born_ms = self._window.next_seq, self._clock.wall_ms()
         records: list[bytes] = []
         try:
@@ -300,13 +300,13 @@ class LoopDriver:
                     queue = preparer.choose_queue(topic, key, cluster.default_queues)
                 records.append(preparer.encode(topic, body, queue, pairs, place, born_ms))
         except HastoreError as failure:
-            waiting.waiter.set_exception(failure)
+            queued.waiter.set_exception(failure)
             return
         payload = records[0] if len(records) == 1 else b"".join(records)
         expires = now + self._options.delivery_timeout_ms
-        delivery = Delivery(waiting.waiter)
+        delivery = Delivery(queued.waiter)
         self._window.admit(
-            Entry(seq, len(records), topic, payload, delivery, waiting.is_batch, now, expires)
+            Entry(seq, len(records), topic, payload, delivery, queued.is_batch, now, expires)
         )
 
 

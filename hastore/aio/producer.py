@@ -1,7 +1,7 @@
-"""The asyncio twin of hastore.Producer: the same core, on the event loop itself, without a thread.
+"""hastore.Producer for asyncio: the same core, on the event loop itself, without a thread.
 
-async with Producer(["tcp://127.0.0.1:10911"]) as producer:
-    results = await asyncio.gather(*(producer.send("flights", body) for body in bodies))
+    async with Producer(["tcp://127.0.0.1:10911"]) as producer:
+        results = await asyncio.gather(*(producer.send("flights", body) for body in bodies))
 """
 
 from __future__ import annotations
@@ -25,15 +25,14 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UsageError
 from hastore.protocol.api import WINDOW
 
-_POLL_S = 0.01  # between looks at what the kernel has not taken
+_POLL_S = 0.01  # between checks whether the kernel has taken all bytes
 
 
 class Producer(AsyncClosable):
     """Send messages from the coroutines of one event loop; see hastore.Producer.
 
-    Calls go out in the order in which they were made. A `send` that is cancelled before its turn
-    came sends nothing; later it is no longer waited for, and stored as if it had not been
-    cancelled.
+    Messages are sent in the order of the calls. A `send` that is cancelled before its message was
+    sent sends nothing; cancelled later, its message is stored all the same.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class Producer(AsyncClosable):
         idempotent: bool = True,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Take what hastore.Producer takes; made in a coroutine, else UsageError."""
+        """Take the arguments of hastore.Producer; UsageError outside of a running event loop."""
         options = make_options(
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
         )
@@ -64,17 +63,17 @@ class Producer(AsyncClosable):
 
     @property
     def producer_id(self) -> str:
-        """The random id that its messages carry."""
+        """The random id that this producer's messages carry."""
         return self._preparer.producer_id
 
     @property
     def epoch(self) -> int:
-        """The greatest epoch met in a writable node; 0 before the first."""
+        """The greatest epoch that a writable node has stated; 0 before the first."""
         return self._driver.core.cluster.epoch
 
     @property
     def master(self) -> str | None:
-        """The address of the master, None while it is being looked for."""
+        """The address of the master, None while the producer looks for it."""
         return self._driver.core.cluster.master
 
     async def send(
@@ -89,7 +88,7 @@ class Producer(AsyncClosable):
     ) -> SendResult:
         """Send a message and wait for its result; raises what hastore.Producer.send_sync does.
 
-        To have many in flight, gather many sends: what one turn of the loop sends goes together.
+        To have many in flight, gather many sends: sends of one loop iteration share frames.
         """
         self._check()
         draft = self._preparer.draft(topic, body, key, tags, properties, queue)
@@ -105,7 +104,7 @@ class Producer(AsyncClosable):
     ) -> list[SendResult]:
         """Send messages in their order and wait for all results.
 
-        Not atomic: when it raises, or is cancelled, others of its messages may be stored.
+        Not atomic: when it raises or is cancelled, some of its messages may be stored.
         """
         self._check()
         split = self._preparer.batches(topic, messages, queue)
@@ -118,15 +117,15 @@ class Producer(AsyncClosable):
         return found
 
     async def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all that was sent so far is settled; False when the time is up first."""
+        """Wait until all messages sent so far are settled; False when `timeout_s` is over first."""
         self._check()
         return await self._flush(waiting_limit("timeout_s", timeout_s))
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Settle what is under way, within the delivery timeout or `timeout_s`, and end.
+        """Wait for unsettled messages, at most `timeout_s` or the delivery timeout, and end.
 
-        Cancelled, it ends at once. What is not settled then ends with the last status heard, or as
-        OutcomeUnknown. In a forked child nothing happens.
+        Cancelled, it ends at once. A message that is not settled by then ends with its last status,
+        or as OutcomeUnknown. Does nothing in a forked child.
         """
         if self._lifecycle.forked:
             return
@@ -140,7 +139,7 @@ class Producer(AsyncClosable):
                 await self._flush(limit_s)
                 until = self._loop.time() + LINGER_S
                 while self._driver.unsent_bytes and self._loop.time() < until:
-                    await asyncio.sleep(_POLL_S)  # here, not in `end`, where the loop would stand
+                    await asyncio.sleep(_POLL_S)  # here, because `end` would block the loop
         finally:
             self._driver.end(0.0 if self._driver.unsent_bytes else LINGER_S)
 
@@ -158,7 +157,7 @@ class Producer(AsyncClosable):
 
     def _check_loop(self) -> None:
         if _running_loop() is not self._loop:
-            raise UsageError("an asyncio producer is of use on the event loop it was made on alone")
+            raise UsageError("an asyncio producer can be used only on its own event loop")
 
 
 def _running_loop() -> asyncio.AbstractEventLoop:

@@ -79,44 +79,44 @@ def run_code(command: click.Command, name: str, arguments: list[str] | None = No
         return ended.exit_code
     except click.UsageError as wrong:
         if isinstance(wrong, _NO_ARGUMENTS):
-            say(wrong.format_message())
+            print_note(wrong.format_message())
             return WRONG
         path = wrong.ctx.command_path if wrong.ctx is not None else name
-        say_error(f"{path}: {wrong.format_message().rstrip('.')}; see {path} --help")
+        print_error(f"{path}: {wrong.format_message().rstrip('.')}; see {path} --help")
         return WRONG
     except click.ClickException as wrong:
-        say_error(f"{name}: {wrong.format_message()}")
+        print_error(f"{name}: {wrong.format_message()}")
         return WRONG
     except (ConfigError, UsageError) as wrong:
-        say_error(str(wrong))
+        print_error(str(wrong))
         return WRONG
     except StoreError as broken:
-        say_error(str(broken))
+        print_error(str(broken))
         return STORE
     except HastoreError as failed:
-        say_error(str(failed))
+        print_error(str(failed))
         return FAILED
     except BrokenPipeError:  # the reader of stdout has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return FAILED
     except OSError as failed:
-        say_error(f"{name}: {failed}")
+        print_error(f"{name}: {failed}")
         return FAILED
     except (KeyboardInterrupt, click.Abort):
         return _INTERRUPTED
 
 
-def say(text: str) -> None:
+def print_note(text: str) -> None:
     """Print a line on stderr."""
     print(text, file=sys.stderr, flush=True)
 
 
-def say_error(text: str) -> None:
+def print_error(text: str) -> None:
     """Print an error as one line on stderr."""
-    say("error: " + " ".join(text.split()))
+    print_note("error: " + " ".join(text.split()))
 
 
-def tell(text: str, style: str | None = None) -> None:
+def print_text(text: str, style: str | None = None) -> None:
     """Print a line for people on stdout, without markup.
 
     The terminal wraps it, so that a path or a command in it can be copied whole.
@@ -161,8 +161,9 @@ def terminal_columns() -> int | None:
 def program(name: str) -> str:
     """Return the command by which this user can run `hastore`, `hastore-master` or `hastore-slave`.
 
-    The program beside the one that was called; its bare name when the PATH leads there; without
-    either, this Python with `-m hastore`.
+    The result is the bare name when the PATH leads to the program beside the one that was called,
+    else the path of that program; without such a program, the one on the PATH, else this Python
+    with `-m hastore`.
     """
     called = sys.argv[0]
     beside = os.path.join(os.path.dirname(called), name)
@@ -176,7 +177,7 @@ def program(name: str) -> str:
     return module if name == "hastore" else f"{module} serve"
 
 
-def put_json(value: Mapping[str, Any]) -> None:
+def print_json(value: Mapping[str, Any]) -> None:
     """Print one object as a line of JSON on stdout."""
     sys.stdout.write(json.dumps(value) + "\n")
     sys.stdout.flush()

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 import click
 
 from hastore.cli.asking import wait_replayed
-from hastore.cli.common import bootstrap_addresses, put_json, say, with_bootstrap, with_json
+from hastore.cli.common import (
+    bootstrap_addresses,
+    print_json,
+    print_note,
+    with_bootstrap,
+    with_json,
+)
 from hastore.cli.query import describe_message
 from hastore.client.admin import Admin
 from hastore.client.consumer.consumer import Consumer
@@ -94,11 +100,13 @@ def consume_command(
     with Admin(addresses) as admin:
         ranges = admin.topics().get(topic, {})
     if not ranges and not follow:
-        say(f"topic {topic} has no messages yet")
+        print_note(f"topic {topic} has no messages yet")
         return
     if queue_id is not None and queue_id not in ranges and not follow:
         held = ", ".join(map(str, sorted(ranges)))
-        say(f"queue {queue_id} of topic {topic} has no messages; the topic has the queues {held}")
+        print_note(
+            f"queue {queue_id} of topic {topic} has no messages; the topic has the queues {held}"
+        )
         return
     queues = None if queue_id is None else [queue_id]
     ends = {queue: end for queue, (_, end) in ranges.items()}
@@ -111,7 +119,7 @@ def consume_command(
             wanted = batch if most is None else batch[: most - printed]
             if as_json:
                 for message in wanted:
-                    put_json(describe_message(message))
+                    print_json(describe_message(message))
             else:
                 sys.stdout.buffer.writelines([message.body + b"\n" for message in wanted])
                 if follow:

@@ -23,10 +23,10 @@ from hastore.cli.asking import ask_status
 from hastore.cli.common import (
     DONE,
     WRONG,
+    print_error,
+    print_json,
     program,
     progress_bar,
-    put_json,
-    say_error,
     stderr,
     stdout,
     with_json,
@@ -34,7 +34,6 @@ from hastore.cli.common import (
 from hastore.cli.flip import promote
 from hastore.config.file import edit_role
 from hastore.config.model import Role
-from hastore.demo.checks import LOG_FILE_BYTES, what_is_missing
 from hastore.demo.data import count_rows, read_delays, read_flights
 from hastore.demo.nodes import Node, make_pair
 from hastore.demo.produce import FlightProducer
@@ -45,6 +44,7 @@ from hastore.demo.proof import (
     prove_identical_logs,
     prove_identical_queues,
 )
+from hastore.demo.requirements import LOG_FILE_BYTES, missing_requirements
 from hastore.demo.spark_check import compare_with_spark
 from hastore.errors import HastoreError
 
@@ -53,72 +53,72 @@ SYNC_TIMEOUT_S = 60.0
 
 
 @dataclass(slots=True)
-class Story:
+class DemoReport:
     """The results of the demo, which `--json` prints, and where its progress is shown."""
 
     folder: pathlib.Path
     quiet: bool
     facts: dict[str, Any] = field(default_factory=dict)
 
-    def tell(self, text: str | Table) -> None:
+    def print(self, text: str | Table) -> None:
         """Print a line, or a table, of progress."""
         (stderr if self.quiet else stdout).print(text, highlight=False, soft_wrap=True)
 
     def step(self, number: int, text: str) -> None:
         """Print the title of a step."""
-        self.tell(f"\n[bold]{number}/6[/bold] {text}")
+        self.print(f"\n[bold]{number}/6[/bold] {text}")
 
 
-def run_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: bool) -> Story:
+def run_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: bool) -> DemoReport:
     """Run all steps in `folder`; raises ProofError when a proof fails, else the step's own error.
 
     Both nodes are stopped when this returns or raises.
     """
-    story = Story(folder, quiet)
+    report = DemoReport(folder, quiet)
     master, slave = make_pair(folder, f"{LOG_FILE_BYTES}B")
     try:
-        story.step(1, f"Start a SYNC_MASTER and a slave on loopback; stores are in {folder}")
-        _start(story, master, slave)
-        story.step(2, f"Send {rows:,} flights; each is acknowledged once the slave has it too")
+        report.step(1, f"Start a SYNC_MASTER and a slave on loopback; stores are in {folder}")
+        _start(report, master, slave)
+        report.step(2, f"Send {rows:,} flights; each is acknowledged once the slave has it too")
         producer = FlightProducer([master.api, slave.api], TOPIC, read_flights(rows), rows)
-        _produce_and_flip(story, producer, master, slave, rows)
-        story.step(4, "Wait until both nodes have everything, and prove that nothing was lost")
+        _produce_and_flip(report, producer, master, slave, rows)
+        report.step(4, "Wait until both nodes have everything, and prove that nothing was lost")
         end = _wait_in_sync(slave, master)
-        _prove(story, producer, master, slave, rows, end)
+        _prove(report, producer, master, slave, rows, end)
         if with_spark:
-            story.step(5, "Read the topic from the slave with Spark and check it against the CSV")
+            report.step(5, "Read the topic from the slave with Spark and check it against the CSV")
             plot = folder / "delays.png"
             # Node 1 is the slave now. Spark reads over its API, as a job on another machine would.
             with stderr.status("    Spark is starting and reading ..."):
                 messages = compare_with_spark(
-                    master.api, TOPIC, read_delays(rows), plot, story.tell
+                    master.api, TOPIC, read_delays(rows), plot, report.print
                 )
-            story.facts |= {"spark_messages": messages, "plot": str(plot)}
-            story.tell(
+            report.facts |= {"spark_messages": messages, "plot": str(plot)}
+            report.print(
                 f"    {messages:,} flights; all sums equal those of the CSV; the plot is {plot}"
             )
         else:
-            story.step(5, "Spark is left out (--no-spark)")
+            report.step(5, "Spark is left out (--no-spark)")
     finally:
         for node in (slave, master):
             node.stop()
-    _farewell(story, master, slave)
-    return story
+    _print_next_steps(report, master, slave)
+    return report
 
 
-def _start(story: Story, master: Node, slave: Node) -> None:
+def _start(report: DemoReport, master: Node, slave: Node) -> None:
     master.start("master")
     slave.start("slave")
     for node in (master, slave):
         ready = node.wait_ready()
-        story.tell(f"    node {ready['node']}: {ready['role']} at {ready['api']}")
+        report.print(f"    node {ready['node']}: {ready['role']} at {ready['api']}")
 
 
 def _produce_and_flip(
-    story: Story, producer: FlightProducer, master: Node, slave: Node, rows: int
+    report: DemoReport, producer: FlightProducer, master: Node, slave: Node, rows: int
 ) -> None:
     half = rows // 2
-    with progress_bar(visible=not story.quiet) as progress:
+    with progress_bar(visible=not report.quiet) as progress:
         task = progress.add_task("    flights", total=rows, note="")
 
         def show(count: int) -> None:
@@ -127,12 +127,12 @@ def _produce_and_flip(
         began = time.monotonic()
         producer.start()
         producer.wait_for(half, show)
-        story.step(3, f"Half-way: kill the master (SIGKILL) and promote node {slave.number}")
+        report.step(3, f"Half-way: kill the master (SIGKILL) and promote node {slave.number}")
         killed = time.monotonic()
         master.kill()
         status = promote(slave.config, Role.SYNC_MASTER)
         open_s = time.monotonic() - killed
-        story.tell(
+        report.print(
             f"    node {slave.number} is {status['role']} of epoch {status['epoch']} after "
             f"{open_s:.2f} s; a synchronous put needs a slave, so the old master rejoins as one"
         )
@@ -147,7 +147,7 @@ def _produce_and_flip(
         raise producer.failure
     records, size = count_archived(master.store)
     silence = producer.silence
-    story.facts |= {
+    report.facts |= {
         "messages": rows,
         "seconds": round(seconds, 3),
         "msgs_per_s": round(rows / seconds, 1),
@@ -160,8 +160,8 @@ def _produce_and_flip(
             "bytes_archived": size,
         },
     }
-    story.tell(f"    {rows:,} acknowledged in {seconds:.1f} s, {rows / seconds:,.0f} a second")
-    story.tell(
+    report.print(f"    {rows:,} acknowledged in {seconds:.1f} s, {rows / seconds:,.0f} a second")
+    report.print(
         f"    the flip cost {silence.seconds:.2f} s without acknowledgements; the old master cut "
         f"{records:,} unacknowledged records off its log and keeps them in "
         f"{master.store / 'rescued'}"
@@ -188,9 +188,9 @@ def _wait_in_sync(master: Node, slave: Node) -> int:
 
 
 def _prove(
-    story: Story, producer: FlightProducer, old: Node, new: Node, rows: int, end: int
+    report: DemoReport, producer: FlightProducer, old: Node, new: Node, rows: int, end: int
 ) -> None:
-    with progress_bar(visible=not story.quiet) as progress:
+    with progress_bar(visible=not report.quiet) as progress:
         for node in (old, new):
             task = progress.add_task(f"    node {node.number}", total=rows, note="")
             count = prove_exactly_once(
@@ -201,18 +201,18 @@ def _prove(
             )
             if count != rows:
                 raise ProofError(f"node {node.number} has {count} messages, {rows} were sent")
-    story.tell(f"    both nodes have all {rows:,} acknowledged messages exactly once, unchanged")
+    report.print(f"    both nodes have all {rows:,} acknowledged messages exactly once, unchanged")
     compared = prove_identical_logs(old.store, new.store)
     units = prove_identical_queues(old.store, new.store, TOPIC)
     if compared != end:
         raise ProofError(f"{compared} bytes of the logs were compared, they end at {end}")
-    story.facts |= {"log_bytes_identical": compared, "queue_units_identical": units}
-    story.tell(f"    both logs are identical, byte for byte: {compared:,} bytes")
+    report.facts |= {"log_bytes_identical": compared, "queue_units_identical": units}
+    report.print(f"    both logs are identical, byte for byte: {compared:,} bytes")
 
 
-def _farewell(story: Story, old: Node, new: Node) -> None:
-    story.step(6, "Done; nothing is left running")
-    story.tell(f"    The stores stay in {story.folder}. To explore them:")
+def _print_next_steps(report: DemoReport, old: Node, new: Node) -> None:
+    report.step(6, "Done; nothing is left running")
+    report.print(f"    The stores stay in {report.folder}. To explore them:")
     for line in (
         f"{program('hastore')} log stat --store {old.store}",
         f"{program('hastore-master')} -c {new.config} &",
@@ -220,7 +220,7 @@ def _farewell(story: Story, old: Node, new: Node) -> None:
         f"{program('hastore')} status --wait 30 --bootstrap {new.api},{old.api}",
         f"{program('hastore')} query --topic {TOPIC} --key UA-1545 --bootstrap {new.api}",
     ):
-        story.tell(f"      {line}")
+        report.print(f"      {line}")
 
 
 def _stop_by_exception(number: int, _frame: FrameType | None) -> NoReturn:
@@ -249,16 +249,16 @@ def demo_command(scale: float, no_spark: bool, folder: str | None, as_json: bool
     """
     rows = count_rows(scale)
     wanted = pathlib.Path(folder or tempfile.gettempdir()).absolute()
-    missing = list(what_is_missing(wanted, rows, with_spark=not no_spark))
+    missing = list(missing_requirements(wanted, rows, with_spark=not no_spark))
     for text in missing:
-        say_error(text)
+        print_error(text)
     if missing:
         return WRONG
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _stop_by_exception)
     place = wanted if folder else pathlib.Path(tempfile.mkdtemp(prefix="hastore-demo-"))
     place.mkdir(parents=True, exist_ok=True)
-    story = run_demo(rows, place, with_spark=not no_spark, quiet=as_json)
+    report = run_demo(rows, place, with_spark=not no_spark, quiet=as_json)
     if as_json:
-        put_json({"folder": str(place)} | story.facts)
+        print_json({"folder": str(place)} | report.facts)
     return DONE

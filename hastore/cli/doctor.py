@@ -15,14 +15,14 @@ from hastore.cli.asking import ask_status
 from hastore.cli.common import (
     DONE,
     FAILED,
-    put_json,
-    tell,
+    print_json,
+    print_text,
     with_config,
     with_json,
     with_overrides,
 )
 from hastore.cli.peers import ask_peer
-from hastore.cli.which_file import other_file, pending_texts
+from hastore.cli.which_file import file_mismatch, pending_texts
 from hastore.config.checks import parse_address
 from hastore.config.file import load_config
 from hastore.config.model import Config
@@ -54,7 +54,7 @@ class Finding:
     text: str
 
 
-def examine(path: str, config: Config) -> Iterator[Finding]:
+def check_node(path: str, config: Config) -> Iterator[Finding]:
     """Check a node and its surroundings; starts and changes nothing.
 
     `config` is the content of the file at `path`.
@@ -73,7 +73,7 @@ def examine(path: str, config: Config) -> Iterator[Finding]:
 def _node(path: str, config: Config, status: dict[str, Any] | None) -> Finding:
     if status is None:
         return Finding("node", Verdict.NOTE, f"node {config.node} is not running")
-    differs = other_file(path, config, status)
+    differs = file_mismatch(path, config, status)
     if differs is not None:
         remedy = "check the node's own file, or start the node with this one"
         return Finding("node", Verdict.BAD, f"{differs}; {remedy}")
@@ -192,15 +192,15 @@ def _descriptors() -> Finding:
 @with_json
 def doctor_command(path: str, overrides: dict[str, str], as_json: bool) -> int:
     """Check a node's file, ports, disk and peers; exit code 1 when a check is bad."""
-    findings = list(examine(path, load_config(path, overrides)))
+    findings = list(check_node(path, load_config(path, overrides)))
     findings.insert(0, Finding("file", Verdict.GOOD, f"{path} is valid"))
     if as_json:
         for one in findings:
-            put_json({"check": one.check, "verdict": one.verdict.value, "text": one.text})
+            print_json({"check": one.check, "verdict": one.verdict.value, "text": one.text})
     else:
         colours = {Verdict.GOOD: None, Verdict.NOTE: "yellow", Verdict.BAD: "bold red"}
         width = max(len(one.check) for one in findings)
         for one in findings:
             text = f"{one.check.ljust(width)}  {one.verdict.value.ljust(4)}  {one.text}"
-            tell(text, colours[one.verdict])
+            print_text(text, colours[one.verdict])
     return FAILED if any(one.verdict is Verdict.BAD for one in findings) else DONE

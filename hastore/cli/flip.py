@@ -18,7 +18,7 @@ from typing import Any
 import click
 
 from hastore.cli.asking import ask_status
-from hastore.cli.common import Seconds, put_json, say, tell, with_config, with_json
+from hastore.cli.common import Seconds, print_json, print_note, print_text, with_config, with_json
 from hastore.cli.which_file import check_file
 from hastore.clock import SYSTEM_CLOCK
 from hastore.config.file import edit_role, load_config
@@ -35,7 +35,7 @@ Status = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Allowed:
+class OneShotFlags:
     """The one-time flags of the operator."""
 
     no_catch_up: bool = False
@@ -43,13 +43,13 @@ class Allowed:
     accept_loss: bool = False
 
     @property
-    def anything(self) -> bool:
+    def any(self) -> bool:
         """Whether any flag was given."""
         return self.no_catch_up or self.force_unclean or self.accept_loss
 
 
 def promote(
-    path: str, role: Role, allowed: Allowed = Allowed(), patience_s: float = PATIENCE_S
+    path: str, role: Role, flags: OneShotFlags = OneShotFlags(), patience_s: float = PATIENCE_S
 ) -> Status:
     """Make the node of the file at `path` a master; return its status once it takes writes.
 
@@ -62,13 +62,13 @@ def promote(
     check_file("promote", path, config, before)
     again = config.role is role  # the file has this role already: promote anew
     flipped = config.role.is_master and role.is_master and not again
-    if allowed.anything or again:
+    if flags.any or again:
         if before is None:
             problem = "only a running node takes flags, or a new promotion"
             raise HastoreError(f"{_name(config)} does not answer; {problem}: start it first")
-        if again and before["writable"] and before["role"] == role.value and not allowed.anything:
-            say(f"{_name(config)} is already {role.value}; it begins a new epoch")
-        _write_once(config, "promote", allowed, before)
+        if again and before["writable"] and before["role"] == role.value and not flags.any:
+            print_note(f"{_name(config)} is already {role.value}; it begins a new epoch")
+        _write_once(config, "promote", flags, before)
     edit_role(path, role)
     new_epoch = before is not None and not flipped
 
@@ -79,7 +79,9 @@ def promote(
     return _wait(path, config, followed, before, role, patience_s)
 
 
-def demote(path: str, allowed: Allowed = Allowed(), patience_s: float = PATIENCE_S) -> Status:
+def demote(
+    path: str, flags: OneShotFlags = OneShotFlags(), patience_s: float = PATIENCE_S
+) -> Status:
     """Make the node of the file at `path` a slave; return its status once it is one.
 
     Raises HastoreError when the node does not answer or is late: the file stays edited. UsageError
@@ -89,10 +91,10 @@ def demote(path: str, allowed: Allowed = Allowed(), patience_s: float = PATIENCE
     config = load_config(path)
     before = _ask(config)
     check_file("demote", path, config, before)
-    if allowed.anything:
+    if flags.any:
         if before is None:
             raise HastoreError(f"{_name(config)} does not answer; only a running node takes flags")
-        _write_once(config, "demote", allowed, before)
+        _write_once(config, "demote", flags, before)
     edit_role(path, Role.SLAVE)
 
     def followed(status: Status) -> bool:
@@ -112,7 +114,7 @@ def _name(config: Config) -> str:
     return f"node {config.node} ({config.nodes[config.node].api})"
 
 
-def _write_once(config: Config, command: str, allowed: Allowed, before: Status) -> None:
+def _write_once(config: Config, command: str, flags: OneShotFlags, before: Status) -> None:
     """Write once.json durably before the file is edited: the edit makes the node read it."""
     folder = os.path.join(config.store.root, "hastore")
     if not REAL.is_dir(folder):
@@ -122,9 +124,9 @@ def _write_once(config: Config, command: str, allowed: Allowed, before: Status) 
         )
     note = {
         "command": command,
-        "no_catch_up": allowed.no_catch_up,
-        "force_unclean": allowed.force_unclean,
-        "accept_loss": allowed.accept_loss,
+        "no_catch_up": flags.no_catch_up,
+        "force_unclean": flags.force_unclean,
+        "accept_loss": flags.accept_loss,
         "epoch": before["epoch"],
         "wall_ms": SYSTEM_CLOCK.wall_ms(),
     }
@@ -192,11 +194,11 @@ def _progress(status: Status) -> tuple[Any, ...]:
 def _report(status: Status, seconds: float, *, as_json: bool) -> None:
     keys = ("node", "role", "epoch", "max_offset", "writable")
     if as_json:
-        put_json({key: status[key] for key in keys} | {"seconds": round(seconds, 3)})
+        print_json({key: status[key] for key in keys} | {"seconds": round(seconds, 3)})
         return
     what = f"node {status['node']} is {status['role']} of epoch {status['epoch']}"
     text = f"{what}, its log ends at {status['max_offset']:,} ({seconds:.1f} s)"
-    tell(text)
+    print_text(text)
 
 
 _patience = click.option(
@@ -250,10 +252,10 @@ def promote_command(
     """
     began = time.monotonic()
     role = Role.ASYNC_MASTER if to_async else Role.SYNC_MASTER
-    allowed = Allowed(no_catch_up, force_unclean, accept_loss)
-    status = promote(path, role, allowed, patience_s)
+    flags = OneShotFlags(no_catch_up, force_unclean, accept_loss)
+    status = promote(path, role, flags, patience_s)
     if to_async:
-        say("an ASYNC_MASTER acknowledges records that only this node has")
+        print_note("an ASYNC_MASTER acknowledges records that only this node has")
     _report(status, time.monotonic() - began, as_json=as_json)
 
 
@@ -265,5 +267,5 @@ def promote_command(
 def demote_command(path: str, accept_loss: bool, patience_s: float, as_json: bool) -> None:
     """Make a node a slave: edit its file, wait until it is one."""
     began = time.monotonic()
-    status = demote(path, Allowed(accept_loss=accept_loss), patience_s)
+    status = demote(path, OneShotFlags(accept_loss=accept_loss), patience_s)
     _report(status, time.monotonic() - began, as_json=as_json)

@@ -9,7 +9,7 @@ import string
 
 import click
 
-from hastore.cli.common import DONE, program, put_json, say, with_json
+from hastore.cli.common import DONE, print_json, print_note, program, with_json
 from hastore.config.file import load_config
 from hastore.config.model import Role
 from hastore.errors import UsageError
@@ -103,9 +103,9 @@ def init_command(folder: str, count: int, port: int, as_json: bool) -> int:
     bootstrap = ",".join(f"127.0.0.1:{each}" for each in ports.values())
     if as_json:
         files = [str(path) for path in paths.values()]
-        put_json({"files": files, "secret": str(secret), "bootstrap": bootstrap})
+        print_json({"files": files, "secret": str(secret), "bootstrap": bootstrap})
         return DONE
-    say(f"wrote {count} configuration files and a secret into {place}. To start the group:")
+    print_note(f"wrote {count} configuration files and a secret into {place}. To start the group:")
     for number, path in paths.items():
         print(f"{program(_starter(number))} -c {shlex.quote(str(path))} &")
     print(f"{program('hastore')} status --wait 30 --bootstrap {bootstrap}")

@@ -10,12 +10,12 @@ from rich.table import Table
 from hastore.cli.common import (
     DONE,
     STORE,
+    print_error,
+    print_json,
+    print_note,
+    print_text,
     progress_bar,
-    put_json,
-    say,
-    say_error,
     stdout,
-    tell,
     with_json,
 )
 from hastore.store.offline import inspect
@@ -51,7 +51,7 @@ def dump_command(
     """
     for entry in inspect.dump(path, start, end, bodies=bodies):
         if as_json:
-            put_json(entry)
+            print_json(entry)
         elif entry.get("blank"):
             print(f"{entry['offset']:>16} {entry['size']:>9} blank")
         else:
@@ -80,19 +80,19 @@ def verify_command(path: str, as_json: bool) -> int:
             path, progress=lambda done, total: progress.update(task, completed=done, total=total)
         )
     if as_json:
-        put_json(found.as_dict())
+        print_json(found.as_dict())
     else:
         log = found.stat
-        tell(
+        print_text(
             f"{log.records:,} records in [{log.min_offset:,}, {log.max_offset:,}), "
             f"{log.blanks:,} blanks, {found.units:,} units of consume queues"
         )
     for damage in found.damages:
-        say_error(f"{path}: bytes [{damage.offset}, {damage.end_offset}): {damage.reason}")
+        print_error(f"{path}: bytes [{damage.offset}, {damage.end_offset}): {damage.reason}")
     for wrong in found.units_wrong:
-        say_error(f"{path}: {wrong}")
+        print_error(f"{path}: {wrong}")
     if found.units_missing:
-        say(f"{found.units_missing} units are not built yet: replay lags behind the log")
+        print_note(f"{found.units_missing} units are not built yet: replay lags behind the log")
     return DONE if found.ok else STORE
 
 
@@ -107,10 +107,10 @@ def stat_command(path: str, as_json: bool) -> None:
             path, progress=lambda done, total: progress.update(task, completed=done, total=total)
         )
     if as_json:
-        put_json(found.as_dict())
+        print_json(found.as_dict())
         return
     span = f"{_time(found.first_store_ms)} to {_time(found.last_store_ms)}"
-    tell(
+    print_text(
         f"{found.store}: {found.files} files of {found.file_size:,} bytes, log "
         f"[{found.min_offset:,}, {found.max_offset:,}), {found.records:,} records and "
         f"{found.blanks:,} blanks, stored {span}"
@@ -140,12 +140,12 @@ def pending_command(path: str, as_json: bool) -> None:
         )
     for one in found:
         if as_json:
-            put_json({**asdict(one), "kind": one.kind.value})
+            print_json({**asdict(one), "kind": one.kind.value})
         else:
             due = f" due {_time(one.due_ms)}" if one.due_ms is not None else ""
             print(f"{one.offset:>16} {one.kind.value:<7} {one.topic} {one.key}{due}")
     if not found and not as_json:
-        say(f"{path}: nothing is pending")
+        print_note(f"{path}: nothing is pending")
 
 
 def _time(stamp_ms: int | None) -> str:

@@ -4,7 +4,7 @@ from typing import NoReturn
 
 import click
 
-from hastore.cli.common import DONE, run, say, with_config, with_overrides
+from hastore.cli.common import DONE, print_note, run, with_config, with_overrides
 from hastore.config.file import config_error, load_config
 from hastore.config.model import Config, Role
 
@@ -30,7 +30,9 @@ def start(path: str, overrides: dict[str, str], kind: str | None, *, only_check:
     config = check(path, overrides, kind)
     if only_check:
         nodes = len(config.nodes)
-        say(f"{path} is valid: node {config.node} of {nodes} in {config.cluster}/{config.group}")
+        print_note(
+            f"{path} is valid: node {config.node} of {nodes} in {config.cluster}/{config.group}"
+        )
         return DONE
     from hastore.server.node import run_node  # imported late: --check does not need it
 

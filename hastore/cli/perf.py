@@ -15,8 +15,8 @@ from hastore.cli.common import (
     DONE,
     FAILED,
     bootstrap_addresses,
+    print_json,
     progress_bar,
-    put_json,
     stdout,
     with_bootstrap,
     with_json,
@@ -88,7 +88,7 @@ def summarise(
 def show(fields: dict[str, Any], as_json: bool) -> None:
     """Print the fields as JSON, or as a table for people."""
     if as_json:
-        put_json(fields)
+        print_json(fields)
         return
     table = Table(box=None, show_header=False, pad_edge=False)
     for name, value in fields.items():

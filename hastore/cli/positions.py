@@ -9,8 +9,8 @@ import click
 from hastore.cli.common import (
     DONE,
     bootstrap_addresses,
-    put_json,
-    say,
+    print_json,
+    print_note,
     with_bootstrap,
     with_json,
 )
@@ -21,7 +21,7 @@ IMPORTED, KEPT, NO_TOPIC = "imported", "kept", "no such topic"
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
+class ImportResult:
     """The outcome of the import of one group's positions in one topic."""
 
     group: str
@@ -31,10 +31,10 @@ class Taken:
     corrected: tuple[int, ...] = ()  # queues whose position was outside the queue
 
     def show(self, as_json: bool) -> None:
-        """Print it."""
+        """Print the outcome, as JSON or as text."""
         if as_json:
             positions = {str(queue): offset for queue, offset in self.positions.items()}
-            put_json(
+            print_json(
                 {
                     "group": self.group,
                     "topic": self.topic,
@@ -47,7 +47,7 @@ class Taken:
         places = " ".join(f"{queue}:{offset}" for queue, offset in self.positions.items())
         click.echo(f"{self.outcome}  {self.group}  {self.topic}  {places}")
         if self.corrected:
-            say(
+            print_note(
                 f"{self.group}, {self.topic}: the position in queue "
                 f"{', '.join(map(str, self.corrected))} was outside the log and was corrected"
             )
@@ -98,7 +98,7 @@ def import_command(
         for (group, topic), offsets in sorted(wanted.items()):
             take(positions, ranges, group, topic, offsets, overwrite=overwrite).show(as_json)
     if not wanted:
-        say("no position to import")
+        print_note("no position to import")
     return DONE
 
 
@@ -110,18 +110,18 @@ def take(
     offsets: Offsets,
     *,
     overwrite: bool,
-) -> Taken:
+) -> ImportResult:
     """Commit one group's positions in one topic; raises what `Positions.commit` raises."""
     fitting = fit(offsets, ranges.get(topic, {}))
     if not fitting:
-        return Taken(group, topic, NO_TOPIC, {})
+        return ImportResult(group, topic, NO_TOPIC, {})
     known = {} if overwrite else positions.committed(group, topic)
     if known:
         kept = {queue: place.queue_offset for queue, place in sorted(known.items())}
-        return Taken(group, topic, KEPT, kept)
+        return ImportResult(group, topic, KEPT, kept)
     positions.commit(group, topic, fitting, allow_back=overwrite)
     corrected = tuple(queue for queue, offset in fitting.items() if offset != offsets[queue])
-    return Taken(group, topic, IMPORTED, fitting, corrected)
+    return ImportResult(group, topic, IMPORTED, fitting, corrected)
 
 
 @positions_group.command("export", short_help="Export positions as a broker's file.")

@@ -16,9 +16,9 @@ from hastore.cli.common import (
     FAILED,
     Seconds,
     bootstrap_addresses,
-    put_json,
-    say,
-    say_error,
+    print_error,
+    print_json,
+    print_note,
     with_bootstrap,
     with_json,
 )
@@ -28,7 +28,7 @@ from hastore.errors import DurabilityError, HastoreError, NotStoredError, Outcom
 from hastore.record.properties import check_topic
 
 MAX_LINE_BYTES = 4 * 1024 * 1024
-NO_MASTER_SAID_S = 1.0
+NO_MASTER_NOTE_S = 1.0
 _ERRORS_SHOWN = 10
 
 
@@ -41,7 +41,8 @@ def parse_acks(text: str | None) -> Acks:
 with_acks = click.option(
     "--acks",
     type=click.Choice(["0", "1", "all"]),
-    help="Who confirms: nobody (0), the master (1), slaves too (all). Default: by its role.",
+    help="Who confirms: nobody (0), the master (1), slaves too (all). "
+    "Default: all under a SYNC_MASTER, else 1.",
 )
 with_sync_flush = click.option(
     "--sync-flush",
@@ -92,7 +93,7 @@ class _Printer(threading.Thread):
         super().__init__(name="printer", daemon=True)
         self._futures: queue.SimpleQueue[Future[SendResult] | None] = queue.SimpleQueue()
         self.code = DONE
-        self.sent = self.ended_well = 0
+        self.sent = self.succeeded = 0
         self.broken: OSError | None = None
         self._as_json = as_json
 
@@ -105,21 +106,21 @@ class _Printer(threading.Thread):
         while (future := self._futures.get()) is not None:
             code, fields, problem = describe(future)
             self.sent += 1
-            self.ended_well += code == DONE
+            self.succeeded += code == DONE
             self.code = max(self.code, code)
             if problem is not None:
                 fields |= {"line": self.sent, "reason": problem}
-                if self.sent - self.ended_well <= _ERRORS_SHOWN:
-                    say_error(f"line {self.sent}: {problem}")
+                if self.sent - self.succeeded <= _ERRORS_SHOWN:
+                    print_error(f"line {self.sent}: {problem}")
             if self._as_json and self.broken is None:
                 try:
-                    put_json(fields)
+                    print_json(fields)
                 except OSError as broken:
                     self.broken = broken
-        hidden = self.sent - self.ended_well - _ERRORS_SHOWN
+        hidden = self.sent - self.succeeded - _ERRORS_SHOWN
         if hidden > 0:
             where = "" if self._as_json else "; --json prints all"
-            say(f"... and {hidden} more errors{where}")
+            print_note(f"... and {hidden} more errors{where}")
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
@@ -144,17 +145,15 @@ def _send(
 
 
 @contextlib.contextmanager
-def _said_without_master(
-    producer: Producer, addresses: list[str], timeout_s: float
-) -> Iterator[None]:
+def _noting_no_master(producer: Producer, addresses: list[str], timeout_s: float) -> Iterator[None]:
     """Print a note when no master is found within a second; sending goes on."""
 
     def look() -> None:
         if producer.master is None:
             where = ", ".join(addresses)
-            say(f"no master yet at {where}; trying for {timeout_s:g} s (--timeout)")
+            print_note(f"no master yet at {where}; trying for {timeout_s:g} s (--timeout)")
 
-    timer = threading.Timer(NO_MASTER_SAID_S, look)
+    timer = threading.Timer(NO_MASTER_NOTE_S, look)
     timer.daemon = True
     timer.start()
     try:
@@ -216,7 +215,7 @@ def produce_command(
             sync_flush=sync_flush,
             delivery_timeout_s=timeout_s,
         ) as producer,
-        _said_without_master(producer, addresses, timeout_s),
+        _noting_no_master(producer, addresses, timeout_s),
     ):
         printer.start()
         try:
@@ -229,6 +228,6 @@ def produce_command(
     if printer.broken is not None:
         raise printer.broken
     if not as_json:
-        failed = printer.sent - printer.ended_well
-        say(f"{printer.ended_well} messages sent" + (f", {failed} failed" if failed else ""))
+        failed = printer.sent - printer.succeeded
+        print_note(f"{printer.succeeded} messages sent" + (f", {failed} failed" if failed else ""))
     return printer.code

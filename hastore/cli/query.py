@@ -9,8 +9,8 @@ from hastore.cli.common import (
     DONE,
     FAILED,
     bootstrap_addresses,
-    put_json,
-    say,
+    print_json,
+    print_note,
     with_bootstrap,
     with_json,
 )
@@ -68,9 +68,9 @@ def query_command(
             found = admin.query_key(str(topic), str(key), max_messages=most)
     for message in found:
         if as_json:
-            put_json(describe_message(message))
+            print_json(describe_message(message))
         else:
             click.echo(message.body)
     if not found:
-        say("no such message")
+        print_note("no such message")
     return DONE if found else FAILED

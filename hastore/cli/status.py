@@ -12,10 +12,10 @@ from hastore.cli.common import (
     Seconds,
     bootstrap_addresses,
     fitting_table,
-    put_json,
-    say,
-    say_error,
-    tell,
+    print_error,
+    print_json,
+    print_note,
+    print_text,
     terminal_columns,
     with_bootstrap,
     with_json,
@@ -67,22 +67,22 @@ def status_command(
     statuses = [info.status for info in infos]
     headless = no_master_text(statuses)
     if headless is not None:
-        say_error(headless)
+        print_error(headless)
     if as_json:
         for status in statuses:
-            put_json(status)
+            print_json(status)
     else:
         _show(statuses, headless=headless is not None)
     for address in sorted(known - {info.address for info in infos}):
-        say(f"no answer from {address}")
+        print_note(f"no answer from {address}")
     if not settled:
-        say_error(f"the group is not complete and in sync after {wait_s:g} s")
+        print_error(f"the group is not complete and in sync after {wait_s:g} s")
         return FAILED
     return DIFFER if headless is not None else DONE
 
 
 def no_master_text(statuses: list[dict[str, Any]]) -> str | None:
-    """Return that no node takes writes, and which node to promote; None when one takes writes.
+    """Return an error that names the node to promote; None when some node takes writes.
 
     The node to promote has the greatest (epoch, max_offset) of those that answered.
     """
@@ -151,20 +151,22 @@ def _show(statuses: list[dict[str, Any]], *, headless: bool) -> None:
     head = ["node", "role", "epoch", "writable", *offsets]
     table = fitting_table(head, rows, keep=_KEEP, right=offsets, width=terminal_columns())
     for line, style in zip(table, ["bold", *map(_style, rows)], strict=True):
-        tell(line, style)
+        print_text(line, style)
     for status in statuses:
         for slave in status["slaves"]:
             _show_slave(status["node"], slave)
         if status["unclean"]:
-            tell(f"node {status['node']} is unclean: it may lack records that it acknowledged")
+            print_text(
+                f"node {status['node']} is unclean: it may lack records that it acknowledged"
+            )
         told = status["reason"]
         if status["role"] == "SLAVE":
             told = not_following_text(status, headless=headless)
         if told:
-            tell(f"node {status['node']}: {told}")
+            print_text(f"node {status['node']}: {told}")
         found = [each for each in status.get("problems", []) if told is None or each not in told]
         for text in (*found, *pending_texts(status.get("config"), status)):
-            tell(f"node {status['node']}: {text}", "yellow")
+            print_text(f"node {status['node']}: {text}", "yellow")
 
 
 def _takes(status: dict[str, Any]) -> str:
@@ -189,4 +191,4 @@ def _show_slave(node: int, slave: dict[str, Any]) -> None:
     ack = "no report yet" if slave["ack_offset"] is None else f"at {slave['ack_offset']:,}"
     lag = "" if not slave["lag_bytes"] else f", {slave['lag_bytes']:,} bytes behind"
     text = f"node {node} <- {who} ({slave['address']}): {sync}, {ack}{lag}"
-    tell(text, None if slave["in_sync"] else "yellow")
+    print_text(text, None if slave["in_sync"] else "yellow")

@@ -8,7 +8,7 @@ from hastore.config.model import Config
 from hastore.errors import UsageError
 
 
-def other_file(path: str, config: Config, status: Mapping[str, Any]) -> str | None:
+def file_mismatch(path: str, config: Config, status: Mapping[str, Any]) -> str | None:
     """Return how the node that answers differs from the file at `path`; None when it follows it.
 
     When the path that the node names does not exist on this machine, the files count as the same: a
@@ -28,7 +28,7 @@ def other_file(path: str, config: Config, status: Mapping[str, Any]) -> str | No
 
 def check_file(command: str, path: str, config: Config, status: Mapping[str, Any] | None) -> None:
     """Raise UsageError, with both paths, when the running node does not follow the file."""
-    problem = None if status is None else other_file(path, config, status)
+    problem = None if status is None else file_mismatch(path, config, status)
     if status is None or problem is None:
         return
     same_node = status["node"] == config.node and status.get("group") == config.group

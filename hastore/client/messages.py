@@ -10,7 +10,7 @@ from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Position
-from hastore.record.codec import Record, decode_record, layout_of
+from hastore.record.codec import Record, decode_record, find_parts
 from hastore.record.host import Host, message_id
 from hastore.record.layout import (
     CRC_MASK,
@@ -104,13 +104,13 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
     @property
     def next_position(self) -> Position:
         """The position after this message; without an epoch when the node did not state one."""
-        behind = self.queue_offset + 1
+        next_offset = self.queue_offset + 1
         if _FLAGS_AND_BORN.unpack_from(self._head)[0] & FLAG_INNER_BATCH:
             # A record that holds several messages of a producer.
-            behind = self.queue_offset + inner_count(self._raw_properties())
+            next_offset = self.queue_offset + inner_count(self._raw_properties())
         if self.epoch is None:
-            return Position(behind)
-        return Position(behind, self.epoch, self.offset)
+            return Position(next_offset)
+        return Position(next_offset, self.epoch, self.offset)
 
     def _topic_place(self) -> tuple[int, int]:
         tail = self._tail
@@ -173,10 +173,10 @@ def decode_messages(
             if has_properties and not tail[-1]:  # torn into zeros
                 break
         else:
-            layout = layout_of(payload, at, stop)
-            if layout is None:
+            parts = find_parts(payload, at, stop)
+            if parts is None:
                 break
-            body_at, topic_at = layout[4], layout[4] + layout[5]
+            body_at, topic_at = parts[4], parts[4] + parts[5]
             tail = payload[topic_at:stop]
         body = payload[body_at:topic_at]
         if checksum(body) & CRC_MASK != crc:

@@ -1,4 +1,4 @@
-"""Check a configuration: ranges of numbers, addresses, and keys that contradict each other.
+"""Check a configuration for bad addresses and for keys that contradict each other.
 
 Pure: reads no file and resolves no host name.
 """
@@ -7,35 +7,11 @@ import ipaddress
 import re
 from typing import Protocol
 
-from hastore.config.model import GIB, KIB, MIB, Config, Role
+from hastore.config.model import Config, Role
 from hastore.errors import ConfigError
 
-MAX_NODE = 65_535
-_DAY_MS = 86_400_000
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,126}")
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9-]{0,62}\.?)*")
-
-# Field -> the smallest and the largest value, in bytes, milliseconds or items. RocketMQ's 32-bit
-# positions limit a commit log file; an HA frame is at most 4 MiB with its 12-byte header.
-RANGES: dict[str, tuple[int, int]] = {
-    "node": (1, MAX_NODE),
-    "acks": (0, MAX_NODE),
-    "commitlog_file_size": (4 * KIB, 2 * GIB - 1),
-    "max_message_size": (1, 4 * MIB),
-    "consume_queue_units": (1, 100_000_000),
-    "index_slots": (1, 100_000_000),
-    "index_entries": (2, 100_000_000),
-    "default_queues": (1, 1_024),
-    "transfer_batch_size": (1, 4 * MIB - 12),
-    "max_gap_not_in_sync": (0, 2**62),
-    "max_connections": (1, 65_535),
-    "max_pending_puts": (1, 10_000_000),
-    "max_pending_bytes": (4 * MIB, 64 * GIB),
-    "max_size_bytes": (1, 2**62),
-    "hold_ms": (0, 3_650 * _DAY_MS),
-    "max_age_ms": (1, 36_500 * _DAY_MS),
-}
-_DURATION_RANGE = (1, 30 * _DAY_MS)
 
 
 class Mark(Protocol):
@@ -79,21 +55,6 @@ class Places:
         line = self.line(key)
         where = self.path if line is None else f"{self.path}:{line}"
         return ConfigError(f"{where}: {key}: {problem}; {remedy}")
-
-
-def check_range(places: Places, key: str, field: str, value: int) -> None:
-    """Raise ConfigError for a number outside the range of its field."""
-    smallest, greatest = RANGES.get(
-        field, _DURATION_RANGE if field.endswith("_ms") else (0, 2**63 - 1)
-    )
-    if field == "commitlog_file_size" and value > greatest:
-        problem = f"{value} is too large: RocketMQ's positions in a file are 32-bit"
-        raise places.error(key, problem, f"use 1GiB, or up to {greatest} (2 GiB - 1 byte)")
-    if not smallest <= value <= greatest:
-        unit = " ms" if field.endswith("_ms") else ""
-        raise places.error(
-            key, f"{value}{unit} is out of range", f"use {smallest} to {greatest}{unit}"
-        )
 
 
 def parse_address(text: str) -> tuple[str, int] | None:
@@ -190,7 +151,7 @@ def _check_group(config: Config, places: Places) -> None:
 def _check_classic(config: Config, places: Places, endpoints: dict[Endpoint, str]) -> None:
     ha = config.ha
     if ha.count_classic_peers and not ha.allow_classic_peers:
-        problem = "counts peers that ha.allow_classic_peers does not let connect"
+        problem = "is true, but ha.allow_classic_peers is false"
         raise places.error(
             "ha.count_classic_peers", problem, "set ha.allow_classic_peers: true too"
         )

@@ -45,7 +45,8 @@ _SECTIONS: dict[str, type[msgspec.Struct]] = {
     "ha": HAConfig,
     "api": ApiConfig,
 }
-_TOP_KEYS = ("cluster", "group", "node", "role", "acks", "nodes", *_SECTIONS)
+_SCALARS = ("cluster", "group", "node", "role", "acks")
+_TOP_KEYS = (*_SCALARS, "nodes", *_SECTIONS)
 _RENAMED = {"max_size_bytes": "max_size"}
 
 
@@ -264,14 +265,13 @@ class _Reader:
         if "root" not in sections["store"]:
             raise self.places.error("store.root", "is missing", "name the folder of the store")
         sections["store"]["root"] = os.path.abspath(sections["store"]["root"])
-        fields = {
-            name: read_value(self.places, name, top[name], str) for name in ("cluster", "group")
+        scalars = {
+            field.name: read_value(self.places, field.name, top[field.name], field.type)
+            for field in msgspec.structs.fields(Config)
+            if field.name in _SCALARS and field.name in top
         }
         return Config(
-            **fields,
-            node=read_value(self.places, "node", top["node"], int),
-            role=read_value(self.places, "role", top["role"], Role),
-            acks=read_value(self.places, "acks", top["acks"], int) if "acks" in top else 1,
+            **scalars,
             nodes=self._nodes(top["nodes"]),
             store=StoreConfig(**sections["store"]),
             ha=HAConfig(**sections["ha"]),
@@ -313,9 +313,7 @@ class _Reader:
         found: dict[str, typing.Any] = {}
         for key, below in self._entries(node, name, tuple(fields)).items():
             field = fields[key]
-            found[field.name] = read_value(
-                self.places, f"{name}.{key}", below, field.type, field.name
-            )
+            found[field.name] = read_value(self.places, f"{name}.{key}", below, field.type)
         return found
 
     def _entries(

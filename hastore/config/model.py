@@ -1,12 +1,39 @@
 """The configuration of a node as frozen structs; sizes in bytes, times in milliseconds."""
 
+from dataclasses import dataclass
 from enum import Enum
+from typing import Annotated
 
 import msgspec
 
 KIB = 1024
 MIB = 1024 * KIB
 GIB = 1024 * MIB
+DAY_MS = 86_400_000
+
+
+class Unit(Enum):
+    """What a number counts. The file writes sizes and times with units of their own."""
+
+    ITEMS = "items"
+    BYTES = "bytes"
+    MILLISECONDS = "ms"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The allowed values of a number, both ends included.
+
+    `why` explains the upper end in the error for a larger number.
+    """
+
+    unit: Unit
+    least: int
+    most: int
+    why: str = ""
+
+
+Milliseconds = Annotated[int, Range(Unit.MILLISECONDS, 1, 30 * DAY_MS)]
 
 
 class Role(Enum):
@@ -54,26 +81,29 @@ class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
 class RetentionConfig(msgspec.Struct, frozen=True, kw_only=True):
     """When whole commit log files are deleted, oldest first; None: never for that reason."""
 
-    max_age_ms: int | None = None
-    max_size_bytes: int | None = None
-    hold_ms: int = 3_600_000  # a slave or confirmed offset without progress keeps files this long
-    check_interval_ms: int = 10_000
+    max_age_ms: Annotated[int, Range(Unit.MILLISECONDS, 1, 36_500 * DAY_MS)] | None = None
+    max_size_bytes: Annotated[int, Range(Unit.BYTES, 1, 2**62)] | None = None
+    # How long a slave, or the confirmed offset, may make no progress and still keep files.
+    hold_ms: Annotated[int, Range(Unit.MILLISECONDS, 0, 3_650 * DAY_MS)] = 3_600_000
+    check_interval_ms: Milliseconds = 10_000
 
 
 class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The store of a node."""
 
     root: str
-    commitlog_file_size: int = GIB
+    commitlog_file_size: Annotated[
+        int, Range(Unit.BYTES, 4 * KIB, 2 * GIB - 1, "RocketMQ's positions in a file are 32-bit")
+    ] = GIB
     warm_files: bool = False  # read new commit log files ahead, so that they are in memory
     flush: Flush = Flush.ASYNC
-    flush_interval_ms: int = 500
-    flush_timeout_ms: int = 5_000
-    max_message_size: int = 4 * MIB  # of a body
-    consume_queue_units: int = 300_000
-    index_slots: int = 5_000_000
-    index_entries: int = 20_000_000
-    default_queues: int = 4
+    flush_interval_ms: Milliseconds = 500
+    flush_timeout_ms: Milliseconds = 5_000
+    max_message_size: Annotated[int, Range(Unit.BYTES, 1, 4 * MIB)] = 4 * MIB  # of a body
+    consume_queue_units: Annotated[int, Range(Unit.ITEMS, 1, 100_000_000)] = 300_000
+    index_slots: Annotated[int, Range(Unit.ITEMS, 1, 100_000_000)] = 5_000_000
+    index_entries: Annotated[int, Range(Unit.ITEMS, 2, 100_000_000)] = 20_000_000
+    default_queues: Annotated[int, Range(Unit.ITEMS, 1, 1_024)] = 4
     retention: RetentionConfig = RetentionConfig()
 
 
@@ -85,13 +115,14 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True):
     count_classic_peers: bool = False
     classic_master: str | None = None
     sync_from: SyncFrom = SyncFrom.FIRST
-    heartbeat_interval_ms: int = 5_000
-    housekeeping_interval_ms: int = 20_000
-    hello_timeout_ms: int = 5_000
-    slave_timeout_ms: int = 3_000
-    transfer_batch_size: int = MIB
-    max_gap_not_in_sync: int = 256 * MIB
-    max_connections: int = 16
+    heartbeat_interval_ms: Milliseconds = 5_000
+    housekeeping_interval_ms: Milliseconds = 20_000
+    hello_timeout_ms: Milliseconds = 5_000
+    slave_timeout_ms: Milliseconds = 3_000
+    # A frame is at most 4 MiB with its 12-byte header.
+    transfer_batch_size: Annotated[int, Range(Unit.BYTES, 1, 4 * MIB - 12)] = MIB
+    max_gap_not_in_sync: Annotated[int, Range(Unit.BYTES, 0, 2**62)] = 256 * MIB
+    max_connections: Annotated[int, Range(Unit.ITEMS, 1, 65_535)] = 16
     secret_file: str | None = None
     allow_unauthenticated: bool = False  # allow the ha port beyond loopback without a secret
 
@@ -99,9 +130,9 @@ class HAConfig(msgspec.Struct, frozen=True, kw_only=True):
 class ApiConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The client API."""
 
-    max_connections: int = 1_000
-    max_pending_puts: int = 10_000
-    max_pending_bytes: int = 64 * MIB
+    max_connections: Annotated[int, Range(Unit.ITEMS, 1, 65_535)] = 1_000
+    max_pending_puts: Annotated[int, Range(Unit.ITEMS, 1, 10_000_000)] = 10_000
+    max_pending_bytes: Annotated[int, Range(Unit.BYTES, 4 * MIB, 64 * GIB)] = 64 * MIB
     allow_unauthenticated: bool = False  # allow the api and http ports beyond loopback
 
 
@@ -110,9 +141,9 @@ class Config(msgspec.Struct, frozen=True, kw_only=True):
 
     cluster: str
     group: str
-    node: int
+    node: Annotated[int, Range(Unit.ITEMS, 1, 65_535)]
     role: Role
-    acks: int = 1
+    acks: Annotated[int, Range(Unit.ITEMS, 0, 65_535)] = 1
     nodes: dict[int, NodeAddress]
     store: StoreConfig
     ha: HAConfig = HAConfig()

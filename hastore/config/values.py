@@ -7,37 +7,36 @@ from enum import Enum
 
 import yaml
 
-from hastore.config.checks import Places, check_range
-from hastore.config.model import GIB, KIB, MIB
+from hastore.config.checks import Places
+from hastore.config.model import DAY_MS, GIB, KIB, MIB, Range, Unit
 
-_SIZE_FIELDS = frozenset(
-    {
-        "commitlog_file_size",
-        "max_message_size",
-        "transfer_batch_size",
-        "max_gap_not_in_sync",
-        "max_size_bytes",
-        "max_pending_bytes",
-    }
-)
-_SIZE_UNITS = {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB}
-_TIME_UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
+# Unit -> the noun for such a number, the units that the file may write, and the remedy.
+_UNITS: dict[Unit, tuple[str, dict[str, int], str]] = {
+    Unit.ITEMS: ("whole number", {"": 1}, "write a whole number"),
+    Unit.BYTES: (
+        "size",
+        {"": 1, "B": 1, "KiB": KIB, "MiB": MIB, "GiB": GIB, "TiB": 1024 * GIB},
+        "write a size like 64KiB or 1GiB",
+    ),
+    Unit.MILLISECONDS: (
+        "time",
+        {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": DAY_MS},
+        "write a time like 500ms, 5s or 72h",
+    ),
+}
 _QUANTITY = re.compile(r"(-?[0-9][0-9_]*)\s*([A-Za-z]*)")
 _PLAIN_TAGS = frozenset({"str", "int", "float", "bool", "timestamp"})
 _TRUTH = {"true": True, "false": False}
 
 
-def read_value(
-    places: Places, key: str, node: yaml.Node, kind: typing.Any, field: str = ""
-) -> typing.Any:
-    """Return the scalar `node` as a value of `kind`; ConfigError names `key` and its line.
+def read_value(places: Places, key: str, node: yaml.Node, kind: typing.Any) -> typing.Any:
+    """Return the scalar `node` as a value of a field's type `kind`; ConfigError names the line.
 
-    `field` is the field of the struct: it tells whether a number is a size (returned in bytes) or
-    a time (returned in milliseconds).
+    The Range of a number tells its unit: a size is returned in bytes, a time in milliseconds.
     """
     optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
     if optional:
-        kind = next(one for one in typing.get_args(kind) if one is not type(None))
+        kind = next(one for one in typing.get_args(kind) if one is not types.NoneType)
     if not isinstance(node, yaml.ScalarNode):
         raise places.error(key, "must be a single value", "see conf/master.yaml")
     text: str = node.value
@@ -53,8 +52,8 @@ def read_value(
         return _TRUTH[text.lower()]
     if isinstance(kind, type) and issubclass(kind, Enum):
         return _choice(places, key, text, kind)
-    if kind is int:
-        return _number(places, key, text, field)
+    if typing.get_origin(kind) is typing.Annotated:
+        return _number(places, key, text, kind.__metadata__[0])
     if not text.strip():
         raise places.error(key, "is empty", "give a value, or remove the key")
     return text
@@ -67,13 +66,8 @@ def _choice(places: Places, key: str, text: str, kind: type[Enum]) -> Enum:
     return choices[text]
 
 
-def _number(places: Places, key: str, text: str, field: str) -> int:
-    if field in _SIZE_FIELDS:
-        noun, units, remedy = "size", _SIZE_UNITS, "write a size like 64KiB or 1GiB"
-    elif field.endswith("_ms"):
-        noun, units, remedy = "time", _TIME_UNITS, "write a time like 500ms, 5s or 72h"
-    else:
-        noun, units, remedy = "whole number", {"": 1}, "write a whole number"
+def _number(places: Places, key: str, text: str, allowed: Range) -> int:
+    noun, units, remedy = _UNITS[allowed.unit]
     match = _QUANTITY.fullmatch(text.strip())
     if match is None or len(match[1]) > 19:
         raise places.error(key, f"{text!r} is not a {noun}", remedy)
@@ -82,7 +76,11 @@ def _number(places: Places, key: str, text: str, field: str) -> int:
         problem = f"{text!r} has the unit {match[2]!r}" if match[2] else f"{text!r} has no unit"
         raise places.error(key, problem, remedy)
     value = number * units.get(match[2], 1)
-    check_range(places, key, field or key, value)
+    if not allowed.least <= value <= allowed.most:
+        unit = "" if allowed.unit is Unit.ITEMS else f" {allowed.unit.value}"
+        why = f": {allowed.why}" if allowed.why and value > allowed.most else ""
+        problem = f"{value}{unit} is out of range{why}"
+        raise places.error(key, problem, f"use {allowed.least} to {allowed.most}{unit}")
     return value
 
 

@@ -1,1 +1,1 @@
-"""The record of the log: pure functions from bytes to values and back, no file, clock or thread."""
+"""The record of the log. Pure: bytes to values and back, without files, clock or threads."""

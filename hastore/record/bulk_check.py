@@ -1,7 +1,7 @@
-"""Check many records at once: what `check_record` says, for a third of its time each.
+"""Check many records at once: the verdict of `check_record`, in a third of its time a record.
 
-A reply to a pull is a thousand records; mostly all are V1 between IPv4 hosts. The layouts of such
-are checked as columns, any others one by one.
+A reply to a pull holds up to thousands of records. If all are V1 between IPv4 hosts, as they mostly
+are, their lengths are checked as numpy columns; otherwise the records are checked one by one.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ _FRONT = header_dtype("size", "magic", "body_crc", "physical_offset", "sys_flag"
 
 
 def count_valid(data: bytes, offsets: Any, sizes: Any) -> int:
-    """Return how many of the records that lie in `data`, one behind the other, are valid in a row.
+    """Return how many of the records in `data` are valid, up to the first that is not.
 
-    Record n is to have `sizes[n]` bytes and physicalOffset `offsets[n]`; valid as `check_record`
-    has it. Both are lists, or arrays where they are long.
+    The records follow each other without gaps. Record n must have `sizes[n]` bytes, physicalOffset
+    `offsets[n]`, and be valid for `check_record`. Both are lists, or numpy arrays for many records.
     """
     if not isinstance(offsets, list):
         ends = sizes.cumsum()
@@ -53,7 +53,7 @@ def count_valid(data: bytes, offsets: Any, sizes: Any) -> int:
 def _count_plain(
     data: bytes, offsets: npt.NDArray[Any], sizes: npt.NDArray[Any], ends: npt.NDArray[Any]
 ) -> int | None:
-    """Return the same for V1 records between IPv4 hosts; None when a layout is not of these."""
+    """Return the same for V1 records between IPv4 hosts; None if any record has another layout."""
     import numpy as np
 
     starts = ends - sizes

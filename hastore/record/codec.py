@@ -1,7 +1,7 @@
 """Records from bytes to values and back, and whether bytes are a valid record.
 
-Pure functions over any buffer; layout.py draws the bytes. They are the reference: each fast path
-(bulk_check.py, the uniform batch of a put, replay's walks) is tested against them.
+The functions take any buffer; layout.py draws the bytes. They are the reference for the fast paths
+(bulk_check.py, the uniform batches of puts, the walks of replay), which are tested against them.
 """
 
 import struct
@@ -52,7 +52,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of the log, as stored; `topic` carries bytes that are no UTF-8 as surrogates."""
+    """One record of the log, as stored. Bytes of the topic that are no UTF-8 become surrogates."""
 
     body: bytes
     topic: str
@@ -73,7 +73,7 @@ class Record:
 
     @property
     def size(self) -> int:
-        """Return the bytes of the encoded record."""
+        """Return the size of the encoded record in bytes."""
         hosts = IPV6_EXTRA * (self.born_host.is_ipv6 + self.store_host.is_ipv6)
         lengths = 0 if self.magic == V1_MAGIC else 1
         topic = len(self.topic.encode("utf-8", "surrogateescape"))
@@ -81,12 +81,12 @@ class Record:
 
     @property
     def property_pairs(self) -> list[tuple[str, str]]:
-        """Return the properties in their order."""
+        """Return the properties in the stored order."""
         return decode_properties(self.properties)
 
     @property
     def keys(self) -> list[str]:
-        """Return UNIQ_KEY, then each of KEYS: what the key index holds."""
+        """Return the keys as in the key index: UNIQ_KEY, then each word of KEYS."""
         found = dict(self.property_pairs)
         unique = found.get("UNIQ_KEY")
         keys = [key for key in found.get("KEYS", "").split(" ") if key]
@@ -105,7 +105,7 @@ class Record:
 
 
 def encode_record(record: Record) -> bytes:
-    """Return the record's bytes, its fields taken as they are; MessageIllegalError."""
+    """Return a record with all fields as given; MessageIllegalError for one that is too long."""
     topic = record.topic.encode("utf-8", "surrogateescape")
     topic_limit = V1_MAX_TOPIC_BYTES if record.magic == V1_MAGIC else MAX_TOPIC_BYTES
     if len(topic) > topic_limit:
@@ -130,15 +130,15 @@ def encode_record(record: Record) -> bytes:
     )
 
 
-Layout = tuple[int, int, int, int, int, int, int, int, int]
+RecordParts = tuple[int, int, int, int, int, int, int, int, int]
 
 
-def layout_of(buffer: Buffer, at: int, end: int) -> Layout | None:
-    """Find the parts of the record at `at`; `buffer[at:end]` is all there is. None: no record.
+def find_parts(buffer: Buffer, at: int, end: int) -> RecordParts | None:
+    """Find the parts of the record at `at`; nothing beyond `end` is read. None: no whole record.
 
-    Returns (size, bodyCRC as stored, physicalOffset, sysFlag, start of the body, its length, start
-    of the topic, its length, start of the properties). The properties go to `at + size`. Says
-    nothing about bodyCRC.
+    Returns (size, stored bodyCRC, physicalOffset, sysFlag, start of the body, its length, start of
+    the topic, its length, start of the properties). The properties end at `at + size`. Does not
+    check bodyCRC.
     """
     if end - at < MIN_RECORD_SIZE:
         return None
@@ -169,8 +169,7 @@ def layout_of(buffer: Buffer, at: int, end: int) -> Layout | None:
     properties_length = buffer[properties_at - 2] << 8 | buffer[properties_at - 1]
     if properties_length > MAX_PROPERTIES_BYTES or properties_at + properties_length != stop:
         return None
-    # The CRC covers the body alone: a topic or an end of the properties that a torn write left as
-    # zeros shows itself in no other way.
+    # The CRC covers the body only: in topic and properties a torn write shows as zeros.
     if properties_length and not buffer[stop - 1]:
         return None
     if topic_length and (not buffer[topic_at] or not buffer[topic_at + topic_length - 1]):
@@ -181,26 +180,26 @@ def layout_of(buffer: Buffer, at: int, end: int) -> Layout | None:
 
 
 def check_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> int:
-    """Return the size of the valid record at `at`, 0 when there is none; raises nothing.
+    """Return the size of the valid record at `at`, 0 without one; raises nothing.
 
-    `buffer[at:end]` is the rest of the file, or of what is there. Valid as docs/formats.md has it:
-    magic, lengths that add up, body CRC, and a physicalOffset that is the place.
+    A record is valid if its magic is known, its lengths add up, it ends at or before `end`, its
+    bodyCRC is right, and its physicalOffset is `physical_offset` (docs/formats.md).
     """
-    layout = layout_of(buffer, at, end)
-    if layout is None or layout[2] != physical_offset:
+    parts = find_parts(buffer, at, end)
+    if parts is None or parts[2] != physical_offset:
         return 0
-    body_at = layout[4]
-    if crc32(buffer[body_at : body_at + layout[5]]) & CRC_MASK != layout[1]:
+    body_at = parts[4]
+    if crc32(buffer[body_at : body_at + parts[5]]) & CRC_MASK != parts[1]:
         return 0
-    return layout[0]
+    return parts[0]
 
 
 def check_unreadable(buffer: Buffer, at: int, end: int, physical_offset: int) -> int:
-    """Return the size of a record at `at` that a RocketMQ wrote whole and nobody can read, else 0.
+    """Return the size of an unreadable record at `at` that RocketMQ wrote undamaged, else 0.
 
-    It is V1 although its topic, of up to 127 characters, has more than 127 bytes: one byte cannot
-    say their number (docs/ha-link.md). All else is as in any record, the body's CRC too, so that
-    damage does not pass for it.
+    RocketMQ writes V1 for a topic of up to 127 characters, although they may be more than 127
+    bytes; then topicLength holds their number modulo 256 (docs/ha-link.md). All else must be as in
+    a valid record, bodyCRC too, so that no damaged record is taken for one of these.
     """
     if end - at < MIN_RECORD_SIZE:
         return 0
@@ -217,8 +216,7 @@ def check_unreadable(buffer: Buffer, at: int, end: int, physical_offset: int) ->
         return 0
     if crc32(buffer[body_at : topic_at - 1]) & CRC_MASK != crc:
         return 0
-    said = buffer[topic_at - 1]
-    for length in range(said, 4 * V1_MAX_TOPIC_BYTES, 256):  # what the byte says, modulo 256
+    for length in range(buffer[topic_at - 1], 4 * V1_MAX_TOPIC_BYTES, 256):
         properties_at = topic_at + length + 2
         if V1_MAX_TOPIC_BYTES < length and properties_at <= stop:
             properties = buffer[properties_at - 2] << 8 | buffer[properties_at - 1]
@@ -236,7 +234,7 @@ def _is_short_text(topic: bytes) -> bool:
 
 
 def check_blank(buffer: Buffer, at: int, end: int) -> int:
-    """Return the size of the blank at `at` when it fills just what is left to `end`, else 0."""
+    """Return the size of the blank at `at` if it ends exactly at `end`, else 0."""
     left = end - at
     if left < BLANK_SIZE or SIZE_AND_MAGIC.unpack_from(buffer, at) != (left, BLANK_MAGIC):
         return 0
@@ -244,19 +242,19 @@ def check_blank(buffer: Buffer, at: int, end: int) -> int:
 
 
 def pack_blank(size: int) -> bytes:
-    """Return the 8 bytes that begin a blank of `size` bytes; the rest stays as it is."""
+    """Return the first 8 bytes of a blank of `size` bytes; its other bytes mean nothing."""
     return SIZE_AND_MAGIC.pack(size, BLANK_MAGIC)
 
 
 def decode_record(buffer: Buffer, at: int = 0) -> Record:
-    """Read the record at `at`; CorruptRecordError when there is none or its body CRC is wrong.
+    """Read the record at `at`; CorruptRecordError without one, or if its bodyCRC is wrong.
 
-    Any physicalOffset passes: only the caller knows the place.
+    Any physicalOffset passes: only the caller knows the record's offset.
     """
-    layout = layout_of(buffer, at, len(buffer))
-    if layout is None:
+    parts = find_parts(buffer, at, len(buffer))
+    if parts is None:
         raise CorruptRecordError(f"no record at byte {at} of {len(buffer)}")
-    size, crc, physical, flags, body_at, body_length, topic_at, topic_length, properties_at = layout
+    size, crc, physical, flags, body_at, body_length, topic_at, topic_length, properties_at = parts
     body = bytes(buffer[body_at : body_at + body_length])
     if crc32(body) & CRC_MASK != crc:
         raise CorruptRecordError(f"the body of the record at byte {at} has a wrong CRC")
@@ -295,10 +293,10 @@ def build_record(
     born_timestamp_ms: int,
     born_host: Host,
 ) -> bytes:
-    """Encode a new message as its producer sends it: zeros where the master patches.
+    """Encode a new message as its producer sends it, with zeros in the fields of the master.
 
-    The form is V2 when the topic has more than 127 bytes. MessageIllegalError for what does not
-    fit; the rules of who may create a topic are `check_topic`'s.
+    The record is V2 if the topic has more than 127 bytes. MessageIllegalError for a topic,
+    properties or a size that no record can have; `check_topic` is stricter with new topics.
     """
     name = topic.encode("utf-8")
     if not name or len(name) > MAX_TOPIC_BYTES or b"\0" in name:
@@ -331,7 +329,7 @@ def patch_for_store(
     store_timestamp_ms: int,
     store_host: Host,
 ) -> None:
-    """Fill in what only the master knows; the record must have room for `store_host`."""
+    """Fill in the fields of the master; MessageIllegalError if `store_host` has another size."""
     OFFSETS.pack_into(buffer, at + OFFSETS_AT, queue_offset, physical_offset)
     (flags,) = _SYS_FLAG.unpack_from(buffer, at)
     if bool(flags & FLAG_STORE_IPV6) != store_host.is_ipv6:

@@ -1,4 +1,4 @@
-"""Addresses as a record holds them, and the message ids made of them."""
+"""Hosts as a record holds them, and message ids, which contain the host that stored a record."""
 
 import ipaddress
 import struct
@@ -44,7 +44,7 @@ class Host:
 
     @property
     def packed(self) -> bytes:
-        """Return address and port as records, message ids and replies hold them."""
+        """Return address and port in the form of records, message ids and replies."""
         return self.address + _INT.pack(self.port)
 
 

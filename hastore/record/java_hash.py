@@ -1,14 +1,15 @@
-"""Java's String.hashCode of "topic#key", quickly: the key index needs one for every key of every
-record.
- hash(a + b) = hash(a) * 31**len(b) + hash(b), all modulo 2**32: the topic's part is kept, and the
-key's is a sum of products that runs in C. Strings are hashed over their UTF-16 units.
+"""Java's String.hashCode, and a fast one of "topic#key" for the key index.
+
+The index needs the hash of every key of every record. As hash(a + b) = hash(a) * 31**len(b) +
+hash(b) modulo 2**32, KeyHasher caches the hash of each "topic#" and computes that of the key as a
+sum of products, which runs in C. Strings are hashed by their UTF-16 units.
 """
 
 import struct
 from operator import mul
 
 _MASK = 0xFFFFFFFF
-_QUICK_UNITS = 255  # longer keys take the plain loop
+_QUICK_UNITS = 255  # a longer key is hashed by a plain loop
 _CACHE_LIMIT = 8192
 _POWERS = [pow(31, exponent, 1 << 32) for exponent in range(_QUICK_UNITS + 1)]
 
@@ -26,14 +27,14 @@ def java_hash_code(text: str) -> int:
 
 
 class KeyHasher:
-    """Hash keys of topics; not for several threads at once."""
+    """Hash the keys of topics, for one thread only."""
 
     def __init__(self) -> None:
         self._prefixes: dict[str, int] = {}
         self._weights: list[tuple[int, ...] | None] = [None] * (_QUICK_UNITS + 1)
 
     def key_hash(self, topic: str, key: bytes) -> int:
-        """Return keyHash: |hashCode("topic#key")|, or 0 for the one without absolute value."""
+        """Return keyHash: |hashCode("topic#key")|, or 0 for -2**31, as RocketMQ does."""
         if key.isascii():
             units: bytes | tuple[int, ...] = key
         else:

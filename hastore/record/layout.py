@@ -20,7 +20,7 @@
 
     * moves by 12 bytes for each IPv6 host before it
 
-All integers are big-endian. What comes before the body is the record header: 88 bytes between IPv4
+All integers are big-endian. The record header is everything before the body: 88 bytes between IPv4
 hosts. A blank, [bytesLeft int32][0xCBD43194], fills the rest of a file.
 
 The codec and the fast paths make their Structs and numpy dtypes here at import, by the names of the
@@ -82,9 +82,10 @@ def _places(ipv6_flags: int) -> dict[str, tuple[int, str]]:
         found[name] = at, code
         at += _size(code)
     found["body"] = at, ""
-    # The same bytes, read otherwise. No unsigned size is negative, which spares a comparison.
+    # Other names for the same bytes: totalSize as an unsigned number, for which one comparison
+    # finds every size that is too large, and each host as one value, address and port.
     found["unsigned_size"] = 0, "I"
-    for host, address in _PACKED_HOSTS.items():  # address and port as one value
+    for host, address in _PACKED_HOSTS.items():
         start, code = found[address]
         found[host] = start, f"{_size(code) + _PORT_SIZE}s"
     return found
@@ -95,7 +96,7 @@ _PLACES = {flags: _places(flags) for flags in _FAMILIES}
 
 
 def offset_of(name: str, *, ipv6_flags: int = 0) -> int:
-    """Return where a field, or the body, begins in the record."""
+    """Return the offset of a field, or of the body, in the record."""
     return _PLACES[ipv6_flags][name][0]
 
 
@@ -107,8 +108,8 @@ def numpy_format(name: str) -> str:
 def header_struct(*names: str, ipv6_flags: int = 0, start: int = 0) -> struct.Struct:
     """Return a Struct of some fields, in the record's order, with padding between them.
 
-    It begins at byte `start` of the record and ends with the last field named: with "body_length"
-    last, where the body begins. Padding is skipped when read, and zero when packed.
+    It begins at byte `start` of the record and ends after the last field named; "body_length" ends
+    the header. Padding is skipped by `unpack`, and zeroed by `pack`.
     """
     form, end = ">", start
     for name in names:
@@ -141,16 +142,18 @@ MAX_PROPERTIES_BYTES = 32767
 
 SIZE_AND_MAGIC = header_struct("size", "magic")  # of a record, or of a blank
 BLANK_SIZE = SIZE_AND_MAGIC.size  # bytes that stay free after the last record of each file
+# All fields of the header, by sysFlag & FLAG_IPV6.
 HEADERS = {
     flags: header_struct("unsigned_size", *(name for name, _ in _FIELDS[1:]), ipv6_flags=flags)
     for flags in _FAMILIES
-}  # all fields, by sysFlag & FLAG_IPV6
+}
+# The fields that no host moves, and which say how the others are moved.
 PREFIX = header_struct(
     *("unsigned_size", "magic", "body_crc", "queue_id", "flag", "queue_offset"),
     *("physical_offset", "sys_flag"),
-)  # the fields before the hosts
+)
 
-# What the master fills in at an append, packed at these offsets of the record.
+# The fields that the master fills in at an append, with their offsets.
 OFFSETS_AT = offset_of("queue_offset")
 OFFSETS = header_struct("queue_offset", "physical_offset", start=OFFSETS_AT)
 STORE_AT = offset_of("store_timestamp_ms")  # IPV6_EXTRA further on after an IPv6 bornHost
@@ -160,5 +163,5 @@ STORE_IPV6 = header_struct(*_STORE, start=STORE_AT, ipv6_flags=FLAG_STORE_IPV6)
 
 
 def store_at(sys_flag: int) -> int:
-    """Return where storeTimestamp begins in a record with this sysFlag."""
+    """Return the offset of storeTimestamp in a record with this sysFlag."""
     return STORE_AT + IPV6_EXTRA if sys_flag & FLAG_BORN_IPV6 else STORE_AT

@@ -1,6 +1,6 @@
-"""Properties and topics of messages: the parts of a record that are text.
+"""Properties and topics: the parts of a record that are text.
 
-Properties lie as `name 0x01 value 0x02`, repeated; 4.9 leaves out the final 0x02.
+Properties are stored as `name 0x01 value 0x02`, repeated; RocketMQ 4.9 omits the final 0x02.
 """
 
 import re
@@ -11,12 +11,12 @@ from hastore.record.layout import MAX_PROPERTIES_BYTES
 
 NAME_END = "\x01"
 VALUE_END = "\x02"
-MAX_CREATED_TOPIC = 127  # characters, of what a client may create
+MAX_CREATED_TOPIC = 127  # characters in the name of a topic that a client creates
 _TOPIC = re.compile(r"[A-Za-z0-9_%|-]{1,127}", re.ASCII)
 
 
 def encode_properties(pairs: Sequence[tuple[str, str]]) -> bytes:
-    """Join name and value pairs as 5.3 does, with a final separator; MessageIllegalError."""
+    """Join pairs of name and value as RocketMQ 5.3 does, with a final 0x02; MessageIllegalError."""
     raw = "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode(
         "utf-8", "surrogateescape"
     )
@@ -28,9 +28,9 @@ def encode_properties(pairs: Sequence[tuple[str, str]]) -> bytes:
 
 
 def decode_properties(raw: bytes) -> list[tuple[str, str]]:
-    """Split properties in their order, with or without the final separator; empty values are kept.
+    """Return pairs of name and value in the stored order; the final 0x02 may be missing.
 
-    A piece without 0x01 is no property, and is left out.
+    A piece without 0x01 is no property, and is omitted. Empty values are kept.
     """
     text = raw.decode("utf-8", "surrogateescape")
     pairs = []
@@ -42,10 +42,10 @@ def decode_properties(raw: bytes) -> list[tuple[str, str]]:
 
 
 def find_property(raw: bytes, name: bytes) -> bytes | None:
-    """Return the value of the first property of that name, without decoding the others."""
+    """Return the value of the first property with this name, without decoding the others."""
     wanted = name + b"\x01"
     at = raw.find(wanted)
-    while at > 0 and raw[at - 1] != 2:  # a longer name that ends alike
+    while at > 0 and raw[at - 1] != 2:  # the end of a longer name
         at = raw.find(wanted, at + 1)
     if at < 0:
         return None
@@ -55,9 +55,9 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
 
 
 def keys_of(properties: bytes) -> list[bytes]:
-    """Return what the key index holds of a record: UNIQ_KEY, then each of KEYS.
+    """Return the keys of a record for the key index: UNIQ_KEY, then each word of KEYS.
 
-    Of a name that comes twice the last counts, as with RocketMQ.
+    If a name occurs twice, the last one counts, as in RocketMQ.
     """
     unique: bytes | None = None
     keys: bytes | None = None
@@ -73,13 +73,13 @@ def keys_of(properties: bytes) -> list[bytes]:
 
 
 def inner_count(raw: bytes) -> int:
-    """Return how many messages an inner batch with these properties holds; 1 where none is told."""
+    """Return how many messages an inner batch with these properties holds; 1 if they do not say."""
     count = find_property(raw, b"INNER_NUM") or b""
     return max(1, int(count)) if count.isdigit() and len(count) <= 5 else 1  # an int16
 
 
 def check_topic(topic: str) -> None:
-    """Refuse a topic that a client may not create; MessageIllegalError names the rule."""
+    """Raise MessageIllegalError, with the rule, for a topic that a client may not create."""
     if not _TOPIC.fullmatch(topic):
         shown = topic if len(topic) <= 40 else topic[:40] + "..."
         raise MessageIllegalError(

@@ -1,1 +1,1 @@
-"""Keep the commit log and what is derived from it on disk."""
+"""The message store: the commit log and the files derived from it."""

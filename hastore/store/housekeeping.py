@@ -1,7 +1,7 @@
 """The store's housekeeping: once a second, sync derived files and write RocketMQ's checkpoint.
 
 `keep` runs in this service's thread while the store is open, and once more in the thread that
-closes the store, after this thread has ended.
+closes the store, after this service has stopped.
 """
 
 import logging
@@ -22,7 +22,7 @@ INTERVAL_S = 1.0
 
 
 class HousekeepingService(Service):
-    """Call `keep` every INTERVAL_S; what fails is reported once and tried again."""
+    """Call `keep` every INTERVAL_S; a failure is logged once, and `keep` is called again."""
 
     def __init__(
         self,
@@ -36,7 +36,7 @@ class HousekeepingService(Service):
         *,
         on_failure: OnFailure,
     ) -> None:
-        """Prepare; `check_place()` raises StoreMovedError when the store's folder is gone."""
+        """Prepare; `check_place()` raises StoreMovedError when the store's folder was moved."""
         super().__init__("StoreHousekeepingService", on_failure=on_failure)
         self.failure_reason: str | None = None  # why the last call failed, for the status
         self._check_place = check_place
@@ -48,7 +48,7 @@ class HousekeepingService(Service):
         self._checkpoint = checkpoint
 
     def run(self) -> None:
-        """Keep house until stopped."""
+        """Call `keep` at its interval until stopped."""
         while not self.stopping.wait(INTERVAL_S):
             try:
                 self.keep()
@@ -59,10 +59,10 @@ class HousekeepingService(Service):
                 self.failure_reason = str(failure)
 
     def keep(self) -> None:
-        """Sync the derived files, and note in the checkpoint how far everything is synced.
+        """Sync the derived files, and write to the checkpoint how far everything is synced.
 
-        StoreMovedError; SyncFailedError from then on at each call, once a sync of derived files has
-        failed; OSError, StoreError: a later call may succeed.
+        StoreMovedError when the store's folder was moved. SyncFailedError when a sync of derived
+        files has failed, at this or an earlier call. OSError, StoreError: a later call may succeed.
         """
         self._check_place()
         self._replay.flush()
@@ -70,7 +70,7 @@ class HousekeepingService(Service):
         old = self._checkpoint.now
         queue_ms = self._queues.flushed_timestamp_ms
         now = Checkpoint(
-            # The queues know the time of every record that they hold; the log is synced so far.
+            # The store time of the last record in the queues, if the log is synced that far.
             log_timestamp_ms=(
                 max(queue_ms, old.log_timestamp_ms)
                 if self._replay.dispatched_offset <= flushed

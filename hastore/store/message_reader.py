@@ -1,4 +1,9 @@
-"""What a store answers: pulls, records by place, by key and by time. No lock is taken."""
+"""Read messages of an open store: by queue offset (pull), by physical offset, by key and by time.
+
+The client API's thread calls this, and threads of replication and retention. No lock of the log or
+of replay is taken: a reader pins the file that it reads, so retention removes the file's name but
+not its bytes. The key index holds its own lock during a query.
+"""
 
 import enum
 from bisect import bisect_left
@@ -30,11 +35,11 @@ from hastore.store.log.record_walk import store_timestamp_ms
 
 _HEAD = header_struct("size", "magic", "physical_offset")
 _UNITS_AT_ONCE = 1024
-_UNITS_MAX = 32_768  # of one pull
-COLD_MS = 20.0  # of cold reads in one pull: beyond it, what has been read is given
-_FEWER = 8  # times fewer records are tried when the disk did not read all
-_GAP_BYTES = 16 * 1024  # between records of a cold read; as much is read in vain
-_READ_BYTES = 1 << 20  # of one cold read, unless one run is longer
+_UNITS_MAX = 32_768  # in one pull
+COLD_MS = 20.0  # of cold reads in one pull; after it the pull ends with the records read so far
+_FEWER = 8  # when the disk fails to read a pull's records, an eighth of them is tried
+_GAP_BYTES = 16 * 1024  # between records that one cold read covers; the gap is read in vain
+_READ_BYTES = 1 << 20  # of one cold read, unless one range is longer
 
 
 class PullStatus(enum.Enum):
@@ -49,7 +54,7 @@ class PullStatus(enum.Enum):
 
 @dataclass(slots=True)
 class PullResult:
-    """Records as stored, one behind the other, and where the next pull goes on."""
+    """Records as stored, one after the other, and the queue offset for the next pull."""
 
     status: PullStatus
     next_queue_offset: int
@@ -57,11 +62,11 @@ class PullResult:
     max_queue_offset: int
     records: bytes = b""
     count: int = 0
-    last_offset: int | None = None  # of the last of the records, in the log
+    last_offset: int | None = None  # physical, of the last record
 
 
 class MessageReader:
-    """Reads of a store that is open in this process; thread-safe."""
+    """The reading side of a store that is open in this process; thread-safe."""
 
     def __init__(
         self, log: CommitLog, queues: ConsumeQueueTable, index: KeyIndex, clock: Clock
@@ -81,11 +86,11 @@ class MessageReader:
         max_bytes: int,
         limit_offset: int,
     ) -> PullResult:
-        """Read records of a queue that end at or below `limit_offset`; at least one that is there.
+        """Read records of a queue that end at or below `limit_offset`.
 
-        Fewer than asked for come when the disk is slow. What lies before damaged bytes, or bytes
-        that the disk does not read, is given. When nothing does: CorruptRecordError, OSError; that
-        range is served no more.
+        The first record is returned even if it is larger than `max_bytes`. Fewer records come when
+        the disk is slow, or when a record is damaged or unreadable: the records before it are
+        returned. CorruptRecordError or OSError when it is the first one.
         """
         known = self._queues.queue_range(topic, queue_id)
         if known is None:
@@ -99,84 +104,84 @@ class MessageReader:
             return PullResult(status, high, low, high)
         wanted = max(1, min(max_messages, _UNITS_MAX))
         limit = min(limit_offset, self._log.max_offset)
-        places = UnitSelection(wanted, max_bytes, limit)
-        self._find(places, topic, queue_id, queue_offset, high)
-        if not places.count:
-            return PullResult(PullStatus.NO_NEW, max(places.first, queue_offset), low, high)
+        chosen = UnitSelection(wanted, max_bytes, limit)
+        self._select(chosen, topic, queue_id, queue_offset, high)
+        if not chosen.count:
+            return PullResult(PullStatus.NO_NEW, max(chosen.first, queue_offset), low, high)
         try:
-            records = self._copy(places)
+            records = self._read_records(chosen)
         except OSError:
-            if places.count == 1:
+            if chosen.count == 1:
                 raise
-            return self.pull(  # the disk may read the first ones
+            return self.pull(  # the disk may be able to read the first records
                 topic,
                 queue_id,
                 queue_offset,
-                max_messages=max(1, places.count // _FEWER),
+                max_messages=max(1, chosen.count // _FEWER),
                 max_bytes=max_bytes,
                 limit_offset=limit,
             )
         if records is None:
-            kept = max(low, min(self._first_kept(topic, queue_id, places.first + 1), high))
+            kept = max(low, min(self._first_kept(topic, queue_id, chosen.first + 1), high))
             return PullResult(PullStatus.OFFSET_TOO_SMALL, kept, kept, high)
-        count = count_valid(records, places.offsets, places.sizes)
-        if count < places.count:
+        count = count_valid(records, chosen.offsets, chosen.sizes)
+        if count < chosen.count:
             if not count:
                 raise CorruptRecordError(
-                    f"the record at offset {places.offsets[0]} is damaged; see `hastore log verify`"
+                    f"the record at offset {chosen.offsets[0]} is damaged; see `hastore log verify`"
                 )
-            records = records[: int(sum(places.sizes[:count]))]
+            records = records[: int(sum(chosen.sizes[:count]))]
         last = count - 1
-        behind = int(places.queue_offsets[last]) + 1
+        following = int(chosen.queue_offsets[last]) + 1
         if self._queues.get_batch(topic, queue_id) is not None:
-            behind = _behind(decode_record(records, int(sum(places.sizes[:last]))), behind)
+            record = decode_record(records, int(sum(chosen.sizes[:last])))
+            following = _queue_offset_after(record, following)
         return PullResult(
-            PullStatus.FOUND, behind, low, high, records, count, int(places.offsets[last])
+            PullStatus.FOUND, following, low, high, records, count, int(chosen.offsets[last])
         )  # fmt: skip
 
-    def _find(self, places: UnitSelection, topic: str, queue_id: int, at: int, high: int) -> None:
-        """Take places from a position on, over holes where the queue has none."""
+    def _select(self, chosen: UnitSelection, topic: str, queue_id: int, at: int, high: int) -> None:
+        """Choose units from queue offset `at` on, and skip holes in the queue."""
         queues = self._queues
         if queues.get_batch(topic, queue_id) is not None:
-            found = queues.read(topic, queue_id, at, places.max_messages)
-            places.take_each((unit[0], unit[1:]) for unit in found)
-            if places.first >= 0:
+            found = queues.read(topic, queue_id, at, chosen.max_messages)
+            chosen.take_each((unit[0], unit[1:]) for unit in found)
+            if chosen.first >= 0:
                 return
         queue = queues.get(topic, queue_id)
         while queue is not None and at < high:
-            raw = queue.files.read(at, min(places.max_messages, _UNITS_AT_ONCE))
+            raw = queue.files.read(at, min(chosen.max_messages, _UNITS_AT_ONCE))
             units = len(raw) // UNIT_BYTES
-            if not units:  # a hole of whole files, or retention was faster
+            if not units:  # a hole of whole files, or retention removed one
                 at = next((start for start in queue.files.starts if start > at), high)
-            elif not places.take(raw[: units * UNIT_BYTES], at):
+            elif not chosen.take(raw[: units * UNIT_BYTES], at):
                 return
             else:
                 at += units
 
     def _timer(self) -> Callable[[], bool]:
-        """Return what tells whether COLD_MS have passed since now."""
+        """Return a function that tells whether COLD_MS have passed since this call."""
         clock = self._clock
         until_ms = clock.monotonic_ms() + COLD_MS
         return lambda: clock.monotonic_ms() >= until_ms
 
     def _first_kept(self, topic: str, queue_id: int, otherwise: int) -> int:
-        """Return the first position that retention left, before the queue itself knows of it."""
+        """Return the first queue offset that retention left, which the queue may not know yet."""
         queue = self._queues.get(topic, queue_id)
         if queue is None:
             return otherwise
         return max(otherwise, queue.files.first_at(self._log.min_offset))
 
-    def _copy(self, places: UnitSelection) -> bytes | None:
-        """Return the records' bytes, one behind the other; None: retention took the first one.
+    def _read_records(self, chosen: UnitSelection) -> bytes | None:
+        """Return the selected records' bytes; None when retention removed the first one.
 
-        Files are pinned while they are read: what retention removes meanwhile is still given. The
-        last ones are left out when the disk is so slow that others would wait long.
+        The last records are left out when the disk is so slow that other clients would wait long.
         """
         log = self._log
         late: Callable[[], bool] | None = None
-        if places.offsets[0] < log.min_offset:
+        if chosen.offsets[0] < log.min_offset:
             return None
-        begins, ends = places.runs()
+        begins, ends = chosen.runs()
         pieces: list[bytes | memoryview] = []
         at, count = 0, len(begins)
         while at < count:
@@ -186,16 +191,16 @@ class MessageReader:
                     raise log.gone(begins[at], f"the file of offset {begins[at]}")
                 opened, view = file.opened or log.pin(file)
             except StoreError:
-                if begins[0] < log.min_offset:  # retention passed meanwhile
+                if begins[0] < log.min_offset:  # retention removed it meanwhile
                     return None
                 raise
-            stop = count  # of what lies in this file
+            stop = count  # of the ranges in this file
             if begins[-1] >= file.end:
                 stop = max(at + 1, bisect_left(begins, file.end, at))
             start = file.start
             if begins[at] < log.cold_end:
                 late = late or self._timer()
-                found, whole = _read(opened, start, begins[at:stop], ends[at:stop], late)
+                found, whole = _read_cold(opened, start, begins[at:stop], ends[at:stop], late)
                 pieces += found
                 if not whole or (stop < count and late()):
                     break
@@ -210,7 +215,7 @@ class MessageReader:
     def record_size(self, offset: int, *, check: bool = False) -> int | None:
         """Return the size of the whole record at `offset`, None without one.
 
-        By its header alone, or with `check` by all of it, CRC included.
+        Only the header is checked, or with `check` the whole record, CRC included.
         """
         log = self._log
         if not log.min_offset <= offset < log.max_offset:
@@ -257,7 +262,7 @@ class MessageReader:
         begin_ms: int = 0,
         end_ms: int = 2**63 - 1,
     ) -> list[int]:
-        """Return physical offsets of the records that have a key, the latest first."""
+        """Return physical offsets of the records with a key, the latest first."""
         found = []
         for offset in self._index.query(
             topic, key, max_messages=max_messages, begin_ms=begin_ms, end_ms=end_ms
@@ -268,7 +273,10 @@ class MessageReader:
         return found
 
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the first queue offset stored at or after a time, else the end; 0: no queue."""
+        """Return the first queue offset stored at or after a time, else the queue's end.
+
+        0 without such a queue.
+        """
         found = self._queues.find_by_time(topic, queue_id, timestamp_ms, self._store_timestamp_ms)
         return 0 if found is None else found
 
@@ -277,11 +285,11 @@ class MessageReader:
             return None
         try:
             return store_timestamp_ms(self._log, offset)
-        except StoreError:  # retention was faster
+        except StoreError:  # retention removed it
             return None
 
 
-def _read(
+def _read_cold(
     file: File,
     start: int,
     begins: Sequence[int],
@@ -289,9 +297,9 @@ def _read(
     late: Callable[[], bool],
     gap_bytes: int = _GAP_BYTES,
 ) -> tuple[list[bytes | memoryview], bool]:
-    """Read ranges of a file that begins at `start`; what lies close together by one pread.
+    """Read ranges of a file that begins at `start`; ranges close together by one pread.
 
-    Also returns whether these are all: else it was `late`, or the file ends in the middle of one.
+    Also returns whether all were read. If not, it was `late`, or the file ends inside a range.
     """
     pieces: list[bytes | memoryview] = []
     at, count = 0, len(begins)
@@ -310,8 +318,9 @@ def _read(
         except OSError:
             if not gaps:
                 raise
-            # The bad sector may lie in a gap: that is other readers' affair.
-            found, whole = _read(file, start, begins[at:following], ends[at:following], late, 0)
+            # The bad sector may lie in a gap: read the ranges without their gaps.
+            ranges = begins[at:following], ends[at:following]
+            found, whole = _read_cold(file, start, *ranges, late, 0)
             pieces += found
             if not whole:
                 return pieces, False
@@ -323,13 +332,16 @@ def _read(
         else:
             pieces.append(raw)
         at = following
-        if len(raw) < end - first or (at < count and late()):  # cut short by somebody, or slow
+        if len(raw) < end - first or (at < count and late()):  # the file was cut short, or slow
             return pieces, False
     return pieces, True
 
 
-def _behind(record: Record, behind: int) -> int:
-    """Return the position behind a record: an inner batch fills as many as it has messages."""
+def _queue_offset_after(record: Record, following: int) -> int:
+    """Return the queue offset after a record that ends before `following` if it is one message.
+
+    An inner batch takes as many queue offsets as it has messages.
+    """
     if record.sys_flag & FLAG_INNER_BATCH:
-        return behind - 1 + inner_count(record.properties)
-    return behind
+        return following - 1 + inner_count(record.properties)
+    return following

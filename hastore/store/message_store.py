@@ -1,6 +1,7 @@
 """A node's store: the commit log and all that is derived from it, opened and closed as one.
 
-MessageStore composes; what one component does alone is found there:
+MessageStore composes these components. Callers use them directly for what one of them does alone;
+those in parentheses are private:
 
     log             the bytes and files of the commit log          store/log/commit_log.py
     flush_service   fdatasync, on demand and by interval           store/log/flush.py
@@ -11,17 +12,17 @@ MessageStore composes; what one component does alone is found there:
     (appender)      checks and appends what clients put            store/append/appender.py
     (housekeeping)  syncs derived files, writes the checkpoint     store/housekeeping.py
 
-What concerns several of them is here: open and close, every append, the limits, and the changes
-that replace a part of the log (`truncate`, `set_aside`, `begin_at`).
+This module does what concerns several of them: open, close, appends, limits, and cuts
+(`truncate`, `set_aside`, `begin_at`).
 
 Locks are taken in this order: `retention.removing`, replay's pause, `log.lock`,
-`flush_service.sync_lock`. A change of the log takes all four, so nobody removes files, replays,
-appends or syncs meanwhile. Readers take none of them; a view that was lent before a cut sees zeros
-in place of the bytes that were cut.
+`flush_service.sync_lock`. A cut takes all four, so that no other thread removes files, replays,
+appends or syncs meanwhile. Readers take none of them: a map of the log that was lent before a cut
+shows zeros in place of the cut bytes.
 
-Durability: when a method that appends returns, the bytes are in the page cache and survive kill -9;
-`flushed_offset` says what survives a power loss. After a StoreBrokenError the store stays closed:
-only a new process, which recovers from what is really on the disk, opens it again.
+Durability: when a method that appends returns, the bytes are in the page cache and survive kill -9.
+Bytes below `flushed_offset` survive a power loss. After a StoreBrokenError the store stays closed:
+only a new process, which recovers from the bytes on the disk, opens it again.
 """
 
 import contextlib
@@ -60,7 +61,7 @@ from hastore.store.state.replay_progress import ReplayState, read_boot_id
 
 __all__ = ["FileRange", "MessageStore", "PullResult", "PullStatus", "PutResult"]
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _DRAIN_S = 2.0  # how long a close waits for replay; the rest is replayed at the next start
 _MOVED = ("commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint")
@@ -69,10 +70,10 @@ _MOVED = ("commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint
 class MessageStore:
     """The store of this process; all methods are thread-safe.
 
-    `on_append(start, end, data)` is called after a put, in the thread that put and without a lock
-    of the store's (a node holds its write gate meanwhile); `data` is the appended range, or None
-    when it was not one write. `on_readable()` is called in the thread that moved the limits.
-    `flush_service.on_flushed(offset)` and `replay.on_dispatched(offset)` tell of the other offsets.
+    `on_append(start, end, data)` is called after each put, in the putting thread. That thread holds
+    no lock of the store then, but in a node the write gate's. `data` are the appended bytes, or
+    None if they were not appended by one write. `on_readable()` is called after each `set_limits`,
+    in its thread.
     """
 
     def __init__(
@@ -84,10 +85,10 @@ class MessageStore:
         store_host: Host,
         on_failure: OnFailure | None = None,
     ) -> None:
-        """Prepare; nothing is touched before `open`.
+        """Prepare; no file of the store is touched before `open`.
 
-        `on_failure` is called when the store closes for ever or one of its threads fails; without
-        it `threading.excepthook` tells of a thread.
+        `on_failure` is called when the store closes for good or one of its threads fails. Without
+        it, `threading.excepthook` reports a failed thread.
         """
         self.config = config
         self.store_host = store_host
@@ -102,8 +103,8 @@ class MessageStore:
         self._sync_each_put = config.flush is Flush.SYNC
         self._health = StoreHealth(on_failure)
         self._compose(config, clock, on_failure or raise_failure)
-        # The components' own methods that replication calls (ha/node/replica_log.py): it knows
-        # the store as a whole.
+        # Methods of single components that are part of ReplicaLog, replication's interface to the
+        # store (ha/node/replica_log.py): bound here, so that a call takes no detour.
         self.view = self.log.view
         self.file_range = self.log.file_range
         self.record_size = self.reader.record_size
@@ -159,24 +160,24 @@ class MessageStore:
     # -- open -------------------------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Take the store's lock ahead of `open`, for files that must be read under it.
+        """Take the store's lock before `open`, so that a caller can read other files under it.
 
-        StoreInUseError, OSError. `unlock` gives it back, also after a failed `open`.
+        StoreInUseError, OSError. A failed `open` releases it; otherwise `close` or `unlock` does.
         """
         self._lock_file.take()
 
     def unlock(self) -> None:
-        """Give the store's lock back, after `close(unlock=False)`."""
+        """Release the store's lock, if it is held, after `close(unlock=False)` or instead of it."""
         self._lock_file.give_back()
 
     def open(self, *, intent_offset: int | None = None, from_rocketmq: bool = False) -> None:
         """Lock and recover the store, then start its threads.
 
-        `intent_offset`: a cut at this offset was begun and is being finished, so bytes beyond it
-        may be missing. `from_rocketmq`: this node copied the log from a RocketMQ, whose records of
-        topics that nobody can read are no damage. StoreInUseError, StoreBrokenError (synced bytes
-        are missing or damaged), StoreError (the store cannot be read or written, or has files of
-        another size).
+        `intent_offset`: a cut at this offset was begun, so bytes beyond it may be missing.
+        `from_rocketmq`: this node copied the log from a RocketMQ, so records that cannot be decoded
+        only because of their topic's length are no damage. StoreInUseError; StoreBrokenError:
+        synced bytes are missing or damaged; StoreError: the store cannot be read or written, or has
+        files of another size.
         """
         try:
             self._lock_file.take()
@@ -196,7 +197,7 @@ class MessageStore:
             ) from failure
 
     def _recover(self, intent_offset: int | None, from_rocketmq: bool) -> None:
-        """Find the log's end, then make the files agree with it."""
+        """Find the log's end, and bring log, limits and derived files into line with it."""
         limits = read_limits(self._fs, self._root)
         clean = not self._abort.exists()
         boot_id = read_boot_id(self._fs)
@@ -215,19 +216,19 @@ class MessageStore:
             from_rocketmq=from_rocketmq,
         )
         checkpoint = self._checkpoint.load()
-        self._abort.create()  # from here on bytes change
+        self._abort.create()  # from here on the store's bytes change
         self._adopt(recovered, limits, boot_id)
         self._appender.last_store_timestamp_ms = max(
             recovered.last_store_timestamp_ms, checkpoint.log_timestamp_ms
         )
-        log.info(
+        logger.info(
             "store %s: log [%d, %d), read from %d, %d records",
             self._root, recovered.min_offset, recovered.end, recovered.scanned_from,
             recovered.records,
         )  # fmt: skip
 
     def _adopt(self, recovered: Recovered, limits: Limits | None, boot_id: bytes) -> None:
-        """Make the log what recovery found, on the disk too, before the limits page says so."""
+        """Cut the log at the end that was found, durably; then write the limits and load replay."""
         end = recovered.end
         self.log.set_range(recovered.min_offset, end)
         clear_beyond(self.log, recovered, 0 if limits is None else limits.flushed_offset)
@@ -260,10 +261,10 @@ class MessageStore:
     # -- while it is open -------------------------------------------------------------------------
 
     def check_place(self) -> None:
-        """Close the store when its folder was moved, replaced or removed; StoreMovedError.
+        """Close the store if its folder was moved, replaced or removed; StoreMovedError.
 
-        Open files would take more bytes where no start finds them, and new files would be made
-        beside them, without the lock. Housekeeping calls this each second.
+        Otherwise open files would take bytes at a place where no start finds them, and new files
+        would be made at the old path, without the lock. Housekeeping calls this each second.
         """
         if not self._lock_file.is_in_place():
             raise self._health.lose(
@@ -274,12 +275,12 @@ class MessageStore:
 
     @property
     def broken_reason(self) -> str | None:
-        """Why the store is closed for ever; None while it works."""
+        """Why the store is closed for good; None while it works."""
         return self._health.reason
 
     @property
     def problems(self) -> list[str]:
-        """What does not work at present, for the status: a full disk, replay that stands still."""
+        """What fails at present, for the status: a full disk, say, or blocked replay."""
         found = (
             self._health.reason,
             self.log.allocator.failure_reason,
@@ -298,8 +299,8 @@ class MessageStore:
     def close(self, *, unlock: bool = True) -> None:
         """Stop cleanly: sync all, save the checkpoint, remove `abort`, unlock.
 
-        StoreError, StoreBrokenError: something was not written; `abort` stays, so the next open
-        recovers the store as after a crash.
+        StoreError, StoreBrokenError: something was not written. `abort` stays then, so the next
+        open recovers the store as after a crash.
         """
         with self.retention.closing():
             if self.is_open:
@@ -327,7 +328,7 @@ class MessageStore:
                 self._lock_file.give_back()
 
     def _settle(self) -> None:
-        """Bring everything to the disk; `abort` goes last."""
+        """Sync everything, then remove `abort`."""
         self.check_place()
         self._health.check()
         self.flush_service.flush()
@@ -335,7 +336,7 @@ class MessageStore:
         try:
             self._window.save()
         except OSError as failure:  # a full disk: the next start reads more of the log
-            log.warning("the idempotence snapshot was not written: %s", failure)
+            logger.warning("the snapshot of the deduplication window was not written: %s", failure)
         end = self._record_end()
         self._limits.update(sync=True, record_end=end, flushed=end)
         self.log.allocator.discard()
@@ -351,17 +352,17 @@ class MessageStore:
 
     @property
     def min_offset(self) -> int:
-        """The first byte there is."""
+        """The offset of the log's first byte."""
         return self.log.min_offset
 
     @property
     def max_offset(self) -> int:
-        """The end of what is written; on a slave perhaps inside a record."""
+        """The end of the written bytes; on a slave perhaps inside a record."""
         return self.log.max_offset
 
     @property
     def whole_offset(self) -> int:
-        """The end of the last whole record: `max_offset`, but for a record that is half there."""
+        """The end of the last whole record: `max_offset`, unless the last record is incomplete."""
         log = self.log
         if self._record_end() >= log.max_offset:
             return log.max_offset
@@ -371,17 +372,17 @@ class MessageStore:
             return log.record_end
 
     def _record_end(self) -> int:
-        """Return the end of a whole record, as far on as is known without reading."""
+        """Return the end of a whole record, the last one known without reading the log."""
         return max(self.log.record_end, self.replay.dispatched_offset)
 
     @property
     def flushed_offset(self) -> int:
-        """What is synced: everything below survives a power loss."""
+        """The end of the synced bytes: all below survive a power loss."""
         return self.flush_service.flushed_offset
 
     @property
     def dispatched_offset(self) -> int:
-        """How far queues, index and deduplication window know the log."""
+        """Replay's offset: queues, index and deduplication window have all records below."""
         return self.replay.dispatched_offset
 
     @property
@@ -391,11 +392,11 @@ class MessageStore:
 
     @property
     def readable_offset(self) -> int:
-        """Where readers stop."""
+        """The offset at which consumers stop."""
         return self._limits.now.readable_offset
 
     def set_limits(self, *, confirmed: int | None = None, readable: int | None = None) -> None:
-        """Publish confirmed and readable offset, which then survive kill -9. StoreBrokenError."""
+        """Publish confirmed and readable offset, which survive kill -9. StoreBrokenError."""
         try:
             self._limits.update(confirmed=confirmed, readable=readable)
         except OSError as failure:
@@ -406,12 +407,13 @@ class MessageStore:
     # -- append -----------------------------------------------------------------------------------
 
     def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
-        """Append all valid records of all payloads by one write; a payload is records in a row.
+        """Append the valid records of all payloads; a payload is one or more encoded records.
 
-        Results come in the records' order; a payload that is no row of records has one result,
-        which refuses all of it. StoreFullError, StoreBrokenError or StoreError (replay lags):
-        nothing was appended. Where a part was, or may have been, the results say what became of
-        each record. With `store.flush: sync` a sync is under way when this returns.
+        It is one write, unless the log's file has no room for all of them. Returns the results of
+        each payload, in its records' order; a malformed payload has one result, which refuses all
+        of it. StoreFullError, StoreBrokenError and StoreError mean that nothing was appended; all
+        other failures are in the results (Appender.put). With `store.flush: sync` a sync has been
+        requested when this returns.
         """
         results, start, end, data = self._appender.put(payloads)
         if end > start:
@@ -419,15 +421,16 @@ class MessageStore:
             if self.on_append is not None:
                 try:
                     self.on_append(start, end, data)
-                except (StoreError, OSError) as failure:  # it is stored: nobody may be refused
-                    log.error("the end %d of the log was not told: %s", end, failure)
+                except (StoreError, OSError) as failure:  # the put is stored all the same
+                    logger.error("replication was not told of the log's end %d: %s", end, failure)
         return results
 
     def append_replica(self, offset: int, data: bytes | memoryview) -> int:
         """Append at `offset`, which must be the end; returns the new end.
 
-        UsageError for another offset or bytes that cross a file's end; StoreFullError appends
-        nothing. What a failed write left is cleared, or the store closes: StoreUncertainError.
+        UsageError for another offset or bytes that cross a file's end. StoreFullError: nothing was
+        appended. The bytes of a failed write are cleared; StoreUncertainError, and the store is
+        closed, when they could not be.
         """
         log = self.log
         with log.lock:
@@ -443,22 +446,23 @@ class MessageStore:
             return self.log.replica_range(offset, max_bytes)
 
     def commit_replica(self, offset: int, size: int) -> int:
-        """Take `size` bytes that were spliced at `offset` into the log; returns the new end."""
+        """Make `size` bytes spliced at `offset` part of the log; returns the new end."""
         with self.log.lock:
             end = self.log.commit(offset, size)
         self._grown()
         return end
 
     def replica_failed(self, offset: int, size: int, failure: OSError) -> StoreError:
-        """Clear what a failed splice into `replica_range` left; returns the error to raise.
+        """Clear the bytes of a failed splice into `replica_range`; returns the error to raise.
 
-        StoreFullError for want of room, else the store is closed: StoreBrokenError.
+        StoreFullError when there was no room. Otherwise the store is closed: StoreBrokenError, or
+        StoreUncertainError when the bytes could not be cleared.
         """
         with self.log.lock:
             return self.log.replica_failed(offset, size, failure)
 
     def wait_beyond(self, offset: int, timeout_s: float) -> int:
-        """Wait until the log reaches beyond `offset`, or the store closes; returns its end."""
+        """Wait until the log ends beyond `offset`, or the store closes; returns the log's end."""
         if self.log.max_offset <= offset:
             with self._changed:
                 self._waiters += 1
@@ -482,14 +486,14 @@ class MessageStore:
         with self._changed:
             self._changed.notify_all()
 
-    # -- change the log ---------------------------------------------------------------------------
+    # -- cut --------------------------------------------------------------------------------------
 
     def truncate(self, offset: int) -> None:
         """Cut the log at `offset`, durably, with all that is derived from it.
 
-        An offset inside a record cuts that record too. The limits go down first: after a crash in
-        the middle recovery ends the log at a whole record and finds nothing missing. UsageError for
-        an offset outside the log; StoreBrokenError when the disk fails.
+        If `offset` lies inside a record, that record is cut too. The limits are lowered first:
+        after a crash in the middle, recovery finds the end of a whole record and misses nothing.
+        UsageError for an offset outside the log; StoreBrokenError when the disk fails.
         """
         log = self.log
         with self._stopped():
@@ -500,8 +504,8 @@ class MessageStore:
             self._limits.cut(offset, recovery_start=start)
             log.truncate(offset)
             self.flush_service.reset(min(self.flush_service.flushed_offset, offset))
-            # No queue knows the records that replay has not reached: it replays them from there,
-            # and feeds queue offsets and window anew, which a put had fed before.
+            # Puts have fed queue offsets and window beyond replay's offset. Both are cut to it, and
+            # replay feeds them again from there.
             self.replay.truncate(min(offset, self.replay.dispatched_offset))
 
     def archive(self, offset: int, name: str) -> int:
@@ -515,7 +519,7 @@ class MessageStore:
     def set_aside(self, name: str) -> str:
         """Move log, queues and index to `rescued/<name>/` and go on empty; returns that folder.
 
-        StoreFullError, and nothing is changed, when there is no room for a log file beside it.
+        StoreFullError, and nothing is changed, when there is no room for another log's files.
         """
         fs, root, queue = self._fs, self._root, self.log.queue
         folder = rescue_folder(fs, root, name)
@@ -523,7 +527,7 @@ class MessageStore:
             if self.free_bytes() < 2 * self.file_size:
                 raise StoreFullError(f"{root}: no room for another log beside the old one")
             fs.make_dirs(folder)
-            # Limits and replay's state go first: whatever of the moves a crash leaves undone, the
+            # Limits and replay's progress are reset first: if a crash interrupts the moves, the
             # next start reads the log that it finds from the beginning.
             self._limits.restart(0)
             self.replay.reset(0)
@@ -535,7 +539,7 @@ class MessageStore:
             fs.sync_dir(root)
             fs.make_dirs(self.log.directory)
             self._restart(0)
-        log.warning("the store's log was set aside in %s", folder)
+        logger.warning("the store's log was set aside in %s", folder)
         return folder
 
     def begin_at(self, offset: int) -> None:
@@ -554,7 +558,7 @@ class MessageStore:
 
     @contextlib.contextmanager
     def _stopped(self) -> Iterator[None]:
-        """Keep retention, replay, appends and syncs off the log; an OSError closes the store."""
+        """Exclude retention, replay, appends and syncs; an OSError closes the store."""
         with (
             self.retention.removing,
             self.replay.paused(),

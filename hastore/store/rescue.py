@@ -1,6 +1,7 @@
-"""`rescued/`: what a node takes out of its log is kept there, until an operator removes it.
+"""`rescued/`: bytes that a node takes out of its log are kept there until an operator removes them.
 
-A tail that a rewind cuts is copied to `rescued/<name>/`; a log that is given up is moved there.
+A tail that a rewind cuts off is copied to `rescued/<name>/`; a log that is set aside is moved there
+by MessageStore.
 """
 
 from hastore.errors import StoreError, StoreFullError, UsageError
@@ -12,8 +13,9 @@ _COPY_BYTES = 1 << 20
 
 
 def rescue_folder(fs: FileSystem, root: str, name: str) -> str:
-    """Return the path `rescued/<name>`, with a number when an earlier attempt left files there:
-    nothing is overwritten. UsageError for a name that is none.
+    """Return the path `rescued/<name>`, which nothing lies in yet. UsageError for a bad name.
+
+    When an earlier attempt left files there, a number is added: nothing is overwritten.
     """
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise UsageError(f"{name!r} is no directory name")
@@ -46,7 +48,7 @@ def copy_tail(fs: FileSystem, root: str, name: str, log: CommitLog, offset: int)
 
 
 def _copy_file(fs: FileSystem, log: CommitLog, offset: int, folder: str) -> int:
-    """Copy one file's bytes from `offset` on; returns where the next file's begin."""
+    """Copy one file's bytes from `offset` on; returns the offset of the next file's bytes."""
     file = log.queue.find(offset)
     if file is None:
         raise StoreError(f"no file holds offset {offset}")

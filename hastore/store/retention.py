@@ -1,9 +1,9 @@
-"""Retention: remove the oldest files of the log when they are too old, or too many.
+"""Retention: remove the oldest files of the log when they are too old or too many.
 
-Whole files go, never the last one, and none with bytes that are still needed: not yet replayed, not
-yet synced, or held by the caller (a slave is still being sent them). The node's RetentionService
-decides when and what is held; its thread calls this. Cuts of the log and the close of the store
-exclude it by `removing`.
+Only whole files are removed, never the last one, and none with bytes that are still needed: not
+replayed yet, not synced yet, or held by the caller because a slave is still being sent them. The
+node's RetentionService decides when to call this, in its own thread, and what is held. `removing`
+excludes cuts of the log and the close of the store meanwhile.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class LogRetention:
         config: RetentionConfig,
         clock: Clock,
     ) -> None:
-        self.removing = threading.Lock()  # held while log files go; taken before all other locks
+        self.removing = threading.Lock()  # held while log files are removed; taken first of all
         self._log = commit_log
         self._flush_service = flush_service
         self._replay = replay
@@ -48,7 +48,7 @@ class LogRetention:
         self._closing = False
 
     def expired_end(self, hold_offset: int | None) -> int | None:
-        """Return where the log would begin after `delete_expired`; None when nothing would go."""
+        """Return where the log would begin after `delete_expired`; None if that removed nothing."""
         with self.removing:
             self._check_open()
             count = self._expired(hold_offset)
@@ -57,14 +57,14 @@ class LogRetention:
     def delete_expired(self, hold_offset: int | None) -> int:
         """Remove expired files, none from `hold_offset` on; returns how many. StoreError.
 
-        Only taking the files out of the log needs its lock; all that waits for the disk is done
-        without it, so puts go on.
+        The log's lock is held only to take the files out of the log, not while the disk works: puts
+        go on.
         """
         queue = self._log.queue
-        with self.removing:  # puts only add files at the end: what is expired stays so
+        with self.removing:  # puts only add files at the end: expired files stay expired
             self._check_open()
             try:
-                queue.discard()  # files that an earlier call left: first, or a gap would remain
+                queue.discard()  # files that an earlier call left: first, or a crash leaves a gap
                 count = self._expired(hold_offset)
                 if not count:
                     return 0
@@ -82,8 +82,9 @@ class LogRetention:
 
     @contextlib.contextmanager
     def closing(self) -> Iterator[None]:
-        """End retention for good, and wait until no file is being removed: after the close another
-        process may have the store. The next start finds the expired files that are left.
+        """End retention for good, and exclude it while the store closes.
+
+        Another process may open the store afterwards; its retention removes what is left.
         """
         self._closing = True
         with self.removing:
@@ -105,8 +106,8 @@ def expired_files(
 ) -> int:
     """Return how many of the oldest files may go; bytes at or beyond `hold_offset` stay.
 
-    A file is as old as the first record of the file after it, which was stored no earlier than its
-    own last record.
+    A file is as old as the first record of the next file, which was stored no earlier than any of
+    its own records.
     """
     files = commit_log.queue.files
     count = 0
@@ -126,8 +127,10 @@ def expired_files(
 def _too_old(
     commit_log: CommitLog, config: RetentionConfig, clock: Clock, later: Sequence[MappedFile]
 ) -> bool:
-    """Tell a file's age by the first readable record at the start of a `later` file: a bad sector,
-    or damage, must not keep a file for ever.
+    """Whether a file is too old, by the first record of the next file in `later`.
+
+    When a bad sector or damage makes that record unreadable, the next file's counts: one bad record
+    must not keep all files for ever.
     """
     if config.max_age_ms is None:
         return False

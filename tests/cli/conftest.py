@@ -1,4 +1,4 @@
-"""Groups of nodes for the commands, killed and reaped with their test."""
+"""Fixtures for groups of nodes, which are killed and reaped at the end of their test."""
 
 from tests.process.conftest import make_group, pytest_runtest_makereport
 

@@ -1,4 +1,4 @@
-"""What was acknowledged before a command is found by it: it waits for the master's replay."""
+"""Commands wait for the master's replay, so that they find all messages acknowledged before."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from tests.process.harness import Group, hastore
 
 
 class ThreeNodes:
-    """Three nodes, one of them a master whose replay comes on with each question."""
+    """Three nodes; one is a master whose replay advances with each request."""
 
     def __init__(self, monkeypatch, dispatched, end=100, writable="b"):
         self.asked = []
@@ -20,26 +20,26 @@ class ThreeNodes:
     def status(self, address, timeout_s):
         self.asked.append(address)
         if address == "a":
-            return None  # it does not answer
+            return None  # no answer
         if address != self.writable:
             return {"max_offset": 7, "dispatched_offset": 7, "writable": False}
         if not self.left:
             return None
-        self.end += 1_000  # others go on writing: what comes later is not waited for
+        self.end += 1_000  # writes go on; the wait is only for the first end
         return {"max_offset": self.end - 1_000, "dispatched_offset": self.left.pop(0),
                 "writable": True}  # fmt: skip
 
 
-def test_the_masters_replay_is_waited_for(monkeypatch):
+def test_commands_wait_for_the_masters_replay(monkeypatch):
     group = ThreeNodes(monkeypatch, [0, 50, 100, 100])
     wait_replayed("abc")
     assert group.asked == ["a"] + ["b"] * 3
 
 
-@pytest.mark.parametrize("why", ["no master", "it left", "replay stands"])
-def test_nobody_waits_for_ever(monkeypatch, why):
+@pytest.mark.parametrize("why", ["no master", "the master stops", "replay is stuck"])
+def test_the_wait_ends(monkeypatch, why):
     monkeypatch.setattr(asking, "REPLAY_S", 0.0)
-    left = {"no master": [100], "it left": [0], "replay stands": [0] * 3}[why]
+    left = {"no master": [100], "the master stops": [0], "replay is stuck": [0] * 3}[why]
     group = ThreeNodes(monkeypatch, left, writable="" if why == "no master" else "b")
     wait_replayed("abc")
     assert len(group.asked) <= 3

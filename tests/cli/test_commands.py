@@ -1,4 +1,4 @@
-"""The client commands against a running pair: what they print, where, and with which exit code."""
+"""The client commands with a running pair: their output on stdout and stderr, and exit codes."""
 
 import base64
 import json
@@ -33,7 +33,7 @@ def group(tmp_path_factory):
 
 @pytest.fixture
 def command(group, monkeypatch):
-    """Run a command with the pair as HASTORE_BOOTSTRAP; return code, stdout lines, stderr."""
+    """Run a command with the pair as HASTORE_BOOTSTRAP; return exit code, stdout lines, stderr."""
     monkeypatch.setenv("HASTORE_BOOTSTRAP", ",".join(group.bootstrap))
 
     def run(*arguments, stdin=b""):
@@ -87,7 +87,7 @@ def test_a_line_is_a_message_and_comes_back_unchanged(command):
     ]
 
 
-def test_bytes_that_are_no_text_come_as_base64(command):
+def test_bodies_that_are_not_text_are_printed_as_base64(command):
     body = b"\x80\x04\x95pickle\xff"
     assert command("produce", "bytes", "--queue", "1", stdin=body + b"\n")[0] == 0
     code, lines, _ = command("consume", "bytes", "--json")
@@ -116,15 +116,15 @@ def test_acks_set_the_level(command, acks, level):
     assert objects(lines)[0]["level"] == level
 
 
-def test_a_flushed_put_that_no_slave_can_confirm_is_refused_and_names_the_key(command):
-    code, lines, problems = command(  # no test waits so long
+def test_a_flushed_put_without_a_flushing_slave_is_refused_with_the_key(command):
+    code, lines, problems = command(  # the refusal comes long before the timeout
         "produce", "levels", "--json", "--sync-flush", "--timeout", "3600", stdin=b"x\n"
     )
     assert code == 1 and "needs 1 slave with ha.ack_point: flushed" in problems
     assert objects(lines)[0]["status"] == "SLAVE_NOT_AVAILABLE"
 
 
-def test_produce_says_once_that_no_master_is_there_and_goes_on():
+def test_produce_reports_once_that_there_is_no_master_and_goes_on():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         nowhere = f"127.0.0.1:{taken.getsockname()[1]}"
@@ -138,7 +138,7 @@ def test_produce_says_once_that_no_master_is_there_and_goes_on():
                 producing.stdin.flush()
                 said = producing.stderr.readline()
                 assert said.startswith("no master yet at ") and nowhere in said, said
-                assert "--timeout" in said and producing.poll() is None  # it goes on trying
+                assert "--timeout" in said and producing.poll() is None  # it still tries
             finally:
                 producing.terminate()
                 _, rest = producing.communicate()
@@ -156,7 +156,7 @@ def test_a_line_that_is_too_long_is_refused_alone(command):
     assert command("consume", "long")[1] == ["before", "after"]
 
 
-def test_consume_starts_where_it_is_told(command):
+def test_consume_starts_at_the_given_place(command):
     command("produce", "starts", "--queue", "2", stdin=b"0\n1\n2\n3\n")
     assert command("consume", "starts", "--queue", "2", "--from", "2")[1] == ["2", "3"]
     assert command("consume", "starts", "--from", "2020-01-01T00:00:00Z")[1] == list("0123")
@@ -172,7 +172,7 @@ def test_consume_follows_until_it_has_enough(command):
     assert (code, lines) == (0, ["x"])
 
 
-def test_an_empty_topic_is_no_error(command):
+def test_an_empty_topic_is_not_an_error(command):
     assert command("consume", "nosuch") == (0, [], "topic nosuch has no messages yet\n")
 
 
@@ -195,7 +195,7 @@ def test_an_empty_topic_is_no_error(command):
     ],
     ids=lambda value: None if isinstance(value, bytes) else str(value)[:40],
 )
-def test_wrong_usage_is_one_line_and_2(command, arguments, stdin, expected):
+def test_wrong_usage_is_one_line_and_exit_code_2(command, arguments, stdin, expected):
     command("produce", "lines", stdin=b"there is something\n")
     code, lines, problems = command(*arguments, stdin=stdin)
     assert expected in problems and lines == []
@@ -206,7 +206,7 @@ def test_wrong_usage_is_one_line_and_2(command, arguments, stdin, expected):
 
 
 @pytest.mark.parametrize("words", [(), ("log",), ("perf",)])
-def test_without_arguments_the_help_comes_as_it_is(words):
+def test_a_group_without_arguments_prints_its_help(words):
     done = hastore(*words)
     assert done.returncode == 2 and done.stdout == ""
     assert done.stderr.rstrip("\n") == hastore(*words, "--help").stdout.rstrip("\n")
@@ -214,7 +214,7 @@ def test_without_arguments_the_help_comes_as_it_is(words):
     assert commands and all(line.endswith(".") and "..." not in line for line in commands)
 
 
-def test_errors_that_are_not_shown_are_counted(command):
+def test_errors_that_are_not_printed_are_counted(command):
     code, lines, problems = command("produce", "t", "--queue", "99", stdin=b"x\n" * 13)
     assert code == 1 and lines == []
     said = problems.splitlines()
@@ -225,7 +225,7 @@ def test_errors_that_are_not_shown_are_counted(command):
     assert said[10:] == ["... and 3 more errors; --json prints all", "0 messages sent, 13 failed"]
 
 
-def test_a_queue_that_is_not_there_is_named(command):
+def test_a_missing_queue_is_named(command):
     command("produce", "queues", "--queue", "1", stdin=b"x\n")
     code, lines, problems = command("consume", "queues", "--queue", "99")
     assert (code, lines) == (0, []) and "queue 99 of topic queues has no messages" in problems
@@ -238,13 +238,13 @@ def test_status_waits_for_the_group(command, group):
     assert done.returncode == 1 and "no answer" in done.stderr
 
 
-def test_help_is_told_by_h_too(command):
+def test_h_prints_help_too(command):
     for words in ((), ("status",), ("log", "dump"), ("serve",)):
         code, lines, problems = command(*words, "-h")
         assert (code, problems) == (0, "") and lines[0].startswith("Usage: hastore"), words
 
 
-def test_the_package_is_a_command(group):
+def test_the_package_can_be_run(group):
     done = subprocess.run(
         [sys.executable, "-m", "hastore", "status", "--bootstrap", ",".join(group.bootstrap)],
         capture_output=True, text=True, timeout=180, check=False, cwd=ROOT,
@@ -252,7 +252,7 @@ def test_the_package_is_a_command(group):
     assert done.returncode == 0 and "SYNC_MASTER" in done.stdout, done.stderr
 
 
-def test_no_master_is_said_first_and_who_has_most():
+def test_without_a_master_the_most_recent_node_is_named():
     def node(number, role, epoch, end, *, writable=False):
         return {"node": number, "role": role, "epoch": epoch, "max_offset": end,
                 "writable": writable}  # fmt: skip
@@ -279,25 +279,25 @@ def test_a_group_without_a_master(make_group):
 def test_writable_is_not_yes_while_default_puts_are_refused(make_group):
     group = make_group().start()
     group[2].kill()
-    wait_until(lambda: group[1].status()["problems"], 60, "the slave is not missed")
+    wait_until(lambda: group[1].status()["problems"], 60, "the loss of the slave is not noticed")
     done = hastore("status", "--bootstrap", group[1].api, "--timeout", "5")
     line = next(each for each in done.stdout.splitlines() if each.startswith("1 "))
     assert "acks 1 only" in line and "yes" not in line
 
 
-def test_a_log_level_that_is_none_is_wrong_usage(make_group, monkeypatch):
+def test_an_unknown_log_level_is_wrong_usage(make_group, monkeypatch):
     group = make_group()
     monkeypatch.setenv("HASTORE_LOG", "nonsense")
     done = hastore("serve", "-c", str(group[1].path))
     assert done.returncode == 2 and "HASTORE_LOG=NONSENSE" in done.stderr.splitlines()[-1]
 
 
-def test_what_is_not_there_is_1(command):
+def test_a_message_that_is_not_found_is_exit_code_1(command):
     code, lines, problems = command("query", "--topic", "lines", "--key", "never")
     assert (code, lines, problems) == (1, [], "no such message\n")
 
 
-def test_nobody_answers_is_1():
+def test_no_answer_is_exit_code_1():
     done = hastore("status", "--bootstrap", "127.0.0.1:1", "--timeout", "1")
     assert (done.returncode, done.stdout) == (1, "")
     assert done.stderr == "error: no answer from tcp://127.0.0.1:1 within 1 s\n"
@@ -323,7 +323,7 @@ def test_perf_measures_produce_and_consume(command):
     assert list(objects(lines)[0]) == PERF_KEYS
 
 
-def test_doctor_is_content_with_a_running_node(command, group):
+def test_doctor_finds_nothing_wrong_with_a_running_node(command, group):
     code, lines, problems = command("doctor", "-c", str(group[1].path), "--json")
     assert code == 0, problems
     assert {one["verdict"] for one in objects(lines)} <= {"good", "note"}
@@ -333,7 +333,7 @@ def test_doctor_is_content_with_a_running_node(command, group):
     assert any(line.split()[:2] == ["disk", "good"] and "take 64 MiB" in line for line in lines)
 
 
-def test_doctor_sees_another_size_of_the_log_files(command, group):
+def test_doctor_reports_another_size_of_the_log_files(command, group):
     command("produce", "lines", stdin=b"x\n")
     change = "store.commitlog_file_size=4MiB"
     code, lines, _ = command("doctor", "-c", str(group[1].path), "--json", "-o", change)
@@ -343,7 +343,7 @@ def test_doctor_sees_another_size_of_the_log_files(command, group):
     assert "16 MiB, this node of 4 MiB" in bad["node 2"]
 
 
-def test_doctor_sees_another_secret_and_leaves_the_peer_alone(command, group, tmp_path):
+def test_doctor_reports_another_secret_without_affecting_the_peer(command, group, tmp_path):
     before = group[2].status()
     secret = tmp_path / "secret"
     secret.write_text("x" * 32)
@@ -358,7 +358,7 @@ def test_doctor_sees_another_secret_and_leaves_the_peer_alone(command, group, tm
     ]
 
 
-def test_a_store_in_use_is_3_and_can_be_looked_into(command, group):
+def test_a_store_in_use_is_exit_code_3_and_can_be_read(command, group):
     done = hastore("serve", "-c", str(group[1].path), "-o", "nodes.1.http=127.0.0.1:0")
     assert done.returncode == 3 and done.stdout == ""
     assert "another process" in done.stderr.splitlines()[-1]

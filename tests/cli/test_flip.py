@@ -1,4 +1,4 @@
-"""`hastore promote` and `hastore demote`: the file, the note for once, the wait, the refusal."""
+"""`hastore promote` and `hastore demote`: the edited file, once.json, the wait, refusals."""
 
 import json
 
@@ -45,14 +45,14 @@ def test_the_present_master_begins_a_new_epoch(group):
     assert not (group[1].store / "hastore" / "once.json").exists()
 
 
-def test_between_the_kinds_of_master_the_epoch_stays(group):
+def test_a_change_between_the_master_roles_keeps_the_epoch(group):
     group.start()
     before = group[1].status()["epoch"]
     code, answer, problems = flip("promote", group[1], "--async")
     assert (code, answer["epoch"], answer["role"]) == (0, before, "ASYNC_MASTER"), problems
 
 
-def test_for_want_of_answers_it_is_late_and_the_file_stays(tmp_path):
+def test_a_promotion_without_enough_answers_is_late_and_the_file_stays(tmp_path):
     with Group(tmp_path, 3) as three:
         three.start()
         three[1].kill()
@@ -63,24 +63,24 @@ def test_for_want_of_answers_it_is_late_and_the_file_stays(tmp_path):
         assert "start node 1, 3" in problems
         assert f"`hastore demote -c {three[2].path}` cancels the promotion" in problems
         assert three[2].file_role == "SYNC_MASTER"
-        three[3].start("slave")  # the node goes on trying by itself
+        three[3].start("slave")  # the node keeps trying by itself
         three[2].wait_writable()
 
 
-def test_a_dead_node_is_1_and_the_file_stays(group):
+def test_a_stopped_node_is_exit_code_1_and_the_file_stays(group):
     code, answer, problems = flip("promote", group[2], "--patience", "1")
     assert (code, answer) == (1, None)
     assert "does not answer" in problems and group[2].file_role == "SYNC_MASTER"
 
 
-def test_a_flag_does_not_reach_a_dead_node(group):
+def test_a_flag_for_a_stopped_node_is_refused(group):
     before = group[2].path.read_text()
     code, _, problems = flip("promote", group[2], "--force-unclean", "--patience", "1")
     assert code == 1 and "start it first" in problems
     assert group[2].path.read_text() == before
 
 
-def test_a_file_that_is_wrong_is_2(group):
+def test_a_wrong_file_is_exit_code_2(group):
     group[1].path.write_text("cluster: x\n")
     code, answer, problems = flip("promote", group[1])
     assert (code, answer) == (2, None) and "is missing" in problems

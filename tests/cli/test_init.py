@@ -1,4 +1,4 @@
-"""`hastore init`: what it writes is valid, starts, and is never written over anything."""
+"""`hastore init`: its files are valid, start a group, and never replace existing files."""
 
 import contextlib
 import json
@@ -15,7 +15,7 @@ from hastore.config.model import Role
 from tests.process.harness import ROOT, Ports, hastore
 
 
-def test_the_files_of_conf_are_the_templates():
+def test_the_files_of_conf_equal_the_template():
     ports = {1: 10911, 2: 10921}
     for number, role, name, other in (
         (1, Role.SYNC_MASTER, "master", "slave"),
@@ -30,7 +30,7 @@ def test_the_files_of_conf_are_the_templates():
 
 
 def free_base():
-    """Return a port that is free, with those that `init` counts from it for three nodes."""
+    """Return a port from which all nine ports that `init` gives three nodes are free."""
     with contextlib.closing(Ports()) as ports:
         for _ in range(1_000):
             base = ports.take()
@@ -89,10 +89,10 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path):
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_people_are_told_what_to_run(tmp_path):
+def test_init_prints_the_commands_to_run(tmp_path):
     done = hastore("init", str(tmp_path / "g"))
     lines = done.stdout.splitlines()
-    bin_folder = ROOT / "bin"  # where the command that was called lies
+    bin_folder = ROOT / "bin"  # the folder of the command that was called
     assert lines[0] == f"{bin_folder}/hastore-master -c {tmp_path / 'g' / 'node1.yaml'} &"
     assert lines[-1].startswith(f"{bin_folder}/hastore status --wait 30 --bootstrap 127.0.0.1:")
     assert subprocess.run(["sh", "-n", "-c", done.stdout], check=False).returncode == 0

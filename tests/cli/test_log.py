@@ -1,4 +1,4 @@
-"""`hastore log` over RocketMQ's own stores."""
+"""`hastore log` with a store that RocketMQ wrote."""
 
 import base64
 import json
@@ -36,7 +36,7 @@ def test_dump_lists_every_record_and_blank_without_a_gap():
     assert all(len(pair) == 2 for entry in records for pair in entry["properties"])
 
 
-def test_dump_takes_a_range_by_where_entries_begin():
+def test_dump_selects_entries_by_their_start():
     entries = dump()
     start, end = entries[3]["offset"], entries[7]["offset"]
     assert dump("--from", str(start), "--to", str(end)) == entries[3:7]
@@ -52,19 +52,19 @@ def test_stat_and_verify_agree_with_the_dump():
     assert stat["records"] == verified["records"] == records
 
 
-def test_people_get_text():
+def test_without_json_the_output_is_text():
     done = hastore("log", "stat", "--store", str(GOLDEN))
     assert done.returncode == 0 and "TopicA" in done.stdout
     done = hastore("log", "dump", "--store", str(GOLDEN))
     assert done.returncode == 0 and "TopicA[" in done.stdout
 
 
-def test_damage_is_3_with_its_place(tmp_path):
+def test_damage_is_exit_code_3_with_its_offsets(tmp_path):
     store = tmp_path / "store"
     shutil.copytree(GOLDEN, store)
     victim = dump()[5]
     with open(store / "commitlog" / f"{0:020}", "r+b") as file:
-        file.seek(victim["offset"] + 88)  # where the body begins, which the CRC covers
+        file.seek(victim["offset"] + 88)  # the start of the body, which the CRC covers
         file.write(b"\xff" * 4)
     done = hastore("log", "verify", "--store", str(store))
     assert done.returncode == 3
@@ -72,7 +72,7 @@ def test_damage_is_3_with_its_place(tmp_path):
 
 
 @pytest.mark.parametrize("part", ["dump", "stat", "verify"])
-def test_no_store_is_3(tmp_path, part):
+def test_a_missing_store_is_exit_code_3(tmp_path, part):
     done = hastore("log", part, "--store", str(tmp_path))
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr == f"error: {tmp_path} is no store: it has no directory commitlog\n"

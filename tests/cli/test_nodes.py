@@ -1,4 +1,4 @@
-"""Starting nodes: the check of the file, the ready line, the exit codes."""
+"""Starting nodes: `--check`, the ready line, exit codes."""
 
 import re
 import signal
@@ -28,7 +28,7 @@ def group(tmp_path):
         yield group
 
 
-def test_check_validates_and_ends(group):
+def test_check_validates_and_exits(group):
     done = program("hastore-master", "-c", str(group[1].path), "--check")
     assert (done.returncode, done.stdout) == (0, "")
     assert not group[1].store.exists()
@@ -53,13 +53,13 @@ def test_the_other_role_is_refused(group, name, number):
         (("--nosuch",), "No such option"),
     ],
 )
-def test_wrong_arguments_are_2(group, arguments, expected):
+def test_wrong_arguments_are_exit_code_2(group, arguments, expected):
     done = program("hastore-master", "-c", str(group[1].path), *arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert expected in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_a_missing_file_is_2(tmp_path):
+def test_a_missing_file_is_exit_code_2(tmp_path):
     done = program("hastore-slave", "-c", str(tmp_path / "none.yaml"))
     assert done.returncode == 2 and "none.yaml: cannot be read" in done.stderr
 
@@ -76,7 +76,7 @@ def test_the_ready_line_and_a_clean_stop(group):
     assert one.stop() == 0 and two.stop() == 0
 
 
-def test_a_port_in_use_is_2_and_named(group):
+def test_a_port_in_use_is_exit_code_2_and_named(group):
     group[2].start("slave")
     group[1].write(nodes={2: group[2].settings["nodes"][2], 1: group[2].settings["nodes"][2]})
     done = program(
@@ -104,7 +104,7 @@ def test_a_store_below_a_file_is_named(group, tmp_path):
     assert last.startswith("error: ") and str(tmp_path / "file") in last
 
 
-def test_help_and_version_are_quick_and_right():
+def test_help_and_version():
     done = hastore("--help")
     for name in ("status", "produce", "consume", "promote", "demote", "log", "perf", "demo"):
         assert f"\n  {name} " in done.stdout

@@ -38,7 +38,7 @@ def taken(done):
     return {(one["group"], one["topic"]): (one["outcome"], one["positions"]) for one in found}
 
 
-def test_a_consumer_goes_on_where_the_broker_says(node, positions):
+def test_a_consumer_continues_at_the_imported_positions(node, positions):
     table = {"T@readers": {"0": 7, "1": 99}, "gone@readers": {"0": 1}, "T@others": {"0": 2}}
     done = positions("import", "--json", table=table)
     assert taken(done) == {
@@ -54,7 +54,7 @@ def test_a_consumer_goes_on_where_the_broker_says(node, positions):
     assert "the position in queue 1 was outside the log" in done.stderr
 
 
-def test_what_a_group_has_committed_is_kept_unless_told(positions):
+def test_committed_positions_are_kept_without_overwrite(positions):
     assert taken(positions("import", "--json", table={"T@twice": {"0": 4}})) == {
         ("twice", "T"): ("imported", {"0": 4})
     }
@@ -65,14 +65,14 @@ def test_what_a_group_has_committed_is_kept_unless_told(positions):
     }
 
 
-def test_only_what_is_wanted(positions):
+def test_group_and_topic_select_positions(positions):
     table = {"T@one": {"0": 1}, "T@two": {"0": 1}, "U@one": {"0": 1}}
     done = positions("import", "--json", "--group", "one", "--topic", "T", table=table)
     assert list(taken(done)) == [("one", "T")]
     assert "no position to import" in positions("import", "--group", "x", table=table).stderr
 
 
-def test_they_come_out_as_a_brokers_file(node, positions, tmp_path):
+def test_export_writes_a_brokers_file(node, positions, tmp_path):
     with Consumer("T", [node.api], group="leaving") as consumer:
         consumer.seek(0, 5)
         consumer.seek(1, 6)
@@ -89,7 +89,7 @@ def test_they_come_out_as_a_brokers_file(node, positions, tmp_path):
     assert "T@leaving" in json.loads(file.read_text())["offsetTable"]
 
 
-def test_a_file_of_something_else_is_wrong_usage(positions, tmp_path):
+def test_another_kind_of_file_is_wrong_usage(positions, tmp_path):
     done = positions("import", table=3)
     assert done.returncode == 2 and "no consumerOffset.json" in done.stderr
     assert positions("import", str(tmp_path / "none")).returncode == 2

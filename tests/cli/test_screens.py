@@ -1,4 +1,4 @@
-"""What a person sees: tables in narrow terminals, and single lines in a pipe."""
+"""Output for people: tables in narrow terminals, and single lines in a pipe."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def group(tmp_path_factory):
 
 
 def on_a_terminal(columns: int, *arguments: str) -> list[str]:
-    """Run `hastore ARGUMENTS` on a terminal of its own; return the lines that it printed."""
+    """Run `hastore ARGUMENTS` in a new pseudo-terminal; return the lines that it printed."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("4H", 24, columns, 0, 0))
     environment = {name: value for name, value in os.environ.items() if name != "COLUMNS"}
@@ -42,7 +42,7 @@ def on_a_terminal(columns: int, *arguments: str) -> list[str]:
             while piece := screen.read(65536):
                 text += piece
         except OSError:
-            pass  # Linux says EIO once the last of the other side has closed
+            pass  # Linux reports EIO after the other side is closed
         assert process.wait() == 0, text
     return re.sub(r"\x1b\[[0-9;]*m", "", text.decode().replace("\r", "")).splitlines()
 
@@ -57,18 +57,18 @@ def test_a_narrow_terminal_keeps_node_role_and_epoch(group, columns):
         assert lines[number].split()[:3] == [str(number), role, epoch], lines
     assert all(len(line) <= columns for line in lines[:3]), lines[:3]
     wide = ["writable", "max", "confirmed", "readable"]
-    assert head[3:] == wide[: len(head) - 3], "those that matter least go first"
+    assert head[3:] == wide[: len(head) - 3], "the least important columns go first"
     assert columns < 80 or head[3:] == wide
     assert columns < 40 or "writable" in head
 
 
-def test_in_a_pipe_all_columns_are_there_however_long(group, monkeypatch):
+def test_a_pipe_gets_all_columns(group, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     done = hastore("status", "--bootstrap", ",".join(group.bootstrap))
     assert done.stdout.splitlines()[0].split()[-1] == "readable"
 
 
-def test_columns_go_from_the_least_wanted_on():
+def test_the_last_columns_are_left_out_first():
     head = ("a", "bb", "ccc")
     rows = [("1", "22", "333333"), ("4", "5", "6")]
     assert fitting_table(head, rows, keep=1, width=None) == [
@@ -107,7 +107,7 @@ def test_an_error_in_a_pipe_is_one_line(arguments, monkeypatch):
     assert len(done.stderr.splitlines()) == 1 and done.stderr.startswith("error: "), done.stderr
 
 
-def test_what_status_and_doctor_say_in_a_pipe_is_a_line_each(group, tmp_path, monkeypatch):
+def test_each_finding_of_status_and_doctor_is_one_line_in_a_pipe(group, tmp_path, monkeypatch):
     monkeypatch.setenv("COLUMNS", "40")
     folder = tmp_path / ("a long name " * 12).strip() / ("another one " * 12).strip()
     folder.mkdir(parents=True)
@@ -115,8 +115,8 @@ def test_what_status_and_doctor_say_in_a_pipe_is_a_line_each(group, tmp_path, mo
         other[2].start("slave")
         other[2].write(acks=1, ha={"slave_timeout": "9s"})
         other[2].wait_status(lambda s: s["config_pending"], "the change is seen")
-        other[2].write(store={"retention": 1})  # no such key: it is not followed
-        other[2].wait_status(lambda s: s["problems"], "the wrong file is told of")
+        other[2].write(store={"retention": 1})  # no such key: the file is not valid
+        other[2].wait_status(lambda s: s["problems"], "the wrong file is reported")
         done = hastore("status", "--bootstrap", other[2].api, "--timeout", "5")
         told = [line for line in done.stdout.splitlines() if line.startswith("node 2: ")]
         assert len(told) == 2, done.stdout

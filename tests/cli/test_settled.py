@@ -1,4 +1,4 @@
-"""What the commands say once a node follows: why one does not, and that a demotion is over."""
+"""When a node follows: how `status` shows that it does not, and when a demotion has ended."""
 
 import pytest
 
@@ -13,7 +13,7 @@ SUPERSEDED = "superseded by node 2 (epoch 131074); this node follows; node 2 is 
     ("reason", "headless", "shown"),
     [
         ("this node is a slave; node 2 is the master", False, False),
-        ("this node is a slave", False, False),  # of a RocketMQ master
+        ("this node is a slave", False, False),  # it follows a RocketMQ master
         ("this node is a slave; node 2 refuses this node as its slave: why", False, True),
         ("this node is a slave; no master is open; no answer from node 2 (why)", False, True),
         ("this node is a slave; no master is open; no answer from node 2 (why)", True, False),
@@ -21,24 +21,24 @@ SUPERSEDED = "superseded by node 2 (epoch 131074); this node follows; node 2 is 
         ("the store is closed: a sync of bytes [0, 4096) failed", False, True),
     ],
 )
-def test_a_slave_that_does_not_follow_is_told_with_its_reason(reason, headless, shown):
+def test_a_slave_that_does_not_follow_is_shown_with_its_reason(reason, headless, shown):
     text = not_following_text({"role": "SLAVE", "reason": reason}, headless=headless)
     assert text == (reason if shown else None)
 
 
 @pytest.mark.parametrize("role", ["SYNC_MASTER", "ASYNC_MASTER"])
-def test_what_is_to_be_master_is_no_slave_that_does_not_follow(role):
+def test_a_node_that_waits_to_be_master_is_not_a_slave_without_a_master(role):
     status = {"role": role, "reason": "waiting to be master: why"}
     assert not_following_text(status, headless=False) is None
 
 
-def test_status_says_why_the_master_refuses_a_slave(tmp_path):
+def test_status_shows_why_the_master_refuses_a_slave(tmp_path):
     with Group(tmp_path, 3) as group:
         group.start()
         group[3].kill()
         group[3].store.rename(tmp_path / "aside")
         group[3].start("slave")
-        group[3].wait_status(lambda s: "refuses" in (s["reason"] or ""), "it is refused")
+        group[3].wait_status(lambda s: "refuses" in (s["reason"] or ""), "the slave is refused")
         done = hastore("status", "--bootstrap", ",".join(group.bootstrap))
     lines = [line for line in done.stdout.splitlines() if line.startswith("node 3: ")]
     assert done.returncode == 0 and len(lines) == 1, done.stdout
@@ -46,9 +46,7 @@ def test_status_says_why_the_master_refuses_a_slave(tmp_path):
 
 
 def test_a_demotion_is_over_once_the_node_follows_the_edited_file(tmp_path, monkeypatch):
-    """A node that was superseded is a SLAVE before its file says so: the role alone tells
-    nothing.
-    """
+    """A superseded node is a SLAVE before its file says so: the role alone is not enough."""
     group = Group(tmp_path)
     with group:
         group[1].edit_role("SYNC_MASTER")
@@ -68,8 +66,8 @@ def test_a_demotion_is_over_once_the_node_follows_the_edited_file(tmp_path, monk
 
 
 @pytest.mark.parametrize("given", ["nan", "-1", "0"])
-def test_a_wait_that_is_none_is_wrong_usage_and_nothing_is_edited(tmp_path, given):
-    """Promote said that the node does not answer, and it had begun its promotion."""
+def test_an_impossible_wait_is_wrong_usage_and_nothing_is_edited(tmp_path, given):
+    """With such a patience `promote` gave up at once, after it had edited the file."""
     group = Group(tmp_path)
     with group:
         path = str(group[2].path)

@@ -1,4 +1,4 @@
-"""Which file a running node follows: told by it, and asked for by the commands that edit one."""
+"""A node reports which file it follows; commands that edit a file check it against that."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ def test_the_status_names_the_file_and_the_store(group):
 
 
 @pytest.mark.parametrize("command", ["promote", "demote"])
-def test_another_file_than_the_nodes_is_not_edited(group, tmp_path, command):
+def test_a_file_that_the_node_does_not_follow_is_not_edited(group, tmp_path, command):
     other = tmp_path / "conf" / "a.yaml"
     other.parent.mkdir()
     shutil.copy(group[2].path, other)
@@ -34,14 +34,14 @@ def test_another_file_than_the_nodes_is_not_edited(group, tmp_path, command):
     assert group[2].file_role == "SLAVE" and group[2].status()["role"] == "SLAVE"
 
 
-def test_another_name_of_the_same_file_is_the_same_file(group, tmp_path):
+def test_a_link_to_the_nodes_file_is_accepted(group, tmp_path):
     link = tmp_path / "link.yaml"
     link.symlink_to(group[2].path)
     assert hastore("demote", "-c", str(link)).returncode == 0
     assert hastore("doctor", "-c", str(link)).returncode == 0
 
 
-def test_a_node_of_another_group_is_not_waited_for(group, tmp_path):
+def test_a_node_of_another_group_is_refused(group, tmp_path):
     other = tmp_path / "a.yaml"
     other.write_text(group[2].path.read_text().replace("group: g0", "group: g7"))
     before = other.read_text()
@@ -51,8 +51,8 @@ def test_a_node_of_another_group_is_not_waited_for(group, tmp_path):
     assert str(group[2].path) in done.stderr and str(other) in done.stderr
 
 
-def test_a_file_that_is_not_on_this_machine_is_no_reason_to_refuse(group, tmp_path):
-    """A node in a container sees its file under another name."""
+def test_a_path_that_does_not_exist_here_is_accepted(group, tmp_path):
+    """A node in a container sees its file under another path."""
     aside = tmp_path / "mounted.yaml"
     group[2].path.rename(aside)
     done = hastore("promote", "-c", str(aside), "--patience", "1")
@@ -62,7 +62,7 @@ def test_a_file_that_is_not_on_this_machine_is_no_reason_to_refuse(group, tmp_pa
     group[2].wait_writable()
 
 
-def test_doctor_says_that_the_node_runs_with_another_file(group, tmp_path):
+def test_doctor_reports_that_the_node_runs_with_another_file(group, tmp_path):
     other = tmp_path / "a.yaml"
     shutil.copy(group[2].path, other)
     done = hastore("doctor", "-c", str(other), "--json")
@@ -71,7 +71,7 @@ def test_doctor_says_that_the_node_runs_with_another_file(group, tmp_path):
     assert f"runs with {group[2].path}" in bad[0]["text"] and str(other) in bad[0]["text"]
 
 
-def test_what_is_not_in_force_yet_is_shown_with_what_makes_it_count(group):
+def test_keys_not_in_force_are_shown_with_the_moment_they_take_effect(group):
     group[1].write(acks=1, ha={"slave_timeout": "9s"})
     nodes = {**group[1].settings["nodes"]}
     nodes[3] = {"api": "tcp://127.0.0.1:1", "ha": "127.0.0.1:2", "http": "127.0.0.1:3"}

@@ -1,4 +1,4 @@
-"""Nodes in this process for the clients to talk to."""
+"""Nodes in this process that the clients connect to."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OVER_BOTH = ("test_producer", "test_consumer")
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Run what talks to nodes over plain sockets and over libzmq."""
+    """Run the tests of OVER_BOTH over plain sockets and over libzmq."""
     name = metafunc.module.__name__.rpartition(".")[2]
     if name in OVER_BOTH and {"node", "pair", "make_node"} & set(metafunc.fixturenames):
         metafunc.parametrize("transport", ["tcp", "zmq+tcp"], indirect=True)
@@ -26,7 +26,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 @pytest.fixture(autouse=True)
 def transport(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Make clients begin from `zmq+tcp://` addresses where a test is run so."""
+    """Give clients `zmq+tcp://` addresses in the runs over libzmq."""
     scheme = str(getattr(request, "param", "tcp"))
     real = transport_factory.make_transport
 

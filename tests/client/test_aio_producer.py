@@ -1,4 +1,4 @@
-"""The asyncio producer against real API servers: batches, cancelling, its window, its ends."""
+"""The asyncio producer against real API servers: batches, cancelling, window, closing."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def bodies(node: Node, queue: int = 0) -> list[bytes]:
 
 
 def run(main: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-    """Run on a loop of its own, and see that no thread was made for it."""
+    """Run on a loop of its own, and assert that no thread was started."""
     before = set(threading.enumerate())
 
     async def watched() -> Any:
@@ -71,7 +71,7 @@ def descriptors() -> int:
 
 
 @SCHEMES
-def test_what_one_turn_of_the_loop_sends_goes_together_and_in_order(
+def test_sends_of_one_loop_iteration_share_a_frame_in_order(
     node: Node, scheme: str
 ) -> None:
     async def main() -> None:
@@ -170,11 +170,11 @@ def test_a_send_that_waits_for_room_and_is_cancelled_is_never_stored(node: Node)
         assert sum(isinstance(each, asyncio.CancelledError) for each in ended) == 4
 
     run(main)
-    # 1 was under way and cannot be called back; 3, 5, 7 had not been sent.
+    # 1 was in flight and cannot be recalled; 3, 5, 7 had not been sent.
     assert bodies(node) == [b"0", b"1", b"2", b"4", b"6", b"8", b"9"]
 
 
-def test_nobody_there() -> None:
+def test_no_node_reachable() -> None:
     async def main() -> None:
         async with Producer([NOBODY], delivery_timeout_s=0.3) as producer:
             began = time.monotonic()
@@ -184,7 +184,7 @@ def test_nobody_there() -> None:
                 producer.send_batch("t", [b"a", b"b"]),
                 return_exceptions=True,
             )
-            assert time.monotonic() - began < 30.0  # that is the default
+            assert time.monotonic() - began < 30.0  # less than the default delivery timeout
             assert [type(each) for each in ended] == [
                 UnreachableError, NotStoredError, UnreachableError,
             ]  # fmt: skip
@@ -304,7 +304,7 @@ def test_one_producer_for_each_loop(node: Node) -> None:
         Producer([node.address])
 
 
-def test_used_from_another_loop_or_from_none_it_says_so(node: Node) -> None:
+def test_it_is_refused_on_another_loop_or_none(node: Node) -> None:
     async def main() -> None:
         async with Producer([node.address]) as producer:
             said: list[BaseException] = []
@@ -373,7 +373,7 @@ def test_dropped_it_warns_and_leaves_no_descriptor(node: Node, scheme: str) -> N
     address = node.address.replace("tcp", scheme, 1)
 
     async def main() -> None:
-        async with Producer([address]) as producer:  # what the loop itself needs is there then
+        async with Producer([address]) as producer:  # makes the loop's own descriptors
             await producer.send("t", b"1", queue=0)
         before = descriptors()
         for _ in range(20):
@@ -396,7 +396,7 @@ def test_dropped_it_warns_and_leaves_no_descriptor(node: Node, scheme: str) -> N
         time.sleep(0.01)
 
 
-def test_dropped_behind_its_loop_it_leaves_no_descriptor(node: Node) -> None:
+def test_dropped_after_its_loop_it_leaves_no_descriptor(node: Node) -> None:
     kept: list[Producer] = []
 
     async def main() -> None:
@@ -461,7 +461,7 @@ asyncio.run(main())
 """
 
 
-def test_forked_the_child_is_told_and_the_parent_goes_on(node: Node) -> None:
+def test_in_a_forked_child_calls_raise_and_the_parent_goes_on(node: Node) -> None:
     done = subprocess.run(
         [sys.executable, "-c", FORK, node.address], cwd=ROOT, timeout=120, capture_output=True,
         text=True,
@@ -471,7 +471,7 @@ def test_forked_the_child_is_told_and_the_parent_goes_on(node: Node) -> None:
 
 
 def test_closing_leaves_the_loop_to_others_while_the_kernel_takes_no_more(node: Node) -> None:
-    """Nobody answers with `acks` 0, so what is unsent is all that `close` has to wait for."""
+    """With `acks` 0 no answer comes, so `close` waits only for unsent bytes."""
     ticks = 0
 
     async def tick() -> None:

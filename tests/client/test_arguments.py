@@ -29,7 +29,7 @@ NUMBERS = ["5", None, b"5", [5], True, {}]
 SECONDS = ["5", b"5", [5], True, float("nan"), datetime.timedelta(seconds=5)]
 MOMENTS = ["2026-01-31", 1.5, True, NAIVE, NAIVE.date(), -1, 2**63, b"5", [5]]
 
-# What each parameter of that name does not take, wherever it is.
+# Values that each parameter of that name refuses, in all methods.
 WRONG: dict[str, list[Any]] = {
     "bootstrap": [
         5, b"tcp://127.0.0.1:9", [5], [b"tcp://127.0.0.1:9"], [[NOBODY]], [None], [], "", "h",
@@ -83,7 +83,7 @@ WRONG: dict[str, list[Any]] = {
     ],
     "allow_back": [1, 0, None, "yes"],
 }  # fmt: skip
-# What is wrong for one method alone, or right for one of those above.
+# Wrong for one method alone; and values above that one method accepts.
 ALSO: dict[tuple[str, str], list[Any]] = {
     ("Admin.query_key", "key"): ["", None, LONG],
     ("Admin.query_key", "max_messages"): [1_001],
@@ -95,7 +95,7 @@ ALSO: dict[tuple[str, str], list[Any]] = {
     ("Positions.commit", "group"): [None],
     ("Positions.committed", "group"): [None],
 }
-# One that is right, of each parameter that has no default.
+# A valid value of each parameter without a default.
 RIGHT: dict[str, Any] = {
     "topic": "t", "body": b"", "messages": [b""], "queue": 0, "position": 0, "timestamp_ms": 0,
     "key": "k", "message_id": "7F00000100002A9F0000000000000000", "group": "g",
@@ -104,7 +104,7 @@ RIGHT: dict[str, Any] = {
 
 
 def methods_of(owner: type) -> Iterator[tuple[str, Callable[..., Any]]]:
-    """Yield the public methods of a class, and its constructor, that have parameters."""
+    """Yield the public methods of a class with parameters, and its constructor."""
     for name, member in inspect.getmembers(owner, inspect.isfunction):
         if name == "__init__" or not name.startswith("_"):
             yield name, member
@@ -131,7 +131,7 @@ def arguments(function: Callable[..., Any], name: str, value: Any) -> dict[str, 
 
 
 def named_in(name: str, failure: BaseException) -> None:
-    """The error says which argument is wrong."""
+    """Assert that the error names the argument."""
     assert name in str(failure) or name.replace("_", " ") in str(failure), failure
 
 
@@ -149,7 +149,7 @@ SYNCHRONOUS: list[tuple[type, Callable[[], Any]]] = [
 
 
 def forbid_waiting(client: Any, patch: pytest.MonkeyPatch) -> None:
-    """Let every way to a node fail."""
+    """Make every request to a node fail the test."""
     if isinstance(client, Producer):
         patch.setattr(client._driver, "wait_found", it_waited)
         patch.setattr(client._driver, "flush", it_waited)
@@ -201,7 +201,7 @@ def test_the_same_for_asyncio(owner: Any) -> None:
     asyncio.run(main())
 
 
-def test_an_error_says_what_was_given_and_what_is_taken() -> None:
+def test_an_error_names_the_given_value_and_the_expected_ones() -> None:
     with pytest.raises(UsageError) as failure:
         Consumer("t", NOBODY, group=5)  # type: ignore[arg-type]
     assert str(failure.value) == (
@@ -243,8 +243,8 @@ def test_a_key_of_bytes_is_the_same_as_its_text(node: Node) -> None:
     asyncio.run(main())
 
 
-def test_bytes_that_were_read_in_a_text_are_written_back(node: Node) -> None:
-    """Another client may have written no UTF-8; what is read can be sent on as it was."""
+def test_bytes_that_are_not_utf8_are_written_back_unchanged(node: Node) -> None:
+    """Another client may have written bytes that are not UTF-8; they can be sent on unchanged."""
     with Producer([node.address]) as producer:
         for _ in range(2):
             producer.send_sync("t", b"", tags="\udcff", properties={"\udcfe": "a"}, queue=0)
@@ -256,7 +256,7 @@ def test_bytes_that_were_read_in_a_text_are_written_back(node: Node) -> None:
 
 
 class Kind(str, enum.Enum):  # noqa: UP042 - whose format() is its name
-    """A text whose `str()` is another text."""
+    """A str whose `str()` is different."""
 
     ONE = "one"
 
@@ -308,7 +308,7 @@ def spy(send: Callable[[str, Any], bool], asked: list[Any]) -> Callable[[str, An
     return sending
 
 
-def test_what_counts_as_an_int_is_one_and_a_time_may_be_without_end(node: Node) -> None:
+def test_ints_of_other_types_and_infinite_times_are_accepted(node: Node) -> None:
     class Int:
         def __index__(self) -> int:
             return 2
@@ -316,14 +316,14 @@ def test_what_counts_as_an_int_is_one_and_a_time_may_be_without_end(node: Node) 
     with Producer([node.address], max_in_flight=Int()) as producer:  # type: ignore[arg-type]
         assert producer.send_sync("t", b"", queue=Int()).queue_id == 2  # type: ignore[arg-type]
         assert producer.flush(float("inf"))
-        assert producer.flush(-1) in (True, False)  # what is left of a time
+        assert producer.flush(-1) in (True, False)  # a negative time
     with Consumer("t", [node.address], queues=[Int()], timeout_s=1e12) as consumer:  # type: ignore
         assert len(consumer.poll(timeout_s=float("inf"))) == 1
         assert consumer.poll(timeout_s=-0.1) == []
         assert consumer.position(2).queue_offset == 1
 
 
-def test_a_request_that_no_node_would_read_is_not_sent(node: Node) -> None:
+def test_a_malformed_request_is_not_sent(node: Node) -> None:
     """32,767 characters are allowed, but not 64 KiB: a node would close the connection."""
     with Consumer("\u4e2d" * 32_000, [node.address], timeout_s=5.0) as consumer:
         with pytest.raises(UsageError, match="a header of 96"):

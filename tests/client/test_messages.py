@@ -1,4 +1,4 @@
-"""Messages read lazily: the same as decode_record says, and nothing damaged among them."""
+"""Lazily decoded messages agree with decode_record, and none is damaged."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def agree(message: Message, record: Record) -> None:
 
 
 def alone(payload: bytes) -> int:
-    """How many records in a row decode_record reads."""
+    """Return how many consecutive records decode_record reads."""
     at = count = 0
     while at < len(payload):
         try:
@@ -59,8 +59,8 @@ def test_a_message_says_what_the_decoded_record_says(seed: int) -> None:
         agree(message, record)
         epoch = max((e for e, start in epochs if start <= message.offset), default=None)
         assert message.epoch == epoch
-        behind = message.queue_offset + 1
-        expected = Position(behind, epoch, message.offset) if epoch else Position(behind)
+        following = message.queue_offset + 1
+        expected = Position(following, epoch, message.offset) if epoch else Position(following)
         assert message.next_position == expected
 
 
@@ -103,14 +103,14 @@ def test_a_message_keeps_its_own_record_alone() -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_records_that_are_cut_alike_are_judged_like_any_others(seed: int) -> None:
-    """Runs of one size, of one body length, of one tail: what ends a run is not taken with it."""
+def test_records_of_equal_sizes_are_checked_like_any_others(seed: int) -> None:
+    """Runs of equal size, body length and tail: the record after a run does not belong to it."""
     chance = random.Random(seed)
     records: list[bytes] = []
     while len(records) < 60:
         body, key = chance.randint(0, 40), "k" * chance.randint(0, 3)
         for _ in range(chance.randint(1, 12)):
-            shift = chance.choice((0, 0, 0, 1)) if body else 0  # the same size, cut elsewhere
+            shift = chance.choice((0, 0, 0, 1)) if body else 0  # the same size, other field sizes
             given = [("KEYS", f"{key}{chance.randint(10, 99)}" + "x" * shift)]
             raw = bytearray(
                 build_record(

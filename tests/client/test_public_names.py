@@ -1,4 +1,4 @@
-"""What a user sees of the package: one status, readable results and help, a page that is whole."""
+"""The public names: one Status, readable results and help, and a complete page of the API."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ CLIENTS = [hastore.Producer, hastore.Consumer, hastore.Admin, hastore.OutgoingMe
 
 @pytest.mark.parametrize("owner", CLIENTS, ids=named)
 def test_every_parameter_has_its_row(owner: type) -> None:
-    """`| name | type | default | meaning |`: the default is the code's, nothing is left empty."""
+    """`| name | type | default | meaning |`: the default is the code's, no cell is empty."""
     rows: dict[str, set[str]] = {}
     for row in re.findall(r"^\| *`\w+`.*\|$", section(owner), re.M):
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", row.strip("|"))]
@@ -143,7 +143,7 @@ def test_the_parameters_of_asyncio_are_the_same() -> None:
 
 
 def test_every_error_is_on_the_page() -> None:
-    """Those that a client raises, by name in the table of errors."""
+    """Every error that a client raises is in the table of errors."""
     table = PAGE.partition("\n## Errors\n")[2]
     for name, kind in vars(errors).items():
         if isinstance(kind, type) and issubclass(kind, errors.ClientError | errors.UsageError):

@@ -1,4 +1,4 @@
-"""Consumer, Admin and Positions beyond their methods: dropped, at exit, forked, pickled."""
+"""Consumer, Admin and Positions: dropped, open at exit, forked, pickled."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def descriptors() -> int:
 
 
 def quiet(node: Node) -> None:
-    """Wait until the node has closed what its clients closed."""
+    """Wait until the node has closed the connections that its clients closed."""
     limit = time.monotonic() + 60.0
     while node.server.connections:
         assert time.monotonic() < limit
@@ -99,7 +99,7 @@ def test_dropped_ones_leave_nothing_and_are_named(node: Node, use: Use, scheme: 
     hosts = [node.address.replace("tcp", scheme)]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
-        use(hosts)  # what is made once stays
+        use(hosts)  # some descriptors are made once and stay
     gc.collect()
     quiet(node)
     before, threads = descriptors(), set(threading.enumerate())
@@ -117,7 +117,7 @@ def test_dropped_ones_leave_nothing_and_are_named(node: Node, use: Use, scheme: 
 
 
 @uses
-def test_one_that_hangs_in_a_cycle_is_ended_by_the_collector(node: Node, use: Use) -> None:
+def test_one_in_a_reference_cycle_is_closed_by_the_collector(node: Node, use: Use) -> None:
     fill(node, 40)
     cycle: list[Any] = [use([node.address])]
     cycle.append(cycle)
@@ -128,7 +128,7 @@ def test_one_that_hangs_in_a_cycle_is_ended_by_the_collector(node: Node, use: Us
 
 
 @uses
-def test_closing_gives_all_back_and_warns_of_nothing(node: Node, use: Use) -> None:
+def test_close_releases_everything_without_a_warning(node: Node, use: Use) -> None:
     fill(node, 40)
     gc.collect()
     quiet(node)
@@ -159,7 +159,7 @@ def test_none_is_pickled_or_copied(node: Node, use: Use) -> None:
 
 
 def run_script(node: Node, body: str) -> subprocess.CompletedProcess[str]:
-    """Run a script in a process of its own; `hosts` and the uses are at hand there."""
+    """Run a script in a process of its own, which has `hosts` and the uses."""
     script = f"hosts = [{node.address!r}]\n" + textwrap.dedent(
         """
         import asyncio, os, sys, warnings
@@ -174,7 +174,7 @@ def run_script(node: Node, body: str) -> subprocess.CompletedProcess[str]:
 
 
 @uses
-def test_what_is_open_at_exit_is_named_and_holds_nobody_up(node: Node, use: Use) -> None:
+def test_clients_open_at_exit_are_named_and_do_not_delay_it(node: Node, use: Use) -> None:
     fill(node, 40)
     ended = run_script(
         node,
@@ -188,7 +188,7 @@ def test_what_is_open_at_exit_is_named_and_holds_nobody_up(node: Node, use: Use)
     assert "Traceback" not in ended.stderr
 
 
-def test_a_poll_under_way_in_a_daemon_thread_holds_no_exit_up(node: Node) -> None:
+def test_a_poll_in_a_daemon_thread_does_not_delay_the_exit(node: Node) -> None:
     ended = run_script(
         node,
         """
@@ -203,7 +203,7 @@ def test_a_poll_under_way_in_a_daemon_thread_holds_no_exit_up(node: Node) -> Non
 
 
 @uses
-def test_a_forked_child_is_told_at_once_and_harms_nobody(node: Node, use: Use) -> None:
+def test_in_a_forked_child_each_use_raises_at_once(node: Node, use: Use) -> None:
     fill(node, 400)
     ended = run_script(
         node,
@@ -266,7 +266,7 @@ def test_a_forked_child_is_told_at_once_and_harms_nobody(node: Node, use: Use) -
 
 
 def test_a_child_forked_in_the_middle_of_a_poll(node: Node) -> None:
-    """The lock of the poll is held by a thread that the child does not have."""
+    """A thread that the child does not have holds the lock of the poll."""
     ended = run_script(
         node,
         """

@@ -1,4 +1,4 @@
-"""README's Python example shows its message, however late that can be read."""
+"""README's Python example shows its message, however late it becomes readable."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def example(node: Node) -> str:
 def test_the_example_shows_its_message(
     node: Node, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, late: int
 ) -> None:
-    """`late`: after so many pulls of its queue a replica has the message; others' come first."""
+    """`late`: the replica has the message only after that many pulls of its queue."""
     with Producer([node.address]) as producer:
         for queue in range(4):
             producer.send_sync("greetings", b"hello, log", queue=queue)

@@ -4,6 +4,8 @@ import os
 import pathlib
 import re
 import stat
+import types
+import typing
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from hastore.config.file import edit_role, load_config, parse_config, parse_over
 from hastore.config.model import (
     AckPoint,
     ApiConfig,
+    Config,
     Flush,
     HAConfig,
     RetentionConfig,
@@ -65,7 +68,7 @@ def changed(text, old, new):
     return text.replace(old, new)
 
 
-def test_the_pair_of_the_design_is_read():
+def test_the_configuration_of_a_pair_is_read():
     config = parse_config(PAIR, "x.yaml")
     assert (config.cluster, config.group, config.node, config.role) == (
         "demo",
@@ -134,13 +137,25 @@ api: {max_pending_bytes: 16MiB}
     assert config.api.max_pending_bytes == 16 * 2**20
 
 
-def test_a_relative_root_counts_from_the_working_directory(monkeypatch, tmp_path):
+@pytest.mark.parametrize("kind", [RetentionConfig, StoreConfig, HAConfig, ApiConfig, Config])
+def test_every_number_has_a_range_and_its_default_lies_in_it(kind):
+    for field in msgspec.structs.fields(kind):
+        inner = [one for one in typing.get_args(field.type) if one is not types.NoneType]
+        optional = typing.get_origin(field.type) is types.UnionType
+        annotated = inner[0] if optional else field.type
+        assert annotated is not int, f"{field.name} has no Range"
+        if typing.get_origin(annotated) is typing.Annotated and not optional and not field.required:
+            (allowed,) = annotated.__metadata__
+            assert allowed.least <= field.default <= allowed.most, field.name
+
+
+def test_a_relative_root_is_relative_to_the_working_directory(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     config = parse_config(changed(PAIR, "/tmp/x", "data/node1"), "elsewhere/x.yaml")
     assert config.store.root == str(tmp_path / "data" / "node1")
 
 
-def test_overrides_set_keys_that_the_file_has_and_has_not():
+def test_overrides_set_existing_and_new_keys():
     overrides = parse_overrides(
         [
             "store.flush=sync",
@@ -156,7 +171,7 @@ def test_overrides_set_keys_that_the_file_has_and_has_not():
     assert config.ha.classic_master is None
 
 
-def test_an_override_does_not_reach_an_alias():
+def test_an_override_does_not_change_an_alias():
     text = changed(PAIR, "  1: {", "  1: &one {")
     text = text.replace(text.splitlines()[7], "  2: *one")
     overrides = {f"nodes.2.{name}": f"127.0.0.1:{port}" for name, port in (("ha", 2), ("http", 3))}
@@ -243,8 +258,12 @@ REFUSED = {
         "1GB",
         "x.yaml:9: store.commitlog_file_size: '1GB' has the unit 'GB'; write a size",
     ),
-    "tiny file": ("1GiB", "1KiB", "x.yaml:9: store.commitlog_file_size: 1024 is out of range"),
-    "huge file": ("1GiB", "2GiB", "2147483648 is too large: RocketMQ"),
+    "tiny file": (
+        "1GiB",
+        "1KiB",
+        "x.yaml:9: store.commitlog_file_size: 1024 bytes is out of range; use 4096 to",
+    ),
+    "huge file": ("1GiB", "2GiB", "2147483648 bytes is out of range: RocketMQ"),
     "negative size": ("1GiB", "-1GiB", "is out of range"),
     "absurd size": ("1GiB", "9" * 30, "is not a size"),
     "bad flush": (
@@ -279,7 +298,7 @@ REFUSED = {
     "counted, not allowed": (
         "ack_point: written",
         "count_classic_peers: true",
-        "ha.count_classic_peers: counts peers that",
+        "ha.count_classic_peers: is true, but ha.allow_classic_peers is false",
     ),
     "a master follows": (
         "ack_point: written",
@@ -346,7 +365,7 @@ def test_counted_classic_peers_stand_in_for_slaves():
     assert parse_config(counted, "x.yaml").role is Role.SYNC_MASTER
 
 
-def test_one_loud_flag_or_a_secret_opens_the_way_beyond_loopback(tmp_path):
+def test_a_flag_or_a_secret_allows_addresses_beyond_loopback(tmp_path):
     text = changed(PAIR, "127.0.0.1:10912", "10.0.0.1:10912")
     assert (
         parse_config(text + "  allow_unauthenticated: true\n", "x.yaml").nodes[1].ha
@@ -360,7 +379,7 @@ def test_one_loud_flag_or_a_secret_opens_the_way_beyond_loopback(tmp_path):
     assert parse_config(text + "api: {allow_unauthenticated: true}\n", "x.yaml")
 
 
-def test_a_secret_that_others_can_read_is_refused(tmp_path):
+def test_a_bad_secret_file_is_refused(tmp_path):
     secret = tmp_path / "secret"
     secret.write_bytes(b"0123456789abcdef")
     secret.chmod(0o644)
@@ -392,7 +411,7 @@ def test_a_text_that_is_no_configuration_raises_a_one_line_error(text):
     refusal(text)
 
 
-def test_a_file_that_is_not_there_not_utf8_or_too_large_is_refused(tmp_path):
+def test_a_missing_or_non_utf8_or_too_large_file_is_refused(tmp_path):
     path = tmp_path / "x.yaml"
     with pytest.raises(ConfigError, match="cannot be read"):
         load_config(str(path))

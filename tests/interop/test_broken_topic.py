@@ -36,7 +36,7 @@ def test_a_slave_ends_its_log_before_an_unreadable_record(make_group, make_peer,
 
     def wait_turned_away():
         status = node.wait_status(
-            lambda s: s["reason"] and "can be read by nobody" in s["reason"], "turned away"
+            lambda s: s["reason"] and "is unreadable" in s["reason"], "turned away"
         )
         assert f"its record at {broken} " in status["reason"]
         assert status["max_offset"] == status["readable_offset"] == broken

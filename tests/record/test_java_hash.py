@@ -1,5 +1,6 @@
 """Hashes of keys equal Java's; keys are found in the properties."""
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -14,6 +15,14 @@ def test_hash_is_javas(topic: str, key: str) -> None:
     value = abs(java_hash_code(f"{topic}#{key}"))
     expected = 0 if value == 1 << 31 else value
     assert KeyHasher().key_hash(topic, key.encode()) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [("", 0), ("a", 97), ("TagA", 2598919), ("polygenelubricants", -(2**31)), ("😀", 1772899)],
+)
+def test_hash_codes_of_java(text: str, code: int) -> None:
+    assert java_hash_code(text) == code
 
 
 def test_hash_without_absolute_value_is_0() -> None:

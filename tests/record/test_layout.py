@@ -1,6 +1,4 @@
-"""The layout of a record: its Structs and dtypes read what the codec wrote, and nobody else has
-the numbers.
-"""
+"""The Structs and dtypes of layout.py read what the codec wrote; other modules have no numbers."""
 
 import ast
 import pathlib
@@ -40,7 +38,7 @@ OFFSETS = {
 
 
 def record_between(chance: random.Random, ipv6_flags: int) -> Record:
-    """A random record between hosts of these families."""
+    """Return a random record between hosts of these families."""
     born, stored = (
         Host(chance.randbytes(16 if ipv6_flags & flag else 4), chance.randrange(1 << 16))
         for flag in (FLAG_BORN_IPV6, FLAG_STORE_IPV6)
@@ -50,7 +48,7 @@ def record_between(chance: random.Random, ipv6_flags: int) -> Record:
 
 
 def value_of(record: Record, name: str) -> object:
-    """What a field of the encoded record holds."""
+    """Return the value that a field of the encoded record must have."""
     known: dict[str, object] = {
         "unsigned_size": record.size,
         "body_length": len(record.body),

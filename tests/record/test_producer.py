@@ -2,7 +2,8 @@
 
 import pytest
 
-from hastore.record.producer import producer_of
+from hastore.protocol import api
+from hastore.record.producer import PID, SEQ, producer_of
 from hastore.record.properties import encode_properties
 
 
@@ -27,3 +28,7 @@ def test_ids_are_found_wherever_they_stand() -> None:
     assert producer_of(encode_properties([("HS_PID", "p"), ("HS_SEQ", "6")])[:-1]) == (b"p", 6)
     assert producer_of(encode_properties([("XHS_PID", "p"), ("HS_SEQ", "6")])) is None
     assert producer_of(b"") is None
+
+
+def test_the_names_are_those_of_the_client_protocol() -> None:
+    assert (PID, SEQ) == (api.PRODUCER_ID.encode(), api.SEQUENCE.encode())

@@ -1,1 +1,1 @@
-"""The consumer: fetch from replicas, keep positions."""
+"""The consumer: fetch from replicas, commit positions."""

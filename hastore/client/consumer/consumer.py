@@ -5,9 +5,9 @@
             ...
         consumer.commit()
 
-Only what is readable is read: under a synchronous master what enough slaves have confirmed.
-Messages of one queue come in its order; the queues take turns. While the caller handles messages
-the next ones are fetched, up to `prefetch_bytes`; a batch that `poll` returned is the caller's.
+A consumer reads up to the readable offset: under a synchronous master, the messages that enough
+slaves have confirmed. Messages of one queue come in its order; the queues follow in turn. While the
+caller handles messages the next ones are fetched, up to `prefetch_bytes`.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 
 
 class Consumer(Blocking):
-    """Read messages and keep positions; used by one thread at a time, `close` from any.
+    """Read messages and commit positions; used by one thread at a time, `close` from any.
 
-    `position` is where the reader stands: behind the last message that `poll` has returned, or that
-    an iteration has yielded. A call that ends by an exception, a signal's for instance, has moved
-    nothing: the next one returns what it would have.
+    `position` is the position after the last message that `poll` has returned or an iteration has
+    yielded. A call that ends by an exception, also of a signal handler, has moved no position: the
+    next call returns the same messages.
     """
 
     def __init__(
@@ -56,15 +56,14 @@ class Consumer(Blocking):
     ) -> None:
         """Prepare to read; connects at the first use, raises UsageError only.
 
-        `group` names whose committed positions to start from and to commit under; `start` is for
-        queues without one. `queues` None: all of the topic. `on_lost`: what to do when a position
-        is lost (retention, or a failover cut it away): raise PositionLostError, or go on at the
-        earliest, the latest, or the last common position. `timeout_s` bounds each request but
-        `poll`.
+        `group`: start from its committed positions and commit under its name; `start` is for queues
+        without one. `queues` None: all of the topic. `on_lost`: what to do when retention or a
+        failover has removed a position: raise PositionLostError, or continue at the earliest, the
+        latest, or the last common position. `timeout_s` bounds each request except `poll`.
 
-        A pull brings up to `max_bytes`. `prefetch_bytes` bounds the records that are held for, or
-        are on their way to, the next polls; of each queue at least two pulls of 16 KiB, or of a
-        message if that is larger. Small messages take about twice their bytes once decoded.
+        A pull returns up to `max_bytes`. `prefetch_bytes` bounds the records fetched or requested
+        for the next polls; each queue may have two pulls of 16 KiB, or of one message if that is
+        larger. Small messages take about twice their bytes once decoded.
         """
         reading = make_reading(
             topic,
@@ -83,20 +82,20 @@ class Consumer(Blocking):
         super().__init__(self._core, describe("Consumer", addresses, reading.topic))
 
     def __iter__(self) -> Iterator[Message]:
-        """Yield messages as they come, until the consumer is closed.
+        """Yield messages as they arrive, until the consumer is closed.
 
-        The position moves behind each message as it is yielded: a `commit` in the loop's body, or
-        behind a `break`, covers what the body has seen.
+        The position moves past each message when it is yielded: a `commit` in the loop's body or
+        after a `break` covers the messages that the body has seen.
         """
         core, life = self._core, self._lifecycle
         while not life.closed:
             queue = self._call(core.ready(POLL_S))
             while queue is not None and not life.closed:
-                ready, at = queue.ready, queue.taken  # anew: the body may seek, or poll
+                ready, at = queue.ready, queue.taken  # read again: the loop's body may seek or poll
                 if at >= len(ready):
                     break
                 message = ready[at]
-                # No call from here to the yield, so no signal's exception comes between.
+                # No call between here and the yield: no signal handler runs in between.
                 queue.taken, queue.current = at + 1, message
                 yield message
 
@@ -107,51 +106,52 @@ class Consumer(Blocking):
 
     @property
     def group(self) -> str | None:
-        """The group under whose name positions are kept."""
+        """The group under whose name positions are committed."""
         return self._core.group
 
     @property
     def source(self) -> str | None:
-        """The address that is read from, None while one is looked for."""
+        """The address of the replica that is read, None while the consumer looks for one."""
         return self._core.fetcher.source
 
     def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[Message]:
-        """Return what is there, up to `max_messages`; waits up to `timeout_s` for the first.
+        """Return up to `max_messages` messages; waits up to `timeout_s` for the first.
 
-        Empty, too, when the consumer is closed meanwhile. PositionLostError when the policy says
-        so; seek, then poll again. CorruptRecordError when a replica gave damaged bytes: the
-        position stands before them, and polling again asks another replica if there is one.
+        Returns [] when none came or the consumer was closed meanwhile. PositionLostError if
+        `on_lost` is "raise": seek, then poll again. CorruptRecordError when a replica returned
+        damaged bytes: the position stays before them, and the next poll asks another replica if
+        there is one.
         """
         fetcher = self._core.fetcher
         taken = self._call(self._core.poll(max_messages, timeout_s))
-        fetcher.undo = None  # the last act: what is interrupted before has taken nothing
+        fetcher.undo = None  # last: an interrupt before this takes the messages back
         return taken
 
     def positions(self) -> dict[int, Position]:
-        """Return where the reader stands in each queue."""
+        """Return the position in each queue."""
         return self._call(self._core.positions())
 
     def position(self, queue: int) -> Position:
-        """Return where the reader stands in a queue."""
+        """Return the position in a queue."""
         return self._call(self._core.position(queue))
 
     def seek(self, queue: int, position: int | Position) -> None:
-        """Go on from a queue offset, or from a Position that was kept."""
+        """Continue at a queue offset, or at a Position that the caller has kept."""
         self._call(self._core.seek(queue, position))
         self._core.fetcher.undo = None
 
     def seek_to_earliest(self) -> None:
-        """Go on from the first message kept, in every queue."""
+        """Continue at the first message that exists, in every queue."""
         self._call(self._core.seek_to_ends(0))
         self._core.fetcher.undo = None
 
     def seek_to_latest(self) -> None:
-        """Go on behind the last readable message, in every queue."""
+        """Continue after the last readable message, in every queue."""
         self._call(self._core.seek_to_ends(1))
         self._core.fetcher.undo = None
 
     def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> None:
-        """Go on from the first message stored at or after a time, in every queue.
+        """Continue at the first message stored at or after a time, in every queue.
 
         An int of ms since 1970 (UTC), or a datetime with a time zone; UsageError for a naive one.
         """
@@ -159,11 +159,11 @@ class Consumer(Blocking):
         self._core.fetcher.undo = None
 
     def commit(self) -> None:
-        """Keep the reader's positions under the group's name, as durable as any message.
+        """Commit the positions under the group's name, as durable as any message.
 
-        Raises what Producer.send_sync would; committing again is harmless. PositionBehindError,
-        with nothing kept, when the group stands further in a queue and nobody told this consumer
-        to go back there, by a seek or `on_lost`: consumers of one group do not share its messages.
+        Raises what Producer.send_sync would; committing again is harmless. Commits nothing and
+        raises PositionBehindError when the group's position in a queue is further and this consumer
+        was not moved back by a seek or `on_lost`: consumers of one group do not share its messages.
         """
         self._call(self._core.commit())
 

@@ -1,4 +1,4 @@
-"""Read a topic: what hastore.Consumer and hastore.aio.Consumer do, apart from waiting."""
+"""The core of hastore.Consumer and hastore.aio.Consumer: reads a topic in steps, never waits."""
 
 from __future__ import annotations
 
@@ -43,11 +43,11 @@ ReadFrom = Literal["slaves", "master"]
 STARTS = ("earliest", "latest")
 READ_FROM = ("slaves", "master")
 MAX_GROUP = 255  # characters
-POLL_S = 1.0  # of an iteration, between looks at whether the client is closed
+POLL_S = 1.0  # an iteration checks that often whether the client is closed
 
 
 class Reading(NamedTuple):
-    """What a consumer reads and how, checked; see `make_reading`."""
+    """A consumer's checked arguments; see `make_reading`."""
 
     topic: str
     group: str | None
@@ -61,10 +61,10 @@ class Reading(NamedTuple):
 
 
 class ConsumerCore(Core):
-    """Read messages and keep positions.
+    """Read messages and commit positions.
 
-    What `poll` and the seeks moved counts once `settle` was called, which is the caller's last act
-    before it returns: a call that is cut off before has moved nothing.
+    A move by `poll` or a seek is final once the caller has set `fetcher.undo` to None, its last
+    step before it returns. If a call is interrupted before that, the next one undoes the move.
     """
 
     def __init__(self, requester: Requester, clock: Clock, reading: Reading) -> None:
@@ -87,19 +87,19 @@ class ConsumerCore(Core):
         keep_freed(reading.prefetch_bytes)
 
     def begin_call(self) -> None:
-        """Begin a call; one that has not settled what it moved was cut off."""
+        """Begin a call; undoes the moves of the last one if it was interrupted."""
         if self.fetcher.undo is not None:
             self.recover()
         self.fetcher.settle()
         super().begin_call()
 
     def recover(self) -> None:
-        """Stand where the last call that ended has left the reader; fetch anew from there."""
+        """Return to the positions after the last completed call, and fetch from there."""
         self.fetcher.recover()
         super().recover()
 
     def poll(self, max_messages: int, timeout_s: float) -> Steps[list[Message]]:
-        """Take what is there; empty when the time is up, or the client closed meanwhile."""
+        """Take available messages; [] when the time is over or the client was closed meanwhile."""
         max_messages = integer("max_messages", max_messages, 1, MAX_INT64)
         timeout_s = waiting_time("timeout_s", timeout_s)
         try:
@@ -110,7 +110,7 @@ class ConsumerCore(Core):
         return found or []
 
     def ready(self, timeout_s: float) -> Steps[QueueReader | None]:
-        """Find a queue with messages, of which nothing is taken; None as `poll` gives none."""
+        """Return a queue with messages and take none; None when `poll` would return []."""
         try:
             yield from self._prepare(self._timeout_s)
             return (yield from self._find(self.fetcher.find_ready, timeout_s))
@@ -118,29 +118,29 @@ class ConsumerCore(Core):
             return None
 
     def positions(self) -> Steps[dict[int, Position]]:
-        """Return where the reader stands in each queue."""
+        """Return the position in each queue."""
         yield from self._prepare(self._timeout_s)
         return self._positions()
 
     def position(self, queue_id: int) -> Steps[Position]:
-        """Return where the reader stands in a queue."""
+        """Return the position in a queue."""
         return (yield from self._queue(integer("queue", queue_id, 0, MAX_INT32))).next
 
     def seek(self, queue_id: int, position: int | Position) -> Steps[None]:
-        """Go on from a queue offset, or from a Position that was kept."""
+        """Continue at a queue offset, or at a Position that the caller has kept."""
         place = position_of("position", position)
         queue_id = integer("queue", queue_id, 0, MAX_INT32)
         yield from self._queue(queue_id)
         self.fetcher.seek({queue_id: place})
 
     def seek_to_ends(self, which: int) -> Steps[None]:
-        """Go on from the first message kept (0) or behind the last (1), in every queue."""
+        """Continue at the first message that exists (0) or after the last (1), in every queue."""
         yield from self._prepare(self._timeout_s)
         ranges = yield from self._ranges(self._timeout_s)
         self.fetcher.seek({queue_id: Position(ends[which]) for queue_id, ends in ranges.items()})
 
     def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> Steps[None]:
-        """Go on from the first message stored at or after a time."""
+        """Continue at the first message stored at or after a time."""
         timestamp_ms = moment_ms("timestamp_ms", timestamp_ms, round_up=True)
         yield from self._prepare(self._timeout_s)
         places = {}
@@ -153,7 +153,7 @@ class ConsumerCore(Core):
         self.fetcher.seek(places)
 
     def commit(self) -> Steps[None]:
-        """Keep the reader's positions under the group's name; back only where it was told to."""
+        """Commit the positions under the group's name; backwards only in sought queues."""
         group = self._group()
         yield from self._prepare(self._timeout_s)
         places = self._positions()
@@ -167,10 +167,10 @@ class ConsumerCore(Core):
         """Return the group's committed positions."""
         return (yield from self._committed(self._group()))
 
-    # -- behind the scenes
+    # -- internal
 
     def _find(self, look: Callable[[], Result], timeout_s: float) -> Steps[Result]:
-        """Return what `look` finds, which is asked once more when the time is up."""
+        """Return the result of `look`, called until it finds something or the time is over."""
         requester, fetcher = self.requester, self.fetcher
         deadline = requester.deadline(timeout_s)
         fetcher.pump()
@@ -186,18 +186,18 @@ class ConsumerCore(Core):
 
     def _group(self) -> str:
         if not self.group:
-            raise UsageError("positions are kept under a group's name; give the consumer a group")
+            raise UsageError("a commit needs a group's name: give the consumer a group")
         return self.group
 
     def _queue(self, queue_id: int) -> Steps[QueueReader]:
         yield from self._prepare(self._timeout_s)
         found = self.fetcher.queues.get(queue_id)
         if found is None:
-            raise UsageError(f"queue {queue_id} is none of this consumer's")
+            raise UsageError(f"this consumer does not read queue {queue_id}")
         return found
 
     def _prepare(self, timeout_s: float) -> Steps[None]:
-        """Find the queues and where to start in each, once."""
+        """Find the queues and the start position in each, once."""
         if self.fetcher.queues:
             return
         ranges = yield from self._ranges(max(timeout_s, self._timeout_s))
@@ -207,7 +207,7 @@ class ConsumerCore(Core):
             start = Position(first if self._start == "earliest" else end)
             place = committed.get(queue_id, start)
             readers[queue_id] = QueueReader(queue_id, place, place)
-        self.fetcher.queues = readers  # all at once: a call may be cut off anywhere
+        self.fetcher.queues = readers  # all at once: a call may be interrupted anywhere
 
     def _ranges(self, timeout_s: float) -> Steps[dict[int, tuple[int, int]]]:
         reply, _ = yield from self._ask(lambda rid: api.AskTopics(rid, self.topic), timeout_s)
@@ -225,7 +225,7 @@ class ConsumerCore(Core):
     def _ask(
         self, make: Callable[[int], api.Request], timeout_s: float | None = None
     ) -> Steps[Answer]:
-        """Ask the master if there is one, else the replica that has most."""
+        """Ask the master if there is one, else the replica with the greatest readable offset."""
         limit = self._timeout_s if timeout_s is None else timeout_s
         requester = self.requester
         yield from requester.survey(limit)
@@ -253,7 +253,7 @@ def make_reading(
     timeout_s: float,
     clock: Clock,
 ) -> Reading:
-    """Return the arguments of a consumer; UsageError for those that no value can have."""
+    """Return a consumer's arguments, checked; UsageError."""
     check_clock("clock", clock)
     return Reading(
         text("topic", topic),
@@ -276,9 +276,9 @@ def commit_positions(
     timeout_s: float,
     back: Collection[int] = (),
 ) -> Steps[None]:
-    """Keep positions, as durable as any message; raises what Producer.send_sync would.
+    """Commit positions, as durable as any message; raises what Producer.send_sync would.
 
-    PositionBehindError when the group stands further in a queue that is not in `back`.
+    PositionBehindError when the group's position is further in a queue that is not in `back`.
     """
     wait_ms = int(min(max(1.0, timeout_s * 1000.0), 3_000.0))
     reply, _ = yield from requester.ask_master(
@@ -291,7 +291,7 @@ def commit_positions(
 
 
 def position_of(name: str, given: object) -> Position:
-    """Return a position, also from a queue offset alone; UsageError for anything else."""
+    """Return a position, also from a plain queue offset; UsageError for anything else."""
     if not isinstance(given, Position):
         try:
             return Position(integer(name, given, 0, MAX_INT64))

@@ -1,12 +1,13 @@
-"""Fetch from a replica: a pull of each queue under way, another replica when one stalls.
+"""Fetches from a replica: one pull of each queue in flight, another replica when one stalls.
 
-What a pull brings is a chunk: it waits as it came until its turn, then it is decoded, and while the
-reader takes those messages the pull behind it is under way. So of each queue at most two pulls'
-worth is held: one as messages, one as a chunk or on its way. `prefetch_bytes` bounds the sum over
-the queues, by the size that a pull asks for (no less than 16 KiB, and at least one message).
+The reply to a pull is a chunk. It is decoded when the reader needs it, and while the reader takes
+those messages the next pull is in flight. So at most two pulls of each queue are held: one as
+messages, one as a chunk or in flight. `prefetch_bytes` bounds the sum over the queues, by the size
+that a pull asks for (at least 16 KiB, and at least one message).
 
-Slaves are asked first; a replica is left when its link breaks, when it does not answer, or when
-others can read further while it has not moved for a second.
+Slaves are asked first. The fetcher switches to another replica when the connection breaks, when the
+replica does not answer, or when its readable offset has not moved for a second while another's is
+greater.
 """
 
 from __future__ import annotations
@@ -23,16 +24,16 @@ from hastore.errors import PositionLostError
 from hastore.protocol import api
 
 WAIT_MS = 1_000  # of a long poll
-ANSWER_MS = 1_500.0  # beyond it, before a replica is left
+ANSWER_MS = 1_500.0  # more without an answer: switch to another replica
 REFRESH_MS = 1_000.0
 RETRY_MS = 50.0
-PUMP_MS = 1.0  # between looks at the network while messages are at hand
+PUMP_MS = 1.0  # between reads from the network while messages are available
 PULL_BYTES_MIN = 16 * 1024
 POLICIES = ("raise", "earliest", "latest", "common")
 
 
 class Fetcher:
-    """Keep messages of all queues at hand; used by one thread at a time."""
+    """Keep messages of all queues available; used by one thread at a time."""
 
     def __init__(
         self,
@@ -52,28 +53,28 @@ class Fetcher:
         self._prefer_master = prefer_master
         self.queues: dict[int, QueueReader] = {}
         self.undo: list[tuple[QueueReader, Position | Message]] | None = None
-        # The queues whose reader was told to go elsewhere since the last commit; of the last seek
-        # before it is settled.
+        # Queues that a seek or `on_lost` has moved since the last commit; those of the last seek
+        # before it is final.
         self.sought: set[int] = set()
         self._seeking: frozenset[int] = frozenset()
         self.policy = "raise"
         self.source: str | None = None
         self._first_queue = 0
-        self._rejected: set[str] = set()  # replicas found wanting since the last change of source
+        self._rejected: set[str] = set()  # stalled or failed since the last good reply
         self._seen_readable = -1
         self._next_refresh_ms = 0.0
         self._next_pump_ms = 0.0
         requester.on_arrival = self._on_arrival
 
     def take(self, most: int) -> list[Message]:
-        """Take from the queues in turn, starting with another one each time.
+        """Take messages from the queues in turn, starting with another queue each time.
 
-        Whoever is given them sets `moved`, where each queue's reader stood before, to None: until
-        then `mend` takes it back.
+        `undo` then has each queue's position before. The caller sets it to None once the messages
+        are delivered; until then `recover` takes them back.
 
-        PositionLostError, CorruptRecordError: of a queue of which all that is good was taken, when
-        no other queue had anything before it. Behind damage the queue's next pull, from its
-        reader's position, goes to another replica if there is one.
+        Raises PositionLostError or CorruptRecordError for a queue whose valid messages are all
+        taken, if no other queue had messages before it. After damage the queue's next pull, from
+        the reader's position, goes to another replica if there is one.
         """
         taken: list[Message] = []
         moved: list[tuple[QueueReader, Position | Message]] = []
@@ -90,7 +91,7 @@ class Fetcher:
         return taken
 
     def find_ready(self) -> QueueReader | None:
-        """Return a queue that has messages ready, None when there is none; raises as `take`."""
+        """Return a queue with decoded messages, None when there is none; raises as `take`."""
         for queue in self._in_turn():
             if self._has_ready(queue):
                 return queue
@@ -98,7 +99,7 @@ class Fetcher:
         return None
 
     def seek(self, places: Mapping[int, Position]) -> None:
-        """Go on from these positions; `moved` is to be set to None as after `take`."""
+        """Continue at these positions; the caller sets `undo` to None as after `take`."""
         queues = [self.queues[queue_id] for queue_id in places if queue_id in self.queues]
         self.undo = [(queue, queue.current) for queue in queues]
         self._seeking = frozenset(queue.queue_id for queue in queues)
@@ -106,12 +107,12 @@ class Fetcher:
             queue.seek(places[queue.queue_id])
 
     def settle(self) -> None:
-        """Take note that the last seek has returned to its caller."""
+        """Note that the last seek has returned to its caller."""
         self.sought |= self._seeking
         self._seeking = frozenset()
 
     def recover(self) -> None:
-        """Take back what was moved and not settled, and drop all that was fetched."""
+        """Undo the moves of an interrupted call, and drop everything fetched."""
         self._seeking = frozenset()
         for queue, stand in reversed(self.undo or ()):
             queue.current = stand
@@ -127,7 +128,7 @@ class Fetcher:
             yield queues[(self._first_queue + index) % len(queues)]
 
     def _has_ready(self, queue: QueueReader) -> bool:
-        """Whether a queue has messages ready; decodes its chunk, after asking for the next one."""
+        """Whether a queue has decoded messages; decodes its chunk, after asking for the next."""
         if queue.taken < len(queue.ready):
             return True
         chunk = queue.chunk
@@ -149,18 +150,18 @@ class Fetcher:
             raise damage
 
     def pump(self) -> None:
-        """Look at the network if that has not been done lately; does not wait."""
+        """Read from the network if PUMP_MS have passed since the last time; does not wait."""
         if self._clock.monotonic_ms() >= self._next_pump_ms:
             self.advance()
 
     def step(self, timeout_s: float) -> Steps[None]:
-        """Keep pulls under way and wait once, at most `timeout_s`, for something to arrive."""
+        """Keep pulls in flight and wait once, at most `timeout_s`, for an arrival."""
         wait_s = min(self.advance(), timeout_s)
         if wait_s > 0.0:
             yield wait_s
 
     def advance(self) -> float:
-        """Keep pulls under way; returns for how many seconds there is nothing else to do."""
+        """Keep pulls in flight; returns the seconds until there is something else to do."""
         arrived = self._requester.collect()
         now = self._clock.monotonic_ms()
         self._next_pump_ms = now + PUMP_MS
@@ -174,7 +175,7 @@ class Fetcher:
         return 0.0 if arrived else max(0.0, wait_ms) / 1000.0
 
     def _ask(self, queue: QueueReader, now: float) -> float:
-        """Send the pull that is due; returns in how many ms one is, without looking further."""
+        """Send the pull that is due; returns in how many ms to call again."""
         if queue.rid is not None or queue.chunk is not None:
             return REFRESH_MS
         if queue.lost is not None or queue.damage is not None:
@@ -210,7 +211,7 @@ class Fetcher:
                 queue.rid = None
                 if isinstance(reply, api.Pulled):
                     self._pulled(queue, reply, arrival.payload)
-                else:  # refused: busy, or the store is closed
+                else:  # refused
                     queue.not_before_ms = self._clock.monotonic_ms() + RETRY_MS
                     if not (isinstance(reply, api.Failed) and reply.status == "BUSY"):
                         self._switch_replica()
@@ -239,17 +240,17 @@ class Fetcher:
                 self._lose_position(queue, text, reply, Position(reply.max_queue_offset))
             else:
                 queue.not_before_ms = self._clock.monotonic_ms() + RETRY_MS
-                self._switch_replica()  # a replica may lag: only the master knows the end
+                self._switch_replica()  # a slave may lag: only the master knows the end
         elif status is api.PullStatus.HISTORY_DIFFERS:
             common = reply.common or Position(reply.min_queue_offset)
-            text = f"of a record that a failover cut away; {common.queue_offset} still holds"
+            text = f"of a record that a failover cut away; {common.queue_offset} is still valid"
             self._lose_position(queue, text, reply, common)
 
     def _pulled_nothing_ahead(self, queue: QueueReader, status: api.PullStatus) -> None:
-        """Take note of a reply without records to a pull ahead of the reader.
+        """Handle a reply without records to a pull ahead of the reader.
 
-        What it says of a loss holds for the fetch position, not for the reader's: that one is asked
-        about once the reader has taken what is at hand, or at once when that has been cut away.
+        A loss that it reports is of the fetch position, not of the reader's. The reader's position
+        is asked for once its messages are taken, or at once when a failover has cut them away.
         """
         if status is api.PullStatus.HISTORY_DIFFERS:
             queue.seek(queue.next)
@@ -306,7 +307,7 @@ class Fetcher:
         self._seen_readable = -1
 
     def _switch_replica(self) -> None:
-        """Turn to another replica; pulls under way are asked there anew."""
+        """Switch to another replica; pulls in flight are sent again to that one."""
         if self.source is not None:
             self._rejected.add(self.source)
         self.source = None

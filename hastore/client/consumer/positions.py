@@ -1,7 +1,7 @@
-"""All consumer groups' committed positions: read, kept, and exchanged with RocketMQ's file.
+"""The committed positions of all consumer groups: read, written, and converted to RocketMQ's file.
 
 A RocketMQ broker keeps them in `config/consumerOffset.json`, as TOPIC@GROUP -> queue -> offset. A
-queue offset means the same message on both sides, so a consumer goes on where it stood.
+queue offset means the same message on both sides, so a consumer continues where it was.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hastore.protocol.positions import PositionMap, decode_commit
 Offsets = dict[int, int]  # queue -> the next queue offset
 MAX_QUEUES = 1_024  # of a commit
 _TABLE = "offsetTable"
-# RocketMQ writes numbers as keys, which JSON does not know. Strings are matched to be left alone.
+# RocketMQ writes numbers as keys, which is not JSON. Strings are matched to be left unchanged.
 _NUMBER_KEY = re.compile(r'("(?:\\.|[^"\\])*")|([{,]\s*)(\d+)(\s*:)')
 _names: msgspec.json.Decoder[tuple[api.Group, api.Name]] = msgspec.json.Decoder(
     tuple[api.Group, api.Name]
@@ -44,7 +44,7 @@ _names: msgspec.json.Decoder[tuple[api.Group, api.Name]] = msgspec.json.Decoder(
 
 
 def parse_offsets(text: str) -> dict[tuple[str, str], Offsets]:
-    """Return (group, topic) -> queue -> offset of RocketMQ's file; UsageError names what is wrong.
+    """Return (group, topic) -> queue -> offset of RocketMQ's file; UsageError names the mistake.
 
     Queues without a position (an offset below 0) are left out.
     """
@@ -75,8 +75,9 @@ def format_offsets(positions: Mapping[tuple[str, str], Offsets]) -> str:
 
 
 def fit(offsets: Offsets, ranges: Mapping[int, tuple[int, int]]) -> Offsets:
-    """Return the positions as this log has them: inside each queue's first and end offset, as a
-    broker would correct them. A queue that the log does not have is left out.
+    """Return the offsets, moved into each queue's range as a broker would correct them.
+
+    A queue that the log does not have is left out.
     """
     return {
         queue: min(max(offset, ranges[queue][0]), ranges[queue][1])
@@ -86,7 +87,7 @@ def fit(offsets: Offsets, ranges: Mapping[int, tuple[int, int]]) -> Offsets:
 
 
 class PositionsCore(Core):
-    """The positions of any group: what Positions does, apart from waiting."""
+    """The requests of Positions, as steps that never wait."""
 
     def __init__(self, requester: Requester, clock: Clock, timeout_s: float) -> None:
         super().__init__(requester)
@@ -102,7 +103,7 @@ class PositionsCore(Core):
         return expect(api.Positions, reply).positions
 
     def commit(self, group: str, topic: str, offsets: Offsets, allow_back: bool) -> Steps[None]:
-        """Keep positions."""
+        """Commit positions."""
         back = flag("allow_back", allow_back)
         group, topic = text("group", group, MAX_GROUP), text("topic", topic)
         if not isinstance(offsets, Mapping) or not 1 <= len(offsets) <= MAX_QUEUES:
@@ -118,7 +119,7 @@ class PositionsCore(Core):
         )
 
     def all(self) -> Steps[dict[tuple[str, str], Offsets]]:
-        """Read every group's positions from the log's topic of commits."""
+        """Read every group's positions from the topic of commits."""
         reply, _ = yield from self.requester.ask_master(_ask_topics, self._timeout_s)
         queues = expect(api.Topics, reply).topics.get(api.POSITIONS_TOPIC, {})
         found = PositionMap(bounded=False)
@@ -157,7 +158,7 @@ class Positions(Blocking):
         timeout_s: float = 10.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Connect by itself; UsageError for an address that is none."""
+        """Start to connect; UsageError for wrong arguments."""
         addresses = parse_bootstrap(bootstrap)
         check_clock("clock", clock)
         limit_s = seconds("timeout_s", timeout_s)
@@ -165,18 +166,18 @@ class Positions(Blocking):
         super().__init__(self._core, describe("Positions", addresses))
 
     def committed(self, group: str, topic: str) -> dict[int, Position]:
-        """Return a group's positions in a topic, as the master knows them."""
+        """Return a group's positions in a topic, from the master."""
         return self._run(self._core, self._core.committed(group, topic))
 
     def commit(self, group: str, topic: str, offsets: Offsets, *, allow_back: bool = False) -> None:
-        """Keep positions, as durable as any message; raises what Producer.send_sync would.
+        """Commit positions, as durable as any message; raises what Producer.send_sync would.
 
-        PositionBehindError where one would go back without `allow_back`; nothing is kept then.
+        If one would move back without `allow_back`, commits nothing and raises PositionBehindError.
         """
         self._run(self._core, self._core.commit(group, topic, offsets, allow_back))
 
     def all(self) -> dict[tuple[str, str], Offsets]:
-        """Return every group's positions in every topic, read from the log's topic of commits.
+        """Return every group's positions in every topic, read from the topic of commits.
 
         ClientError when a commit in it cannot be read.
         """

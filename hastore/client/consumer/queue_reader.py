@@ -1,4 +1,4 @@
-"""One queue of a consumer: where its reader stands, and what was fetched from there on."""
+"""One queue of a consumer: the reader's position, and what was fetched after it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hastore.errors import CorruptRecordError, PositionLostError
 
 
 class Chunk(NamedTuple):
-    """What one pull brought: `number` records as they lie in the log, and the position behind."""
+    """The reply to one pull: `number` records as stored, and the position after them."""
 
     payload: bytes
     number: int
@@ -21,11 +21,11 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class QueueReader:
-    """One queue: `stand` is where its reader stands, `fetch` where the next pull begins.
+    """One queue: `current` is the reader's position, `fetch` that of the next pull.
 
-    `stand` is a position, or the message behind which that is. All else is what was fetched from
-    there on, and may be dropped and fetched again. `fetch` is None while it is known only once all
-    that was fetched is taken: then it is where the reader stands.
+    `current` is a Position, or the last message before it. Everything else was fetched after it and
+    may be dropped and fetched again. `fetch` is None while the next pull must wait until the reader
+    has taken everything: it then begins at the reader's position.
     """
 
     queue_id: int
@@ -33,8 +33,8 @@ class QueueReader:
     fetch: Position | None
     chunk: Chunk | None = None
     ready: list[Message] = field(default_factory=list)  # decoded
-    taken: int = 0  # of them
-    damage: CorruptRecordError | None = None  # what stands behind them
+    taken: int = 0  # of `ready`
+    damage: CorruptRecordError | None = None  # of the bytes after them
     rid: int | None = None
     sent_ms: float = 0.0
     not_before_ms: float = 0.0
@@ -42,17 +42,17 @@ class QueueReader:
 
     @property
     def next(self) -> Position:
-        """The position where the reader stands."""
+        """The reader's position."""
         stand = self.current
         return stand.next_position if isinstance(stand, Message) else stand
 
     @property
     def is_drained(self) -> bool:
-        """Whether nothing that was fetched is left to take."""
+        """Whether everything fetched was taken."""
         return self.chunk is None and self.taken == len(self.ready)
 
     def seek(self, position: Position) -> None:
-        """Go on from a position; what was fetched, or is on its way, is dropped."""
+        """Continue at a position; drops everything fetched or in flight."""
         self.current = self.fetch = position
         self.chunk = None
         self.ready, self.taken = [], 0
@@ -76,7 +76,7 @@ class QueueReader:
         return messages
 
     def take_chunk(self) -> bytes:
-        """Return what was fetched as it came, b"" when there is nothing; it is not checked."""
+        """Return the chunk's bytes, b"" when there is none; they are not checked."""
         chunk, self.chunk = self.chunk, None
         if chunk is None:
             return b""
@@ -84,14 +84,15 @@ class QueueReader:
         return chunk.payload
 
     def decode(self, chunk: Chunk) -> None:
-        """Turn a chunk into messages; what stands behind damage in it is dropped."""
+        """Decode a chunk; records after damage in it are dropped."""
         self.ready, damage = decode_messages(chunk.payload, chunk.epochs)
         self.taken = 0
         if damage is None:
             last = self.ready[-1].offset if self.ready else None
             if len(self.ready) == chunk.number and chunk.after.offset in (None, last):
                 return
-            damage = CorruptRecordError(f"a reply of {chunk.number} messages has others in it")
+            text = f"a reply does not hold the {chunk.number} messages that it states"
+            damage = CorruptRecordError(text)
             self.ready = []
         self.damage = damage
-        self.rid = self.fetch = None  # a pull from behind the damage may be under way
+        self.rid = self.fetch = None  # a pull after the damage may be in flight

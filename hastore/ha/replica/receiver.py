@@ -12,8 +12,6 @@ from hastore.ha.rules.epochs import History, agreed, due_entries, next_start
 
 log = logging.getLogger(__name__)
 
-FULL_PAUSE_S = 0.5
-
 
 class Receiver:
     """Append what one peer sends, while the gate is open for its epoch.

@@ -1,13 +1,14 @@
-"""Follow a RocketMQ master by the classic protocol (docs/ha-link.md): `ha.classic_master`.
+"""ClassicHAClient: follows a RocketMQ master by the classic protocol (docs/ha-link.md), which
+`ha.classic_master` names.
 
-No handshake, identity or epoch: what comes from there is epoch 0 of this log's history. An empty
-log starts where the master's first frame says; any other must be continued exactly, heartbeats
-included.
+The protocol has no handshake, identity or epoch: its bytes are epoch 0 of this log's history. An
+empty log starts at the offset of the master's first frame. Any other log must be continued exactly;
+heartbeats have to match too.
 
-RocketMQ can write a record that nobody can read (a topic of few characters and more than 127
-bytes), and cuts its own log there at its next start, with all that follows. Such a record is not
-kept: it and what follows go to `rescued/`, the log ends before it, and the link rests until the
-master has something else at that place.
+RocketMQ can write an unreadable record (a topic of at most 127 characters and more than 127 bytes).
+At its next start it cuts its own log there, with all that follows. A slave does not keep such a
+record: it archives the record and what follows in `rescued/`, ends its log before it, and follows
+again when the master has something else at that offset.
 """
 
 import logging
@@ -27,26 +28,24 @@ log = logging.getLogger(__name__)
 
 RECONNECT_S = 5.0
 CONNECT_S = 5.0
-STUCK_MS = 1_000.0  # that replay stands still, before the record there is looked at
-HEAD_BYTES = 64  # of a record: place, time and CRC tell it from any other
+STUCK_MS = 1_000.0  # replay makes no progress for so long: check the record there
+HEAD_BYTES = 64  # of a record; its offset, time and CRC tell it from any other
 _UNREADABLE = (
-    "its record at %d can be read by nobody: at its next start RocketMQ cuts its own log there, "
-    "with all that follows. What came before is here, what was received of the rest lies in "
-    "rescued/. Stop who writes such a topic (up to 127 characters, but more bytes), let the "
-    "broker's consumers read to the end, then promote this node; or restart the broker, and this "
-    "node goes on by itself"
+    "its record at %d is unreadable: at its next start RocketMQ cuts its own log there, with all "
+    "that follows. This node has what came before; the received part of the rest is in rescued/. "
+    "Stop the producers of such a topic (up to 127 characters, but more bytes), let the broker's "
+    "consumers read to the end, then promote this node; or restart the broker, and this node "
+    "continues by itself"
 )
 
 
 class ClassicHAClient(Follower):
-    """Keep the log equal to a RocketMQ master's; reconnects every 5 s, as RocketMQ's own slaves
-    do.
-    """
+    """Follow a RocketMQ master; reconnects every 5 s, as RocketMQ's own slaves do."""
 
     def __init__(self, member: Member, address: str) -> None:
         super().__init__(member, f"connecting to the RocketMQ master {address}")
         self._address = address
-        self._unreadable = b""  # how the record begins that was turned away
+        self._unreadable = b""  # the first bytes of the unreadable record that was cut off
 
     def run(self) -> None:
         """Connect and stream until stopped."""
@@ -72,8 +71,10 @@ class ClassicHAClient(Follower):
                 raise
 
     def _cut_unreadable_tail(self) -> None:
-        """Turn away a record that this node had received and not cut when it stopped, before the
-        master is asked: it may have cut its own log there meanwhile. CorruptRecordError, as then.
+        """Cut off an unreadable record that this node had received but not cut when it stopped.
+
+        This happens before it connects: the master may have cut its own log there meanwhile.
+        CorruptRecordError after a cut.
         """
         store = self._member.store
         end = store.whole_offset
@@ -85,7 +86,7 @@ class ClassicHAClient(Follower):
             raise CorruptRecordError(_UNREADABLE % offset)
 
     def _cut_unreadable(self, offset: int) -> None:
-        """End the log before a record that nobody can read; what was received is archived."""
+        """Cut the log before an unreadable record; the received bytes are archived."""
         member = self._member
         store, state = member.store, member.state
         with member.gate.lock:
@@ -95,11 +96,11 @@ class ClassicHAClient(Follower):
                 self._unreadable = bytes(view)
             cut_back(
                 store, state, offset, len(state.history), accept_loss=False,
-                why="a record of RocketMQ that nobody can read",
+                why="an unreadable record of RocketMQ",
             )  # fmt: skip
 
     def _master_sends_same(self) -> bool:
-        """Whether the master's log goes on with the record that was turned away."""
+        """Whether the master still sends the unreadable record that was cut off."""
         if not self._unreadable:
             return False
         deadline = Deadline(self._member.clock, CONNECT_S * 1000.0)
@@ -107,7 +108,7 @@ class ClassicHAClient(Follower):
             sock.sendall(REPORT.pack(self._member.store.max_offset))
             offset, size = HEADER.unpack(receive_exactly(sock, HEADER_BYTES, deadline))
             if offset != self._member.store.max_offset or not size:
-                return False  # a heartbeat: nothing is there any more
+                return False  # a heartbeat: the master's log ends there now
             head = receive_exactly(sock, min(size, len(self._unreadable)), deadline)
         if head == self._unreadable[: len(head)]:
             return True
@@ -134,17 +135,16 @@ class ClassicStream(SlaveStream):
         with member.gate.lock:
             if member.state.last_epoch != CLASSIC_EPOCH or member.open_epoch:
                 raise ProtocolError(
-                    "this log was written in an epoch of its own group and cannot follow "
-                    "RocketMQ any more; "
-                    "use an empty store"
+                    "this log was written in an epoch of its own group and cannot follow RocketMQ "
+                    "any more; use an empty store"
                 )
             if member.state.data.promised_epoch > CLASSIC_EPOCH:
                 raise ProtocolError(
                     f"epoch {member.state.data.promised_epoch} of this node's own group is "
-                    "promised, no lower master is followed; drop ha.classic_master"
+                    "promised, so no master of a lower epoch is followed; remove ha.classic_master"
                 )
             if not member.state.history and member.store.max_offset > member.store.min_offset:
-                self._begin_history(member.store.min_offset)  # a RocketMQ wrote this store
+                self._begin_history(member.store.min_offset)  # RocketMQ wrote this store
             member.gate.open(CLASSIC_EPOCH)
 
     def _check_place(self, offset: int) -> None:
@@ -158,16 +158,16 @@ class ClassicStream(SlaveStream):
         super()._check_place(offset)
 
     def _met_damage(self, damaged: DamagedRecordError) -> None:
-        """Warn of a damaged record: RocketMQ's own slaves take it, and so does this one."""
+        """Warn of a damaged record and keep it, as RocketMQ's own slaves do."""
         log.warning(
-            "the record at %d of the RocketMQ master has a wrong CRC, and was taken as "
-            "RocketMQ's own slaves take it; `hastore log verify` tells more",
+            "the record at %d of the RocketMQ master has a wrong CRC, and was kept as RocketMQ's "
+            "own slaves keep it; `hastore log verify` tells more",
             damaged.offset,
         )
         self._crcs = CrcCheck(self._member.store)
 
     def _fall_back(self) -> None:
-        """Keep the readers' limit: it never rested on the link."""
+        """Keep the readable offset: it does not depend on the link."""
 
     def _begin_history(self, start: int) -> None:
         config = self._member.config
@@ -175,16 +175,14 @@ class ClassicStream(SlaveStream):
         self._member.state.take_entries([entry])
 
     def _follow_limits(self) -> None:
-        """Let readers see all whole records: a RocketMQ master says nothing of what is
-        confirmed.
-        """
+        """Let readers see all whole records: a RocketMQ master sends no confirmed offset."""
         store = self._member.store
         self._check_replay()
         if store.readable_offset != store.whole_offset:
             store.set_limits(readable=store.whole_offset)
 
     def _check_replay(self) -> None:
-        """Raise CorruptRecordError when it is the record itself that replay stands still at."""
+        """Raise CorruptRecordError when replay is stuck because the record there is unreadable."""
         store, now_ms = self._member.store, self._member.clock.monotonic_ms()
         replayed = store.dispatched_offset
         if replayed != self.replayed or replayed >= store.whole_offset:

@@ -1,8 +1,8 @@
-"""Look at what a master sends before it is acknowledged: each record's place, and its body's CRC.
+"""CrcCheck: checks each received record before it is reported: its offset and its body's CRC.
 
-Frames up to CHECKED_BYTES_MAX are looked at, which is all that a master pushes while its slave is
-caught up; longer ones, of a slave that catches up, would cost a third of its CPU
-(docs/ha-link.md has the figures). Pure but for the log that it reads.
+It checks frames of up to CHECKED_BYTES_MAX, which is all that a master pushes to a slave that is
+caught up. Longer frames go to a slave that catches up; to check them would cost a third of its CPU
+(docs/ha-link.md has the figures). SlaveStream calls it in its receiving thread.
 """
 
 from collections.abc import Container
@@ -24,31 +24,33 @@ from hastore.record.layout import (
     header_struct,
 )
 
-CHECKED_BYTES_MAX = 128 * 1024  # what a master pushes at once
+CHECKED_BYTES_MAX = 128 * 1024  # the most that a master pushes at once
 _FRONT = header_struct(
     "size", "magic", "body_crc", "physical_offset", "sys_flag", "body_length"
 )  # between IPv4 hosts
-_TAIL_BYTES_MAX = 2 * (2 + 0xFFFF)  # of a record behind its body: topic and properties
+_TAIL_BYTES_MAX = 2 * (2 + 0xFFFF)  # of topic and properties, which follow the body
 
 
 class DamagedRecordError(ProtocolError):
-    """A record came damaged, or its master has it so: it is not acknowledged.
+    """A received record is damaged, on the way or in the master's log; it is not reported.
 
-    `crc` is of all bytes that came, to tell whether they come alike again.
+    `crc` is that of all its received bytes, to recognize the same bytes when they come again.
     """
 
     def __init__(self, offset: int, crc: int) -> None:
         super().__init__(
-            f"the record at {offset} came damaged: its head or its body's CRC is wrong; it is not "
-            "acknowledged, and is fetched again"
+            f"the received record at {offset} is damaged: its header or its body's CRC is wrong; "
+            "it is not acknowledged, and is fetched again"
         )
         self.offset = offset
         self.crc = crc
 
 
 class CrcCheck:
-    """Check whole records behind `begin`; what is `accepted`, an (offset, crc), came twice alike
-    and passes. `record_start`: where a record is known to begin.
+    """Check the whole records of one link's frames.
+
+    A record starts at `record_start`, if that is not None. Damaged records in `accepted`, as
+    (offset, CRC), pass: the master has sent the same bytes twice.
     """
 
     def __init__(
@@ -60,59 +62,59 @@ class CrcCheck:
         self._log = log
         self._record_start = record_start
         self._accepted = accepted
-        self._from: int | None = None  # the first record that was not looked at; None: unknown
-        self._frame = 0  # where the latest frame began
-        self._sure = False  # whether a record is known to begin there
+        self._next: int | None = None  # start of the first unchecked record; None: unknown
+        self._frame = 0  # where the latest frame starts
+        self._aligned = False  # whether a record is known to start at `_next`
 
     def begin(self, offset: int, size: int) -> None:
-        """Take note of a frame's start; a long one is let through."""
+        """Note a frame's header; a long frame passes unchecked."""
         if size > CHECKED_BYTES_MAX:
-            self._from = None
+            self._next = None
         elif size:
             self._frame = offset
-            if self._from is None:
-                self._from, self._sure = offset, offset == self._record_start
+            if self._next is None:
+                self._next, self._aligned = offset, offset == self._record_start
 
     def take(self, offset: int, data: memoryview) -> None:
-        """Look at the whole records in a piece of a frame while it is at hand; DamagedRecordError.
+        """Check the whole records in a piece of a frame that is in memory; DamagedRecordError.
 
-        A piece that continues a record is left to `check`.
+        A piece that starts inside a record is left to `check`.
         """
-        if self._from == offset:
+        if self._next == offset:
             at = self._walk(data, offset)
             if at is not None:
-                self._from = offset + at
-            elif self._sure:  # a blank
-                self._from = None
+                self._next = offset + at
+            elif self._aligned:  # a blank
+                self._next = None
 
     def check(self, end: int) -> None:
-        """Look at the whole records before the log's end that `take` left; DamagedRecordError."""
-        start = self._from
+        """Check the whole records up to the log's end that `take` left; DamagedRecordError."""
+        start = self._next
         while start is not None and start < end:
             with self._log.view(start, end - start) as view:
                 at, seen = self._walk(view, start), len(view)
             if start + seen < end:
-                start += seen  # a file's end: a record begins the next one
-                self._sure = True
-            elif at is None and not self._sure and start < self._frame < end:
-                start = self._frame  # it began inside a record: the latest frame may not
+                start += seen  # a file's end: the next file starts with a record
+                self._aligned = True
+            elif at is None and not self._aligned and start < self._frame < end:
+                start = self._frame  # it was inside a record; the latest frame may start with one
             else:
                 start = None if at is None else start + at
                 break
-        self._from = start
+        self._next = start
 
     def _walk(self, view: memoryview, start: int) -> int | None:
-        """Return where the first record begins that is not whole; None for a blank, or when the
-        frame turns out to begin inside a record.
+        """Return where the first incomplete record starts; None at a blank, or when the frame turns
+        out to start inside a record.
 
-        A wrong size is no matter of the CRC: it shows where the next record is not at its end.
+        The CRC does not cover a record's size: a wrong one shows when no record follows at its end.
         """
         at, end, unpack, checksum = 0, len(view), _FRONT.unpack_from, crc32
-        last = -1  # where the latest whole record begins
+        last = -1  # where the latest whole record starts
         while end - at >= HEADER_SIZE:
             size, magic, crc, place, flags, length = unpack(view, at)
             body_at = at + HEADER_SIZE
-            if (  # the one layout that most have, as quickly as that goes
+            if (  # fast path: a record of version 1 without IPv6 hosts
                 magic == V1_MAGIC
                 and place == start + at
                 and not flags & FLAG_IPV6
@@ -122,12 +124,12 @@ class CrcCheck:
             ):
                 last = at
                 at += size
-                self._sure = True
+                self._aligned = True
                 continue
             if (magic != V1_MAGIC and magic != V2_MAGIC) or place != start + at:
-                if magic == BLANK_MAGIC or not self._sure:
+                if magic == BLANK_MAGIC or not self._aligned:
                     return None
-                if not self._is_ill_sized(view, last, start):
+                if not self._has_wrong_size(view, last, start):
                     self._refuse(view[at : at + HEADER_SIZE], start + at)
                 return None
             after = at + size
@@ -135,7 +137,7 @@ class CrcCheck:
                 body_at = at + HEADER_SIZES[flags & FLAG_IPV6]
                 length = int.from_bytes(view[body_at - 4 : body_at], signed=True)
             if after > end:
-                if body_at <= end and _is_too_long(view, at, start, body_at, length):
+                if body_at <= end and _claims_too_much(view, at, start, body_at, length):
                     self._refuse(view[at : at + HEADER_SIZE], start + at)
                     return None
                 return at
@@ -146,13 +148,14 @@ class CrcCheck:
             body_fits = body_at <= body_end <= after
             if not body_fits or checksum(view[body_at:body_end]) & CRC_MASK != crc:
                 self._refuse(view[at:after], start + at)
-            self._sure = True
+            self._aligned = True
             last, at = at, after
-        return None if at < end and self._is_ill_sized(view, last, start) else at
+        return None if at < end and self._has_wrong_size(view, last, start) else at
 
-    def _is_ill_sized(self, view: memoryview, at: int, start: int) -> bool:
-        """Refuse the record at `at` (-1: none) if its size is not that of its parts; whether it is
-        so all the same, and nobody knows where the next one begins.
+    def _has_wrong_size(self, view: memoryview, at: int, start: int) -> bool:
+        """Refuse the record at `at` (-1: none) if its size does not match its parts.
+
+        True when the wrong size was accepted before: then the start of the next record is unknown.
         """
         if at < 0:
             return False
@@ -168,8 +171,8 @@ class CrcCheck:
             raise DamagedRecordError(offset, crc)
 
 
-def _is_too_long(view: memoryview, at: int, start: int, body_at: int, length: int) -> bool:
-    """Whether the record at `at`, which is to end beyond the view, says more than its parts do."""
+def _claims_too_much(view: memoryview, at: int, start: int, body_at: int, length: int) -> bool:
+    """Whether the size of the record at `at`, which ends beyond the view, exceeds its parts."""
     size, magic = _FRONT.unpack_from(view, at)[:2]
     end, after, topic_at = len(view), at + size, body_at + length
     if length < 0 or not topic_at + 3 <= after <= topic_at + _TAIL_BYTES_MAX:

@@ -1,4 +1,4 @@
-"""What a slave's two clients share: a thread that owns one link, which others may drop."""
+"""Follower: the base of the slave's two clients, a thread that owns one link to a master."""
 
 import logging
 import threading
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Follower(Service):
-    """The thread HAClient; `drop_link()` and `stop()` may come from any other."""
+    """The thread HAClient; other threads may call `drop_link()` and `stop()`."""
 
     def __init__(self, member: Member, problem: str) -> None:
         super().__init__("HAClient", on_failure=member.on_failure)
@@ -20,18 +20,22 @@ class Follower(Service):
         self._stream: SlaveStream | None = None
         self._retry_now = threading.Event()
         self.accept_loss = False
-        self.notice: str | None = None  # what a person should look at although a stream flows
-        self.problem: str | None = problem  # why no stream flows; None while it does
-        self.master: int | None = None  # the linked master's node number; RocketMQ's has none
+        self.notice: str | None = (
+            None  # a problem for the operator to look at although a stream flows
+        )
+        self.problem: str | None = problem  # why no stream flows; None while one does
+        self.master: int | None = (
+            None  # the followed master's node number; a RocketMQ master has none
+        )
         self.known_master: tuple[int, int] | None = None  # (epoch, node) open in the last survey
 
     @property
     def linked(self) -> bool:
-        """Whether the stream of a master flows."""
+        """Whether a stream flows."""
         return self._stream is not None
 
     def drop_link(self) -> None:
-        """Close the link, if there is one, and look for a master anew at once (after a promise)."""
+        """Close the link, if there is one, and look for a master at once, as after a promise."""
         with self._lock:
             stream = self._stream
         if stream is not None:
@@ -43,11 +47,11 @@ class Follower(Service):
         self.drop_link()
 
     def _run_stream(self, stream: SlaveStream, master: int | None, text: str) -> None:
-        """Stream until the link ends, however it does."""
+        """Stream until the link ends, with or without an error."""
         with self._lock:
             self._stream = stream
         try:
-            if self.stopping.is_set():  # whoever stops has not seen this stream
+            if self.stopping.is_set():  # stop() may have come before the stream was set
                 return
             self._retry_now.clear()
             self.master, self.problem = master, None

@@ -1,10 +1,11 @@
-"""HAClient: the slave's half of replication. It finds the master, says HELLO, appends, and reports.
+"""HAClient: finds the group's master, says HELLO, and obeys the answer.
 
     survey -> the open master of the greatest epoch -> promise its epoch -> HELLO (FOLLOW)
-      STREAM_FROM -> stream until the link breaks        REWIND_TO -> archive, cut, HELLO anew
-      RESYNC -> set the store aside, HELLO anew          REFUSED -> wait, survey anew
+      StreamFrom -> stream until the link breaks       RewindTo -> archive, cut, HELLO again
+      Resync -> set the store aside, HELLO again       Refused -> wait, survey again
 
-One thread owns the link; `drop_link()` and `stop()` may come from any other.
+Receiving and appending are in slave_stream.py and ha/replica/receiver.py. One thread owns the link;
+other threads may call `drop_link()` and `stop()`.
 """
 
 import logging
@@ -27,21 +28,21 @@ from hastore.protocol.hello import Hello, Purpose, Refused, Resync, RewindTo, St
 log = logging.getLogger(__name__)
 
 SURVEY_PAUSE_S = 0.1
-AGAIN_PAUSE_S = 0.02  # a link that breaks at once must not keep the thread spinning
+AGAIN_PAUSE_S = 0.02  # so that a link that breaks at once does not make the thread spin
 SURVEY_PAUSE_MAX_S = 5.0
-DAMAGED_MAX = 10_000  # records that are remembered as damaged
+DAMAGED_MAX = 10_000  # how many damaged records are remembered
 
 
 class HAClient(Follower):
-    """Follow the group's master. A new one is made each time the node becomes a follower."""
+    """Follow the group's master; a node makes a new one each time it becomes a follower."""
 
     def __init__(self, member: Member) -> None:
         super().__init__(member, "no master found yet")
         self.archived_bytes = 0
-        # After a rewind: of which history only the first so many entries are the master's.
+        # After a rewind: the history then, and how many of its entries the master knows.
         self._told_shared: tuple[History, int] = ((), 0)
-        self._came_damaged: dict[int, int] = {}  # by offset the CRC of what came last
-        self._damaged: set[tuple[int, int]] = set()  # the same, of what came twice alike
+        self._came_damaged: dict[int, int] = {}  # offset -> CRC of the bytes that came last
+        self._damaged: set[tuple[int, int]] = set()  # (offset, CRC) that came twice
 
     def run(self) -> None:
         """Survey and follow until stopped."""
@@ -63,7 +64,7 @@ class HAClient(Follower):
                 pause = min(pause * 1.5, SURVEY_PAUSE_MAX_S)
 
     def _follow_once(self) -> bool:
-        """Do one round; True when another should follow at once."""
+        """Survey, say HELLO and obey the answer; True when the next round should follow at once."""
         replies = ask_all(self._member, Purpose.SURVEY)
         masters = [reply for reply in replies if reply.hello is not None and reply.hello.open_epoch]
         if not masters:
@@ -99,9 +100,11 @@ class HAClient(Follower):
             opened.close()
 
     def _hello(self, master: Hello, **digest: Any) -> Hello:
-        """Say HELLO to follow: without the entries at this log's end that a master just said it
-        has not. They stay on the disk until what takes their place is here. A part of a record
-        is not said as confirmed.
+        """Return the HELLO to follow a master.
+
+        It leaves out the entries at this log's end that a master has just said it does not know;
+        they stay on the disk until the entries or bytes that replace them arrive. Its confirmed
+        offset covers no part of a record (`confirmed_for`).
         """
         hello = self._member.hello(Purpose.FOLLOW, accept_loss=self.accept_loss, **digest)
         history, shared = self._told_shared
@@ -112,9 +115,7 @@ class HAClient(Follower):
         return msgspec.structs.replace(hello, confirmed_offset=confirmed)
 
     def _raise_promise(self, master: Hello) -> None:
-        """Promise the master's epoch before following it; its `acks` and nodes may now be in
-        force.
-        """
+        """Promise the master's epoch, durably, before following it."""
         entry = master.history[-1] if master.history else None
         member = self._member
         with member.gate.lock:
@@ -158,21 +159,21 @@ class HAClient(Follower):
             raise
 
     def _cut_damaged(self, master: Hello, damaged: DamagedRecordError) -> None:
-        """End the log before a damaged record, so that it is fetched again. When it comes again
-        with the same bytes the master has it so: then it is taken, and said.
+        """Cut the log before a damaged record, so that it is fetched again. When the same bytes
+        come again, the master's log has them: from then on they are accepted, with a notice.
 
-        Also after a promise, and while this node stops: nobody was told of the record, and left
-        here it would be taken for a good one. Nothing is archived: the master has these bytes, and
-        a link that damages again and again would fill the disk.
+        The cut happens also after a promise and while this node stops: the record was not reported,
+        but if it stayed here it would count as a good one. Nothing is archived: the master has the
+        bytes, and a link that damages records repeatedly would fill the disk.
         """
         member = self._member
         with member.gate.lock:
             if member.gate.epoch is not None:
-                raise ProtocolError(f"another took over before the cut: {damaged}")
+                raise ProtocolError(f"another epoch opened the gate before the cut: {damaged}")
             entries = entries_at(member.state.history, damaged.offset, 0)
             cut_back(
                 member.store, member.state, damaged.offset, entries, accept_loss=False,
-                why="a record came damaged", archive=False,
+                why="a received record is damaged", archive=False,
             )  # fmt: skip
         if self._came_damaged.get(damaged.offset) == damaged.crc:
             if len(self._damaged) >= DAMAGED_MAX:
@@ -180,7 +181,7 @@ class HAClient(Follower):
             self._damaged.add((damaged.offset, damaged.crc))
             self.notice = (
                 f"the record at {damaged.offset} is damaged in the master's log (node "
-                f"{master.node}), which sent it twice alike; it was copied as it is. "
+                f"{master.node}), which sent the same bytes twice; it was copied as it is. "
                 "`hastore log verify` on both nodes' stores tells more"
             )
             log.warning("%s", self.notice)
@@ -189,7 +190,7 @@ class HAClient(Follower):
         self._came_damaged[damaged.offset] = damaged.crc
 
     def _check_promise(self, master: Hello) -> None:
-        """Do nothing for a master that was superseded meanwhile; the caller holds the gate."""
+        """Refuse to obey a master that was superseded meanwhile; the caller holds the gate."""
         promised = self._member.state.data.promised_epoch
         if self.stopping.is_set() or promised != master.open_epoch:
             raise ProtocolError(f"epoch {master.open_epoch} is not the promised {promised}")
@@ -211,8 +212,9 @@ class HAClient(Follower):
         self.accept_loss = False
 
     def _resync(self, master: Hello, answer: Resync) -> None:
-        """Set the store aside and start empty at the master's first offset. A crash in here
-        repeats it.
+        """Set the store aside and start empty at the master's first offset.
+
+        After a crash in between, the master answers Resync again.
         """
         member = self._member
         store, state = member.store, member.state
@@ -222,13 +224,14 @@ class HAClient(Follower):
             if store.free_bytes() < needed:
                 raise StoreFullError(
                     f"a resync needs {needed} bytes beside the old store and the disk has "
-                    f"{store.free_bytes()}; make room, or empty rescued/"
+                    f"{store.free_bytes()} free; make room, or empty rescued/"
                 )
             state.save(unclean=True, aside=state.data.aside + 1)
             kept = store.set_aside(f"{state.last_epoch}-{store.min_offset}-{state.data.aside}")
             store.begin_at(answer.offset)
             state.replace_history(answer.entries)
-            # Retention may have taken what never was confirmed: then nobody may be told it was.
+            # Retention may have removed bytes that were never confirmed: take only what the
+            # master knows as confirmed.
             confirmed = min(answer.offset, master.confirmed_offset)
             store.set_limits(confirmed=confirmed, readable=confirmed)
             self.accept_loss = False

@@ -1,8 +1,7 @@
-"""The slave's end of one link: receive, store, one report for each receive.
+"""SlaveStream: the slave's end of one link. It receives, appends, and reports after each receive.
 
-Long bodies go by splice from the socket into the log's file where the kernel has it; the rest
-through one buffer. Reports are 8 bytes; at ack point `flushed` they follow a sync, by a thread of
-their own.
+Long bodies go by splice from the socket into the log's file, all else through one buffer. At ack
+point `flushed` a thread of its own syncs the log and reports after each sync.
 """
 
 import fcntl
@@ -16,7 +15,7 @@ from collections.abc import Container
 from hastore.config.model import AckPoint
 from hastore.errors import HastoreError, ProtocolError
 from hastore.ha.node.member import Member
-from hastore.ha.replica.receiver import FULL_PAUSE_S, Receiver
+from hastore.ha.replica.receiver import Receiver
 from hastore.ha.rules.epochs import History
 from hastore.ha.slave.crc_check import CrcCheck, DamagedRecordError
 from hastore.protocol.ha_link import HEADER_BYTES, REPORT, Confirmed, Data, StreamDecoder
@@ -28,14 +27,15 @@ BUFFER_BYTES = 256 * 1024
 SPLICE_BYTES_MIN = 64 * 1024
 PIPE_BYTES = 1024 * 1024
 _F_SETPIPE_SZ = 1031
+FULL_PAUSE_S = 0.5
 _ONE_SECOND = struct.pack("@ll", 1, 0)
 
 
 class SlaveStream:
-    """One link of a slave to its master, until it breaks.
+    """One link of a slave to its master, until it breaks. HAClient's thread runs it.
 
-    `master_end`: the master's end as it stated in HELLO, an unclean slave is clean when it got
-    there.
+    `master_end` is the master's log end in its HELLO: an unclean slave is clean when its log has
+    reached it. `accepted` are (offset, CRC) of damaged records to accept.
     """
 
     def __init__(
@@ -56,10 +56,12 @@ class SlaveStream:
         self._receiver = Receiver(member, epoch, history)
         self._decoder = StreamDecoder(control_frames=control_frames)
         self._told: Confirmed | None = None
-        # Where replay has come to, whole records end: a head is looked at from the first one on.
+        # A record is known to start where replay has come to: headers are checked from there on.
         self._crcs = CrcCheck(member.store, accepted, member.store.dispatched_offset)
-        self._checked = member.store.max_offset  # what is beyond is not reported
-        self._bulk = False  # long bodies come: take no more than a header of what goes by splice
+        self._checked = (
+            member.store.max_offset
+        )  # the end of the checked part; no report is beyond it
+        self._bulk = False  # long bodies arrive: receive headers alone, so that bodies are spliced
         self._flushed = member.config.ha.ack_point is AckPoint.FLUSHED
         self._heartbeat_ms = member.config.ha.heartbeat_interval_ms
         self._send_lock = threading.Lock()
@@ -76,9 +78,7 @@ class SlaveStream:
             log.debug("shutdown of the link: %s", error)
 
     def run(self) -> None:
-        """Stream until the link ends; ProtocolError when the master erred. Closes the gate
-        behind it.
-        """
+        """Stream until the link ends, then close the gate; ProtocolError when the master erred."""
         member = self._member
         self._open_gate()
         flusher = _FlushReporter(self) if self._flushed else None
@@ -102,16 +102,16 @@ class SlaveStream:
         member = self._member
         with member.gate.lock:
             if member.state.data.promised_epoch != self.epoch:
-                raise ProtocolError(f"epoch {self.epoch} is not the promised one; asking anew")
+                raise ProtocolError(f"epoch {self.epoch} is not the promised one; asking again")
             member.gate.open(self.epoch)
 
     def report(self, now_ms: float | None = None) -> None:
-        """Report the log's end at the ack point, when it grew or a heartbeat is due."""
+        """Report the log's end at the ack point, if it grew or a heartbeat is due."""
         store, gate = self._member.store, self._member.gate
-        # Under the gate: bytes up to an epoch's start are not reported before its entry is taken.
+        # Under the gate, so that an epoch's start is not reported before its entry is taken over.
         with gate.lock:
             if gate.epoch != self.epoch:
-                raise ProtocolError(f"epoch {self.epoch} is superseded; nothing is reported to it")
+                raise ProtocolError(f"epoch {self.epoch} is superseded; nothing is reported in it")
             offset = store.flushed_offset if self._flushed else store.max_offset
             offset = min(offset, self._checked)
         now = self._member.clock.monotonic_ms() if now_ms is None else now_ms
@@ -153,7 +153,7 @@ class SlaveStream:
                 self._take(buffer[:size], heard_ms)
 
     def _room(self, buffer: memoryview) -> memoryview:
-        """Return where to receive up to the next long body alone."""
+        """Return the part of the buffer for the bytes before the next long body."""
         return buffer[: self._decoder.body_left or HEADER_BYTES]
 
     def _take(self, data: memoryview, now_ms: float | None = None) -> None:
@@ -176,7 +176,9 @@ class SlaveStream:
             self._crcs.check(end)
         except DamagedRecordError as damaged:
             self._met_damage(damaged)
-        self._checked = end  # before the look at what is flushed: one of the two threads reports
+        self._checked = (
+            end  # before `flushed_offset` is read, so that one of the two threads reports
+        )
         if not self._flushed or store.flushed_offset > (self._reported or 0):
             self.report(now_ms)
         self._follow_limits()
@@ -184,11 +186,11 @@ class SlaveStream:
             self._note_clean()
 
     def _met_damage(self, damaged: DamagedRecordError) -> None:
-        """End the link before a damaged record is reported."""
+        """End the link, so that the damaged record is not reported."""
         raise damaged
 
     def _check_place(self, offset: int) -> None:
-        """Refuse a frame, heartbeats too, that does not continue this log."""
+        """Refuse a frame or heartbeat that does not continue this log."""
         if offset != self._member.store.max_offset:
             raise ProtocolError(
                 f"the master sends offset {offset}, this log ends at "
@@ -196,7 +198,7 @@ class SlaveStream:
             )
 
     def _splice(self, pipe: "_Pipe") -> bool:
-        """Move a part of the body by splice; False when the socket has ended."""
+        """Move a part of a body by splice; False when the master has closed the link."""
         got = pipe.fill(self._sock.fileno(), self._decoder.body_left)
         if got:
             self._receiver.append_spliced(self._decoder.offset, pipe.drain, got, self._while_full)
@@ -204,7 +206,7 @@ class SlaveStream:
         return got > 0
 
     def _follow_limits(self) -> None:
-        """Take the smaller of what the master told and the own end."""
+        """Set the limits that the master sent, each at most this log's end."""
         told, store = self._told, self._member.store
         if told is None:
             return
@@ -214,31 +216,29 @@ class SlaveStream:
             store.set_limits(confirmed=max(confirmed, known), readable=readable)
 
     def _fall_back(self) -> None:
-        """Without a link readers stop at what is confirmed."""
+        """Set the readable offset back to the confirmed one: the link has ended."""
         store = self._member.store
         store.set_limits(readable=store.confirmed_offset)
 
     def _note_clean(self) -> None:
-        """Drop the unclean mark once the log has reached the end that the master stated in
-        HELLO.
-        """
+        """Clear `unclean`, durably, once the log has reached the end in the master's HELLO."""
         member = self._member
         store = member.store
         master_end = self._master_end
         if master_end is None:
             return
         if not member.state.data.unclean:
-            self._master_end = None  # it stays clean for as long as the link lasts
+            self._master_end = None  # a clean node stays clean while the link lasts
             return
         with member.gate.entered(self.epoch) as mine:
             end = store.flushed_offset if self._flushed else store.max_offset
             if not mine or end < master_end:
                 return
             member.state.save(unclean=False)
-        log.warning("this node is clean again: it holds all up to %d", end)
+        log.warning("this node is clean again: it has the log up to %d", end)
 
     def _while_full(self) -> None:
-        """Keep the link alive while the disk is full."""
+        """Wait, and keep the link alive by reports, while the disk is full."""
         if self._closed:
             raise ProtocolError("the link was closed while the disk was full")
         threading.Event().wait(FULL_PAUSE_S)
@@ -246,7 +246,7 @@ class SlaveStream:
 
 
 class _FlushReporter(Service):
-    """Sync what was received and report it, as often as the disk allows."""
+    """Sync and report the received bytes, as often as the disk allows."""
 
     def __init__(self, stream: SlaveStream) -> None:
         super().__init__("FlushReporter", on_failure=stream._member.on_failure)
@@ -257,14 +257,16 @@ class _FlushReporter(Service):
         stream = self._stream
         store = stream._member.store
         try:
-            reported = 0  # not what is flushed: the flush by interval may have been quicker
+            reported = (
+                0  # not `flushed_offset`: the periodic flush may have moved it without a report
+            )
             while not self.stopping.is_set():
                 if store.wait_beyond(reported, 0.2) > reported:
                     reported = store.flush()
                     stream.report()
                     stream._note_clean()
         except (HastoreError, OSError) as error:
-            log.error("no report any more on this link: %s", error)
+            log.error("this link reports no more: %s", error)
             stream.close()
 
 
@@ -286,13 +288,11 @@ class _Pipe:
         os.close(self._write)
 
     def fill(self, source: int, size: int) -> int:
-        """Take up to `size` bytes out of a socket; 0 at its end, BlockingIOError when it is
-        silent.
-        """
+        """Move up to `size` bytes from a socket; 0 at its end, BlockingIOError without data."""
         return os.splice(source, self._write, min(size, PIPE_BYTES))
 
     def drain(self, target: int, position: int, size: int) -> int:
-        """Put `size` bytes into a file; return how many."""
+        """Move `size` bytes into a file; return `size`."""
         left = size
         while left:
             done = os.splice(self._read, target, left, offset_dst=position)

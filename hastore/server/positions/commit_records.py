@@ -41,7 +41,7 @@ def commit_record(body: CommitBody, now_ms: int) -> bytes:
 
 
 class PullSource(Protocol):
-    """Where commits are read from; implemented by the store's MessageReader."""
+    """The source of commits; implemented by a store's MessageReader."""
 
     def pull(
         self,

@@ -1,1 +1,1 @@
-"""What a master does with a put: validate, deduplicate, give out queue offsets, append."""
+"""The way of a put in the master's store: validate, deduplicate, give out queue offsets, append."""

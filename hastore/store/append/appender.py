@@ -1,8 +1,18 @@
-"""The master's append: many checked records, one joined buffer, one write.
+"""The master's append: the records of many puts, joined and written to the log.
 
-Under the log's lock: look up duplicates, give out queue offsets, join, patch what only the master
-knows (queue offset, physical offset, store time and host) in place, write. Nothing of a put counts
-as given out before the log holds it.
+The appender validates outside the log's lock where it can. Under that lock it looks up duplicates,
+gives out queue offsets, joins the records, fills in the fields that only the master knows (queue
+offset, physical offset, store time and host) and writes. Two ways lead to the same bytes:
+
+    uniform    every payload is a batch of records that are alike (uniform_batch.py), none of them
+               was put before, and all fit into the current file: one write
+    mixed      all other puts, record by record (validation.py): one write, or several if the
+               current file has no room
+
+A queue offset or a sequence number counts as given out only after the log holds its record. Once
+`put` returns, the records are in the page cache: they survive kill -9, not yet a power loss.
+
+The API's thread and the retention of positions call `put`, under the node's write gate.
 """
 
 import logging
@@ -48,21 +58,24 @@ class Replay(Protocol):
 
     @property
     def dispatched_offset(self) -> int:
-        """Return the offset below which queue offsets and deduplication window are complete."""
+        """Return the offset up to which queue offsets and deduplication window are complete."""
         ...
 
     @property
     def blocked_reason(self) -> str | None:
-        """Return why replay stands still; None while it works."""
+        """Return why replay is stuck; None while it works."""
         ...
 
     def wait_dispatched(self, offset: int, timeout_s: float) -> bool:
-        """Wait until replay has reached `offset`; whether it has within the time."""
+        """Wait until replay has reached `offset`; False if it has not after `timeout_s`."""
         ...
 
 
 class _MixedAppend:
-    """What one append will hold, gathered record by record."""
+    """The records of one append, gathered record by record. Used under the log's lock.
+
+    `take` each payload, write `patched` to the log, then `settle`.
+    """
 
     def __init__(
         self, log: CommitLog, window: DedupWindow, table: QueueOffsetTable, now_ms: int
@@ -71,15 +84,15 @@ class _MixedAppend:
         self.size = 0
         self.pieces: list[bytes] = []
         self.patches: list[tuple[int, int, int]] = []  # position, queue offset, sysFlag
-        self.advanced: dict[tuple[bytes, int], int] = {}
-        self.fresh: dict[tuple[bytes, int], PutResult] = {}
+        self.advanced: dict[tuple[bytes, int], int] = {}  # (topic, queue) -> next queue offset
+        self.fresh: dict[tuple[bytes, int], PutResult] = {}  # by (producer, sequence number)
         self._log = log
         self._window = window
         self._table = table
         self._now_ms = now_ms
 
     def take(self, payload: bytes, entries: list[ValidRecord | PutResult]) -> list[PutResult]:
-        """Take what is to be stored of a payload; returns the results of all its records."""
+        """Add the records of a payload that are to be stored; returns the results of all."""
         out: list[PutResult] = []
         kept: list[ValidRecord] = []
         start, position, now_ms = self.start, self.size, self._now_ms
@@ -102,12 +115,12 @@ class _MixedAppend:
                 if queue_offset is None:
                     out.append(self._no_queue(topic, queue_id))
                     continue
-            if flags & FLAG_PREPARED:  # prepared and rollback have no place in the queue
+            if flags & FLAG_PREPARED:  # prepared and rollback records are in no queue
                 queue_offset = 0
             else:
                 advanced[key] = queue_offset + 1
-            place = start + position
-            result = PutResult(_OK, place, place + size, queue_id, queue_offset, now_ms)
+            offset = start + position
+            result = PutResult(_OK, offset, offset + size, queue_id, queue_offset, now_ms)
             out.append(result)
             kept.append(entry)
             patches.append((position, queue_offset, flags))
@@ -122,7 +135,7 @@ class _MixedAppend:
         return out
 
     def patched(self, host: Host) -> bytearray:
-        """Return the joined records, with what only the master knows filled in."""
+        """Return the joined records, with the fields that only the master knows."""
         buffer = bytearray().join(self.pieces)
         form = STORE_IPV6 if host.is_ipv6 else STORE_IPV4
         stamp = form.pack(self._now_ms, host.address, host.port)
@@ -138,15 +151,15 @@ class _MixedAppend:
         return buffer
 
     def settle(self, end: int) -> None:
-        """Count it as given out: the log holds it up to `end`."""
+        """Count queue offsets and sequence numbers as given out; the log ends at `end`."""
         self._table.take(self.advanced, end)
         self._window.add_all(self.fresh, end)
 
     def _known(self, producer: tuple[bytes, int], size: int, queue_id: int) -> PutResult | None:
         """Return the result of a record that was put before; None for a new one."""
-        twin = self.fresh.get(producer)
-        if twin is not None:
-            return replace(twin, duplicate=True)
+        earlier = self.fresh.get(producer)  # of the same put
+        if earlier is not None:
+            return replace(earlier, duplicate=True)
         seen = self._window.find(*producer)
         if seen is Verdict.NEW:
             return None
@@ -160,7 +173,7 @@ class _MixedAppend:
             return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
         try:
             view = self._log.view(seen, MIN_RECORD_SIZE)
-        except OSError as failure:  # it is stored all the same
+        except OSError as failure:  # the record is stored nevertheless
             log.error("the original of a duplicate at offset %d cannot be read: %s", seen, failure)
             return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
         with view as raw:
@@ -179,7 +192,7 @@ class _MixedAppend:
 
 
 class Appender:
-    """Append what clients put; thread-safe."""
+    """Append the records that clients put; thread-safe."""
 
     def __init__(
         self,
@@ -204,11 +217,16 @@ class Appender:
     def put(
         self, payloads: Sequence[bytes]
     ) -> tuple[Sequence[Results], int, int, bytearray | None]:
-        """Append all valid records of all payloads; returns results, and the range appended.
+        """Append the valid records of all payloads.
 
-        Where all of it went by one write, its bytes are returned as well.
-        StoreFullError, StoreBrokenError, or StoreError while replay lags: nothing was appended.
-        What fails later than that is in the results: nobody may be refused what may be stored.
+        Returns the results by payload, the start and end of the bytes appended (blanks included),
+        and these bytes if the append was uniform.
+
+        StoreFullError, StoreBrokenError and StoreError (also for a replay that does not reach the
+        log's end in 5 s) mean that this call appended no record. A failure after some records were
+        appended, or one that may have left records in the log, is not raised: the results say for
+        each record whether it is stored, because a record that may be stored must not be refused.
+        Any other exception is a defect, and says nothing about the log.
         """
         validate_uniform = self._validator.validate_uniform
         batches = [validate_uniform(payload) for payload in payloads]
@@ -222,7 +240,7 @@ class Appender:
                 self._adopt(start)
             self.last_store_timestamp_ms = now_ms = max(
                 self._clock.wall_ms(),
-                self.last_store_timestamp_ms,  # never back, whatever the wall clock does
+                self.last_store_timestamp_ms,  # never goes back, even if the wall clock does
                 table.last_store_timestamp_ms,
             )
             try:
@@ -231,32 +249,41 @@ class Appender:
                     results, data = appended
                     return results, start, log.max_offset, data
                 validated = self._append_validated(payloads, now_ms)
-            except StoreUncertainError as failure:  # of one write for all of them
+            except StoreUncertainError as failure:  # there was one write for all records
                 validated = [
                     _not_stored(entries, Status.TIMEOUT, failure)
                     for _, entries in map(self._validator.validate, payloads)
                 ]
-            except OSError as failure:  # an older record, say, that a retry is compared with
+            except OSError as failure:  # the next file could not be opened, for one
                 raise StoreError(f"nothing was appended: {failure}") from failure
             return validated, start, log.max_offset, None
 
     def _wait_for_replay(self, end: int) -> None:
-        """Wait until queue offsets and window know the log up to `end`."""
+        """Wait until queue offsets and deduplication window cover the log up to `end`."""
         if not self._replay.wait_dispatched(end, _REPLAY_TIMEOUT_S):
             reason = self._replay.blocked_reason or "replay has not reached the log's end yet"
-            raise StoreError(f"queue offsets are not known: {reason}")
+            raise StoreError(f"the next queue offsets are not known yet: {reason}")
 
     def _adopt(self, end: int) -> None:
-        """Go on from replay: it has reached the end (a blank at the end is in no batch)."""
+        """Move queue offsets and deduplication window to the log's end, if replay has reached it.
+
+        Replay hands them records only, so they stop before a blank at the end.
+        """
         if self._replay.dispatched_offset < end:
-            raise StoreError("queue offsets are not known: the log grew from elsewhere")
+            raise StoreError(
+                "the next queue offsets are not known yet: others appended to the log meanwhile"
+            )
         self._table.advance(end)
         self._window.advance(end)
 
     def _append_uniform(
         self, batches: Sequence[UniformBatch | None], now_ms: int
     ) -> tuple[list[UniformResults], bytearray] | None:
-        """Append to the present file; None, and nothing is stored, unless all are new batches."""
+        """Append to the current file by one write; returns the results and the bytes.
+
+        None, with nothing appended, unless each payload is a uniform batch of new records, and all
+        of them fit into the file.
+        """
         log = self._log
         start = log.max_offset
         append = UniformAppend(start, self._window, self._table, now_ms)
@@ -272,7 +299,7 @@ class Appender:
         return append.results, data
 
     def _append_validated(self, payloads: Sequence[bytes], now_ms: int) -> list[list[PutResult]]:
-        """Append record by record: some are not uniform, were put before, or need a new file."""
+        """Append payloads that are not all uniform, were put before, or need a new file."""
         log = self._log
         validated = [self._validator.validate(payload) for payload in payloads]
         size = sum([len(payload) for payload, _ in validated])
@@ -281,43 +308,47 @@ class Appender:
         return self._append_rolling(validated, now_ms)
 
     def _append(self, validated: Sequence[ValidatedPayload], now_ms: int) -> list[list[PutResult]]:
-        """Append to the present file, which has room for all of it."""
-        log, table, window = self._log, self._table, self._window
-        batch = _MixedAppend(log, window, table, now_ms)
-        results = [batch.take(payload, entries) for payload, entries in validated]
-        if batch.size:
-            log.record_end = log.append(batch.patched(self._host))
-            batch.settle(log.record_end)
+        """Append to the current file, which has room for all payloads, by one write."""
+        log = self._log
+        append = _MixedAppend(log, self._window, self._table, now_ms)
+        results = [append.take(payload, entries) for payload, entries in validated]
+        if append.size:
+            log.record_end = log.append(append.patched(self._host))
+            append.settle(log.record_end)
         return results
 
     def _append_rolling(
         self, validated: Sequence[ValidatedPayload], now_ms: int
     ) -> list[list[PutResult]]:
-        """Append with at least one blank between: a payload that fits in a file is never split."""
+        """Append payloads that need at least one more file, each by a write of its own.
+
+        A payload is split only if it is larger than a file. After a failure the later payloads are
+        not tried: none may overtake the one that failed.
+        """
         log = self._log
         start = log.max_offset
         results: list[list[PutResult]] = [[] for _ in validated]
         parts = _parts(validated, log.file_size - BLANK_SIZE)
-        for number, (place, part) in enumerate(parts):
+        for number, (index, part) in enumerate(parts):
             try:
                 takes = any(isinstance(entry, ValidRecord) for entry in part[1])
                 if takes and log.room(len(part[0])):
                     log.roll()
                     self._adopt_blank()
-                results[place] += self._append([part], now_ms)[0]
+                results[index] += self._append([part], now_ms)[0]
             except (StoreError, OSError) as failure:
                 uncertain = isinstance(failure, StoreUncertainError)
                 if log.max_offset == start and not uncertain:
                     raise
                 status = Status.TIMEOUT if uncertain else Status.SERVICE_NOT_AVAILABLE
-                results[place] += _not_stored(part[1], status, failure)
-                # Nor may anything overtake it: what comes behind is not even tried.
+                results[index] += _not_stored(part[1], status, failure)
                 for later, (_, entries) in parts[number + 1 :]:
                     results[later] += _not_stored(entries, Status.SERVICE_NOT_AVAILABLE, failure)
                 break
         return results
 
     def _adopt_blank(self) -> None:
+        """Move queue offsets and deduplication window past the blank that was appended."""
         end = self._log.max_offset
         self._log.record_end = end
         self._table.advance(end)
@@ -325,25 +356,25 @@ class Appender:
 
 
 def _parts(validated: Sequence[ValidatedPayload], limit: int) -> list[tuple[int, ValidatedPayload]]:
-    """Return each payload with its place; one larger than a file record by record."""
+    """Return each payload with its index; a payload larger than a file record by record."""
     parts: list[tuple[int, ValidatedPayload]] = []
-    for place, (payload, entries) in enumerate(validated):
+    for index, (payload, entries) in enumerate(validated):
         if len(payload) <= limit:
-            parts.append((place, (payload, entries)))
+            parts.append((index, (payload, entries)))
             continue
         for entry in entries:
             piece = b""
             if isinstance(entry, ValidRecord):
                 piece = payload[entry.at : entry.at + entry.size]
                 entry = entry._replace(at=0)
-            parts.append((place, (piece, [entry])))
+            parts.append((index, (piece, [entry])))
     return parts
 
 
 def _not_stored(
     entries: Sequence[ValidRecord | PutResult], status: Status, failure: Exception
 ) -> list[PutResult]:
-    """Return results for what the log did not take; a record that was refused before stays so."""
+    """Return the results of a payload whose write failed; records refused before stay refused."""
     reason = str(failure)
     return [
         entry if isinstance(entry, PutResult) else PutResult(status, reason=reason)

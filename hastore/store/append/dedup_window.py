@@ -1,11 +1,16 @@
-"""The idempotence window: each producer's last 1 024 sequence numbers, and where their records lie.
+"""The deduplication window: the latest sequence numbers of each producer, with their offsets.
 
-A producer names itself and its n-th message in the properties HS_PID and HS_SEQ. The master feeds
-the window at put, replay feeds it everywhere else, both in the log's order; so any node can answer
-a retry. A sequence number at or below one that has left the window cannot be told from a new one,
-and is refused.
+A producer numbers its messages (record/producer.py). The master adds the records of each put, and
+replay adds those of the log wherever no put did, both in the log's order. So every node can answer
+a retry, even one of a put to another master.
 
-Snapshot, `<root>/hastore/idempotence`, so that a start needs not read the whole log:
+The window holds at least the last 1024 numbers of each producer. A number that is neither in the
+window nor above every number that has left it may be stored already, and its put is refused.
+
+Threads that put hold the log's lock; replay, housekeeping, retention and cuts call from others.
+`_guard` protects the producers, `_saving` the snapshot; `_saving` is taken first.
+
+The snapshot, `<root>/hastore/idempotence`, spares a start from reading the whole log:
     magic "HSIW" 4 | version 4 | end offset 8 | producers 4
     each: id length 2, id | floor 8 | count 4 | count x (sequence 8) | count x (offset 8)
     CRC-32 of all before 4
@@ -15,7 +20,6 @@ import enum
 import struct
 import sys
 import threading
-import zlib
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
@@ -25,27 +29,27 @@ from hastore.record.producer import PID_MARK, producer_of
 from hastore.store.append.results import PutResult
 from hastore.store.derived.contract import Dispatched, RecordColumns
 from hastore.store.fs.filesystem import FileSystem
+from hastore.store.state.crc_frame import CrcFrame
 
 WINDOW = 1024  # sequence numbers of each producer
-_MAX_PRODUCERS = 4096  # the one that wrote least recently goes; at most 64 MiB in all
-_SNAPSHOT_STEP_BYTES = 16 << 20  # of log: how much a start after a crash has to read again
-_HEAD = struct.Struct(">4sIqI")
+# Beyond this the producer that wrote least recently is dropped: 128 MiB, 64 MiB in the snapshot.
+_MAX_PRODUCERS = 4096
+_SNAPSHOT_STEP_BYTES = 16 << 20  # log bytes between snapshots: a start after a crash reads them
+_FRAME = CrcFrame(b"HSIW", 1)
+_HEAD = struct.Struct(">qI")
 _PRODUCER = struct.Struct(">qI")
 _LENGTH = struct.Struct(">H")
-_CRC = struct.Struct(">I")
-_MAGIC = b"HSIW"
-_VERSION = 1
 
 
 class Verdict(enum.Enum):
-    """What the window knows of a sequence number that it does not hold."""
+    """What the window says of a sequence number that it does not hold."""
 
     NEW = "not seen"
     FORGOTTEN = "older than the window"
 
 
 class ProducerWindow:
-    """One producer: `sequences[i]` lies at `offsets[i]`, in the log's order."""
+    """The latest records of one producer in the log's order: `sequences[i]` is at `offsets[i]`."""
 
     __slots__ = ("floor", "offsets", "sequences", "top")
 
@@ -53,10 +57,10 @@ class ProducerWindow:
         self.sequences = array("q")
         self.offsets = array("q")
         self.floor = -1  # the greatest sequence number that has left the window
-        self.top = -1  # the greatest one there is
+        self.top = -1  # the greatest sequence number in the log
 
     def add(self, sequence: int, offset: int) -> None:
-        """Take the next record."""
+        """Add the next record."""
         self.sequences.append(sequence)
         self.offsets.append(offset)
         self.top = max(self.top, sequence)
@@ -64,7 +68,7 @@ class ProducerWindow:
             self.trim()
 
     def extend(self, sequences: Sequence[int], offsets: Sequence[int]) -> None:
-        """Add many, as `add` would."""
+        """Add many records, with the same result as `add` for each."""
         top = max(sequences)
         if top > self.top:
             self.top = top
@@ -79,7 +83,7 @@ class ProducerWindow:
         self.offsets.extend(offsets[at:] if at else offsets)
 
     def trim(self) -> None:
-        """Let go of all but the last `WINDOW`."""
+        """Drop all but the last `WINDOW` records."""
         gone = len(self.sequences) - WINDOW
         if gone > 0:
             self.floor = max(self.floor, max(self.sequences[:gone]))
@@ -96,7 +100,7 @@ class ProducerWindow:
         self.top = max(self.floor, max(self.sequences, default=-1))
 
     def find(self, sequence: int) -> int | None:
-        """Return the offset of a sequence number in the window."""
+        """Return the offset of a sequence number; None if the window does not hold it."""
         if sequence > self.top:
             return None
         try:
@@ -106,15 +110,15 @@ class ProducerWindow:
 
 
 class DedupWindow:
-    """The windows of all producers: a Dispatcher. Thread-safe."""
+    """The windows of all producers; a Dispatcher. Thread-safe."""
 
     def __init__(self, fs: FileSystem, root: str) -> None:
         self._fs = fs
         self._path = f"{root}/hastore/idempotence"
         self._guard = threading.Lock()
-        self._saving = threading.RLock()  # of the snapshot; taken before the guard
+        self._saving = threading.RLock()
         self._producers: OrderedDict[bytes, ProducerWindow] = OrderedDict()
-        self.end_offset = 0  # all records below were taken
+        self.end_offset = 0  # all records below it were added
         self._snapshot_end = 0
         self._snapshot_step = _SNAPSHOT_STEP_BYTES
 
@@ -122,15 +126,16 @@ class DedupWindow:
         return len(self._producers)
 
     def is_new(self, producer: tuple[bytes, int]) -> bool:
-        """Whether a sequence number is above all that are known; takes no lock.
+        """Whether a sequence number is above all that its producer has used; takes no lock.
 
-        The quick answer for nearly every record; exact while the caller keeps others from adding.
+        True for nearly every record. Exact only while the caller keeps others from adding: a put
+        holds the log's lock, and replay has passed the log's end.
         """
         known = self._producers.get(producer[0])
         return known is None or producer[1] > known.top
 
     def find(self, producer: bytes, sequence: int) -> int | Verdict:
-        """Return the offset of the record that has this sequence number, or what is known of it."""
+        """Return the offset of the record with this sequence number, or a Verdict."""
         with self._guard:
             known = self._producers.get(producer)
             if known is None:
@@ -143,7 +148,7 @@ class DedupWindow:
             return Verdict.FORGOTTEN if sequence <= known.floor else Verdict.NEW
 
     def add_all(self, fresh: Mapping[tuple[bytes, int], PutResult], end_offset: int) -> None:
-        """Take the records of one put, which the log now holds up to `end_offset`."""
+        """Add the records of a put by their results; the log now ends at `end_offset`."""
         with self._guard:
             for (producer, sequence), result in fresh.items():
                 if result.offset is not None and result.offset >= self.end_offset:
@@ -151,20 +156,21 @@ class DedupWindow:
             self.end_offset = max(self.end_offset, end_offset)
 
     def top(self, producer: bytes) -> int:
-        """Return a producer's greatest sequence number, -1 for a new one; like `is_new`."""
+        """Return a producer's greatest sequence number, -1 for a new one; see `is_new`."""
         known = self._producers.get(producer)
         return -1 if known is None else known.top
 
     def add_runs(
         self, runs: Iterable[tuple[bytes, Sequence[int], Sequence[int]]], end_offset: int
     ) -> None:
-        """Take the records of one put, which the log now holds up to `end_offset`, by producer.
+        """Add the records of a put by producer; the log now ends at `end_offset`.
 
-        Each run is (producer, sequence numbers, offsets); its numbers rise, above all known ones.
+        Each run is (producer, sequence numbers, offsets). Its numbers rise, and are above all that
+        the producer has used.
         """
         with self._guard:
             for producer, sequences, offsets in runs:
-                if offsets[0] < self.end_offset:  # replay was quicker
+                if offsets[0] < self.end_offset:  # replay was faster, and added some of them
                     taken = bisect_left(offsets, self.end_offset)
                     sequences, offsets = sequences[taken:], offsets[taken:]
                     if not sequences:
@@ -173,11 +179,11 @@ class DedupWindow:
             self.end_offset = max(self.end_offset, end_offset)
 
     def advance(self, end_offset: int) -> None:
-        """Say that every record below `end_offset` was taken."""
+        """Set the end: every record below `end_offset` was added."""
         self.end_offset = end_offset
 
     def _known(self, producer: bytes) -> ProducerWindow:
-        """Return a producer as the one that wrote last."""
+        """Return a producer's window, new if need be, and make it the most recent one."""
         known = self._producers.get(producer)
         if known is None:
             known = self._producers[producer] = ProducerWindow()
@@ -190,8 +196,8 @@ class DedupWindow:
     # -- replay -----------------------------------------------------------------------------------
 
     def load(self, offset: int, synced: bool) -> int:
-        """Read the snapshot; returns the offset from which the log is needed: its end, or 0."""
-        del synced  # the snapshot is replaced durably and names its own end
+        """Read the snapshot; returns the offset up to which it knows the log, 0 without one."""
+        del synced  # the snapshot is replaced durably, and holds its own end
         with self._guard:
             self._producers.clear()
             self.end_offset = self._snapshot_end = 0
@@ -202,12 +208,12 @@ class DedupWindow:
             stale = self.end_offset > offset
             if stale:
                 self._cut(offset)
-        if stale:  # the snapshot must not outlive the records it knows
+        if stale:  # the snapshot must not name records that were cut
             self.save()
         return self.end_offset
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
-        """Take what replay found; records taken at put are ignored."""
+        """Add the records of replay, without those that a put has added."""
         with self._guard:
             if isinstance(batch, RecordColumns) and self._take_columns(batch):
                 return
@@ -215,7 +221,7 @@ class DedupWindow:
                 self._take_each(batch)
 
     def _take_each(self, batch: Sequence[Dispatched]) -> None:
-        """Take a batch's records in order, at once those of a producer that follow each other."""
+        """Add records one by one; consecutive records of a producer are added together."""
         end, producer = self.end_offset, b""
         sequences: list[int] = []
         offsets: list[int] = []
@@ -225,7 +231,7 @@ class DedupWindow:
                 continue
             try:
                 found = producer_of(properties)
-            except ValueError:  # another master's record: its properties are its own affair
+            except ValueError:  # RocketMQ stores any value
                 continue
             if found is None:
                 continue
@@ -240,13 +246,13 @@ class DedupWindow:
         self.end_offset = batch[-1].end_offset
 
     def _take_columns(self, batch: RecordColumns) -> bool:
-        """Take a batch by producer; False when only its records one by one tell all."""
+        """Add a batch by producer; False if its records must be added one by one."""
         if batch.end_offset <= self.end_offset:
             return True
         if batch.start_offset < self.end_offset:
             return False
         runs = batch.producer_runs()
-        if len(self._producers) + len(runs) > _MAX_PRODUCERS:  # the order says which one goes
+        if len(self._producers) + len(runs) > _MAX_PRODUCERS:  # the order decides which one goes
             return False
         for run in runs:
             self._known(run.producer).extend(run.sequences, run.offsets)
@@ -254,7 +260,7 @@ class DedupWindow:
         return True
 
     def truncate(self, log_end: int) -> None:
-        """Forget the records at or beyond `log_end`, durably."""
+        """Forget records at or beyond `log_end`, durably."""
         with self._saving:
             with self._guard:
                 if self.end_offset > log_end:
@@ -272,7 +278,7 @@ class DedupWindow:
         self.end_offset = min(self.end_offset, log_end)
 
     def flush(self) -> None:
-        """Write a snapshot when the log has grown enough since the last one."""
+        """Write a snapshot if the log has grown enough since the last one. Raises OSError."""
         if self.end_offset - self._snapshot_end >= self._snapshot_step:
             self.save()
 
@@ -285,7 +291,7 @@ class DedupWindow:
             self.save()
 
     def delete_before(self, min_offset: int) -> None:
-        """Keep all: a retry is recognised even when retention took its record."""
+        """Keep everything: a retry is recognised even after retention removed its record."""
 
     def close(self) -> None:
         """Hold no file."""
@@ -293,8 +299,8 @@ class DedupWindow:
     # -- snapshot ---------------------------------------------------------------------------------
 
     def save(self) -> None:
-        """Write the snapshot, durably and atomically; one thread at a time. Raises OSError."""
-        with self._saving:  # housekeeping and retention have one temporary file
+        """Write the snapshot, durably and atomically. Raises OSError."""
+        with self._saving:  # there is one temporary file for housekeeping, retention and cuts
             with self._guard:
                 raw, end = self._dump(), self.end_offset
             self._fs.replace_bytes(self._path, raw)
@@ -302,12 +308,15 @@ class DedupWindow:
             self._snapshot_step = max(_SNAPSHOT_STEP_BYTES, 4 * len(raw))
 
     def save_before(self, min_offset: int) -> None:
-        """Write the snapshot if a start would need the log below `min_offset`, which goes now."""
+        """Write the snapshot if a start would need the log below `min_offset`, about to be removed.
+
+        Raises OSError.
+        """
         if self._snapshot_end < min_offset:
             self.save()
 
     def _dump(self) -> bytes:
-        parts = [_HEAD.pack(_MAGIC, _VERSION, self.end_offset, len(self._producers))]
+        parts = [_HEAD.pack(self.end_offset, len(self._producers))]
         for producer, known in self._producers.items():
             known.trim()
             parts += (
@@ -317,25 +326,23 @@ class DedupWindow:
                 _big_endian(known.sequences).tobytes(),
                 _big_endian(known.offsets).tobytes(),
             )
-        body = b"".join(parts)
-        return body + _CRC.pack(zlib.crc32(body))
+        return _FRAME.pack_parts(parts)
 
     def _restore(self, raw: bytes) -> bool:
-        if len(raw) < _HEAD.size + 4 or _CRC.unpack(raw[-4:])[0] != zlib.crc32(raw[:-4]):
+        content = _FRAME.unpack(raw)
+        if content is None:
             return False
-        magic, version, end, count = _HEAD.unpack_from(raw)
-        if magic != _MAGIC or version != _VERSION:
-            return False
+        end, count = _HEAD.unpack_from(content)
         at = _HEAD.size
         for _ in range(count):
-            (length,) = _LENGTH.unpack_from(raw, at)
-            producer = raw[at + 2 : at + 2 + length]
+            (length,) = _LENGTH.unpack_from(content, at)
+            producer = bytes(content[at + 2 : at + 2 + length])
             at += 2 + length
             known = ProducerWindow()
-            known.floor, entries = _PRODUCER.unpack_from(raw, at)
+            known.floor, entries = _PRODUCER.unpack_from(content, at)
             at += _PRODUCER.size
             for part in (known.sequences, known.offsets):
-                part.frombytes(raw[at : at + 8 * entries])
+                part.frombytes(content[at : at + 8 * entries])
                 at += 8 * entries
             known.sequences = _big_endian(known.sequences)
             known.offsets = _big_endian(known.offsets)
@@ -346,7 +353,7 @@ class DedupWindow:
 
 
 def _big_endian(values: "array[int]") -> "array[int]":
-    """Return the values in the other byte order on a little-endian machine: its own inverse."""
+    """Swap native and big-endian byte order; a second call swaps back."""
     swapped = array("q", values)
     if sys.byteorder == "little":
         swapped.byteswap()

@@ -1,4 +1,4 @@
-"""The next queue offset of every queue: what a master gives the next message."""
+"""The next queue offset of every queue, which the master gives to the next message."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -10,35 +10,38 @@ Ranges = dict[str, dict[int, tuple[int, int]]]
 
 
 class QueueOffsetTable:
-    """Topic and queue to next queue offset: a Dispatcher, after the consume queues.
+    """The next queue offset by topic and queue; a Dispatcher that comes after the consume queues.
 
-    It starts from the consume queues; then the master feeds it at put, replay elsewhere, both in
-    the log's order. `end_offset` says up to where: a put waits until that is the log's end.
+    It starts from the consume queues. Then the master adds the records of each put, and replay
+    those of the log wherever no put did, both in the log's order. `end_offset` is the offset up to
+    which records were added: a put waits until that is the log's end.
+
+    A put reads it under the log's lock; `_guard` protects changes by puts, replay and cuts.
     """
 
     def __init__(self, ranges: Callable[[], Ranges], default_queues: int) -> None:
-        """Prepare; `ranges()` returns what the consume queues hold."""
+        """Prepare; `ranges()` returns the first and next offset of every consume queue."""
         self._ranges = ranges
         self._default_queues = default_queues
         self._guard = threading.Lock()
         self._next: dict[tuple[bytes, int], int] = {}
         self._queues: dict[bytes, int] = {}
         self.end_offset = 0
-        self.last_store_timestamp_ms = 0  # of the records taken by replay
+        self.last_store_timestamp_ms = 0  # of the records that replay added
 
     def next(self, topic: bytes, queue_id: int) -> int | None:
-        """Return the next queue offset; None for a queue that a put may not use."""
+        """Return the next queue offset; None for a queue number that a put may not use."""
         known = self._next.get((topic, queue_id))
         if known is not None:
             return known
         return 0 if 0 <= queue_id < self.count(topic) else None
 
     def count(self, topic: bytes) -> int:
-        """Return the number of queues: `default_queues`, or more where the log has more."""
+        """Return the number of queues of a topic: `default_queues`, or more if the log has more."""
         return max(self._default_queues, self._queues.get(topic, 0))
 
     def take(self, advanced: dict[tuple[bytes, int], int], end_offset: int) -> None:
-        """Take what a put gave out, once the log holds it."""
+        """Set the next offsets after a put, once the log holds its records."""
         with self._guard:
             self._next.update(advanced)
             for topic, queue_id in advanced:
@@ -55,7 +58,7 @@ class QueueOffsetTable:
         return offset
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
-        """Take what replay found; records taken at put are ignored."""
+        """Add the records of replay, without those that a put has added."""
         with self._guard:
             if isinstance(batch, RecordColumns) and self._take_columns(batch):
                 return
@@ -65,7 +68,7 @@ class QueueOffsetTable:
                     continue
                 flags = record.sys_flag
                 step, base = 1, record.queue_offset
-                if flags & FLAG_PREPARED:  # prepared and rollback: no place in the queue
+                if flags & FLAG_PREPARED:  # prepared and rollback records are in no queue
                     continue
                 if flags & FLAG_INNER_BATCH and (inner := inner_batch_of(record)) is not None:
                     base, step = inner
@@ -77,7 +80,7 @@ class QueueOffsetTable:
                 )
 
     def _take_columns(self, batch: RecordColumns) -> bool:
-        """Take a batch by queue; False when only its records one by one tell all."""
+        """Add a batch by queue; False if its records must be added one by one."""
         if self.end_offset < batch.end_offset:
             if batch.has_inner_batches or batch.start_offset < self.end_offset:
                 return False
@@ -90,11 +93,11 @@ class QueueOffsetTable:
         return True
 
     def truncate(self, log_end: int) -> None:
-        """Start anew from the consume queues, which were cut before."""
+        """Start again from the consume queues, which were cut before."""
         self._rebuild(min(log_end, self.end_offset))
 
     def flush(self) -> None:
-        """Hold nothing that a restart would miss."""
+        """Do nothing: a restart reads the consume queues."""
 
     def reset(self) -> None:
         """Forget everything."""
@@ -104,13 +107,13 @@ class QueueOffsetTable:
             self.end_offset = 0
 
     def delete_before(self, min_offset: int) -> None:
-        """Keep all: a queue's next offset outlives its records."""
+        """Keep everything: a queue's next offset outlives its records."""
 
     def close(self) -> None:
         """Hold no file."""
 
     def advance(self, offset: int) -> None:
-        """Say that the log goes on at `offset` (a blank, or a new beginning, lies before it)."""
+        """Move the end to `offset`: a blank ends there, or the log begins there anew."""
         self.end_offset = max(self.end_offset, offset)
 
     def _rebuild(self, end_offset: int) -> None:

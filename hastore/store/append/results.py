@@ -1,4 +1,4 @@
-"""What each record of a put gets back."""
+"""The results of a put: one for each record, in the records' order."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -6,17 +6,22 @@ from typing import overload
 
 from hastore.errors import Status
 
-# One enum all the way to the user. Of a record: PUT_OK, MESSAGE_ILLEGAL,
-# PROPERTIES_SIZE_EXCEEDED, SERVICE_NOT_AVAILABLE when the disk filled up or failed within a put,
-# or TIMEOUT when it may be stored: the write failed, and so did its clearing.
-
 
 @dataclass(slots=True)
 class PutResult:
-    """One record's result; offsets are None when it is not in the log.
+    """The result of one record; `offset` is None unless it is known to be in the log.
 
-    A duplicate has the place of its original, and is as good as that: confirmed when that is. Its
-    `queue_offset` and `store_timestamp_ms` are None when retention has taken the original.
+    A duplicate has the offsets of its original, and is confirmed when that is. Its `queue_offset`
+    and `store_timestamp_ms` are None if the original was removed or cannot be read.
+
+    `status` is one of
+        PUT_OK                       in the log
+        MESSAGE_ILLEGAL,             refused, as every master would; but a sequence number older
+        PROPERTIES_SIZE_EXCEEDED     than the deduplication window may be in the log already
+        SERVICE_NOT_AVAILABLE        not stored: the disk was full or failed, after other records
+                                     of the same put were, or may have been, stored
+        TIMEOUT                      unknown: the write failed, and the bytes that it left in the
+                                     file could not be cleared
     """
 
     status: Status
@@ -30,7 +35,10 @@ class PutResult:
 
 
 class UniformResults(Sequence[PutResult]):
-    """The results of a run, all of it stored, none a duplicate; as columns, or one by one."""
+    """The results of a uniform batch, as columns: every record is stored, none is a duplicate.
+
+    As a sequence it makes a PutResult for each index.
+    """
 
     __slots__ = ("end_offset", "offsets", "queue_ids", "queue_offsets", "store_timestamp_ms")
 
@@ -52,24 +60,24 @@ class UniformResults(Sequence[PutResult]):
         return len(self.offsets)
 
     @overload
-    def __getitem__(self, place: int) -> PutResult: ...
+    def __getitem__(self, index: int) -> PutResult: ...
 
     @overload
-    def __getitem__(self, place: slice) -> list[PutResult]: ...
+    def __getitem__(self, index: slice) -> list[PutResult]: ...
 
-    def __getitem__(self, place: int | slice) -> PutResult | list[PutResult]:
-        if isinstance(place, slice):
-            return list(self)[place]
-        place = range(len(self.offsets))[place]
-        last = place + 1 == len(self.offsets)
+    def __getitem__(self, index: int | slice) -> PutResult | list[PutResult]:
+        if isinstance(index, slice):
+            return list(self)[index]
+        index = range(len(self.offsets))[index]
+        last = index + 1 == len(self.offsets)
         return PutResult(
             Status.PUT_OK,
-            self.offsets[place],
-            self.end_offset if last else self.offsets[place + 1],
-            self.queue_ids[place],
-            self.queue_offsets[place],
+            self.offsets[index],
+            self.end_offset if last else self.offsets[index + 1],
+            self.queue_ids[index],
+            self.queue_offsets[index],
             self.store_timestamp_ms,
         )
 
     def __iter__(self) -> Iterator[PutResult]:
-        return (self[place] for place in range(len(self.offsets)))
+        return (self[index] for index in range(len(self.offsets)))

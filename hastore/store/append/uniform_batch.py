@@ -1,8 +1,11 @@
-"""The quick way of a put: a payload whose records are alike, as a producer's frame mostly is.
+"""The fast path of a put: a payload whose records are alike, as in most frames of a producer.
 
-Alike: V1, IPv4, one topic, one producer with rising sequence numbers (or none), nothing that asks
-for more than a place in a queue. The checks are those of
-`PutValidator.validate`, which takes what is not alike, and what fails here: it says why.
+A batch is uniform if its records are V1 between IPv4 hosts, of one topic, and of one producer with
+rising sequence numbers or of none, and if no sysFlag asks for more than the next queue offset.
+`read_uniform_batch` makes the checks of `PutValidator.validate`, but gives no reasons: that method
+takes every other payload, and says what is wrong. `UniformAppend` gives the records their offsets.
+
+A test holds both paths against each other: the same results, the same bytes in the log.
 """
 
 from collections.abc import Set
@@ -41,7 +44,7 @@ _SEQUENCE = b"\x02" + SEQ + b"\x01"
 
 
 class UniformBatch(msgspec.Struct, frozen=True, gc=False):
-    """Records that passed, as columns: where each begins in the payload, and what it asks for."""
+    """The records of a valid payload, as columns; `starts` are their places in the payload."""
 
     payload: bytes
     topic: bytes
@@ -54,15 +57,16 @@ class UniformBatch(msgspec.Struct, frozen=True, gc=False):
 def read_uniform_batch(
     topics: Set[bytes], max_body: int, max_record: int, payload: bytes
 ) -> UniformBatch | None:
-    """Check a payload; None when it is no run of alike records, or one of them is not right.
+    """Validate a payload; None if it is no uniform batch, or has an invalid record.
 
-    `topics` holds what may be put without a further check.
+    `topics` are known to be allowed; a payload of any other topic is left to the careful path. No
+    body may have more than `max_body` bytes, and no record more than `max_record`.
     """
     end = len(payload)
     if end < MIN_RECORD_SIZE:
         return None
     unpack, view = _FRONT.unpack_from, memoryview(payload)
-    name_at = HEADER_SIZE + unpack(payload)[-1]  # of a V1 record between IPv4 hosts: see below
+    name_at = HEADER_SIZE + unpack(payload)[-1]  # if it is V1 and IPv4, which is checked below
     if not HEADER_SIZE <= name_at < end:
         return None
     name = payload[name_at : name_at + 1 + payload[name_at]]
@@ -73,7 +77,9 @@ def read_uniform_batch(
     queue_ids: list[int] = []
     sequences: list[int] = []
     producer: bytes | None = None
-    like, tail_size = b"", 0  # behind the body of the record before: all up to its number, and all
+    # The bytes of the last tail before its sequence number, and the size of that tail. Another tail
+    # of this size that begins with the same bytes differs in the number only.
+    like, tail_size = b"", 0
     last = -1
     at = 0
     while at < end:
@@ -114,10 +120,10 @@ def read_uniform_batch(
 
 
 def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | None:
-    """Read what is behind a record's body: its topic, which must be `name`, and its properties.
+    """Read the tail of a record: topic and properties. `name` is the topic after its length.
 
-    Returns producer, sequence number, and all before that if nothing follows it; None when
-    something is not well formed.
+    Returns the producer, the sequence number, and the bytes before that number, b"" unless it comes
+    last. None if the tail has another topic, or is not well formed.
     """
     at = len(name) + 2
     properties = tail[at:]
@@ -148,7 +154,10 @@ def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | No
 
 
 class UniformAppend:
-    """Give runs their places behind `start`, the log's end, and join their bytes."""
+    """Uniform batches that one write appends at `start`, the log's end. Used under the log's lock.
+
+    `take` each batch, write `patched` to the log, then `settle`.
+    """
 
     def __init__(
         self, start: int, window: DedupWindow, table: QueueOffsetTable, now_ms: int
@@ -160,12 +169,16 @@ class UniformAppend:
         self._window = window
         self._table = table
         self._payloads: list[bytes] = []
-        self._numbered: list[tuple[bytes, list[int], list[int]]] = []  # of producers, with offsets
-        self._following: dict[bytes, dict[int, int]] = {}  # topic and queue to next queue offset
-        self._tops: dict[bytes, int] = {}  # the last sequence number of each run's producer
+        self._numbered: list[tuple[bytes, list[int], list[int]]] = []  # by producer
+        self._following: dict[bytes, dict[int, int]] = {}  # topic -> queue -> next offset
+        self._tops: dict[bytes, int] = {}  # the last sequence number of each producer
 
     def take(self, batch: UniformBatch) -> bool:
-        """Take a run; False, and the batch is of no use, when it may have been put before."""
+        """Add a batch, and give out its offsets.
+
+        False if a record may have been put before, or names a queue that it may not use; then the
+        whole append is to be dropped.
+        """
         producer, topic, queue_ids = batch.producer, batch.topic, batch.queue_ids
         if producer is not None:
             top = self._tops.get(producer)
@@ -196,7 +209,7 @@ class UniformAppend:
         return True
 
     def patched(self, host: Host) -> bytearray:
-        """Return the joined records, with what only the master knows filled in."""
+        """Return the joined records, with the fields that only the master knows."""
         buffer = bytearray().join(self._payloads)
         stamp = STORE_IPV4.pack(self._now_ms, host.address, host.port)
         width = len(stamp)
@@ -211,7 +224,7 @@ class UniformAppend:
         return buffer
 
     def settle(self) -> None:
-        """Count it as given out: the log holds it."""
+        """Count queue offsets and sequence numbers as given out; the log now ends at `end`."""
         advanced: dict[tuple[bytes, int], int] = {}
         for topic, following in self._following.items():
             for queue_id, queue_offset in following.items():

@@ -1,6 +1,7 @@
-"""The checks that every record of a put passes before it is stored.
+"""The checks that every record of a put must pass before it is stored.
 
-Nothing is taken that recovery would refuse: the same layout and CRC checks, and lengths in bytes.
+They include those of recovery, layout and CRC: no record may be stored that recovery would take for
+the end of the log.
 """
 
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from zlib_ng.zlib_ng import crc32
 
 from hastore.config.model import StoreConfig
 from hastore.errors import MessageIllegalError, Status
-from hastore.record.codec import Layout, layout_of
+from hastore.record.codec import RecordParts, find_parts
 from hastore.record.host import Host
 from hastore.record.layout import (
     BLANK_SIZE,
@@ -32,7 +33,7 @@ from hastore.record.properties import check_topic
 from hastore.store.append.results import PutResult
 from hastore.store.append.uniform_batch import FLAGS_REFUSED, UniformBatch, read_uniform_batch
 
-_TOPICS_MAX = 8192  # cached
+_TOPICS_MAX = 8192  # in the cache
 _SIZE = header_struct("size")
 _QUEUE_ID = header_struct("queue_id")
 _V2 = V2_MAGIC.to_bytes(4)
@@ -41,7 +42,7 @@ _SYS_FLAG = header_struct("sys_flag", start=_SYS_FLAG_AT)
 
 
 class ValidRecord(NamedTuple):
-    """A record that passed: where it lies in its payload, and what the store needs of it."""
+    """A record that passed: its place in the payload, and the fields that an append needs."""
 
     at: int
     size: int
@@ -52,14 +53,18 @@ class ValidRecord(NamedTuple):
 
 
 class PutValidator:
-    """Check payloads; keeps a cache of topics, so calls must not overlap."""
+    """Validate payloads, and cache the topics that are allowed.
+
+    Calls of `validate` must not overlap: the appender holds the log's lock. `validate_uniform` only
+    reads the cache, and may be called by any thread at any time.
+    """
 
     def __init__(self, config: StoreConfig, store_host: Host) -> None:
         self._max_body = config.max_message_size
         self._max_record = config.commitlog_file_size - BLANK_SIZE
         self._ipv6 = store_host.is_ipv6
-        self._topics: set[bytes] = set()  # that passed
-        # Takes a payload of records that are alike; None: `validate` is to say what it is.
+        self._topics: set[bytes] = set()
+        # Returns the batch if a payload is uniform and valid, None to leave it to `validate`.
         self.validate_uniform: Callable[[bytes], UniformBatch | None] = partial(
             read_uniform_batch, self._topics, self._max_body, self._max_record
         )
@@ -67,20 +72,21 @@ class PutValidator:
             self.validate_uniform = _no_uniform_batch
 
     def validate(self, payload: bytes) -> tuple[bytes, list[ValidRecord | PutResult]]:
-        """Split a payload into its records: for each a ValidRecord, or the result that refuses it.
+        """Split a payload into records, and validate each.
 
-        Returns the payload with them: a copy when a storeHost had to be widened. When the payload
-        itself cannot be split, the one result refuses all of it.
+        Returns the payload, and for each record a ValidRecord or the result that refuses it. The
+        payload is a copy if a storeHost had to get the size of this store's. A payload that cannot
+        be split into records has a single result, which refuses all of it.
         """
         found: list[ValidRecord | PutResult] = []
         append = found.append
         view = memoryview(payload)
         at, end = 0, len(payload)
         while at < end:
-            layout = layout_of(payload, at, end)
-            if layout is None:
+            parts = find_parts(payload, at, end)
+            if parts is None:
                 return payload, [_unreadable(payload, at)]
-            size, crc, _, flags, body_at, body_size, topic_at, topic_size, properties_at = layout
+            size, crc, _, flags, body_at, body_size, topic_at, topic_size, properties_at = parts
             topic = payload[topic_at : topic_at + topic_size]
             after = at + size
             properties = payload[properties_at:after]
@@ -92,7 +98,7 @@ class PutValidator:
                 or (properties and not _is_well_formed(properties))
                 or crc32(view[body_at : body_at + body_size]) & CRC_MASK != crc
             ):
-                reason = self._why_not(layout)
+                reason = self._why_not(parts)
             producer = None
             if reason is None and properties:
                 try:
@@ -113,16 +119,16 @@ class PutValidator:
         try:
             check_topic(topic.decode("utf-8", "surrogateescape"))
         except MessageIllegalError as failure:
-            return str(failure)  # not cached: a stranger's topics must not push others out
+            return str(failure)  # untrusted input must not evict cache entries
         if len(self._topics) >= _TOPICS_MAX:
             self._topics.clear()
         self._topics.add(topic)
         return None
 
-    def _why_not(self, layout: Layout) -> str:
-        size, flags, body_size = layout[0], layout[3], layout[5]
+    def _why_not(self, parts: RecordParts) -> str:
+        size, flags, body_size = parts[0], parts[3], parts[5]
         if flags & FLAGS_REFUSED:
-            return f"sysFlag {flags:#x}: inner batches are not taken from clients"
+            return f"sysFlag {flags:#x}: inner batches are not accepted from clients"
         if body_size > self._max_body:
             return f"a body of {body_size} bytes; store.max_message_size is {self._max_body}"
         if size > self._max_record:
@@ -131,7 +137,7 @@ class PutValidator:
 
 
 def _no_uniform_batch(_payload: bytes) -> None:
-    """Take none: each record has to be widened for the store's host."""
+    """Return None: in a store whose host is IPv6, every record needs a larger storeHost."""
 
 
 def _is_well_formed(properties: bytes) -> bool:
@@ -139,7 +145,7 @@ def _is_well_formed(properties: bytes) -> bool:
 
 
 def _unreadable(payload: bytes, at: int) -> PutResult:
-    """Say why the bytes at `at` are no record; too many properties have a status of their own."""
+    """Refuse bytes that are no record; too many bytes of properties have a status of their own."""
     flag_at = at + _SYS_FLAG_AT
     flags = int.from_bytes(payload[flag_at : flag_at + _SYS_FLAG.size])  # may be cut off
     body_at = at + HEADER_SIZES[flags & FLAG_IPV6]
@@ -156,15 +162,15 @@ def _unreadable(payload: bytes, at: int) -> PutResult:
 
 
 def _with_store_host(payload: bytes, ipv6: bool) -> bytes:
-    """Give every record room for a storeHost of the master's address family."""
-    parts: list[bytes] = []
+    """Give every record room for a storeHost of this store's address family."""
+    records: list[bytes] = []
     at, end = 0, len(payload)
     while at < end:
-        layout = layout_of(payload, at, end)
-        if layout is None:
-            parts.append(payload[at:])
+        parts = find_parts(payload, at, end)
+        if parts is None:
+            records.append(payload[at:])
             break
-        size, flags = layout[0], layout[3]
+        size, flags = parts[0], parts[3]
         record = bytearray(payload[at : at + size])
         place = store_at(flags)
         if ipv6 and not flags & FLAG_STORE_IPV6:
@@ -174,6 +180,6 @@ def _with_store_host(payload: bytes, ipv6: bool) -> bytes:
         _SIZE.pack_into(record, 0, len(record))
         flags = flags | FLAG_STORE_IPV6 if ipv6 else flags & ~FLAG_STORE_IPV6
         _SYS_FLAG.pack_into(record, _SYS_FLAG_AT, flags)
-        parts.append(bytes(record))
+        records.append(bytes(record))
         at += size
-    return b"".join(parts)
+    return b"".join(records)

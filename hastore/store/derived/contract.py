@@ -56,6 +56,10 @@ def inner_batch_of(record: Dispatched) -> tuple[int, int] | None:
     return int(base), int(count)
 
 
+# The fields of a consume queue's unit, as numpy names them.
+UNIT_FIELDS = [("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")]
+
+
 class QueueRun(NamedTuple):
     """The records of a batch that belong to one queue, in the log's order."""
 

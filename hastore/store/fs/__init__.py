@@ -1,1 +1,1 @@
-"""The file system, behind one interface that tests can make fail."""
+"""File system access behind an interface, so that tests can inject failures."""

@@ -1,8 +1,11 @@
-"""The file system as an argument: the only module through which hastore touches files.
+"""The real file system: the module through which store, replication and server touch files.
 
-A test or a simulation passes its own `FileSystem`; `REAL` is the machine's. Every failure of the
-system is an `OSError` whose text names the file; only a lack of room for an allocation has a type
-of its own, `StoreFullError`, since it is an ordinary state that passes.
+Callers take a `FileSystem` as an argument: `REAL` in a node, an implementation with injected
+failures in tests. Any thread may call it.
+
+A failure is an `OSError` whose text names the file, with two exceptions: an allocation without
+enough room raises `StoreFullError`, since a full disk is an ordinary state that passes, and a lock
+that is held raises `StoreInUseError`.
 """
 
 import contextlib
@@ -30,7 +33,7 @@ __all__ = [
 ]
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-# The process, or the system, has no free descriptor: of an open alone, no write or sync fails so.
+# No free descriptor in the process or the system. Only an open fails so, never a write or a sync.
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _FALLOC_FL_ZERO_RANGE = 0x10
@@ -40,7 +43,7 @@ _COPY_BYTES = 1 << 20
 
 @contextlib.contextmanager
 def _named(path: str) -> Iterator[None]:
-    """Put the file's name into an error of a call that only knows a descriptor."""
+    """Add the file's name to the error of a call that knows only a descriptor."""
     try:
         yield
     except OSError as failure:
@@ -50,7 +53,7 @@ def _named(path: str) -> Iterator[None]:
 
 
 class RealFile:
-    """A file of the machine."""
+    """An open file of the real file system."""
 
     def __init__(self, path: str, descriptor: int) -> None:
         self.path = path
@@ -94,7 +97,7 @@ class RealFile:
             self.size = position + wanted
 
     def allocate(self, size: int) -> None:
-        """Reserve room up to `size` bytes; the length becomes at least `size`."""
+        """Reserve room for `size` bytes; the length becomes at least `size`. StoreFullError."""
         try:
             os.posix_fallocate(self._descriptor, 0, size)
         except OSError as failure:
@@ -107,7 +110,7 @@ class RealFile:
         self.size = max(self.size, size)
 
     def zero(self, position: int, size: int) -> None:
-        """Make the range read as zeros: data extents only, a hole is zeros already."""
+        """Make the range read as zeros; only data extents are written, holes are zeros already."""
         with _named(self.path):
             for start, end in self._data_extents(position, min(position + size, self.size)):
                 if not _zero_range(self._descriptor, start, end - start):
@@ -132,7 +135,8 @@ class RealFile:
             return mmap.mmap(self._descriptor, 0, flags=mmap.MAP_SHARED, prot=access)
 
     def __del__(self) -> None:
-        # A FileRange keeps its file: the descriptor's number must not name another file meanwhile.
+        # The last reference closes the file. A FileRange holds one, so its descriptor's number
+        # cannot be reused for another file while the range is in use.
         self.close()
 
     def close(self) -> None:
@@ -176,7 +180,7 @@ _locks_held: set[tuple[int, int]] = set()
 
 
 class RealFileSystem:
-    """The machine's file system."""
+    """The real file system."""
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
         """Open a file."""
@@ -199,12 +203,12 @@ class RealFileSystem:
             return []
 
     def make_dirs(self, path: str, *, sync: bool = True) -> None:
-        """Make the directory and its parents, each name synced unless `sync` is false."""
+        """Make the directory and its parents; each new name is synced unless `sync` is false."""
         if os.path.isdir(path):
             return
         parent = os.path.dirname(os.path.abspath(path))
         self.make_dirs(parent, sync=sync)
-        with contextlib.suppress(FileExistsError):  # another thread's; a plain file fails below
+        with contextlib.suppress(FileExistsError):  # another thread made it; a file fails below
             os.mkdir(path)
         if not os.path.isdir(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
@@ -250,7 +254,7 @@ class RealFileSystem:
             os.close(descriptor)
 
     def sync_all(self, path: str) -> None:
-        """Sync the file system that holds the path; an error of any of its files is raised."""
+        """Sync the file system that holds `path`; raises for a failed write of any of its files."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if _libc.syncfs(descriptor) != 0:
@@ -260,7 +264,7 @@ class RealFileSystem:
             os.close(descriptor)
 
     def read_bytes(self, path: str, max_bytes: int = 1 << 26) -> bytes:
-        """Return a small file whole; in pieces, since /proc refuses one large read."""
+        """Return a small file whole, read in pieces, since /proc refuses one large read."""
         pieces = []
         with open(path, "rb") as file:
             while max_bytes > 0 and (piece := file.read(min(max_bytes, 1 << 16))):
@@ -282,10 +286,11 @@ class RealFileSystem:
         self.sync_dir(os.path.dirname(os.path.abspath(path)))
 
     def lock(self, path: str) -> File:
-        """Lock a file: flock against hastore, a record lock of byte 0 against Java's FileLock.
+        """Lock a file by flock, against hastore, and by a record lock of byte 0, against Java.
 
-        Closing any descriptor of a file drops a process's record locks on it, so a second attempt
-        of this process is refused before it opens the file.
+        Java's FileLock is a record lock. When a process closes any descriptor of a file, the kernel
+        drops the process's record locks on it; so a second attempt in this process is refused
+        before it opens the file.
         """
         with _locks_guard:
             if os.path.exists(path):
@@ -309,7 +314,7 @@ class RealFileSystem:
             return file
 
     def is_same_file(self, path: str, file: File) -> bool:
-        """Tell whether the path names the file that is open; never opens it (see `lock`)."""
+        """Tell whether `path` names the open `file`, without opening it (see `lock`)."""
         try:
             named, opened = os.stat(path), os.fstat(file.fileno())
         except (FileNotFoundError, NotADirectoryError):
@@ -329,7 +334,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def _zero_range(descriptor: int, position: int, size: int) -> bool:
-    """Zero by the file system itself; False where it cannot (tmpfs, for one)."""
+    """Have the file system zero the range; False when it cannot, as tmpfs."""
     while _libc.fallocate(descriptor, _FALLOC_FL_ZERO_RANGE, position, size) != 0:
         code = ctypes.get_errno()
         if code in _UNSUPPORTED:

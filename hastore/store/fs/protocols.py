@@ -1,7 +1,9 @@
-"""What a file system must offer the store; `filesystem.py` has the machine's, tests their own.
+"""The interface between the store and the file system.
+
+`filesystem.py` implements it for the real file system; tests pass implementations that fail.
 
 Durability: `File.sync` covers the bytes of a file, `FileSystem.sync_dir` covers names (creation,
-rename and removal). Whoever needs both calls both; `replace_bytes` alone does all of it.
+rename and removal). A caller that needs both calls both; only `replace_bytes` does all of it.
 """
 
 import mmap
@@ -26,7 +28,10 @@ class File(Protocol):
         """Write all of `data` at `position` or raise OSError; not durable before `sync`."""
 
     def allocate(self, size: int) -> None:
-        """Reserve room up to `size` bytes, so that writes within never lack it; StoreFullError."""
+        """Reserve room for `size` bytes, so that no write within them fails for want of room.
+
+        StoreFullError when there is not enough.
+        """
 
     def zero(self, position: int, size: int) -> None:
         """Make the range read as zeros; holes stay holes. Not durable before `sync`."""
@@ -35,10 +40,13 @@ class File(Protocol):
         """Set the length to `size` bytes."""
 
     def sync(self) -> None:
-        """Return once everything written is on the disk; a failure must never be retried."""
+        """Return once everything written is on the disk.
+
+        A failed sync must not be retried: the kernel may have dropped the pages.
+        """
 
     def map(self, *, writable: bool = False) -> mmap.mmap:
-        """Map the whole file, shared: it sees later writes of every process."""
+        """Map the whole file, shared: the map shows later writes of every process."""
 
     def close(self) -> None:
         """Give the descriptor back (and a lock with it); a second call does nothing."""
@@ -48,7 +56,7 @@ class FileSystem(Protocol):
     """Names and directories; all paths are strings."""
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
-        """Open a file; `create` makes an absent one (its name is durable after `sync_dir`)."""
+        """Open a file; `create` makes it if it is absent (the name is durable after `sync_dir`)."""
 
     def exists(self, path: str) -> bool:
         """Tell whether the path names anything."""
@@ -78,19 +86,22 @@ class FileSystem(Protocol):
         """Make the names in a directory durable."""
 
     def sync_all(self, path: str) -> None:
-        """Make durable whatever was written, names too, on the file system that holds `path`."""
+        """Make all writes and names durable on the file system that holds `path`."""
 
     def read_bytes(self, path: str, max_bytes: int = 1 << 26) -> bytes:
         """Return a small file whole, or its first `max_bytes` bytes."""
 
     def replace_bytes(self, path: str, data: bytes) -> None:
-        """Replace a file by `data`, atomically and durably: afterwards it holds all of it."""
+        """Replace a file's content by `data`, atomically and durably."""
 
     def lock(self, path: str) -> File:
-        """Lock a file for this process until it is closed; StoreInUseError when it is held."""
+        """Lock a file for this process until it is closed.
+
+        StoreInUseError when another holder has the lock.
+        """
 
     def is_same_file(self, path: str, file: File) -> bool:
-        """Tell whether the path names the file that is open; false where it names nothing."""
+        """Tell whether `path` names the open `file`; False when it names nothing."""
 
     def free_bytes(self, path: str) -> int:
         """Return the bytes that an ordinary user may still allocate there."""

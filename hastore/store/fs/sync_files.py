@@ -1,4 +1,4 @@
-"""Sync what was written to many files, through descriptors of its own."""
+"""Sync many files through descriptors opened for the sync, so that writers need not wait."""
 
 import contextlib
 from collections.abc import Iterable, Iterator
@@ -9,8 +9,10 @@ from hastore.store.fs.filesystem import NO_DESCRIPTOR, FileSystem
 
 @contextlib.contextmanager
 def _final() -> Iterator[None]:
-    """Raise SyncFailedError for a failed sync: the kernel may have dropped the pages, so no retry
-    helps. A sync that was not begun, since no descriptor was free, stays an OSError.
+    """Turn the OSError of a failed sync into SyncFailedError.
+
+    The kernel may have dropped the pages, so no retry helps. An OSError for want of a descriptor
+    stays as it is: no sync was begun.
     """
     try:
         yield
@@ -23,10 +25,10 @@ def _final() -> Iterator[None]:
 
 
 def sync_files(fs: FileSystem, paths: Iterable[str], directories: Iterable[str]) -> None:
-    """Sync files, then directories; what was removed meanwhile is left out.
+    """Sync files, then directories; those removed meanwhile are left out.
 
-    SyncFailedError: a sync failed. OSError: a file or directory cannot be opened now, nothing is
-    lost yet.
+    SyncFailedError: a sync failed; its pages may be lost. OSError: a file or directory could not be
+    opened; nothing is lost, and the caller may try again.
     """
     for path in sorted(paths):
         with contextlib.suppress(FileNotFoundError):
@@ -42,6 +44,6 @@ def sync_files(fs: FileSystem, paths: Iterable[str], directories: Iterable[str])
 
 
 def sync_all(fs: FileSystem, directory: str) -> None:
-    """Sync the whole file system that holds a directory. SyncFailedError, OSError as above."""
+    """Sync the file system that holds a directory. SyncFailedError, OSError as `sync_files`."""
     with _final():
         fs.sync_all(directory)

@@ -1,1 +1,1 @@
-"""The commit log: its mapped files, appends, syncs, recovery and retention."""
+"""The commit log: its files, appends, reads, syncs and recovery."""

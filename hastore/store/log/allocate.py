@@ -1,12 +1,13 @@
-"""The warm-up thread: it has the next commit log file ready before it is needed.
+"""The allocating thread: it reserves the next commit log file before the log needs it.
 
-The file is made under hastore's own directory and renamed into place when the log rolls over, so
-that the log's directory never holds a file of another size or name: a RocketMQ would refuse it.
+The spare file is made under hastore's own directory and renamed into place when the log rolls over.
+So the log's directory never holds a file of another size or name, which RocketMQ would refuse.
+Appending threads ask for the spare (`want`) and take it (`take`), under the log's lock.
 
 With `warm` (`store.warm_files`) the thread also reads each new file through, in pieces, while it
-has nothing else to do: its pages are in the page cache before they are written. Where the system
-hands out fresh memory slowly, as many virtual machines do, a write into pages that are there takes
-a tenth of the time. The pages are clean: nothing is written, and the kernel may drop them.
+has nothing else to do, so that the file's pages are in the page cache before they are written. On
+systems that allocate memory slowly, as many virtual machines do, a write into cached pages is about
+ten times faster. The pages are clean: nothing is written, and the kernel may drop them.
 """
 
 import logging
@@ -20,13 +21,13 @@ from hastore.store.fs.filesystem import NO_ROOM, File, FileSystem
 
 log = logging.getLogger(__name__)
 
-_RETRY_S = 1.0  # after a failure; a full disk heals by itself
+_RETRY_S = 1.0  # after a failure, such as a full disk
 _TAKE_TIMEOUT_S = 30.0
 _WARM_BYTES = 1 << 20  # read at a time
 
 
 class AllocateService(Service):
-    """Keep one spare file of full size; `take` hands it over by a rename."""
+    """Keep one spare file of full size. Any thread may call; `run` is the service's own."""
 
     def __init__(
         self,
@@ -50,8 +51,8 @@ class AllocateService(Service):
         self._retry = False
         self._warm = warm
         self._clock = clock
-        self._cold: deque[tuple[File, int]] = deque()  # files to read, and from where on
-        self.failure_reason: str | None = None  # why there is no spare, for the status
+        self._cold: deque[tuple[File, int]] = deque()  # files to read ahead, and the next position
+        self.failure_reason: str | None = None  # why there is no spare
 
     def want(self) -> None:
         """Ask for a spare without waiting."""
@@ -60,12 +61,12 @@ class AllocateService(Service):
             self._changed.notify_all()
 
     def wait_ready(self) -> None:
-        """Wait until a spare is there; StoreFullError or StoreError when it could not be made."""
+        """Wait until a spare is ready; StoreFullError when it could not be made."""
         with self._changed:
             if self._ready:
                 return
             if self._retry and self.failure_reason is not None:
-                raise StoreFullError(self.failure_reason)  # the thread tries again within a second
+                raise StoreFullError(self.failure_reason)  # the thread will try again
             attempts = self._attempts
             self._wanted = True
             self._changed.notify_all()
@@ -82,8 +83,8 @@ class AllocateService(Service):
     def take(self, target: str) -> None:
         """Move the spare to `target`; durable after `sync_dir` of both directories.
 
-        Raises what `wait_ready` raises, StoreError when it cannot be moved; the next call tries
-        again.
+        StoreFullError when there is no spare, StoreError when it cannot be moved; the next call
+        tries again.
         """
         self.wait_ready()
         with self._changed:
@@ -91,7 +92,7 @@ class AllocateService(Service):
                 self._fs.rename(self._path, target)
             except OSError as failure:
                 if isinstance(failure, FileNotFoundError):
-                    self._ready = False  # somebody removed it: another one is made
+                    self._ready = False  # somebody removed it: make another
                 reason = f"{self._path} cannot become the next commit log file: {failure}"
                 if self.failure_reason is None:
                     log.error("%s", reason)
@@ -102,27 +103,27 @@ class AllocateService(Service):
             self.failure_reason = None
 
     def discard(self) -> None:
-        """Remove the spare (after `stop`), so that a closed store holds nothing but its log."""
+        """Remove the spare, after `stop`: a closed store keeps no empty file. OSError."""
         with self._changed:
             self._ready = False
             if self._fs.exists(self._path):
                 self._fs.remove(self._path)
 
     def warm_rest(self, path: str, position: int) -> None:
-        """Have the rest of a file read that is in use already; nothing unless files are warmed."""
+        """Read the rest of a file in use ahead of its writes; does nothing without `warm`."""
         if not self._warm:
             return
         try:
             file = self._fs.open(path, writable=False)
         except OSError as failure:
-            log.warning("a file is not read ahead of its use: %s", failure)
+            log.warning("a log file is not read ahead: %s", failure)
             return
         with self._changed:
             self._cold.append((file, position))
             self._changed.notify_all()
 
     def run(self) -> None:
-        """Make a spare whenever one is wanted; try again each second when that fails."""
+        """Make a spare whenever one is wanted; after a failure try again each second."""
         try:
             while not self.stopping.is_set():
                 with self._changed:
@@ -154,28 +155,28 @@ class AllocateService(Service):
             self.failure_reason = reason
             self._changed.notify_all()
         if reason is not None:
-            self._drop_cold()  # a file that was removed keeps its room while it is open
+            self._drop_cold()  # a removed file takes room until it is closed
             with self._changed:
                 self._changed.wait_for(self.stopping.is_set, _RETRY_S)
 
     def wake(self) -> None:
-        """Wake the thread and all who wait for it."""
+        """Wake the service's thread and the threads that wait for it."""
         with self._changed:
             self._changed.notify_all()
 
     def _warm_piece(self) -> None:
-        """Read the next piece of the first file that is not in memory yet."""
+        """Read the next piece of the first file in the queue."""
         file, at = self._cold[0]
         try:
             if file.pread(_WARM_BYTES, at):
                 self._cold[0] = file, at + _WARM_BYTES
                 return
         except OSError as failure:
-            log.warning("a file is not read ahead of its use: %s", failure)
+            log.warning("a log file is not read ahead: %s", failure)
         self._close(self._cold.popleft()[0])
 
     def _rest(self, spent_ms: float) -> None:
-        """Leave half of the time to who appends: the file is not needed at once."""
+        """Throttle reading ahead to 50 %, so that it does not delay appends."""
         with self._changed:
             self._changed.wait_for(
                 lambda: self.stopping.is_set() or self._lacking, spent_ms / 1000.0
@@ -186,17 +187,17 @@ class AllocateService(Service):
             self._close(self._cold.popleft()[0])
 
     def _close(self, file: File) -> None:
-        """Close a file that was only read."""
+        """Close a file that was only read, so a failure loses nothing."""
         try:
             file.close()
         except OSError as failure:
-            log.warning("closing a file that was read ahead of its use: %s", failure)
+            log.warning("a log file that was read ahead was not closed: %s", failure)
 
     def _make(self) -> str | None:
-        """Make the spare; return why not. What was reserved in vain is given back.
+        """Make the spare; returns the reason when that fails, and frees the reserved room.
 
-        One of an earlier life goes first: a power loss may have left the last log file under both
-        its names.
+        The first call removes the spare of an earlier process: after a power loss it may be the
+        last log file, under its old name as well.
         """
         try:
             if self._first and self._fs.exists(self._path):
@@ -208,7 +209,7 @@ class AllocateService(Service):
                     file.truncate(0)
                 file.allocate(self._size)
                 file.sync()
-                if self._warm:  # by another descriptor: this one may be closed while that is used
+                if self._warm:  # a descriptor of its own: this one is closed below
                     self._cold.append((self._fs.open(self._path, writable=False), 0))
             finally:
                 file.close()

@@ -1,19 +1,21 @@
 """The commit log: appended by pwrite into reserved files, read without a lock.
 
-Hot bytes are read through a map, cold ones by pread: a page that must come from the disk would be
-waited for with the interpreter's lock held, and one that cannot come would be a SIGBUS, the end of
-the process; pread waits without the lock and has an error (EIO) for it.
+Hot bytes are read through a map, cold bytes by pread. If a page of a map must come from the disk,
+the thread waits with the interpreter's lock held; if the disk cannot read it, a SIGBUS ends the
+process. pread waits without the interpreter's lock, and fails with EIO.
 
     hot     the last HOT_BYTES, as far as this process wrote them: they are in the page cache
     cold    all else
 
-Appending methods are called under `lock` by one thread at a time. `max_offset` moves only after the
-bytes are in the page cache, so a reader below it never sees a byte that is still being written.
+Any thread may read. The caller of an appending or cutting method holds `lock`. `max_offset` moves
+only after the bytes are in the page cache, so a reader below it never sees a byte that is still
+being written.
 
-A write that fails may have left whole records beyond `max_offset`, which a later recovery would
-take for messages although their put was refused, or which a slave that is promoted would have
-behind its own records. So they are cleared, durably, before anybody hears of the failure; a kill
-between the two is no refusal. What cannot be cleared closes the log, and is nobody's refusal.
+A failed write may leave whole records beyond `max_offset`. A later recovery would take them for
+messages although their put was refused, and a promoted slave would keep them after its own records.
+So they are cleared, durably, before the caller gets the error; if the process is killed in between,
+the put was not refused. If they cannot be cleared, the store closes, and the error says that the
+put's outcome is unknown (StoreUncertainError).
 """
 
 import threading
@@ -30,9 +32,9 @@ from hastore.store.log.mapped_file import FileRange, MappedFile
 from hastore.store.log.mapped_file_queue import MappedFileQueue
 
 HOT_BYTES = 64 << 20
-_AHEAD_AT_ONCE_BYTES = (
-    64 << 20
-)  # files up to this size are reserved as soon as the one before begins
+# The next file is reserved at once when the current one begins, if files are no larger than this;
+# else when the current one is half full.
+_AHEAD_AT_ONCE_BYTES = 64 << 20
 
 
 class LogView:
@@ -56,7 +58,7 @@ class LogView:
 
 
 class CommitLog:
-    """The files under `commitlog/` and where they begin and end."""
+    """The log under `commitlog/`: its files, and where it begins and ends."""
 
     def __init__(
         self,
@@ -73,17 +75,17 @@ class CommitLog:
         self.file_size = file_size
         self.min_offset = 0
         self.max_offset = 0
-        self.record_end = 0  # the end of a whole record, as far on as is known; <= max_offset
+        self.record_end = 0  # a record's end, the last one known; <= max_offset
         self.queue = MappedFileQueue(fs, self.directory, file_size, f"{root}/hastore")
         self.allocator = AllocateService(
             fs, f"{root}/hastore/spare", file_size, on_failure=on_failure, warm=warm_files
         )
         self._health = health
-        self._written_from = 0  # what lies below was there when this process began
-        self._want_at: int | None = 0  # ask for the next file once the log has come so far
+        self._written_from = 0  # bytes below were there when this process began
+        self._want_at: int | None = 0  # ask for the next file when the log reaches this
 
     def set_range(self, min_offset: int, max_offset: int) -> None:
-        """Say where the log begins and ends: at open, and when it was cut or moved away."""
+        """Set where the log begins and ends: at open, and when it starts empty."""
         self.min_offset = min_offset
         self.max_offset = max_offset
         self.record_end = max_offset
@@ -91,7 +93,7 @@ class CommitLog:
         self._want_at = 0
 
     def warm_rest(self) -> None:
-        """Have the unwritten rest of the last file read ahead, if files are warmed."""
+        """Read the unwritten rest of the last file ahead, if `store.warm_files` is set."""
         file = self.queue.find(self.max_offset)
         if file is not None:
             self.allocator.warm_rest(file.path, self.max_offset - file.start)
@@ -102,8 +104,8 @@ class CommitLog:
         """Lend at most `max_bytes` from `offset`, within one file, never beyond `max_offset`.
 
         Empty at the end. UsageError for an offset outside [min_offset, max_offset], StoreError when
-        retention took it meanwhile, OSError when the disk cannot read it. What is cold is read
-        whole, so `max_bytes` is to be no more than is needed.
+        retention removed the file meanwhile, OSError when the disk cannot read it. Cold bytes are
+        all read at once, so `max_bytes` should be no more than the caller needs.
         """
         file, size = self._bounds(offset, max_bytes)
         if file is None:
@@ -115,9 +117,10 @@ class CommitLog:
         return LogView(view[at : at + size])
 
     def map_view(self, offset: int, max_bytes: int) -> LogView:
-        """Lend the same bytes through the map, hot or cold: for walks by the sizes of records.
+        """Lend the same bytes through the map, hot or cold, for walks by the sizes of records.
 
-        They touch few pages of a whole file. At the start and at cuts alone: see above.
+        Such a walk touches few pages of a file. Only for starts and cuts of the log, since a bad
+        sector is a SIGBUS here.
         """
         file, size = self._bounds(offset, max_bytes)
         if file is None:
@@ -135,21 +138,21 @@ class CommitLog:
 
     @property
     def cold_end(self) -> int:
-        """Return where the bytes that are surely in the page cache begin; below is read by pread.
+        """The offset at which the hot bytes begin; cold bytes lie below.
 
-        A cgroup whose memory is smaller than HOT_BYTES may lose even these.
+        In a cgroup with less memory than HOT_BYTES, hot bytes may leave the page cache too.
         """
         return max(self._written_from, self.max_offset - HOT_BYTES)
 
     def pin(self, file: MappedFile) -> tuple[File, memoryview]:
-        """Return an open file and its map, which last while held. StoreError: it is gone."""
+        """Return file and map, valid while they are held. StoreError: the file is gone."""
         try:
             return file.pin()
         except FileNotFoundError as failure:
             raise self.gone(file.start, file.path) from failure
 
     def gone(self, offset: int, path: str) -> StoreError:
-        """Return the error to raise when there is no file of an offset."""
+        """Return the error to raise when the file that holds `offset` does not exist."""
         if offset < self.min_offset:
             return StoreError(f"{path} was removed by retention; the log begins at"
                               f" {self.min_offset}")  # fmt: skip
@@ -170,13 +173,13 @@ class CommitLog:
     # -- appending (under `lock`) -----------------------------------------------------------------
 
     def room(self, size: int) -> int:
-        """Return the bytes that must be filled by a blank before `size` bytes of records fit."""
+        """Return how many bytes a blank must fill before `size` bytes of records fit; 0: none."""
         position = self.max_offset % self.file_size
         left = self.file_size - position
         return left if position and size + BLANK_SIZE > left else 0
 
     def roll(self) -> None:
-        """Fill the rest of the file with a blank; the next file is ready before. StoreFullError."""
+        """Fill the rest of the file with a blank, once the next file is ready. StoreFullError."""
         file = self._writable()
         self.allocator.wait_ready()
         try:
@@ -188,7 +191,8 @@ class CommitLog:
     def append(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes that fit into the file; returns the new `max_offset`.
 
-        StoreFullError, StoreBrokenError: nothing of them is left. StoreUncertainError: some may be.
+        StoreFullError, StoreBrokenError: none of them is in the log. StoreUncertainError: some may
+        be. UsageError: they do not fit.
         """
         file = self._writable()
         start = self.max_offset
@@ -211,7 +215,7 @@ class CommitLog:
         return file.range(offset, min(max_bytes, file.end - offset))
 
     def commit(self, offset: int, size: int) -> int:
-        """Take `size` bytes spliced into `replica_range`; returns the new `max_offset`."""
+        """Make `size` bytes spliced into `replica_range` part of the log; returns the new end."""
         self._expect_end(offset)
         file = self._writable()
         end = offset + size
@@ -235,7 +239,7 @@ class CommitLog:
             raise UsageError(f"offset {offset} is not the log's end {self.max_offset}")
 
     def _writable(self) -> MappedFile:
-        """Return the file that the log's end lies in; the next one when it is at a boundary."""
+        """Return the file that the log's end lies in; adds the next file at the end of the last."""
         if self._health.reason is not None:
             self._health.check()
         file = self.queue.find(self.max_offset)
@@ -246,7 +250,7 @@ class CommitLog:
         return file
 
     def _want_next(self, file: MappedFile, end: int) -> None:
-        """Have the next file made ready: small ones at once, big ones when half of this is full."""
+        """Ask for the next file, or note the offset at which to ask."""
         at = file.start if self.file_size <= _AHEAD_AT_ONCE_BYTES else file.start + file.size // 2
         if end >= at:
             self._want_at = None
@@ -255,10 +259,10 @@ class CommitLog:
             self._want_at = at
 
     def _not_written(self, file: MappedFile, size: int, failure: OSError) -> StoreError:
-        """Clear what a failed write of `size` bytes at the log's end left; returns what to raise.
+        """Clear the bytes that a failed write at the log's end left; returns the error to raise.
 
-        Durably, where there is anything: the disk may have it already, and a power loss after the
-        refusal would bring it back.
+        The clearing is synced: the bytes may be on the disk already, and a power loss after the
+        refusal would bring them back.
         """
         position = self.max_offset - file.start
         try:
@@ -268,25 +272,25 @@ class CommitLog:
                 file.sync()
         except OSError as second:
             broken = self._health.fail(
-                f"a write at offset {self.max_offset} failed ({failure}), and what it left could"
-                " not be cleared",
+                f"a write at offset {self.max_offset} failed ({failure}), and its bytes could not"
+                " be cleared",
                 second,
             )
             return StoreUncertainError(str(broken))
-        if failure.errno in NO_ROOM:  # a file system whose reservations do not hold
+        if failure.errno in NO_ROOM:  # a file system that does not honour reservations
             return StoreFullError(f"{file.path}: {failure.strerror}")
         return self._health.fail(f"a write at offset {self.max_offset} failed", failure)
 
     # -- cutting (under `lock`, nobody appends or syncs) ------------------------------------------
 
     def truncate(self, offset: int) -> None:
-        """Cut the log at `offset`, durably: later files go, the bytes behind it become zeros."""
+        """Cut the log at `offset`, durably: later files are removed, later bytes become zeros."""
         self.max_offset = min(self.max_offset, offset)
         self.record_end = min(self.record_end, offset)
         self._want_at = 0
         first = self.queue.start
         last_start = max(offset - offset % self.file_size, first)
-        # At a boundary the file before is full and the next one may stay away.
+        # At the end of a file, the next file need not exist.
         keep = last_start + self.file_size if offset > last_start or last_start == first else offset
         self.queue.remove_from(keep)
         file = self.queue.find(offset)

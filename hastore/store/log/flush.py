@@ -1,8 +1,8 @@
-"""Bring what is written to the disk: group commit on demand, and an interval for the rest.
+"""The flushing thread: sync the log on demand, as a group commit, and at an interval.
 
-`flushed_offset` moves only after fdatasync of every file below it has succeeded. A sync that fails
-closes the store for ever (StoreHealth): it is never tried again. One that was not begun, since the
-process has no descriptor left for it, has lost nothing and is tried again.
+`flushed_offset` moves only after fdatasync of every file below it has succeeded. A failed sync
+closes the store for good (StoreHealth) and is never tried again. When no descriptor is free, no
+sync is begun and nothing is lost: it is tried again.
 """
 
 import logging
@@ -22,7 +22,11 @@ _RETRY_S = 0.1
 
 
 class FlushService(Service):
-    """Sync the log: when asked (all who ask meanwhile share one sync), and every `interval_ms`."""
+    """Sync the log on request and every `interval_ms`; requests during a sync share the next one.
+
+    Thread-safe: `flush` syncs in the calling thread. `on_flushed(offset)` is called in the thread
+    that synced, without the sync lock, after `flushed_offset` moved.
+    """
 
     def __init__(
         self,
@@ -34,7 +38,7 @@ class FlushService(Service):
         record_end: Callable[[], int],
         on_failure: OnFailure,
     ) -> None:
-        """Prepare; `record_end()` returns the end of a whole record, as far on as is known."""
+        """Prepare; `record_end()` returns the end of a whole record, the last one known."""
         super().__init__("FlushCommitLogService", on_failure=on_failure)
         self.flushed_offset = 0
         self.on_flushed: Callable[[int], None] | None = None
@@ -43,14 +47,14 @@ class FlushService(Service):
         self._health = health
         self._interval_s = interval_ms / 1000
         self._record_end = record_end
-        self.sync_lock = threading.RLock()  # held while the log is cut (taken after the log's)
+        self.sync_lock = threading.RLock()  # held by a sync or a cut; taken after the log's lock
         self._changed = threading.Condition()
         self._requested = False
         self._waiters = 0
-        self.failure_reason: str | None = None  # why the last sync was not begun
+        self.failure_reason: str | None = None  # why no sync could be begun
 
     def reset(self, offset: int) -> None:
-        """Say how far the log is synced: at open, and when it was cut or moved away."""
+        """Set how far the log is synced: at open, and when it was cut or moved away."""
         with self._changed:
             self.flushed_offset = offset
             self._changed.notify_all()
@@ -64,7 +68,8 @@ class FlushService(Service):
     def flush(self) -> int:
         """Sync everything written so far; returns `flushed_offset`.
 
-        StoreBrokenError: for ever. StoreError: it was not begun; later it may be.
+        StoreBrokenError: the store is closed. StoreError: no descriptor was free; a later call may
+        succeed.
         """
         self._health.check()
         with self.sync_lock:
@@ -97,7 +102,10 @@ class FlushService(Service):
         return target
 
     def wait_flushed(self, offset: int, timeout_s: float) -> bool:
-        """Wait until the log is synced up to `offset`; asks for it. False when it took too long."""
+        """Ask for a sync and wait until it has reached `offset`; False after `timeout_s`.
+
+        StoreBrokenError when the store closes meanwhile.
+        """
         if self.flushed_offset >= offset:
             return True
         with self._changed:
@@ -119,7 +127,7 @@ class FlushService(Service):
         return self.flushed_offset >= offset
 
     def run(self) -> None:
-        """Sync on request and by interval, until stopped or the store is closed by a failure."""
+        """Sync until stopped, or until a failure closes the store."""
         while not self.stopping.is_set():
             with self._changed:
                 self._changed.wait_for(
@@ -133,7 +141,7 @@ class FlushService(Service):
             except StoreBrokenError as failure:
                 log.error("the log is not synced any more: %s", failure)
                 return
-            except StoreError as failure:  # not begun
+            except StoreError as failure:  # no sync was begun
                 if self.failure_reason is None:
                     log.error("%s", failure)
                 self.failure_reason = str(failure)
@@ -143,6 +151,6 @@ class FlushService(Service):
                 self.failure_reason = None
 
     def wake(self) -> None:
-        """Wake the thread and all who wait for it."""
+        """Wake the service's thread and the threads in `wait_flushed`."""
         with self._changed:
             self._changed.notify_all()

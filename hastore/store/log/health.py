@@ -1,4 +1,4 @@
-"""Whether a store may still be written: one failed sync or write closes it for ever."""
+"""Whether a store may still be written: a failed sync or write closes it for good."""
 
 import logging
 import threading
@@ -10,10 +10,12 @@ log = logging.getLogger(__name__)
 
 
 class StoreHealth:
-    """Remember the first failure that the disk cannot take back; thread-safe.
+    """Keep the first failure after which the disk's content is unknown; thread-safe.
 
-    After a failed fsync the kernel may have dropped the dirty pages and report success next time:
-    only a restart, which recovers from what is really there, opens the store again.
+    After a failed fsync the kernel may have dropped the dirty pages and report success the next
+    time. Only a restart, which recovers from what is on the disk, opens the store again.
+
+    `on_failure` is called once for each reason, in the thread that met the failure.
     """
 
     def __init__(self, on_failure: Callable[[str, BaseException], None] | None = None) -> None:
@@ -22,7 +24,7 @@ class StoreHealth:
         self._guard = threading.Lock()
 
     def fail(self, what: str, failure: BaseException) -> StoreBrokenError:
-        """Close the store for `what` and return the error to raise; the first reason stays."""
+        """Close the store; returns the error to raise, which names the first failure."""
         with self._guard:
             first = self.reason is None
             if first:
@@ -35,9 +37,9 @@ class StoreHealth:
         return error
 
     def lose(self, reason: str) -> StoreMovedError:
-        """Close the store since its files are gone from their place; return the error to raise.
+        """Close the store because its folder was moved; returns the error to raise.
 
-        This reason takes the place of an earlier one: what failed by path before was its effect.
+        This reason replaces an earlier one: opening by path failed before as its consequence.
         """
         error = StoreMovedError(reason)
         with self._guard:

@@ -1,4 +1,4 @@
-"""One file of a queue of files: written by pwrite, read by pread or through a shared map."""
+"""One file of the commit log: written by pwrite, read by pread or through a shared map."""
 
 import threading
 from dataclasses import dataclass, field
@@ -21,8 +21,10 @@ class MappedFile:
     """A file of a fixed size that begins at offset `start` of its log; opened on first use.
 
     Nothing is ever written through the map: on a full disk that would be a SIGBUS. `release` and
-    `remove` only drop references: whoever still holds a pin, a view or a FileRange goes on reading
-    the old bytes, and the last one closes map and descriptor.
+    `remove` only drop references: a thread that holds a pin, a view or a FileRange goes on reading
+    the old bytes, and the last reference closes map and descriptor.
+
+    Any thread may read, open and release; writes come under the log's lock.
     """
 
     def __init__(self, fs: FileSystem, path: str, start: int, size: int) -> None:
@@ -32,7 +34,7 @@ class MappedFile:
         self.size = size
         self._fs = fs
         self._guard = threading.Lock()
-        self.opened: tuple[File, memoryview] | None = None  # descriptor and map, while held
+        self.opened: tuple[File, memoryview] | None = None  # descriptor and map; None: closed
 
     @property
     def is_open(self) -> bool:
@@ -40,7 +42,7 @@ class MappedFile:
         return self.opened is not None
 
     def pin(self) -> tuple[File, memoryview]:
-        """Return file and map: they last while held, also when the file is removed. OSError."""
+        """Return file and map, valid while they are held, also after a removal. OSError."""
         return self.opened or self._open()
 
     @property
@@ -57,7 +59,8 @@ class MappedFile:
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Write at an offset of the log; the bytes must fit. Not durable before `sync`.
 
-        OSError: a part of them may be there. StoreError: the file cannot be opened, none is.
+        OSError: a part of the bytes may be written. StoreError: the file cannot be opened, and
+        nothing is written.
         """
         opened = self.opened
         if opened is None:
@@ -84,7 +87,7 @@ class MappedFile:
     def remove(self) -> None:
         """Remove the file; its name is gone durably after `sync_dir`."""
         self._fs.remove(self.path)
-        self.release()  # after it, so that no reader opens the file again in between
+        self.release()  # last, so that no reader opens the file again in between
 
     def _open(self) -> tuple[File, memoryview]:
         with self._guard:

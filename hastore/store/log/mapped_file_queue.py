@@ -1,4 +1,8 @@
-"""The files of a log: contiguous, of one size, named by their start offset."""
+"""The files of a log: contiguous, of one size, named by their start offset.
+
+The log's lock guards changes: files added at the end, detached at the beginning, cut. Readers take
+no lock: `files` is a tuple that is replaced as a whole.
+"""
 
 import contextlib
 import logging
@@ -16,21 +20,21 @@ _MAX_OPEN = 64  # maps and descriptors held at a time; older files are opened ag
 
 
 class MappedFileQueue:
-    """A directory of files; readers take no lock: `files` is a tuple that is replaced as a whole.
+    """A directory of log files.
 
-    One thread at a time may change it (the owner's append lock), but for `discard`.
+    Callers hold the log's lock for a change, except for `discard` and `release`.
     """
 
     def __init__(
         self, fs: FileSystem, directory: str, file_size: int, source: str | None = None
     ) -> None:
-        """Name the directory; `source` is the one that added files are renamed from."""
+        """Prepare; `source` is the directory that new files are renamed from."""
         self.directory = directory
         self.file_size = file_size
         self.files: tuple[MappedFile, ...] = ()
         self._source = source
-        self._detached: list[MappedFile] = []  # to be removed, the oldest first
-        self._names_added = 0  # counts, so that a sync covers what was there when it began
+        self._detached: list[MappedFile] = []  # files to remove, the oldest first
+        self._names_added = 0  # a count, so that a sync knows which names it covers
         self._names_synced = 0
         self._fs = fs
         self._opened: list[MappedFile] = []
@@ -47,11 +51,11 @@ class MappedFileQueue:
         return self.files[-1].end if self.files else 0
 
     def load(self, expected_size: int | None = None) -> None:
-        """Read the directory. StoreBrokenError for a gap, StoreError for a wrong size.
+        """Read the directory. StoreBrokenError for a gap, StoreError for a wrong size, OSError.
 
-        A shorter last file was cut off by damage when `expected_size`, which the store noted
-        itself, is the configured size: it is made whole with zeros, and recovery decides. Otherwise
-        only the operator can tell which of the two is wrong.
+        `expected_size` is the file size on the limits page. When it is the configured size, a
+        shorter last file was cut off by damage: it is filled up with zeros, and recovery finds the
+        end. Otherwise the configured size may be the wrong one, and only the operator can tell.
         """
         found: list[MappedFile] = []
         names = [name for name in self._fs.list_dir(self.directory) if is_file_name(name)]
@@ -80,7 +84,7 @@ class MappedFileQueue:
         self.files = tuple(found)
 
     def find(self, offset: int) -> MappedFile | None:
-        """Return the file that holds `offset`."""
+        """Return the file that holds `offset`; None without one."""
         files = self.files
         if not files:
             return None
@@ -93,9 +97,9 @@ class MappedFileQueue:
         return found
 
     def add(self, start: int, take: Callable[[str], None]) -> MappedFile:
-        """Add the file that begins at `start`, put there by `take(path)`; not yet synced."""
+        """Add the file at `start`; `take(path)` puts it there. Its name is not synced."""
         if self.files and start != self.end:
-            raise StoreBrokenError(f"a file at {start} would leave a gap behind {self.end}")
+            raise StoreBrokenError(f"a file at {start} would leave a gap after {self.end}")
         path = f"{self.directory}/{file_name(start)}"
         take(path)
         added = MappedFile(self._fs, path, start, self.file_size)
@@ -105,24 +109,24 @@ class MappedFileQueue:
         return added
 
     def detach_first(self, count: int) -> None:
-        """Give the oldest files up: nobody finds them any more. `discard` removes them."""
+        """Take the oldest files out of the log; `discard` removes them from the disk."""
         self._detached += self.files[:count]
         self.files = self.files[count:]
 
     def discard(self, stop: Callable[[], bool] = lambda: False) -> None:
-        """Remove what was detached, each file durably before the next, so no crash leaves a gap.
+        """Remove the detached files, each durably before the next, so that no crash leaves a gap.
 
-        Needs no append lock, but one call at a time. What OSError or `stop()` left comes first the
-        next time.
+        One call at a time, without the log's lock. Files that are left after an OSError, or because
+        `stop()` was true, are removed by the next call.
         """
         while self._detached and not stop():
-            with contextlib.suppress(FileNotFoundError):  # an operator was faster
+            with contextlib.suppress(FileNotFoundError):  # an operator removed it
                 self._detached[0].remove()
             self.sync_names()
             del self._detached[0]
 
     def forget(self) -> None:
-        """Be empty: the files were moved away."""
+        """Forget all files: they were moved away."""
         self.files = ()
         self._detached.clear()
 
@@ -134,20 +138,20 @@ class MappedFileQueue:
             self.sync_names()
 
     def note_names(self) -> None:
-        """Say that names may be there that are not durable: `sync` is to see to them."""
+        """Note that names may not be durable; the next `sync` syncs the directories."""
         self._names_added += 1
 
     def sync_names(self) -> None:
-        """Make the files' names durable, and that they are nowhere else. Any thread."""
+        """Sync the directory of the files and the one they were renamed from. Any thread."""
         added = self._names_added
         self._fs.sync_dir(self.directory)
         if added > self._names_synced:
             if self._source is not None:
                 self._fs.sync_dir(self._source)
-            self._names_synced = added  # only now: another thread's flush must not skip it before
+            self._names_synced = added  # only now: another thread must not skip an unfinished sync
 
     def sync(self, start: int, end: int) -> None:
-        """Make the bytes [start, end) durable, names included."""
+        """Make the bytes [start, end) durable, and the files' names. OSError."""
         if self._names_added > self._names_synced:
             self.sync_names()
         for file in self.files:
@@ -155,7 +159,7 @@ class MappedFileQueue:
                 file.sync()
 
     def release(self) -> None:
-        """Drop all maps and descriptors."""
+        """Drop all maps and descriptors; the next use opens them again."""
         for file in self.files:
             file.release()
 

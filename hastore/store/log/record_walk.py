@@ -1,10 +1,10 @@
-"""Find records in the log by their headers: at an offset, or one after the other.
+"""Find where records begin and end in an open log, mostly by their headers alone.
 
-Functions over a CommitLog; they change nothing and hold no state. Any thread may call them for
-bytes below `max_offset`. Bodies are read only where a docstring says so.
+Functions over a CommitLog that change nothing, for cuts, retention and reads. Recovery, which
+checks every byte, has its own scan (recovery.py).
 """
 
-from hastore.record.codec import check_blank, check_record, layout_of
+from hastore.record.codec import check_blank, check_record, find_parts
 from hastore.record.layout import (
     BLANK_SIZE,
     MIN_RECORD_SIZE,
@@ -17,7 +17,10 @@ from hastore.store.log.commit_log import CommitLog
 
 
 def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
-    """Return the store timestamp of the record at `offset`; None without one."""
+    """Return the store timestamp of the record at `offset`; None without one. Any thread may call.
+
+    StoreError when retention removed it meanwhile; OSError.
+    """
     with log.view(offset, MIN_RECORD_SIZE) as view:
         if len(view) < MIN_RECORD_SIZE:
             return None
@@ -25,17 +28,17 @@ def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
     if magic not in (V1_MAGIC, V2_MAGIC):
         return None
     with log.view(offset, size) as view:
-        layout = layout_of(view, 0, len(view))
-        if layout is None:
+        parts = find_parts(view, 0, len(view))
+        if parts is None:
             return None
-        at = store_at(layout[3])
+        at = store_at(parts[3])
         return int.from_bytes(view[at : at + 8], signed=True)
 
 
 def whole_end(log: CommitLog, start: int) -> int:
-    """Return the end of the last whole record, or blank, from a record's start on.
+    """Return the end of the last whole record or blank, from the record that begins at `start`.
 
-    The caller holds the log's lock: nothing may append or cut meanwhile.
+    Reads headers only, no CRC. The caller holds the log's lock.
     """
     offset, end = start, log.max_offset
     while offset < end:
@@ -43,7 +46,7 @@ def whole_end(log: CommitLog, start: int) -> int:
         with log.map_view(offset, left) as view:
             have = len(view)
             at = 0
-            while have - at >= MIN_RECORD_SIZE or have - at >= BLANK_SIZE:
+            while have - at >= BLANK_SIZE:
                 size, magic = SIZE_AND_MAGIC.unpack_from(view, at)
                 if magic in (V1_MAGIC, V2_MAGIC):
                     whole = MIN_RECORD_SIZE <= size <= have - at
@@ -59,10 +62,10 @@ def whole_end(log: CommitLog, start: int) -> int:
 
 
 def cut_point(log: CommitLog, offset: int) -> int:
-    """Return the end of the last whole record, or blank, at or below `offset`.
+    """Return the end of the last whole record or blank, at or below `offset`.
 
-    That is `offset` itself when a record ends or begins there, which is found by reading the record
-    at `offset` whole; else the file is walked from its start. The caller holds the log's lock.
+    It is `offset` itself if a valid record or blank begins there. Otherwise the records of its file
+    are walked from the file's start. The caller holds the log's lock.
     """
     start = max(log.min_offset, offset - offset % log.file_size)
     if _is_record_end(log, offset):

@@ -1,15 +1,16 @@
-"""Find the log's end after a stop of any kind, and clear what lies beyond it.
+"""Recovery: find the log's end when a store is opened, and clear all bytes beyond it.
 
-The end is the first place with neither a valid record nor a blank of just the bytes left.
-Where the reading begins decides how long it takes:
+The end is the first offset with neither a valid record nor a blank that fills the rest of its file.
+How long the scan takes depends on where it starts:
 
     limits page, clean stop or same boot    recovery_start: 32 to 64 MiB before the end
     limits page, after a power loss         the file that holds flushed_offset
     no page (RocketMQ's own store)          the last three files after a clean stop, else all
 
-What was synced is never cut: an end below `flushed_offset` is rot or a missing file, and the
-operator decides. RocketMQ's own store says nothing of what was synced; after a clean stop all of it
-was, so a record behind the end that is no older than the last one before it shows damage.
+Synced bytes are never cut: an end below `flushed_offset` means damage or a missing file, and the
+operator must decide. A store that RocketMQ wrote does not say which bytes were synced. After a
+clean stop all were, so a whole record beyond the end shows damage if it is no older than the last
+record before the end.
 """
 
 import logging
@@ -37,14 +38,14 @@ _FOREIGN_FILES = 3
 
 @dataclass(frozen=True, slots=True)
 class Recovered:
-    """What recovery found: the log is [min_offset, end)."""
+    """The result of the scan: the log is [min_offset, end)."""
 
     min_offset: int
     end: int
     scanned_from: int
     records: int
-    last_store_timestamp_ms: int  # of the records read; 0 without any
-    recovery_start: int = 0  # starts of records that the next recovery may begin at
+    last_store_timestamp_ms: int  # of the last record read; 0 without any
+    recovery_start: int = 0  # the next recovery may start at either
     next_recovery_start: int = 0
 
 
@@ -69,9 +70,9 @@ def recover(
 ) -> Recovered:
     """Find the end; changes nothing. StoreBrokenError when synced bytes are missing or damaged.
 
-    `floor`: the offset of a cut that was begun (its intent is on the disk): bytes beyond may go.
-    `from_rocketmq`: this node copied the log from a RocketMQ, so a record that only its topic's
-    length makes unreadable is no damage: whoever follows that RocketMQ cuts there.
+    `floor`: the offset of a cut that was begun (its intent is on the disk); bytes beyond it may be
+    missing. `from_rocketmq`: this node copied the log from a RocketMQ, so a record that cannot be
+    decoded only because of its topic's length is part of the log.
     """
     queue = commit_log.queue
     first = queue.start
@@ -95,7 +96,7 @@ def recover(
         _refuse_damage(commit_log, scan)
     if limits is not None and same_boot and scan.end < limits.record_end:
         log.error(
-            "the log ends at %d, %d bytes before what this boot had written: damage from outside",
+            "the log ends at %d, %d bytes earlier than this boot had written: damage from outside",
             scan.end,
             limits.record_end - scan.end,
         )
@@ -111,7 +112,7 @@ def recover(
 
 
 def clear_beyond(commit_log: CommitLog, recovered: Recovered, synced: int) -> None:
-    """Zero what is beyond the end, remove later files, sync all from `synced` on."""
+    """Zero the bytes beyond the end, remove later files, sync the log from `synced` on."""
     commit_log.truncate(recovered.end)
     queue = commit_log.queue
     if queue.files:
@@ -136,7 +137,7 @@ def _start_of_scan(
 
 
 def _scan(commit_log: CommitLog, start: int, *, unreadable: bool) -> _Scan:
-    """Read records from `start` to the log's end, over `unreadable` ones where told so."""
+    """Read records from `start` to the log's end; with `unreadable` also undecodable ones."""
     scan = _Scan(start, start, start, unreadable)
     for file in commit_log.queue.files:
         if file.end > scan.end and not _scan_file(file, scan):
@@ -145,9 +146,9 @@ def _scan(commit_log: CommitLog, start: int, *, unreadable: bool) -> _Scan:
 
 
 def _scan_file(file: MappedFile, scan: _Scan) -> bool:
-    """Move `scan` through one file; whether its end was reached.
+    """Move `scan` through one file; returns whether the file's end was reached.
 
-    Reads by pread: where the disk fails this is an OSError, through the map it would be a SIGBUS.
+    Reads by pread, so that a bad sector is an OSError; through the map it would be a SIGBUS.
     """
     wanted = _WINDOW_BYTES
     while scan.end < file.end:
@@ -180,16 +181,15 @@ def _scan_file(file: MappedFile, scan: _Scan) -> bool:
 
 
 def _may_be_longer(data: memoryview, at: int, left: int, wanted: int) -> bool:
-    """Whether the record, or blank, at `at` only needs a larger window."""
+    """Whether a larger window may hold all of the record, or blank, at `at`."""
     size = int.from_bytes(data[at : at + 4])
     return wanted < left and wanted - at < size <= left
 
 
 def _refuse_headless(commit_log: CommitLog, first: int) -> None:
-    """Refuse to clear a log whose first record is missing though data follow.
+    """Refuse to clear a log without a first record when data follow: StoreBrokenError.
 
-    Without a limits page nothing says that the log begins inside its first file, as it may after a
-    resync.
+    After a resync a log may begin inside its first file, but only the limits page would say so.
     """
     head = commit_log.queue.files[0].view
     size = len(head)
@@ -199,17 +199,17 @@ def _refuse_headless(commit_log: CommitLog, first: int) -> None:
     for at in range(0, size, step):
         if any(bytes(head[at : at + step]).strip(b"\0")):
             raise StoreBrokenError(
-                f"{commit_log.directory}: no record at {first}, but data behind it; nothing was"
+                f"{commit_log.directory}: no record at {first}, but data after it; nothing was"
                 " cut: restore hastore/limits or the log's first file from a backup"
             )
 
 
 def _refuse_damage(commit_log: CommitLog, scan: _Scan) -> None:
-    """Refuse to clear whole records behind a damaged one.
+    """Refuse to clear whole records after a damaged one: StoreBrokenError.
 
-    Older ones are what an earlier cut of RocketMQ's left there: it clears nothing.
+    Older records there are no sign of damage: RocketMQ leaves them when it cuts a log.
     """
-    found = _record_behind(commit_log, scan.end, scan.last_store_timestamp_ms)
+    found = _record_after(commit_log, scan.end, scan.last_store_timestamp_ms)
     if found is not None:
         raise StoreBrokenError(
             f"{commit_log.directory}: the record at {scan.end} is damaged, and whole records follow"
@@ -219,8 +219,8 @@ def _refuse_damage(commit_log: CommitLog, scan: _Scan) -> None:
         )
 
 
-def _record_behind(commit_log: CommitLog, end: int, stored_ms: int) -> int | None:
-    """Return the first whole record behind `end` that was stored at `stored_ms` or later."""
+def _record_after(commit_log: CommitLog, end: int, stored_ms: int) -> int | None:
+    """Return the first whole record after `end` that was stored at `stored_ms` or later."""
     for file in commit_log.queue.files:
         at = max(end + 1, file.start) - file.start
         while at + SIZE_AND_MAGIC.size <= file.size:
@@ -233,7 +233,7 @@ def _record_behind(commit_log: CommitLog, end: int, stored_ms: int) -> int | Non
 
 
 def _places(data: bytes) -> list[int]:
-    """Return where a record may begin: its magic follows 4 bytes of size."""
+    """Return where a record may begin, by the magic after its 4 bytes of size."""
     found = []
     for magic in (V1_MAGIC, V2_MAGIC):
         wanted = magic.to_bytes(4)

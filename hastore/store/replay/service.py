@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_ARRAYS_FROM_BYTES = 1 << 16  # the first view of this size loads numpy: 0.1 s of CPU, 15 MiB
+_VECTOR_FROM_BYTES = 1 << 16  # the first view of this size loads numpy: 0.1 s of CPU, 15 MiB
 _RETRY_S = 1.0  # after a failure
 _IDLE_S = 1.0  # the longest sleep, in case a wake-up is lost
 
@@ -63,8 +63,8 @@ class IndexBuildService(Service):
         self._state = state
         self._clock = clock
         self.pace = ReplayPace(linger_s)
-        self._plain = ScalarWalker()
-        self._arrays: VectorWalker | None = None  # loads numpy: made when needed or idle
+        self._scalar = ScalarWalker()
+        self._vector: VectorWalker | None = None  # loads numpy: made when needed or idle
         self._changed = threading.Condition()
         self._flush_lock = threading.Lock()
         self.idle = False  # true while replay sleeps: the next append must `notify`
@@ -177,16 +177,16 @@ class IndexBuildService(Service):
         return True
 
     def _walk(self, view: memoryview, offset: int, left: int) -> Walk:
-        if self._arrays is None and len(view) < _ARRAYS_FROM_BYTES:
-            return self._plain.walk(view, offset, left)
-        return self._load_arrays().walk(view, offset, left)
+        if self._vector is None and len(view) < _VECTOR_FROM_BYTES:
+            return self._scalar.walk(view, offset, left)
+        return self._load_vector_walker().walk(view, offset, left)
 
-    def _load_arrays(self) -> "VectorWalker":
-        if self._arrays is None:
+    def _load_vector_walker(self) -> "VectorWalker":
+        if self._vector is None:
             from hastore.store.derived.walk.vector_walk import VectorWalker
 
-            self._arrays = VectorWalker(self._plain)
-        return self._arrays
+            self._vector = VectorWalker(self._scalar)
+        return self._vector
 
     def _advance(self, offset: int) -> None:
         self._state.save_dispatched(offset)
@@ -217,7 +217,7 @@ class IndexBuildService(Service):
                     lambda: bool(self._waiters) or self.stopping.is_set(), linger_s
                 )
         if quiet:  # now loading numpy delays nobody
-            self._load_arrays()
+            self._load_vector_walker()
 
     def _rest(self, spent_ms: float) -> None:
         """After a batch, leave the interpreter to other threads, unless one waits for replay."""

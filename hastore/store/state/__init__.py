@@ -1,1 +1,1 @@
-"""Small state files of a store, each written in place and checked by a CRC."""
+"""The store's small files: limits, replay's progress, RocketMQ's checkpoint, abort and lock."""

@@ -1,4 +1,4 @@
-"""`abort`: by this file RocketMQ and hastore know that a store was not closed cleanly."""
+"""`abort`: the file that tells hastore and RocketMQ that a store was not closed cleanly."""
 
 import os
 
@@ -6,7 +6,7 @@ from hastore.store.fs.filesystem import FileSystem
 
 
 class AbortFile:
-    """`abort`: it exists from the start to a clean stop, and holds the process id."""
+    """`abort`: it exists from a start until a clean stop, and holds the process id."""
 
     def __init__(self, fs: FileSystem, root: str) -> None:
         self._fs = fs
@@ -14,7 +14,7 @@ class AbortFile:
         self._path = f"{root}/abort"
 
     def exists(self) -> bool:
-        """Whether the last process did not stop cleanly."""
+        """Whether the last process did not close the store cleanly."""
         return self._fs.exists(self._path)
 
     def create(self) -> None:
@@ -22,7 +22,7 @@ class AbortFile:
         self._fs.replace_bytes(self._path, str(os.getpid()).encode())
 
     def remove(self) -> None:
-        """Remove the file, durably: the last act of a clean stop."""
+        """Remove the file, durably: the last step of a clean stop."""
         if self._fs.exists(self._path):
             self._fs.remove(self._path)
             self._fs.sync_dir(self._root)

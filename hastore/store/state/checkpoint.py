@@ -1,4 +1,8 @@
-"""`checkpoint`: how far what is on the disk goes, as RocketMQ reads it."""
+"""RocketMQ's `checkpoint` file: how far log, queues and index are synced.
+
+Housekeeping writes it, so that a RocketMQ can open the store; hastore's own recovery only takes the
+last store timestamp from it.
+"""
 
 import struct
 from dataclasses import dataclass
@@ -11,7 +15,7 @@ _PAGE_SIZE = 4096
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:
-    """How far what is on the disk goes: store timestamps in ms, offsets in bytes.
+    """How far the files are synced: store timestamps in ms, offsets in bytes.
 
     `checkpoint`, 4096 bytes: physicMsgTimestamp, logicsMsgTimestamp, indexMsgTimestamp,
     masterFlushedOffset, confirmPhyOffset, 8 bytes each, then zeros.
@@ -25,7 +29,7 @@ class Checkpoint:
 
 
 class CheckpointFile:
-    """The store's `checkpoint`; a torn or missing one reads as zeros, which only costs time."""
+    """The store's `checkpoint` file; a short or missing one reads as zeros."""
 
     def __init__(self, fs: FileSystem, root: str) -> None:
         self._fs = fs
@@ -34,14 +38,14 @@ class CheckpointFile:
         self.now = Checkpoint()
 
     def load(self) -> Checkpoint:
-        """Read the file."""
+        """Read the file. OSError."""
         raw = self._fs.read_bytes(self._path, _PAGE_SIZE) if self._fs.exists(self._path) else b""
         if len(raw) >= _CHECKPOINT.size:
             self.now = Checkpoint(*_CHECKPOINT.unpack_from(raw))
         return self.now
 
     def save(self, checkpoint: Checkpoint, *, sync: bool) -> None:
-        """Write the file, whose room is reserved at the first call. Raises OSError."""
+        """Write the file; the first call reserves its room. OSError, StoreFullError."""
         if self._file is None:
             self._file = self._fs.open(self._path, create=True)
             if self._file.size != _PAGE_SIZE:

@@ -1,47 +1,46 @@
 """The limits page, `<root>/hastore/limits`: how far the log is whole, synced, confirmed, readable.
 
-Two slots, written in turn by one pwrite each; the valid one with the greater sequence counts, so
-that a torn write leaves the one before. Other processes read it without a lock.
+Two slots are written in turn, each by one pwrite; the valid slot with the greater sequence is in
+force, so a torn write leaves the previous one. Other processes read the page without a lock. The
+node's threads update it as the limits move; recovery reads it at the next start.
 
     slot at 0 and at 2048:
       0 magic "HSLM" 4 | 4 version 4 | 8 sequence 8 | 16 boot id 16 | 32 file_size 8
      40 first_offset 8 | 48 flushed 8 | 56 record_end 8 | 64 recovery_start 8
      72 next_recovery_start 8 | 80 confirmed 8 | 88 readable 8 | 96 CRC-32 of all before 4
 
-`record_end` and both recovery starts are places where a record ends and the next may begin:
-everything below them was whole when they were written. They hold while the same kernel runs
-(kill -9 keeps the page cache); after a power loss only `flushed` holds.
+At `record_end` and at both recovery starts a record ends and the next may begin; all records below
+were whole when the slot was written. These three are valid while the same kernel runs, since the
+page cache survives kill -9. After a power loss only `flushed` is.
 """
 
 import struct
 import threading
-import zlib
 from typing import NamedTuple
 
 from hastore.errors import StoreBrokenError
 from hastore.store.fs.filesystem import File, FileSystem
+from hastore.store.state.crc_frame import FRAME_BYTES, CrcFrame
 
-_SLOT = struct.Struct(">4sIQ16sqqqqqqqq")
-_CRC = struct.Struct(">I")
-_MAGIC = b"HSLM"
-_VERSION = 1
+_FRAME = CrcFrame(b"HSLM", 1)
+_SLOT = struct.Struct(">Q16sqqqqqqqq")  # the fields of Limits, in their order
+_SLOT_BYTES = _SLOT.size + FRAME_BYTES
 _SLOT_AT = (0, 2048)
 _PAGE_SIZE = 4096
-RECOVERY_STEP_BYTES = 32 << 20  # a recovery reads between one and two steps back
+RECOVERY_STEP_BYTES = 32 << 20  # a recovery starts between one and two steps before the end
 
 
 class Limits(NamedTuple):
-    """What the page says; all offsets are bytes of the log.
+    """The page's content; all offsets are bytes of the log.
 
-    min <= first_offset; recovery_start <= next_recovery_start <= record_end; a record ends at
-    flushed_offset.
+    recovery_start <= next_recovery_start <= record_end; a record ends at flushed_offset.
     """
 
     sequence: int = 0
     boot_id: bytes = bytes(16)
     file_size: int = 0
-    first_offset: int = 0  # the log may begin inside its first file
-    flushed_offset: int = 0  # a lower bound of what is synced
+    first_offset: int = 0  # the log's beginning when it was opened; may lie inside a file
+    flushed_offset: int = 0  # a lower bound of the synced bytes
     record_end: int = 0
     recovery_start: int = 0
     next_recovery_start: int = 0
@@ -55,7 +54,7 @@ def limits_path(root: str) -> str:
 
 
 def read_limits(fs: FileSystem, root: str) -> Limits | None:
-    """Return what the page says, None without one; StoreBrokenError when no slot is valid."""
+    """Return the page's content, None without a page; StoreBrokenError when no slot is valid."""
     path = limits_path(root)
     if not fs.exists(path):
         return None
@@ -72,9 +71,9 @@ def read_limits(fs: FileSystem, root: str) -> Limits | None:
 
 
 class LimitsPage:
-    """The page of a store that this process holds; calls may come from any thread.
+    """The page of a store that this process has open; thread-safe.
 
-    Every update survives kill -9; a power loss only what was written with `sync=True`.
+    Every update survives kill -9, and a power loss only after an update with `sync=True`.
     """
 
     def __init__(self, fs: FileSystem, root: str) -> None:
@@ -85,7 +84,7 @@ class LimitsPage:
         self.now = Limits()
 
     def open(self, limits: Limits) -> None:
-        """Take the page over with these limits, synced."""
+        """Write these limits to both slots, synced; makes the page if it is absent. OSError."""
         directory = f"{self._root}/hastore"
         file = self._fs.open(limits_path(self._root), create=True)
         try:
@@ -93,7 +92,7 @@ class LimitsPage:
                 file.allocate(_PAGE_SIZE)  # later writes never lack room
             self._file, self.now = file, limits
             self.update(sync=True)
-            self.update(sync=True)  # both slots: neither holds a word of the life before
+            self.update(sync=True)  # the other slot, so that neither is of an earlier process
             self._fs.sync_dir(directory)
         except BaseException:
             self._file = None
@@ -104,13 +103,15 @@ class LimitsPage:
         self,
         *,
         sync: bool = False,
-        first_offset: int | None = None,
         flushed: int | None = None,
         record_end: int | None = None,
         confirmed: int | None = None,
         readable: int | None = None,
     ) -> None:
-        """Change some limits; `sync` makes the page durable. Raises OSError."""
+        """Change some limits; with `sync` durably. OSError.
+
+        When `record_end` has moved on by RECOVERY_STEP_BYTES, the recovery starts follow.
+        """
         with self._guard:
             now = self.now
             recovery_start, next_recovery_start = now.recovery_start, now.next_recovery_start
@@ -121,7 +122,7 @@ class LimitsPage:
                     now.sequence + 1,
                     now.boot_id,
                     now.file_size,
-                    now.first_offset if first_offset is None else first_offset,
+                    now.first_offset,
                     now.flushed_offset if flushed is None else flushed,
                     now.record_end if record_end is None else record_end,
                     recovery_start,
@@ -134,22 +135,22 @@ class LimitsPage:
         if sync and file is not None:
             file.sync()
 
-    def cut(self, end: int, *, recovery_start: int, first_offset: int | None = None) -> None:
-        """Lower every limit to the log's new end, durably: before the bytes are cut.
+    def cut(self, end: int, *, recovery_start: int) -> None:
+        """Lower every limit to the log's new end, durably, before the bytes are cut. OSError.
 
-        `recovery_start` is the start of a record at or below `end` from which recovery may read.
+        `recovery_start` is the start of a record at or below `end`. It replaces a recovery start
+        beyond `end`.
         """
         with self._guard:
             now = self.now
+            old = now.recovery_start, now.next_recovery_start
+            first, following = (start if start <= end else recovery_start for start in old)
             low = now._replace(
                 sequence=now.sequence + 1,
-                first_offset=now.first_offset if first_offset is None else first_offset,
                 flushed_offset=min(now.flushed_offset, end),
                 record_end=min(now.record_end, end),
-                recovery_start=now.recovery_start if now.recovery_start <= end else recovery_start,
-                next_recovery_start=now.next_recovery_start
-                if now.next_recovery_start <= end
-                else recovery_start,
+                recovery_start=first,
+                next_recovery_start=following,
                 confirmed_offset=min(now.confirmed_offset, end),
                 readable_offset=min(now.readable_offset, end),
             )
@@ -160,7 +161,7 @@ class LimitsPage:
             file.sync()
 
     def restart(self, offset: int) -> None:
-        """Say, durably, that the log is empty and begins at `offset`."""
+        """Note, durably, that the log is empty and begins at `offset`. OSError."""
         with self._guard:
             empty = self.now._replace(
                 sequence=self.now.sequence + 1,
@@ -179,7 +180,7 @@ class LimitsPage:
             file.sync()
 
     def close(self) -> None:
-        """Close the page."""
+        """Close the page; later updates only change `now`."""
         with self._guard:
             if self._file is not None:
                 self._file.close()
@@ -187,16 +188,10 @@ class LimitsPage:
 
     def _write(self, limits: Limits) -> None:
         if self._file is not None:
-            body = _SLOT.pack(_MAGIC, _VERSION, *limits)  # the fields are in the slot's order
-            self._file.pwrite(body + _CRC.pack(zlib.crc32(body)), _SLOT_AT[limits.sequence & 1])
+            self._file.pwrite(_FRAME.pack(_SLOT.pack(*limits)), _SLOT_AT[limits.sequence & 1])
         self.now = limits
 
 
 def _unpack(raw: bytes, at: int) -> Limits | None:
-    if len(raw) < at + _SLOT.size + _CRC.size:
-        return None
-    magic, version, *fields = _SLOT.unpack_from(raw, at)
-    (crc,) = _CRC.unpack_from(raw, at + _SLOT.size)
-    if magic != _MAGIC or version != _VERSION or crc != zlib.crc32(raw[at : at + _SLOT.size]):
-        return None
-    return Limits(*fields)
+    content = _FRAME.unpack(raw[at : at + _SLOT_BYTES])
+    return None if content is None else Limits(*_SLOT.unpack(content))

@@ -1,10 +1,13 @@
-"""`lock`: while its lock is held, no other process, hastore or RocketMQ, has the store."""
+"""`lock`: a node holds this file's lock, so that no other process opens its store.
+
+The lock excludes other hastore processes and RocketMQ (fs/filesystem.py, `lock`).
+"""
 
 from hastore.store.fs.filesystem import File, FileSystem
 
 
 class LockFile:
-    """The store's lock; calls come from one thread at a time, but for `is_in_place`."""
+    """The store's lock. One thread at a time takes it or gives it back."""
 
     def __init__(self, fs: FileSystem, root: str) -> None:
         self.path = f"{root}/lock"

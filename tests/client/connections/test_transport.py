@@ -1,4 +1,4 @@
-"""A client's links over plain sockets and over libzmq: the same is promised of both."""
+"""Both transports, over plain sockets and over libzmq, keep the same contract."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tests.api_fakes import FakeBackend
 from tests.client.conftest import Node
 
 MIB = 1024 * 1024
-MakeLinks = Callable[..., tuple[str, Transport]]
+MakeTransport = Callable[..., tuple[str, Transport]]
 
 
 @pytest.fixture(params=["tcp", "zmq+tcp"])
@@ -44,8 +44,8 @@ def scheme(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def make() -> Iterator[MakeLinks]:
-    """Make links to one address and open them; returns the address's own name too."""
+def make() -> Iterator[MakeTransport]:
+    """Make a transport with a connection to one address; returns the address without scheme zmq."""
     made: list[Transport] = []
 
     def transport(
@@ -64,7 +64,7 @@ def make() -> Iterator[MakeLinks]:
 def until(
     transport: Transport, condition: Callable[[list[Arrival]], Any], timeout_s: float = 60.0
 ) -> Any:
-    """Wait on links until the arrivals are as wanted; return all of them."""
+    """Wait on a transport until the arrivals fit the condition; return all of them."""
     arrivals: list[Arrival] = []
     end = time.monotonic() + timeout_s
     while not condition(arrivals):
@@ -88,7 +88,7 @@ def ask(transport: Transport, address: str, rid: int) -> None:
 
 
 class Peer:
-    """A node that does what the test says, step by step."""
+    """A node that the test drives step by step."""
 
     def __init__(self, *, receive_buffer: int | None = None) -> None:
         self.listener = socket.socket()
@@ -108,7 +108,7 @@ class Peer:
         sock.sendall(self.zmtp.take_output()[:most])
 
     def read(self) -> list[Any]:
-        """Read once; what the protocol answers is kept for the test to send or not."""
+        """Read once; the protocol's answer is left for the test to send or not."""
         data = self.socks[-1].recv(256 * 1024)
         assert data, "closed by the client"
         found = self.zmtp.receive(data)
@@ -126,7 +126,7 @@ class Peer:
 
 
 def meet(peer: Peer, transport: Transport) -> None:
-    """Shake hands, both at once."""
+    """Complete the handshake."""
     shaking = threading.Thread(target=peer.shake)
     shaking.start()
     up(transport)
@@ -141,7 +141,7 @@ def peer() -> Iterator[Peer]:
 
 
 class Hand:
-    """A clock that goes when the test moves it."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 1_000_000.0
@@ -153,10 +153,12 @@ class Hand:
         return int(self.now)
 
 
-# -- the same over both
+# -- both transports
 
 
-def test_news_of_a_node_that_goes_and_comes(node: Node, make: MakeLinks, scheme: str) -> None:
+def test_a_node_that_goes_and_comes_is_reported(
+    node: Node, make: MakeTransport, scheme: str
+) -> None:
     address, transport = make(node.address, scheme)
     assert transport.addresses == [address] == [node.address]
     assert news(up(transport)) == [True]
@@ -171,7 +173,9 @@ def test_news_of_a_node_that_goes_and_comes(node: Node, make: MakeLinks, scheme:
     ask(transport, address, 2)
 
 
-def test_nothing_is_sent_to_whoever_is_not_there(node: Node, make: MakeLinks, scheme: str) -> None:
+def test_nothing_is_sent_to_an_unreachable_address(
+    node: Node, make: MakeTransport, scheme: str
+) -> None:
     node.server.stop()
     address, transport = make(node.address, scheme)
     assert not transport.send(address, api.AskMap(1))
@@ -180,11 +184,11 @@ def test_nothing_is_sent_to_whoever_is_not_there(node: Node, make: MakeLinks, sc
     assert not transport.send(address, api.AskMap(1), b"payload")
     node.restart()
     assert news(up(transport)) == [True]
-    ask(transport, address, 7)  # and the first one that comes is the answer to this
+    ask(transport, address, 7)  # the first reply is the answer to this request
 
 
-def test_a_link_made_anew_tells_of_its_way_up_alone(
-    node: Node, make: MakeLinks, scheme: str
+def test_a_replaced_connection_reports_only_up(
+    node: Node, make: MakeTransport, scheme: str
 ) -> None:
     address, transport = make(node.address, scheme)
     up(transport)
@@ -200,7 +204,7 @@ def test_a_link_made_anew_tells_of_its_way_up_alone(
     ask(transport, address, 3)
 
 
-def test_a_peer_that_reads_slowly_gets_all_in_order(make: MakeLinks, scheme: str) -> None:
+def test_a_peer_that_reads_slowly_gets_all_in_order(make: MakeTransport, scheme: str) -> None:
     peer = Peer(receive_buffer=8_192)
     try:
         address, transport = make(peer.address, scheme)
@@ -220,7 +224,7 @@ def test_a_peer_that_reads_slowly_gets_all_in_order(make: MakeLinks, scheme: str
         peer.close()
 
 
-def test_what_is_unsent_at_the_close_is_sent_within_its_time(scheme: str, make: MakeLinks) -> None:
+def test_unsent_bytes_are_sent_within_the_linger_time(scheme: str, make: MakeTransport) -> None:
     peer = Peer(receive_buffer=8_192)
     try:
         address, transport = make(peer.address, scheme)
@@ -239,7 +243,9 @@ def test_what_is_unsent_at_the_close_is_sent_within_its_time(scheme: str, make: 
         peer.close()
 
 
-def test_a_close_does_not_wait_for_a_peer_that_does_not_read(make: MakeLinks, scheme: str) -> None:
+def test_a_close_does_not_wait_for_a_peer_that_does_not_read(
+    make: MakeTransport, scheme: str
+) -> None:
     peer = Peer(receive_buffer=8_192)
     try:
         address, transport = make(peer.address, scheme)
@@ -253,7 +259,7 @@ def test_a_close_does_not_wait_for_a_peer_that_does_not_read(make: MakeLinks, sc
 
 
 @pytest.mark.parametrize(("bound", "named"), [("127.0.0.1", "localhost"), ("[::1]", "[::1]")])
-def test_names_and_both_families(bound: str, named: str, make: MakeLinks, scheme: str) -> None:
+def test_names_and_both_families(bound: str, named: str, make: MakeTransport, scheme: str) -> None:
     server = ApiServer(f"tcp://{bound}:0", FakeBackend(), ApiConfig(), on_failure=raise_failure)
     server.start()
     try:
@@ -266,9 +272,9 @@ def test_names_and_both_families(bound: str, named: str, make: MakeLinks, scheme
 
 
 def test_a_sleep_ends_with_a_wake_from_another_thread(
-    node: Node, make: MakeLinks, scheme: str, monkeypatch: pytest.MonkeyPatch
+    node: Node, make: MakeTransport, scheme: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(socket_transport, "PING_MS", 1e7)  # no chore ends the sleep
+    monkeypatch.setattr(socket_transport, "PING_MS", 1e7)  # no timer ends the sleep
     _, transport = make(node.address, scheme)
     up(transport)
     transport.collect()
@@ -279,14 +285,14 @@ def test_a_sleep_ends_with_a_wake_from_another_thread(
         transport.wait(120.0)
         waking.join()
         assert time.monotonic() - begin < 60.0
-    transport.wake()  # before the sleep: it does not begin
+    transport.wake()  # before the sleep, which then returns at once
     begin = time.monotonic()
     transport.sleep(120.0)
     assert time.monotonic() - begin < 60.0
 
 
-def test_a_message_that_cannot_be_encoded_harms_no_link(
-    node: Node, make: MakeLinks, scheme: str
+def test_a_message_that_cannot_be_encoded_harms_no_connection(
+    node: Node, make: MakeTransport, scheme: str
 ) -> None:
     address, transport = make(node.address, scheme)
     up(transport)
@@ -296,7 +302,7 @@ def test_a_message_that_cannot_be_encoded_harms_no_link(
     assert transport.is_up(address)
 
 
-def test_a_reply_that_is_none_is_left_out(peer: Peer, make: MakeLinks, scheme: str) -> None:
+def test_a_malformed_reply_is_skipped(peer: Peer, make: MakeTransport, scheme: str) -> None:
     _, transport = make(peer.address, scheme)
     meet(peer, transport)
     good = encode_front(api.encode(api.Found(5, 1)), 3) + b"abc"
@@ -305,16 +311,16 @@ def test_a_reply_that_is_none_is_left_out(peer: Peer, make: MakeLinks, scheme: s
     assert [(each.reply.rid, each.payload) for each in arrivals if each.reply] == [(5, b"abc")]
 
 
-def test_descriptors_and_threads_end_with_the_links(node: Node, scheme: str) -> None:
+def test_descriptors_and_threads_end_with_the_transport(node: Node, scheme: str) -> None:
     def open_now() -> tuple[int, int]:
         return len(os.listdir("/proc/self/fd")), threading.active_count()
 
     (address,), transport = make_transport((node.address.replace("tcp", scheme, 1),))
-    transport.open([address])  # the first use of all modules
+    transport.open([address])  # first use, which loads modules
     up(transport)
     transport.close()
     del transport
-    gc.collect()  # what earlier tests left
+    gc.collect()  # objects of earlier tests
     end = time.monotonic() + 60.0
     while node.server._connections.count and time.monotonic() < end:
         time.sleep(0.005)
@@ -332,10 +338,10 @@ def test_descriptors_and_threads_end_with_the_links(node: Node, scheme: str) -> 
         time.sleep(0.01)
 
 
-# -- plain sockets alone
+# -- plain sockets only
 
 
-def test_a_link_takes_no_more_than_its_bound(make: MakeLinks) -> None:
+def test_a_connection_buffers_no_more_than_its_bound(make: MakeTransport) -> None:
     peer = Peer(receive_buffer=8_192)
     try:
         address, transport = make(peer.address)
@@ -354,7 +360,7 @@ def test_a_link_takes_no_more_than_its_bound(make: MakeLinks) -> None:
         peer.close()
 
 
-def test_a_peer_without_a_sign_of_life_is_given_up(peer: Peer, make: MakeLinks) -> None:
+def test_a_peer_that_answers_no_ping_is_dropped(peer: Peer, make: MakeTransport) -> None:
     clock = Hand()
     address, transport = make(peer.address, "tcp", clock)
     meet(peer, transport)
@@ -364,7 +370,7 @@ def test_a_peer_without_a_sign_of_life_is_given_up(peer: Peer, make: MakeLinks) 
     assert transport.collect() == []
     while not peer.zmtp.has_output:  # a PING came
         assert peer.read() == []
-    peer.socks[-1].sendall(peer.zmtp.take_output())  # its answer is a sign of life
+    peer.socks[-1].sendall(peer.zmtp.take_output())  # the PONG
     deadline = time.monotonic() + 60.0
     while transport._connections[address].pinged_ms is not None:  # type: ignore[attr-defined]
         assert time.monotonic() < deadline
@@ -378,9 +384,7 @@ def test_a_peer_without_a_sign_of_life_is_given_up(peer: Peer, make: MakeLinks) 
     assert not transport.is_up(address)
 
 
-def test_who_was_stopped_itself_first_reads_what_came_meanwhile(
-    peer: Peer, make: MakeLinks
-) -> None:
+def test_a_client_that_was_stopped_first_reads_its_input(peer: Peer, make: MakeTransport) -> None:
     clock = Hand()
     address, transport = make(peer.address, "tcp", clock)
     meet(peer, transport)
@@ -389,14 +393,16 @@ def test_who_was_stopped_itself_first_reads_what_came_meanwhile(
     while not peer.zmtp.has_output:
         peer.read()
     peer.socks[-1].sendall(peer.zmtp.take_output())
-    time.sleep(0.05)  # on loopback it is there
+    time.sleep(0.05)  # loopback has delivered it by then
     clock.now += 100 * PONG_MS
     # An event of none of its connections.
     transport._ready = [(transport.fileno(), 0)]  # type: ignore[attr-defined]
     assert transport.collect() == [] and transport.is_up(address)
 
 
-def test_an_attempt_without_an_answer_ends_and_another_follows(peer: Peer, make: MakeLinks) -> None:
+def test_an_attempt_without_an_answer_ends_and_another_follows(
+    peer: Peer, make: MakeTransport
+) -> None:
     clock = Hand()
     _, transport = make(peer.address, "tcp", clock)
     for _ in range(3):
@@ -409,7 +415,7 @@ def test_an_attempt_without_an_answer_ends_and_another_follows(peer: Peer, make:
     meet(peer, transport)
 
 
-def test_replies_before_a_peers_failure_are_told(peer: Peer, make: MakeLinks) -> None:
+def test_replies_before_a_peers_failure_are_returned(peer: Peer, make: MakeTransport) -> None:
     _, transport = make(peer.address)
     meet(peer, transport)
     peer.socks[-1].sendall(encode_front(api.encode(api.Found(3, 0))) + b"\xf0\0")
@@ -419,10 +425,10 @@ def test_replies_before_a_peers_failure_are_told(peer: Peer, make: MakeLinks) ->
 
 
 @pytest.mark.parametrize("host", ["no-such-host", "a..b", "x" * 70, "nul\0"])
-def test_names_that_nobody_knows_are_asked_for_again(
-    node: Node, make: MakeLinks, monkeypatch: pytest.MonkeyPatch, host: str
+def test_unknown_names_are_looked_up_again(
+    node: Node, make: MakeTransport, monkeypatch: pytest.MonkeyPatch, host: str
 ) -> None:
-    """Nobody waits for it meanwhile, and the link stands as soon as the name is known."""
+    """Nothing waits for the look-up, and the client connects as soon as the name is known."""
     known = threading.Event()
     real = socket.getaddrinfo
 
@@ -445,7 +451,7 @@ def test_names_that_nobody_knows_are_asked_for_again(
 
 
 @pytest.mark.parametrize("host", ["a..b", "x" * 70, "nul\0", "no address"])
-def test_what_is_no_numeric_address_is_left_to_the_look_up(host: str) -> None:
+def test_other_than_numeric_addresses_are_left_to_the_look_up(host: str) -> None:
     assert resolver.numeric_targets(host, 1) == []
 
 
@@ -459,7 +465,7 @@ def test_a_look_up_without_a_thread_finds_nothing(monkeypatch: pytest.MonkeyPatc
     assert found == [[]]
 
 
-def test_a_look_up_that_was_overtaken_is_left(node: Node, make: MakeLinks) -> None:
+def test_a_late_look_up_is_ignored(node: Node, make: MakeTransport) -> None:
     address, transport = make(node.address)
     up(transport)
     assert isinstance(transport, SocketTransport)
@@ -470,8 +476,8 @@ def test_a_look_up_that_was_overtaken_is_left(node: Node, make: MakeLinks) -> No
     assert connection.sock is sock and transport.is_up(address)
 
 
-def test_a_family_that_the_system_has_not_is_passed_over(
-    node: Node, make: MakeLinks, monkeypatch: pytest.MonkeyPatch
+def test_an_unsupported_address_family_is_skipped(
+    node: Node, make: MakeTransport, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = socket.socket
 
@@ -492,11 +498,11 @@ def test_a_family_that_the_system_has_not_is_passed_over(
     ask(transport, address, 1)
 
 
-# -- cut off
+# -- interrupted calls
 
 
 class Cut:
-    """Raise KeyboardInterrupt at the n-th line that SocketTransport runs, as a signal may."""
+    """Raise KeyboardInterrupt at the n-th line that SocketTransport runs, as a signal can."""
 
     def __init__(self, at: int) -> None:
         self.left = at
@@ -537,11 +543,11 @@ DEEDS: dict[str, Callable[[SocketTransport, str], Any]] = {
 
 @pytest.mark.filterwarnings("ignore:unclosed:ResourceWarning")
 @pytest.mark.parametrize("deed", DEEDS)
-def test_links_recover_from_a_signal_at_any_line(
-    node: Node, make: MakeLinks, monkeypatch: pytest.MonkeyPatch, deed: str
+def test_connections_recover_from_a_signal_at_any_line(
+    node: Node, make: MakeTransport, monkeypatch: pytest.MonkeyPatch, deed: str
 ) -> None:
     monkeypatch.setattr(socket_transport, "RECONNECT_MS", 1.0)
-    monkeypatch.setattr(socket_transport, "PING_MS", 1e7)  # no chore ends the last sleep
+    monkeypatch.setattr(socket_transport, "PING_MS", 1e7)  # no timer ends the last sleep
     address, transport = make(node.address)
     assert isinstance(transport, SocketTransport)
     up(transport)
@@ -559,10 +565,10 @@ def test_links_recover_from_a_signal_at_any_line(
                 DEEDS[deed](transport, address)
         except KeyboardInterrupt:
             inside = transport._in_call
-        transport.open([address])  # as the owner does each time that it learns of its addresses
+        transport.open([address])  # as the owner does for each map that it gets
         told = transport.collect()
         if inside and address in [each.address for each in told]:
-            assert False in news(told), cut.where  # whoever waits for an answer learns of it
+            assert False in news(told), cut.where  # a waiting caller learns of it
         end = time.monotonic() + 60.0
         while not transport.is_up(address):
             assert time.monotonic() < end, cut.where
@@ -583,9 +589,7 @@ def test_links_recover_from_a_signal_at_any_line(
     assert at > 5
 
 
-def test_a_descriptor_that_was_left_open_ends_no_sleep_again_and_again(
-    node: Node, make: MakeLinks
-) -> None:
+def test_a_descriptor_left_open_does_not_end_every_sleep(node: Node, make: MakeTransport) -> None:
     _, transport = make(node.address)
     assert isinstance(transport, SocketTransport)
     up(transport)

@@ -72,14 +72,14 @@ def test_poll_is_bounded_by_count_and_time(node: Node, monkeypatch: pytest.Monke
         assert 0.15 < time.monotonic() - begin < 30.0
 
 
-def test_what_comes_later_is_delivered_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_messages_are_delivered_at_once(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fetcher, "WAIT_MS", 60_000)
     with Consumer("t", [node.address]) as consumer:
         assert consumer.poll(timeout_s=0.3) == []
         threading.Timer(0.2, fill, (node, 1)).start()
         begin = time.monotonic()
         assert len(consumer.poll(timeout_s=120)) == 1
-        assert time.monotonic() - begin < 30.0  # it does not wait for the end of a pull
+        assert time.monotonic() - begin < 30.0  # not only when the long poll ends
 
 
 def test_nothing_beyond_the_readable_offset(node: Node) -> None:
@@ -154,7 +154,7 @@ def test_a_commit_that_no_node_takes(make_node: Callable[..., Node]) -> None:
 
 class TestLost:
     def cut(self, node: Node, group: str, **options: object) -> Consumer:
-        """A consumer that has read ten of a queue, of which a failover cut four."""
+        """A consumer that has read ten messages, four of which a failover then cut away."""
         with Producer([node.address]) as producer:
             for i in range(10):
                 producer.send_sync("t", b"%d" % i, queue=0)
@@ -166,7 +166,7 @@ class TestLost:
 
     def test_an_error_that_names_the_common_point(self, node: Node) -> None:
         consumer = self.cut(node, "g")
-        with pytest.raises(PositionLostError, match="6 still holds") as caught:
+        with pytest.raises(PositionLostError, match="6 is still valid") as caught:
             read(consumer, 1)
         assert caught.value.queue_id == 0
         with pytest.raises(PositionLostError):
@@ -184,7 +184,7 @@ class TestLost:
 
     def test_the_latest(self, node: Node) -> None:
         consumer = self.cut(node, "g", on_lost="latest")
-        assert consumer.poll(timeout_s=1.5) == []  # the pull that waits at the node ends by then
+        assert consumer.poll(timeout_s=1.5) == []  # the long poll ends within that time
         with Producer([node.address]) as producer:
             producer.send_sync("t", b"new", queue=0)
         assert [m.body for m in read(consumer, 1)] == [b"new"]
@@ -217,14 +217,14 @@ def test_slaves_are_read_first_and_the_master_when_none_is_left(pair: tuple[Node
     slave.restart()
 
 
-def test_a_replica_that_stalls_is_left(make_node: Callable[..., Node]) -> None:
+def test_a_stalled_replica_is_replaced(make_node: Callable[..., Node]) -> None:
     master, slave = make_node(1), make_node(2, writable=False)
     for node in (master, slave):
         node.backend.nodes = {1: master.address, 2: slave.address}
         node.backend.master = 1
     fill(master, 20)
     with Consumer("t", [slave.address, master.address]) as consumer:
-        assert len(read(consumer, 20, 10)) == 20  # the slave has nothing, and gets nothing
+        assert len(read(consumer, 20, 10)) == 20  # the slave is empty and stays so
 
 
 def test_admin_asks_all(pair: tuple[Node, Node]) -> None:

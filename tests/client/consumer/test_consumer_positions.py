@@ -1,4 +1,4 @@
-"""A position covers what its caller was given: over breaks, cancels, signals and closes."""
+"""A position covers the delivered messages: across breaks, cancels, signals and closes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def new_seed() -> int:
 
 
 def check_all_once(found: list[Message], count: int = COUNT) -> None:
-    """Each message was handed out once, those of a queue in their order."""
+    """Assert that each message was delivered once, and each queue in order."""
     numbers = [int(message.body) for message in found]
     assert sorted(numbers) == list(range(count))
     for queue in range(QUEUES):
@@ -45,7 +45,7 @@ def check_all_once(found: list[Message], count: int = COUNT) -> None:
         assert own == sorted(own)
 
 
-def behind(consumer: Consumer) -> int:
+def position_after(consumer: Consumer) -> int:
     return sum(place.queue_offset for place in consumer.positions().values())
 
 
@@ -63,7 +63,7 @@ def test_a_commit_in_a_loop_covers_what_the_loop_has_seen(node: Node) -> None:
                 assert sum(p.queue_offset for p in consumer.committed().values()) == 7
             if len(seen) == 30:
                 break
-        assert behind(consumer) == 30
+        assert position_after(consumer) == 30
         with pytest.raises(ZeroDivisionError):
             for message in consumer:
                 seen.append(message)
@@ -71,10 +71,10 @@ def test_a_commit_in_a_loop_covers_what_the_loop_has_seen(node: Node) -> None:
                     raise ZeroDivisionError
         consumer.commit()
     with Consumer("t", [node.address], group="g") as consumer:
-        assert behind(consumer) == 42
+        assert position_after(consumer) == 42
         for message in consumer:
             seen.append(message)
-            if len(seen) % 9 == 0:  # what else takes messages takes those that follow
+            if len(seen) % 9 == 0:  # a `poll` in the body takes the messages that follow
                 seen += consumer.poll(2, timeout_s=0.0)
             if len(seen) >= 100:
                 break
@@ -196,7 +196,7 @@ def test_a_timeout_around_a_poll_is_kept(node: Node) -> None:
     asyncio.run(main())
 
 
-def test_tasks_share_a_consumer_and_no_thread_is_behind_it(node: Node) -> None:
+def test_tasks_share_a_consumer_which_has_no_thread(node: Node) -> None:
     fill(node, COUNT)
     found: list[Message] = []
     before = set(threading.enumerate())
@@ -214,7 +214,7 @@ def test_tasks_share_a_consumer_and_no_thread_is_behind_it(node: Node) -> None:
     check_all_once(found)
 
 
-def test_closing_ends_what_waits(node: Node) -> None:
+def test_close_ends_waiting_calls(node: Node) -> None:
     async def main() -> None:
         consumer = aio.Consumer("t", [node.address], group="g")
         assert await consumer.poll(timeout_s=0.1) == []
@@ -224,7 +224,7 @@ def test_closing_ends_what_waits(node: Node) -> None:
         await consumer.close()
         assert await polls[0] == []
         with pytest.raises(ClientError, match="aio.Consumer of t at .* is closed"):
-            await polls[1]  # which had not begun
+            await polls[1]  # it had not begun
         assert time.monotonic() - began < 60.0
         with pytest.raises(ClientError, match="closed"):
             await consumer.poll()
@@ -239,7 +239,7 @@ def test_closing_ends_what_waits(node: Node) -> None:
     asyncio.run(main())
 
 
-def test_closing_from_a_thread_and_from_a_signals_handler(node: Node) -> None:
+def test_closing_from_a_thread_and_from_a_signal_handler(node: Node) -> None:
     for close in (
         lambda consumer: threading.Timer(0.2, consumer.close).start(),
         lambda consumer: alarm(0.2, lambda *_: consumer.close()),
@@ -255,7 +255,7 @@ def test_closing_from_a_thread_and_from_a_signals_handler(node: Node) -> None:
         assert list(consumer) == []
 
 
-def test_a_signals_handler_may_not_use_a_consumer_that_is_in_use(node: Node) -> None:
+def test_a_signal_handler_may_not_use_a_consumer_that_is_in_use(node: Node) -> None:
     raised: list[str] = []
     with Consumer("t", [node.address]) as consumer:
 
@@ -276,7 +276,7 @@ def test_a_signals_handler_may_not_use_a_consumer_that_is_in_use(node: Node) -> 
 
 
 class Interrupted(BaseException):
-    """What the handler raises."""
+    """The exception of the handler."""
 
 
 def alarm(delay_s: float, handle: Callable[..., object]) -> None:
@@ -296,23 +296,23 @@ def handler() -> Any:
     signal.signal(signal.SIGALRM, before)
 
 
-# What is cut off while it makes or closes a socket leaves that to the reference count; and an
-# exception that strikes inside of a finalizer is the interpreter's to report.
-cuts = pytest.mark.filterwarnings(
+# An interrupt during `socket()` or `close()` leaves the socket to the reference count, and the
+# interpreter only reports an exception inside a finalizer.
+interrupts_calls = pytest.mark.filterwarnings(
     "ignore::ResourceWarning", "ignore::pytest.PytestUnraisableExceptionWarning"
 )
 
 
 class Cut:
-    """Cuts calls off after a while, each in its own way."""
+    """Interrupts calls after a random time."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
         self.count = 0
-        self.returned = False  # whether the last call did: the signal may come behind it
+        self.returned = False  # whether the last call returned: the signal may come after it
 
     def __call__(self, call: Callable[[], list[Message]]) -> list[Message]:
-        """Return what a call gave; nothing when it was cut off."""
+        """Return the result of a call, [] when it was interrupted."""
         got: list[Message] = []
         scale = self._rng.choice((3e-5, 2e-4, 1e-3, 4e-3))
         try:
@@ -326,8 +326,8 @@ class Cut:
         return got
 
 
-@cuts
-def test_a_signals_exception_loses_no_message(pair: tuple[Node, Node]) -> None:
+@interrupts_calls
+def test_an_exception_of_a_signal_handler_loses_no_message(pair: tuple[Node, Node]) -> None:
     master, slave = pair
     fill(master, COUNT)
     rng = random.Random(new_seed())
@@ -359,17 +359,17 @@ def test_a_signals_exception_loses_no_message(pair: tuple[Node, Node]) -> None:
             else:
                 place = consumer.position(1)
                 cut(lambda place=place: consumer.seek(1, place))  # type: ignore[arg-type]
-            assert behind(consumer) == len(found)
+            assert position_after(consumer) == len(found)
             longest_s = max(longest_s, time.monotonic() - began)
         assert consumer.poll(timeout_s=0.05) == []
     check_all_once(found)
-    print(f"{cut.count} calls were cut off; the longest pause was {longest_s:.2f} s")
+    print(f"{cut.count} calls were interrupted; the longest pause was {longest_s:.2f} s")
     assert cut.count > 20
     assert longest_s < 60.0
 
 
-@cuts
-def test_seeks_that_are_cut_off_have_moved_nothing(node: Node) -> None:
+@interrupts_calls
+def test_interrupted_seeks_have_moved_nothing(node: Node) -> None:
     fill(node, 400)
     rng = random.Random(new_seed())
     cut = Cut(rng)
@@ -381,16 +381,16 @@ def test_seeks_that_are_cut_off_have_moved_nothing(node: Node) -> None:
     with Consumer("t", [node.address]) as consumer:
         while cut.count < 60:
             seek = rng.choice(seeks)
-            place = behind(consumer)
+            place = position_after(consumer)
             cut(lambda seek=seek: seek(consumer))  # type: ignore[arg-type]
             after = 400 if seek is seeks[1] else 0
-            assert behind(consumer) == (after if cut.returned else place)
+            assert position_after(consumer) == (after if cut.returned else place)
         consumer.seek_to_earliest()
         assert len(consumer.poll(500)) > 0
 
 
-@cuts
-def test_a_first_call_that_is_cut_off_leaves_no_link_unmade(
+@interrupts_calls
+def test_an_interrupted_first_call_leaves_no_address_without_a_connection(
     pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(socket_transport, "CONNECT_MS", 120_000.0)
@@ -401,7 +401,7 @@ def test_a_first_call_that_is_cut_off_leaves_no_link_unmade(
     for _ in range(60):
         with Consumer("t", [master.address]) as consumer:
             found = cut(lambda consumer=consumer: consumer.poll(40, 60.0))
-            limit = time.monotonic() + 60.0  # less than an attempt to connect may take here
+            limit = time.monotonic() + 60.0  # less than CONNECT_MS in this test
             while len(found) < 40 or not consumer._core.requester.transport.is_up(slave.address):
                 assert time.monotonic() < limit, f"{len(found)} of 40 came"
                 found += consumer.poll(40, 0.05)
@@ -409,7 +409,7 @@ def test_a_first_call_that_is_cut_off_leaves_no_link_unmade(
     assert cut.count > 10
 
 
-def test_a_lost_position_is_told_again_and_hides_no_other_queue(node: Node) -> None:
+def test_a_lost_position_is_raised_again_and_hides_no_other_queue(node: Node) -> None:
     fill(node, 40)
     found: list[Message] = []
     raised = 0

@@ -1,4 +1,4 @@
-"""What is fetched ahead: its bounds, its order, and what happens to it when a position is lost."""
+"""Prefetching: its bounds, its order, and lost positions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from hastore.record.host import Host
 HOST = Host.parse("127.0.0.1:1")
 NODES = ("tcp://127.0.0.1:1", "tcp://127.0.0.1:2")
 EPOCH = 65537
-SIZE = 200  # of a record's place in the pretended log
+SIZE = 200  # bytes between records in the simulated log
 
 
 def records(begin: int, end: int, queue_id: int = 0) -> bytes:
@@ -65,7 +65,7 @@ class FakeTransport:
 
 
 class Requester:
-    """No network: pulls are noted down, the test gives the replies."""
+    """No network: records the pulls, and the test supplies the replies."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
@@ -131,7 +131,7 @@ class Bench:
         return [int(message.body) for message in self.fetcher.take(most)]
 
 
-def behind(number: int) -> Position:
+def position_after(number: int) -> Position:
     return Position(number, EPOCH, (number - 1) * SIZE)
 
 
@@ -139,22 +139,22 @@ def test_the_next_pull_is_under_way_while_messages_are_taken() -> None:
     bench = Bench()
     assert [pull.position for _, pull in bench.pulls] == [Position(0)]
     bench.found(0, 10)
-    assert len(bench.pulls) == 1  # what has come is not begun: nothing more is asked for
+    assert len(bench.pulls) == 1  # no message was taken from the chunk: no further pull
     assert bench.take(3) == [0, 1, 2]
-    assert bench.pulls[-1][1].position == behind(10)
-    assert bench.queue.next == behind(3)
+    assert bench.pulls[-1][1].position == position_after(10)
+    assert bench.queue.next == position_after(3)
     bench.found(10, 20)
     assert bench.take(4) == [3, 4, 5, 6]
-    assert len(bench.pulls) == 2  # one batch at hand and one waiting: no more
+    assert len(bench.pulls) == 2  # one batch decoded and one chunk: no further pull
     assert bench.take(5) == [7, 8, 9, 10, 11]
     assert len(bench.pulls) == 3
-    assert bench.queue.next == behind(12)
+    assert bench.queue.next == position_after(12)
     assert bench.take(100) == list(range(12, 20))
     assert bench.take(100) == []
 
 
 @pytest.mark.parametrize("queues", [1, 4, 64, 1_000])
-def test_what_is_held_and_asked_for_stays_within_its_bound(queues: int) -> None:
+def test_fetched_and_requested_bytes_stay_within_their_bound(queues: int) -> None:
     bench = Bench(queues, prefetch_bytes=4 << 20)
     sizes = [pull.max_bytes for _, pull in bench.pulls]
     assert len(sizes) == queues
@@ -168,25 +168,25 @@ def test_a_node_that_does_not_say_where_the_last_record_lies() -> None:
     bench.found(0, 10, last_offset=None)
     assert bench.take(3) == [0, 1, 2]
     bench.fetcher.advance()
-    assert len(bench.pulls) == 1  # the position behind is known once it is read
+    assert len(bench.pulls) == 1  # the next position is known only once the record is read
     assert bench.take(100) == list(range(3, 10))
     bench.fetcher.advance()
-    assert bench.pulls[-1][1].position == behind(10)
+    assert bench.pulls[-1][1].position == position_after(10)
 
 
-def test_a_seek_drops_what_was_fetched_and_what_is_on_its_way() -> None:
+def test_a_seek_drops_everything_fetched_or_in_flight() -> None:
     bench = Bench()
     bench.found(0, 10)
     assert bench.take(1) == [0]
     bench.queue.seek(Position(50))
-    bench.found(10, 20)  # the answer to the pull from before
+    bench.found(10, 20)  # the reply to the earlier pull
     assert bench.take() == []
     assert bench.pulls[-1][1].position == Position(50)
     bench.found(50, 60)
     assert bench.take() == list(range(50, 60))
 
 
-def test_retention_ahead_of_the_reader_is_told_once_what_was_fetched_is_taken() -> None:
+def test_retention_ahead_of_the_reader_is_raised_once_everything_fetched_is_taken() -> None:
     bench = Bench()
     bench.found(0, 10)
     assert bench.take(4) == [0, 1, 2, 3]
@@ -195,7 +195,7 @@ def test_retention_ahead_of_the_reader_is_told_once_what_was_fetched_is_taken() 
     assert len(bench.pulls) == 2
     assert bench.take(100) == [4, 5, 6, 7, 8, 9]
     bench.fetcher.advance()
-    assert bench.pulls[-1][1].position == behind(10)
+    assert bench.pulls[-1][1].position == position_after(10)
     bench.reply(PullStatus.OFFSET_TOO_SMALL, min_queue_offset=30)
     bench.fetcher.advance()
     with pytest.raises(PositionLostError, match="10 is before the first one kept, 30") as caught:
@@ -204,21 +204,21 @@ def test_retention_ahead_of_the_reader_is_told_once_what_was_fetched_is_taken() 
 
 
 @pytest.mark.parametrize("policy", ["raise", "common", "earliest", "latest"])
-def test_a_failover_ahead_of_the_reader_skips_nothing_that_still_holds(policy: str) -> None:
+def test_a_failover_ahead_of_the_reader_skips_no_valid_message(policy: str) -> None:
     bench = Bench()
     bench.fetcher.policy = policy
     bench.found(0, 10)
     assert bench.take(4) == [0, 1, 2, 3]
-    bench.reply(PullStatus.HISTORY_DIFFERS, common=behind(6), min_queue_offset=0)
+    bench.reply(PullStatus.HISTORY_DIFFERS, common=position_after(6), min_queue_offset=0)
     bench.fetcher.advance()
-    # The reader's own position is asked about; the rest of the cut history is dropped.
+    # The next pull is for the reader's own position; the cut history is dropped.
     assert bench.take() == []
-    assert bench.pulls[-1][1].position == behind(4)
+    assert bench.pulls[-1][1].position == position_after(4)
     bench.found(4, 8)
     assert bench.take() == [4, 5, 6, 7]
 
 
-def test_damage_is_raised_behind_the_good_messages_and_another_replica_asked() -> None:
+def test_damage_is_raised_after_the_valid_messages_and_another_replica_asked() -> None:
     bench = Bench()
     source = bench.fetcher.source
     damaged = bytearray(records(0, 10))
@@ -228,20 +228,20 @@ def test_damage_is_raised_behind_the_good_messages_and_another_replica_asked() -
     assert bench.take(100) == [4, 5]
     with pytest.raises(CorruptRecordError, match="no valid record"):
         bench.take(100)
-    assert bench.queue.next == behind(6)
+    assert bench.queue.next == position_after(6)
     bench.fetcher.advance()
     assert bench.fetcher.source not in (None, source)
     assert bench.pulls[-1] == (bench.fetcher.source, bench.pulls[-1][1])
-    assert bench.pulls[-1][1].position == behind(6)
+    assert bench.pulls[-1][1].position == position_after(6)
     bench.found(6, 10)
     assert bench.take() == [6, 7, 8, 9]
 
 
-def test_a_reply_of_other_records_than_it_says_is_damage() -> None:
+def test_a_reply_of_other_records_than_it_states_is_damage() -> None:
     for fields in ({"count": 9}, {"last_offset": 77}):
         bench = Bench()
         bench.found(0, 10, **fields)
-        with pytest.raises(CorruptRecordError, match="has others in it"):
+        with pytest.raises(CorruptRecordError, match="does not hold the"):
             bench.take()
 
 
@@ -265,7 +265,7 @@ def test_damage_in_one_queue_loses_no_message_of_another() -> None:
     assert raised == 1
 
 
-def test_a_busy_replica_is_asked_again_later_and_not_left() -> None:
+def test_a_busy_replica_is_asked_again_later_and_kept() -> None:
     bench = Bench()
     address, pull = bench.pulls[-1]
     bench.requester.waiting.append(Arrival(address, api.Failed(pull.rid, "BUSY", "unread")))

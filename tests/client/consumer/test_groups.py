@@ -1,4 +1,4 @@
-"""Consumers of one group: each reads everything, and none moves the group back unawares."""
+"""Consumers of one group: each reads everything, and none moves the group back by accident."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.client.conftest import Node
 
 
 class Interrupted(BaseException):
-    """A signal's exception."""
+    """The exception of a signal handler."""
 
 
 def fill(node: Node, count: int, queue: int = 0, topic: str = "t") -> None:
@@ -30,13 +30,13 @@ def take(consumer: Consumer, count: int) -> None:
 
 
 def kept(node: Node, group: str = "g") -> dict[int, int]:
-    """Return where a group stands, queues at their beginning left out."""
+    """Return a group's positions without those at the beginning of a queue."""
     with Positions([node.address]) as positions:
         found = positions.committed(group, "t")
     return {queue: place.queue_offset for queue, place in found.items() if place.queue_offset}
 
 
-def test_the_later_commit_of_a_second_consumer_does_not_take_the_group_back(node: Node) -> None:
+def test_the_later_commit_of_a_second_consumer_does_not_move_the_group_back(node: Node) -> None:
     fill(node, 50)
     with (
         Consumer("t", [node.address], group="g") as first,
@@ -55,7 +55,7 @@ def test_the_later_commit_of_a_second_consumer_does_not_take_the_group_back(node
         assert kept(node) == {0: 45}
 
 
-def test_a_seek_takes_the_group_back_and_counts_for_one_commit(node: Node) -> None:
+def test_a_seek_allows_one_commit_to_move_the_group_back(node: Node) -> None:
     fill(node, 50)
     fill(node, 50, queue=1)
     with (
@@ -73,7 +73,7 @@ def test_a_seek_takes_the_group_back_and_counts_for_one_commit(node: Node) -> No
         with pytest.raises(errors.PositionBehindError):
             consumer.commit()
         consumer.seek(0, 5)
-        other.seek_to_earliest()  # of both queues
+        other.seek_to_earliest()  # in both queues
         consumer.commit()
         other.commit()
         assert kept(node) == {}
@@ -83,7 +83,9 @@ def test_a_seek_takes_the_group_back_and_counts_for_one_commit(node: Node) -> No
             other.commit()
 
 
-def test_a_seek_that_was_cut_off_tells_nothing(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupted_seek_does_not_allow_moving_back(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
     fill(node, 50)
     with Consumer("t", [node.address], group="g", queues=[0]) as consumer:
         assert len(consumer.poll(10, timeout_s=60.0)) > 0
@@ -106,18 +108,18 @@ def test_a_seek_that_was_cut_off_tells_nothing(node: Node, monkeypatch: pytest.M
 
 
 def test_what_a_policy_moved_back_may_be_committed(node: Node) -> None:
-    """`on_lost` is what told the consumer to."""
+    """A move by `on_lost` allows it."""
     fill(node, 10)
     with Consumer("t", [node.address], group="g", queues=[0], on_lost="earliest") as consumer:
         consumer.seek(0, 15)
         consumer.commit()
         take(consumer, 5)
-        fill(node, 10)  # now the group's position is one that the log has
+        fill(node, 10)  # now the log has the group's position
         consumer.commit()
     assert kept(node) == {0: 5}
 
 
-def test_positions_go_back_where_that_is_said(node: Node) -> None:
+def test_positions_move_back_with_allow_back(node: Node) -> None:
     fill(node, 20)
     with Positions([node.address]) as positions:
         positions.commit("g", "t", {0: 12})

@@ -1,4 +1,4 @@
-"""RocketMQ's consumerOffset.json: read as the broker writes it, and written for it."""
+"""RocketMQ's consumerOffset.json: reading the broker's, and writing one for it."""
 
 import json
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hastore.client.consumer.positions import fit, format_offsets, parse_offsets
 from hastore.errors import UsageError
 
-# As a broker of 5.3.3 writes it: numbers as keys.
+# As a broker 5.3.3 writes it: with numbers as keys.
 OF_A_BROKER = """{
 	"dataVersion":{
 		"counter":17,
@@ -58,7 +58,7 @@ def test_what_is_written_comes_back(table):
         '{"offsetTable": {"t@g": {0:1}}',
     ],
 )  # fmt: skip
-def test_another_file_is_named_as_such(text):
+def test_a_malformed_file_is_refused(text):
     with pytest.raises(UsageError, match=r"consumerOffset\.json"):
         parse_offsets(text)
 

@@ -1,4 +1,4 @@
-"""The lazy Future behaves as the stdlib's, whoever asks first, and misses no waiter."""
+"""The lazy Future behaves like the stdlib's, and misses no waiter."""
 
 import asyncio
 import concurrent.futures
@@ -15,7 +15,7 @@ from hastore.client.producer.futures import SendFuture
 from hastore.client.results import SendResult
 from hastore.errors import NotStoredError, UsageError
 from hastore.protocol.api import PutDone, Status
-from tests.client.cuts import cut_everywhere
+from tests.client.interrupts import interrupt_everywhere
 from tests.process.harness import ROOT
 
 REPLY = PutDone(1, Status.PUT_OK, 7, "SYNC_MEM(1)", [10, 20, 30], [0, 1, 2], [5, 6, 7])
@@ -134,21 +134,21 @@ class Litter:
     def __init__(self, future):
         self.me, self.future = self, future
 
-    def __del__(self):  # what another thread may do while a finalizer waits for something
+    def __del__(self):  # as another thread may do while a finalizer waits
         self.future._condition
 
 
-for early in [SendFuture() for _ in range(100)]:  # all keys are shared by now that ever will be
+for early in [SendFuture() for _ in range(100)]:  # now the class shares all keys that it ever will
     SendFuture.settle(early, "t", REPLY, 0)
 held = []
 gc.disable()
 for number in range(200):
-    held.extend({} for _ in range(100))  # no dict is left to be used again: one is allocated
+    held.extend({} for _ in range(100))  # empty the free list: the next dict is allocated
     future = SendFuture()
     gc.collect()
     Litter(future)
     tuples = [(number, number, number, place) for place in range(20)]
-    del tuples  # but tuples are left: the next allocation that collects is not the receipt's
+    del tuples  # fill the tuples' free list: the receipt's allocation starts no collection
     gc.set_threshold(1, 1000, 1000)
     gc.enable()
     SendFuture.settle(future, "t", REPLY, 0)
@@ -161,14 +161,14 @@ print("alive")
 
 
 def test_a_collection_in_the_middle_of_settling_crashes_nothing() -> None:
-    """CPython 3.11 frees an instance's values twice when two make its dict at once."""
+    """CPython 3.11 frees an instance's values twice when two threads make its dict at once."""
     done = subprocess.run(
         [sys.executable, "-c", COLLECTED], cwd=ROOT, capture_output=True, timeout=60, check=False
     )
     assert (done.returncode, done.stdout) == (0, b"alive\n"), done.stderr.decode()
 
 
-def test_a_failing_callback_keeps_no_other_from_being_called(
+def test_after_a_failing_callback_the_others_are_called(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     future: SendFuture[SendResult] = SendFuture()
@@ -181,7 +181,7 @@ def test_a_failing_callback_keeps_no_other_from_being_called(
     assert "ZeroDivisionError" in caplog.text
 
 
-def test_a_copy_would_never_end() -> None:
+def test_it_cannot_be_copied() -> None:
     future: SendFuture[SendResult] = SendFuture()
     for copied in (copy.copy, copy.deepcopy):
         with pytest.raises(UsageError, match="cannot be pickled"):
@@ -189,8 +189,8 @@ def test_a_copy_would_never_end() -> None:
 
 
 @pytest.mark.parametrize("ending", ["settle", "succeed", "fail"])
-def test_cut_off_at_any_instruction_it_is_pending_or_ended(ending: str) -> None:
-    """And whoever waits is told, by the notification that makes up for the lost one."""
+def test_interrupted_anywhere_it_is_pending_or_ended(ending: str) -> None:
+    """The waiter is notified by a later notification, in place of the lost one."""
     result = SendResult(Status.PUT_OK, "t", 0)
     failure = NotStoredError("no", "BUSY")
 
@@ -206,7 +206,7 @@ def test_cut_off_at_any_instruction_it_is_pending_or_ended(ending: str) -> None:
         arguments = {"settle": ("t", REPLY, 1), "succeed": (result,), "fail": (failure,)}
         getattr(made[0], ending)(*arguments[ending])
 
-    for future, called, waiter in cut_everywhere(make, end):
+    for future, called, waiter in interrupt_everywhere(make, end):
         if not future.done():
             settle(future, 2)
             assert future.result().offset == 30
@@ -217,7 +217,7 @@ def test_cut_off_at_any_instruction_it_is_pending_or_ended(ending: str) -> None:
         assert called.count(future) == 1 and len(called) == 2
 
 
-def test_a_waiter_that_was_cut_off_while_it_held_the_condition_holds_nobody_up() -> None:
+def test_an_interrupted_waiter_that_holds_the_condition_blocks_no_other() -> None:
     future: SendFuture[SendResult] = SendFuture()
     taken = threading.Thread(target=future._condition.acquire)
     taken.start()

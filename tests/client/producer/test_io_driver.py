@@ -1,4 +1,4 @@
-"""Callers and the producer's thread take turns at its wheel: nobody waits for a wake-up in vain."""
+"""The producer's thread and its callers drive the I/O in turn, and no wake-up is lost."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def bodies(node: Node) -> list[bytes]:
     return found
 
 
-def test_a_lone_caller_turns_the_wheel_itself(
+def test_the_caller_of_a_single_put_drives_the_io(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     senders: set[str] = set()
@@ -91,45 +91,45 @@ def test_callers_threads_and_futures_mixed(node: Node) -> None:
     for number in range(4):
         mine = [body for body in stored if body.startswith(b"%d:" % number)]
         assert mine == [b"%d:%d" % (number, place) for place in range(300)]
-    # A wake-up that went astray would be made good by a search after 300 ms.
+    # After a lost wake-up the thread would ask for the master only 300 ms later.
     assert sum(seconds > 0.25 for seconds in took) <= len(took) // 100
 
 
 class Alarm(Exception):
-    """What a caller's own signal handler raises."""
+    """The exception of a caller's signal handler."""
 
 
-def test_a_signal_in_the_middle_of_a_turn_loses_and_doubles_nothing(node: Node) -> None:
+def test_a_signal_during_a_run_loses_and_doubles_nothing(node: Node) -> None:
     seed = time.time_ns() % 2**32
     print("seed", seed)
     chance = random.Random(seed)
 
-    def ring(*_: Any) -> None:
+    def raise_alarm(*_: Any) -> None:
         raise Alarm
 
-    # Not SIGALRM: that one guards the tests' own time.
-    main, before = threading.get_ident(), signal.signal(signal.SIGUSR1, ring)
+    # Not SIGALRM, which the tests' own timeout uses.
+    main, before = threading.get_ident(), signal.signal(signal.SIGUSR1, raise_alarm)
     acknowledged: list[bytes] = []
-    cut = 0
+    interrupted = 0
     try:
         with Producer([node.address], delivery_timeout_s=60) as producer:
             producer.send_sync("t", b"first")
             for number in range(400):
                 body = b"%d" % number
-                bell = None
+                timer = None
                 try:
                     if number % 4 == 0:
                         wait_s = chance.uniform(0.0, 0.002)
-                        bell = threading.Timer(
+                        timer = threading.Timer(
                             wait_s, lambda: signal.pthread_kill(main, signal.SIGUSR1)
                         )
-                        bell.start()
+                        timer.start()
                     producer.send_sync("t", body, queue=0)
                     acknowledged.append(body)
-                    if bell is not None:
-                        bell.join()
+                    if timer is not None:
+                        timer.join()
                 except (Alarm, OutcomeUnknown):
-                    cut += 1
+                    interrupted += 1
             producer.send_sync("t", b"last", queue=0)
     finally:
         signal.signal(signal.SIGUSR1, before)
@@ -138,22 +138,22 @@ def test_a_signal_in_the_middle_of_a_turn_loses_and_doubles_nothing(node: Node) 
     assert set(acknowledged) <= set(stored)
     assert [body for body in stored if body in set(acknowledged)] == acknowledged
     assert stored[0] == b"first" and stored[-1] == b"last"
-    print("cut", cut)
+    print("interrupted", interrupted)
 
 
-def test_signals_at_any_instant_leave_nobody_waiting(node: Node) -> None:
-    """The main thread is cut off again and again; other threads' Futures and callbacks end."""
+def test_signals_at_any_instant_leave_no_thread_waiting(node: Node) -> None:
+    """The main thread is interrupted repeatedly; other threads' Futures and callbacks end."""
     seed = time.time_ns() % 2**32
     print("seed", seed)
     chance = random.Random(seed)
 
-    def ring(*_: Any) -> None:
+    def raise_alarm(*_: Any) -> None:
         if armed:
             armed.clear()
             raise Alarm
 
     armed: list[bool] = []
-    main, before = threading.get_ident(), signal.signal(signal.SIGUSR1, ring)
+    main, before = threading.get_ident(), signal.signal(signal.SIGUSR1, raise_alarm)
     ended = threading.Event()
     futures: list[Future[SendResult]] = []
     called: list[Future[SendResult]] = []
@@ -172,20 +172,20 @@ def test_signals_at_any_instant_leave_nobody_waiting(node: Node) -> None:
         except BaseException as failure:
             failures.append(failure)
 
-    def bells() -> None:
+    def send_signals() -> None:
         mine = random.Random(seed + 1)
         while not ended.wait(mine.uniform(0.0, 0.004)):
             signal.pthread_kill(main, signal.SIGUSR1)
 
-    threads = [threading.Thread(target=work), threading.Thread(target=bells)]
-    cut = 0
+    threads = [threading.Thread(target=work), threading.Thread(target=send_signals)]
+    interrupted = 0
     with Producer([node.address], delivery_timeout_s=120, max_in_flight=8) as producer:
         producer.send_sync("t", b"first", queue=0)
         for thread in threads:
             thread.start()
         begin = time.monotonic()
         while time.monotonic() < begin + 4.0 or (
-            (cut <= 100 or len(slowest) <= 10) and time.monotonic() < begin + 60.0
+            (interrupted <= 100 or len(slowest) <= 10) and time.monotonic() < begin + 60.0
         ):
             choice = chance.random()
             try:
@@ -198,7 +198,7 @@ def test_signals_at_any_instant_leave_nobody_waiting(node: Node) -> None:
                     producer.flush(60)
                 armed.clear()
             except Alarm:
-                cut += 1
+                interrupted += 1
         ended.set()
         threads[1].join()
         signal.signal(signal.SIGUSR1, before)
@@ -211,11 +211,11 @@ def test_signals_at_any_instant_leave_nobody_waiting(node: Node) -> None:
     with_callback = set(called)
     assert called == [future for future in futures if future in with_callback]
     assert max(slowest) < 60.0
-    assert cut > 100 and len(slowest) > 10
+    assert interrupted > 100 and len(slowest) > 10
     assert len(node.backend.store.units["t", 1]) == len(called)
 
 
-def test_closing_ends_a_caller_that_waits(node: Node) -> None:
+def test_close_ends_a_waiting_caller(node: Node) -> None:
     node.backend.transfer.hold = True
     producer = Producer([node.address], delivery_timeout_s=60)
     ended: list[BaseException] = []
@@ -235,8 +235,10 @@ def test_closing_ends_a_caller_that_waits(node: Node) -> None:
     assert [type(failure) for failure in ended] == [OutcomeUnknown]
 
 
-def test_a_caller_may_be_first_at_the_wheel(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Right behind the constructor, before the thread has run at all: the links are open."""
+def test_a_caller_may_drive_before_the_thread_has_run(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Right after the constructor, before the thread has run: the connections are opened."""
     may_run = threading.Event()
     real = IoDriver._run
 
@@ -254,7 +256,7 @@ def test_a_caller_may_be_first_at_the_wheel(node: Node, monkeypatch: pytest.Monk
         producer.close()
 
 
-def test_a_caller_never_opens_links_beside_the_thread(
+def test_a_caller_never_opens_connections_beside_the_thread(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inside: list[str] = []

@@ -72,9 +72,9 @@ def test_a_message_is_stored_as_it_was_sent(node: Node) -> None:
 def test_the_same_key_goes_to_the_same_queue(node: Node) -> None:
     with Producer([node.address]) as producer:
         keyed = {producer.send_sync("t", b"", key="k7").queue_id for _ in range(5)}
-        turns = [producer.send_sync("t", b"").queue_id for _ in range(8)]
+        runs = [producer.send_sync("t", b"").queue_id for _ in range(8)]
     assert len(keyed) == 1
-    assert sorted(turns) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert sorted(runs) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_many_messages_keep_their_order(node: Node) -> None:
@@ -173,7 +173,7 @@ def test_messages_that_no_master_would_take(node: Node) -> None:
         assert producer.send_sync("t", bytes(4 * 1024 * 1024)).status is Status.PUT_OK
 
 
-def test_nobody_there() -> None:
+def test_no_node_reachable() -> None:
     with Producer(["tcp://127.0.0.1:9"], delivery_timeout_s=0.3) as producer:
         begin = time.monotonic()
         with pytest.raises(UnreachableError):
@@ -181,10 +181,10 @@ def test_nobody_there() -> None:
         with pytest.raises(NotStoredError, match="no writable master") as caught:
             producer.send("t", b"", queue=0).result(60)
         assert caught.value.status == "SERVICE_NOT_AVAILABLE"
-        assert time.monotonic() - begin < 30.0  # that is the default
+        assert time.monotonic() - begin < 30.0  # less than the default delivery timeout
 
 
-def test_only_slaves_there(make_node: Callable[..., Node]) -> None:
+def test_only_slaves_reachable(make_node: Callable[..., Node]) -> None:
     slave = make_node(2, writable=False)
     with Producer([slave.address], delivery_timeout_s=0.3) as producer:
         with pytest.raises(NotStoredError, match="this node is a slave"):
@@ -203,7 +203,7 @@ def test_no_slave_is_retried_and_then_certain(node: Node) -> None:
     assert bodies(node) == []
 
 
-def test_what_no_waiting_can_heal_is_refused_at_once(node: Node) -> None:
+def test_a_permanent_refusal_is_raised_at_once(node: Node) -> None:
     node.backend.unconfirmable = "0 of 1 in sync"
     node.backend.unflushable = "set ha.ack_point: flushed on the slaves"
     with Producer([node.address], sync_flush=True, delivery_timeout_s=3_600) as producer:
@@ -312,7 +312,7 @@ def test_a_refusal_after_an_unanswered_attempt_is_no_certainty(
     with Producer([master.address, slave.address], delivery_timeout_s=1.0) as producer:
         future = producer.send("t", b"x", queue=0)
         wait_for(lambda: master.backend.transfer.waiting)
-        master.stop()  # it was stored, and nobody said so; the slave refuses
+        master.stop()  # it was stored without an answer; the slave refuses
         with pytest.raises(OutcomeUnknown):
             future.result(60)
     master.restart()
@@ -330,7 +330,7 @@ def flip(master: Node, slave: Node, epoch: int) -> None:
 def test_a_failover_loses_nothing_doubles_nothing_keeps_the_order(
     pair: tuple[Node, Node], kill: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send_core, "ATTEMPT_SLACK_MS", 120_000.0)  # it asks long before
+    monkeypatch.setattr(send_core, "ATTEMPT_SLACK_MS", 120_000.0)  # it asks long before that
     master, slave = pair
     results = []
     with Producer([master.address], delivery_timeout_s=60) as producer:
@@ -361,7 +361,7 @@ def test_a_superseded_master_is_never_followed_again(pair: tuple[Node, Node]) ->
         flip(master, slave, 131074)
         producer.send_sync("t", b"2", queue=0)
         slave.stop()
-        master.backend.writable = True  # it does not know better
+        master.backend.writable = True  # it believes to be master still
         future = producer.send("t", b"3", queue=0)
         time.sleep(0.5)
         assert not future.done()
@@ -379,21 +379,21 @@ def test_a_restarted_master_gets_what_it_lost(node: Node) -> None:
         assert future.result(60).queue_offset == 1
 
 
-def test_a_silent_master_is_left_for_one_that_speaks(
+def test_a_silent_master_is_replaced_by_one_that_answers(
     pair: tuple[Node, Node], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(send_core, "ATTEMPT_SLACK_MS", 120_000.0)  # it asks long before
+    monkeypatch.setattr(send_core, "ATTEMPT_SLACK_MS", 120_000.0)  # it asks long before that
     master, slave = pair
     with Producer([master.address, slave.address], delivery_timeout_s=120) as producer:
         producer.send_sync("t", b"1", queue=0)
-        master.backend.transfer.hold = True  # as if it were stopped: no answer, no refusal
+        master.backend.transfer.hold = True  # as if stopped: neither answer nor refusal
         future = producer.send("t", b"2", queue=0)
         wait_for(lambda: master.backend.transfer.waiting)
         begin = time.monotonic()
         slave.backend.entries = [*slave.backend.entries, (131074, 0)]
         slave.backend.writable = True
         assert future.result(60).epoch == 131074
-        assert time.monotonic() - begin < 60.0  # not when the put's time is up
+        assert time.monotonic() - begin < 60.0  # before the delivery timeout
 
 
 def test_the_window_bounds_what_is_unsettled(node: Node) -> None:
@@ -429,7 +429,7 @@ def test_close_settles_what_is_left(node: Node) -> None:
     producer.close()
 
 
-def test_an_answer_that_does_not_fit_is_no_success(
+def test_an_answer_that_does_not_match_is_no_success(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = FakeBackend.put_encoded
@@ -447,17 +447,17 @@ def test_an_answer_that_does_not_fit_is_no_success(
 
 
 def test_an_idle_producer_sleeps(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
-    turns = []
+    runs = []
     real = SendCore.run_once
     monkeypatch.setattr(
-        SendCore, "run_once", lambda self, now: (turns.append(1), real(self, now))[1]
+        SendCore, "run_once", lambda self, now: (runs.append(1), real(self, now))[1]
     )
     with Producer([node.address]) as producer:
         producer.send_sync("t", b"1", queue=0)
         time.sleep(0.3)
-        before = len(turns)
+        before = len(runs)
         time.sleep(0.5)
-        assert len(turns) - before <= 5  # one that spins has thousands
+        assert len(runs) - before <= 5  # a busy loop would have thousands
 
 
 def test_the_package_offers_the_clients() -> None:
@@ -466,10 +466,10 @@ def test_the_package_offers_the_clients() -> None:
         _ = hastore.Nothing
 
 
-def test_a_node_given_by_name_holds_no_constructor_up(
+def test_a_node_given_by_name_does_not_delay_the_constructor(
     node: Node, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name is looked up beside it, and then this machine's address is known as well."""
+    """The name is looked up in the background; then bornHost is known as well."""
     goes_on = threading.Event()
     real = resolver._targets
 

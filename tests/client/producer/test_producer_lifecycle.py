@@ -1,4 +1,4 @@
-"""A producer's life beyond its methods: dropped, at exit, forked, pickled, interrupted."""
+"""A producer that is dropped, open at exit, forked, pickled or interrupted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ import pytest
 from hastore import Producer
 from hastore.errors import ClientError, OutcomeUnknown, UsageError
 from tests.client.conftest import Node
-from tests.client.cuts import cut_everywhere
+from tests.client.interrupts import interrupt_everywhere
 
 ROOT = pathlib.Path(__file__).resolve().parents[3]
 NOBODY = "tcp://127.0.0.1:9"
@@ -42,7 +42,7 @@ def wait_for(condition: Callable[[], Any], timeout_s: float = 60.0) -> None:
 
 
 def run(script: str, *arguments: str, timeout_s: float = 120.0) -> tuple[str, str]:
-    """Run a program of its own; return what it said on stdout and on stderr."""
+    """Run a Python program in a process of its own; return its stdout and stderr."""
     done = subprocess.run(
         [sys.executable, "-c", script, *arguments],
         cwd=ROOT, capture_output=True, text=True, timeout=timeout_s,
@@ -111,7 +111,7 @@ def test_dropped_ones_leave_no_thread_and_no_descriptor(node: Node, scheme: str)
 
 
 def test_dropped_in_its_own_thread(node: Node) -> None:
-    """By a callback that held the last reference."""
+    """A callback held the last reference."""
     held = [Producer([node.address])]
     future = held[0].send("t", b"1", queue=0)
     dropped = threading.Event()
@@ -163,7 +163,7 @@ producer.send("orders", b"2", queue=0)
 def test_at_exit_it_says_what_was_not_acknowledged(node: Node) -> None:
     node.backend.transfer.hold = True
     for address in (node.address, NOBODY):
-        _, said = run(EXIT, address)  # which does not take the ten minutes of the puts
+        _, said = run(EXIT, address)  # without waiting ten minutes for the puts
         assert "was not closed: messages not acknowledged: 2 to 'orders'" in said
     _, said = run(EXIT + "producer.close(0)", NOBODY)
     assert said == ""
@@ -199,7 +199,7 @@ def child(number, future):
     refused(lambda: producer.send_batch("t", [b"child"]))
     refused(lambda: producer.flush())
     try:
-        future.result(60)  # it had ended, or ends at once
+        future.result(60)  # settled before, or at once
     except OutcomeUnknown as failure:
         assert "forked" in str(failure)
     producer.close()
@@ -237,7 +237,7 @@ print(len(sent))
 
 
 @pytest.mark.parametrize("scheme", ["tcp", "zmq+tcp"])
-def test_forked_the_child_is_told_and_the_parent_goes_on(node: Node, scheme: str) -> None:
+def test_in_a_forked_child_calls_raise_and_the_parent_goes_on(node: Node, scheme: str) -> None:
     said, errors = run(FORK, node.address.replace("tcp", scheme, 1))
     assert errors == ""
     queues = node.backend.store.units
@@ -258,7 +258,7 @@ def handler(*_):
     if pid:
         children.append(pid)
     else:
-        signal.alarm(60)  # what hangs in the child dies
+        signal.alarm(60)  # a child that hangs dies
 
 signal.signal(signal.SIGUSR1, handler)
 producer = Producer([sys.argv[1]])
@@ -276,7 +276,7 @@ producer.close()
 """
 
 
-def test_forked_in_the_middle_of_a_put_by_a_signals_handler(node: Node) -> None:
+def test_a_signal_handler_forks_during_a_put(node: Node) -> None:
     run(FORK_IN_HANDLER, node.address)
 
 
@@ -351,13 +351,14 @@ def test_closed_it_says_so(node: Node) -> None:
             use()
 
 
-def test_cut_off_anywhere_in_the_making_it_leaves_no_thread(node: Node) -> None:
+def test_an_interrupted_constructor_leaves_no_thread(node: Node) -> None:
     made: list[Producer] = []
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         before = descriptors()
-        for _ in cut_everywhere(lambda: None, lambda _: made.append(Producer([node.address]))):
+        run = interrupt_everywhere(lambda: None, lambda _: made.append(Producer([node.address])))
+        for _ in run:
             pass
         assert len(made) == 1
         made.pop().close()
@@ -367,7 +368,7 @@ def test_cut_off_anywhere_in_the_making_it_leaves_no_thread(node: Node) -> None:
         wait_for(lambda: descriptors() <= before)
 
 
-def test_cut_off_anywhere_in_the_closing_it_can_be_closed_again_or_dropped(node: Node) -> None:
+def test_after_an_interrupted_close_it_can_be_closed_again_or_dropped(node: Node) -> None:
     def make() -> list[Producer]:
         producer = Producer([node.address])
         producer.send("t", b"1", queue=0)
@@ -375,7 +376,7 @@ def test_cut_off_anywhere_in_the_closing_it_can_be_closed_again_or_dropped(node:
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for number, held in enumerate(cut_everywhere(make, lambda held: held[0].close())):
+        for number, held in enumerate(interrupt_everywhere(make, lambda held: held[0].close())):
             if number % 2:
                 held[0].close()
             held.clear()

@@ -1,4 +1,4 @@
-"""A producer's own encoder writes the bytes of build_record."""
+"""The producer's encoder writes the same bytes as build_record."""
 
 import random
 import time

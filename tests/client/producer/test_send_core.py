@@ -1,4 +1,4 @@
-"""The producer's core without threads and sockets: cut off anywhere it loses nothing."""
+"""The producer's core without threads and sockets: interrupted anywhere, it loses nothing."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ from hastore.protocol import api
 from hastore.record.codec import decode_record
 from hastore.record.host import NO_HOST
 from tests.api_fakes import FakeBackend
-from tests.client.cuts import cut_everywhere
+from tests.client.interrupts import interrupt_everywhere
 
 ADDRESS = "tcp://127.0.0.1:1"
 
 
 class FakeTransport:
-    """One link to a node in memory, which keeps the rule of runs."""
+    """One connection to a node in memory, which keeps the rule of runs."""
 
     def __init__(self) -> None:
         self.backend = FakeBackend()
         self.arrivals: list[Arrival] = [Arrival(ADDRESS, None)]
         self.run = self.place = 0
-        self.withheld = False  # the node takes, and does not answer
+        self.withheld = False  # the node stores, but does not answer
 
     @property
     def addresses(self) -> list[str]:
@@ -87,7 +87,7 @@ class FakeTransport:
 
 
 class Bench:
-    """A core on fake links, with a clock of its own."""
+    """A core on a fake transport, with a clock of its own."""
 
     def __init__(
         self, acks: int | None = None, *, idempotent: bool = True, limit: int = 8,
@@ -126,12 +126,12 @@ class Bench:
             self.now += 20.0
             if self.window.has_settled(self.window.next_seq):
                 return
-        raise AssertionError("it never settled")
+        raise AssertionError("it was never settled")
 
 
 @pytest.mark.parametrize("acks", [None, 0])
 @pytest.mark.parametrize("idempotent", [True, False])
-def test_a_turn_cut_off_anywhere_loses_and_doubles_nothing(
+def test_a_run_interrupted_anywhere_loses_and_doubles_nothing(
     acks: int | None, idempotent: bool
 ) -> None:
     def make() -> Bench:
@@ -148,7 +148,7 @@ def test_a_turn_cut_off_anywhere_loses_and_doubles_nothing(
         bench.core.run_once(bench.now)
 
     cuts = 0
-    for bench in cut_everywhere(make, run):
+    for bench in interrupt_everywhere(make, run):
         cuts += 1
         waiters = [
             threading.Thread(target=future.exception, args=(60,)) for future in bench.futures[:1]
@@ -165,7 +165,7 @@ def test_a_turn_cut_off_anywhere_loses_and_doubles_nothing(
         if idempotent:
             assert failures == [None] * 3
             assert stored == [b"0", b"1", b"2"]
-        else:  # what may have been sent is not sent again
+        else:  # a message that may have been sent is not sent again
             assert all(isinstance(failure, OutcomeUnknown | None) for failure in failures)
             assert stored == sorted(set(stored))
             for number, failure in enumerate(failures):
@@ -206,18 +206,18 @@ def test_a_put_that_the_disk_failed_half_way_is_unknown_and_goes_again(idempoten
         assert bench.transport.bodies() == [b"1"]
 
 
-def test_a_send_cut_off_anywhere_is_sent_or_not_and_no_number_is_used_twice() -> None:
+def test_a_send_interrupted_anywhere_is_sent_or_not_and_no_number_is_used_twice() -> None:
     def make() -> Bench:
         bench = Bench(limit=2)
         for _ in range(3):
             bench.run_once()
         return bench
 
-    for bench in cut_everywhere(make, lambda bench: bench.send(b"cut")):
+    for bench in interrupt_everywhere(make, lambda bench: bench.send(b"cut")):
         before = len(bench.window.incoming)
         bench.send(b"next")
         bench.settle_all()
-        bench.send(b"last")  # both places of the window are free again
+        bench.send(b"last")  # the window has room for two again
         bench.send(b"one more")
         bench.settle_all()
         assert all(future.done() for future in bench.futures)
@@ -226,7 +226,7 @@ def test_a_send_cut_off_anywhere_is_sent_or_not_and_no_number_is_used_twice() ->
 
 
 def test_a_send_without_an_answer_is_never_known_not_to_be_stored() -> None:
-    """A turn that was cut off behind the sending does not forget that."""
+    """A run that was interrupted after sending does not forget that."""
 
     def make() -> Bench:
         bench = Bench()
@@ -236,7 +236,7 @@ def test_a_send_without_an_answer_is_never_known_not_to_be_stored() -> None:
         bench.send(b"0")
         return bench
 
-    for bench in cut_everywhere(make, lambda bench: bench.core.send_now(bench.now)):
+    for bench in interrupt_everywhere(make, lambda bench: bench.core.send_now(bench.now)):
         sent = bool(bench.transport.bodies())
         bench.transport.send = lambda *_: False  # type: ignore[method-assign]
         bench.run_once()
@@ -247,7 +247,7 @@ def test_a_send_without_an_answer_is_never_known_not_to_be_stored() -> None:
         assert isinstance(failure, OutcomeUnknown) or not sent
 
 
-def test_ending_cut_off_anywhere_can_be_made_up_for() -> None:
+def test_ending_interrupted_anywhere_can_be_repeated() -> None:
     def make() -> Bench:
         bench = Bench()
         for _ in range(3):
@@ -258,14 +258,14 @@ def test_ending_cut_off_anywhere_can_be_made_up_for() -> None:
         bench.run_once()
         return bench
 
-    for bench in cut_everywhere(make, lambda bench: bench.core.end("closed")):
+    for bench in interrupt_everywhere(make, lambda bench: bench.core.end("closed")):
         bench.core.end("closed")
         assert all(isinstance(future.exception(0), OutcomeUnknown) for future in bench.futures)
         with pytest.raises(HastoreError, match="closed"):
             bench.send(b"3")
 
 
-def test_a_frame_without_an_answer_is_looked_after_when_all_of_it_has_expired() -> None:
+def test_a_frame_without_an_answer_is_dropped_when_all_of_it_has_expired() -> None:
     bench = Bench()
     for _ in range(3):
         bench.run_once()
@@ -277,15 +277,15 @@ def test_a_frame_without_an_answer_is_looked_after_when_all_of_it_has_expired() 
     entry = bench.window.oldest()
     assert entry is not None
     entry.expires_ms = bench.now
-    turns = 0
+    runs = 0
     while bench.core.under_way():
         bench.run_once()
-        turns += 1
+        runs += 1
         sleep_s = bench.core.sleep_s(bench.now)
         assert bench.futures[0].done() and bench.core.is_idle()
         bench.now += max(0.001, sleep_s) * 1000.0
         assert bench.now - sent_ms < 5_000.0
-    assert turns < 50  # it sleeps in between
+    assert runs < 50  # it sleeps in between
 
 
 def test_what_is_not_acknowledged_is_counted_by_topic() -> None:
@@ -299,7 +299,7 @@ def test_what_is_not_acknowledged_is_counted_by_topic() -> None:
 
 
 class LateRefusals(FakeTransport):
-    """The node refuses every put, and says so a while later."""
+    """The node refuses every put, after a delay."""
 
     def __init__(self, delay_ms: float) -> None:
         super().__init__()
@@ -326,7 +326,7 @@ class LateRefusals(FakeTransport):
 
 @pytest.mark.parametrize("delay_ms", range(1, 50))
 def test_what_was_only_ever_refused_ends_as_refused(delay_ms: int) -> None:
-    """However slow the answers are, no last try is in the air when the time is up."""
+    """However slow the answers are, no attempt is in flight at the delivery timeout."""
     bench = Bench(transport=LateRefusals(delay_ms))
     assert isinstance(bench.transport, LateRefusals)
     bench.run_once()
@@ -343,8 +343,8 @@ def test_what_was_only_ever_refused_ends_as_refused(delay_ms: int) -> None:
     assert type(failure) is NotStoredError and "nobody in sync" in str(failure)
 
 
-def test_a_waking_that_is_cut_off_anywhere_keeps_no_later_one_from_waking() -> None:
-    for transport in cut_everywhere(
+def test_an_interrupted_wake_up_does_not_prevent_later_ones() -> None:
+    for transport in interrupt_everywhere(
         lambda: SocketTransport(SYSTEM_CLOCK), lambda transport: transport.wake()
     ):
         transport.wake()
@@ -358,7 +358,7 @@ def test_a_waking_that_is_cut_off_anywhere_keeps_no_later_one_from_waking() -> N
         transport.wake()
         return transport
 
-    for transport in cut_everywhere(make, lambda transport: transport.sleep(120.0)):
+    for transport in interrupt_everywhere(make, lambda transport: transport.sleep(120.0)):
         transport.wake()
         began = time.monotonic()
         transport.sleep(120.0)

@@ -90,7 +90,7 @@ def test_all_that_a_rocketmq_wrote_passes_in_frames_of_any_size(log):
             ends.append(at)
         check = check_all(data, file_size, ends, start)
         if longest < 300:
-            assert check._from is not None or data.endswith(b"\0"), "it lost its place"
+            assert check._next is not None or data.endswith(b"\0"), "it lost its place"
 
 
 def test_every_damaged_byte_of_a_body_is_seen_in_frames_of_any_size():

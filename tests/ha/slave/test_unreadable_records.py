@@ -130,7 +130,7 @@ def test_the_start_takes_it_up_and_cuts_without_the_master(make_group, monkeypat
     assert node.bytes() == log, "nothing is lost by the start"
     with following(node, "127.0.0.1:9") as client:
         wait_for(lambda: node.store.max_offset == places[2], "the cut")
-        wait_for(lambda: "can be read by nobody" in str(client.problem), "the reason")
+        wait_for(lambda: "is unreadable" in str(client.problem), "the reason")
     rescued = group.root / "node1" / "rescued" / f"0-{places[2]}"
     kept = next(rescued.iterdir()).read_bytes()
     assert kept[places[2] : len(log)] == log[places[2] :]

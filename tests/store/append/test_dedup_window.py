@@ -1,4 +1,4 @@
-"""The idempotence window: retries are answered, not stored, over restarts and cuts too."""
+"""The deduplication window: retries are answered, not stored, also after restarts and cuts."""
 
 import random
 import threading
@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hastore.errors import Status
+from hastore.protocol import api
 from hastore.record.host import Host
 from hastore.record.properties import encode_properties
 from hastore.store.append.dedup_window import WINDOW, DedupWindow, Verdict
@@ -64,7 +65,11 @@ def test_the_window_survives_a_restart(tmp_path: Path, stop: str) -> None:
         assert len(bodies(store)) == 21
 
 
-def test_what_left_the_window_is_refused_not_stored_twice(tmp_path: Path) -> None:
+def test_the_window_is_that_of_the_client_protocol() -> None:
+    assert WINDOW == api.WINDOW
+
+
+def test_a_number_older_than_the_window_is_refused(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         for start in range(0, 4 * WINDOW, 256):
             payload = b"".join(message(n, size=8, producer="p") for n in range(start, start + 256))
@@ -115,31 +120,31 @@ def test_the_snapshot_holds_everything_and_is_cut_with_the_log(tmp_path: Path) -
     chance = random.Random(seed)
     found = window(tmp_path)
     assert found.load(0, True) == 0
-    told: dict[tuple[bytes, int], int] = {}
+    added: dict[tuple[bytes, int], int] = {}
     offset = 0
     for _ in range(6000):
         producer, top = chance.choice("abc"), chance.randrange(5000)
-        if (producer.encode(), top) in told:
+        if (producer.encode(), top) in added:
             continue
-        told[producer.encode(), top] = offset
+        added[producer.encode(), top] = offset
         found.dispatch([record(producer, top, offset)])
         offset += 100
     found.save()
     again = window(tmp_path)
     assert again.load(offset, False) == offset
-    for key, place in told.items():
+    for key, place in added.items():
         assert again.find(*key) == found.find(*key)
         assert found.find(*key) in (place, Verdict.FORGOTTEN)
     cut = offset - 1000
     third = window(tmp_path)
     assert third.load(cut, True) == cut
-    assert all(third.find(*key) is not place for key, place in told.items() if place >= cut)
+    assert all(third.find(*key) is not place for key, place in added.items() if place >= cut)
     fourth = window(tmp_path)
     assert fourth.load(offset, True) == cut  # the cut is durable
 
 
 @pytest.mark.parametrize("damage", [0, 10, -1])
-def test_a_damaged_snapshot_is_as_good_as_none(tmp_path: Path, damage: int) -> None:
+def test_a_damaged_snapshot_is_ignored(tmp_path: Path, damage: int) -> None:
     found = window(tmp_path)
     found.load(0, True)
     found.dispatch([record("p", 1, 0)])
@@ -164,12 +169,12 @@ def test_producers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert found.find(b"a", 0) == 0
 
 
-def test_what_replay_took_first_is_not_entered_twice(tmp_path: Path) -> None:
+def test_records_that_replay_added_are_not_added_by_their_put(tmp_path: Path) -> None:
     known = window(tmp_path)
-    known.add_runs([(b"p", range(0, 600), range(0, 6000, 10))], 6000)  # replay was quicker
+    known.add_runs([(b"p", range(0, 600), range(0, 6000, 10))], 6000)  # replay was faster
     known.add_runs([(b"p", range(0, 600), range(0, 6000, 10))], 6000)
     known.add_runs([(b"p", range(500, 1000), range(5000, 10000, 10))], 10000)
-    assert known.find(b"p", 0) == 0  # of the last 1024 none is forgotten
+    assert known.find(b"p", 0) == 0  # all of the last 1024 are known
     result = PutResult(Status.PUT_OK, 9990)
     known.add_all({(b"p", 999): result}, 10000)
     known.add_all({(b"p", 1000): PutResult(Status.PUT_OK, 10000)}, 10010)
@@ -182,7 +187,7 @@ def test_what_replay_took_first_is_not_entered_twice(tmp_path: Path) -> None:
 def test_a_snapshot_is_written_by_one_thread_at_a_time(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, other: str
 ) -> None:
-    """Housekeeping and retention both write it, by one temporary file; a cut makes it stale."""
+    """Housekeeping, retention and cuts write the snapshot by way of one temporary file."""
     fs = FaultyFileSystem()
     REAL.make_dirs(f"{tmp_path}/hastore")
     known = DedupWindow(fs, str(tmp_path))
@@ -197,12 +202,12 @@ def test_a_snapshot_is_written_by_one_thread_at_a_time(
         if not path.endswith("idempotence.tmp"):
             return
         if threading.current_thread() is second:
-            if call == "write":  # the file was emptied
+            if call == "write":  # the file is empty now
                 second_is_there.set()
                 assert go_on.wait(60)
         elif call == "sync":
             second.start()
-            if other == "truncate":  # without a lock it ends, for it finds nothing stale
+            if other == "truncate":  # without the lock it would end: the snapshot is not stale yet
                 threading.Thread(target=lambda: (second.join(), second_is_there.set())).start()
             assert second_is_there.wait(60)
 
@@ -210,7 +215,7 @@ def test_a_snapshot_is_written_by_one_thread_at_a_time(
     known.save()
     if other == "save":
         found = DedupWindow(REAL, str(tmp_path))
-        assert found.load(1000, synced=True) == 500  # a kill here finds it whole
+        assert found.load(1000, synced=True) == 500  # after a kill here the snapshot is whole
         assert len(found) == 1
     go_on.set()
     second.join(60)

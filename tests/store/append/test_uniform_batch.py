@@ -1,4 +1,4 @@
-"""The quick way of a put takes nothing that the careful one refuses, and stores the same."""
+"""Uniform batches pass every check of the careful path, and lead to the same log and results."""
 
 import random
 import time
@@ -15,7 +15,7 @@ from tests.store.kit import HOST, config, message, opened, read_log
 
 
 def payload(chance: random.Random, sequence: int) -> bytes:
-    """Records as producers send them; now and then one that is unlike, or damaged."""
+    """Return records as producers send them, some of them unlike the others, or damaged."""
     records = []
     producer = chance.choice(["p", "q", None])
     topic = chance.choice(["TopicA", "TopicA", "T" * 127])
@@ -50,7 +50,7 @@ def payload(chance: random.Random, sequence: int) -> bytes:
     return bytes(raw)
 
 
-def test_what_it_takes_passes_every_check(tmp_path: Path) -> None:
+def test_a_uniform_batch_passes_every_check(tmp_path: Path) -> None:
     seed = time.time_ns() % 2**32
     print("seed", seed)
     chance = random.Random(seed)
@@ -58,18 +58,18 @@ def test_what_it_takes_passes_every_check(tmp_path: Path) -> None:
     taken = 0
     for turn in range(6_000):
         raw = payload(chance, turn * 8)
-        run = validator.validate_uniform(raw)
+        batch = validator.validate_uniform(raw)
         same, entries = validator.validate(raw)
-        if run is None:
+        if batch is None:
             continue
         taken += 1
         assert same == raw
         assert all(isinstance(entry, ValidRecord) for entry in entries)
         good = [entry for entry in entries if isinstance(entry, ValidRecord)]
-        assert [entry.at for entry in good] == run.starts
-        assert [entry.queue_id for entry in good] == run.queue_ids
-        assert {entry.topic for entry in good} == {run.topic}
-        numbers = [(run.producer, sequence) for sequence in run.sequences]
+        assert [entry.at for entry in good] == batch.starts
+        assert [entry.queue_id for entry in good] == batch.queue_ids
+        assert {entry.topic for entry in good} == {batch.topic}
+        numbers = [(batch.producer, sequence) for sequence in batch.sequences]
         expected = [entry.producer for entry in good if entry.producer is not None]
         assert expected == numbers
         assert not numbers or len(numbers) == len(good)
@@ -87,27 +87,27 @@ def test_the_log_and_the_results_are_the_same(
     ]
     monkeypatch.setattr("hastore.clock.SystemClock.wall_ms", lambda _self: 1_700_000_000_000)
     outcomes = []
-    runs = 0
-    for quick in (True, False):
-        if not quick:
+    uniform = 0
+    for fast in (True, False):
+        if not fast:
             monkeypatch.setattr(Appender, "_append_uniform", lambda *_: None)
-        root = tmp_path / str(quick)
+        root = tmp_path / str(fast)
         with opened(root, max_message_size=1000) as store:
             results = []
             for frame in frames:
                 got = store.put_encoded(frame)
-                runs += sum(isinstance(each, UniformResults) for each in got)
+                uniform += sum(isinstance(each, UniformResults) for each in got)
                 results.append([list(each) for each in got])
             assert store.wait_dispatched(store.max_offset, 60)
             outcomes.append((results, read_log(root), store.queues.topics()))
     assert outcomes[0] == outcomes[1]
-    assert runs > 50
-    told = [r.status for frame in outcomes[0][0] for each in frame for r in each]
-    assert Status.MESSAGE_ILLEGAL in told and Status.PUT_OK in told
+    assert uniform > 50
+    statuses = [r.status for frame in outcomes[0][0] for each in frame for r in each]
+    assert Status.MESSAGE_ILLEGAL in statuses and Status.PUT_OK in statuses
     assert any(r.duplicate for frame in outcomes[0][0] for each in frame for r in each)
 
 
-def test_a_retry_of_a_run_is_known(tmp_path: Path) -> None:
+def test_a_retry_of_a_uniform_batch_is_known(tmp_path: Path) -> None:
     frame = b"".join(message(number, producer="p") for number in range(50))
     with opened(tmp_path) as store:
         (before,) = store.put_encoded([frame])

@@ -13,7 +13,12 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED
-from hastore.store.derived.contract import Dispatched, RecordColumns, inner_batch_of
+from hastore.store.derived.contract import (
+    UNIT_FIELDS,
+    Dispatched,
+    RecordColumns,
+    inner_batch_of,
+)
 from hastore.store.derived.queues.batch_consume_queue import BatchConsumeQueue
 from hastore.store.derived.queues.file_cache import FileCache
 from hastore.store.derived.queues.unit_files import BLANK_UNIT_SIZE, UnitFiles
@@ -29,7 +34,6 @@ UNIT_BYTES = UNIT.size
 QUEUE_OFFSET_MAX = (1 << 62) // UNIT_BYTES
 _NAME_BYTES_MAX = 255
 _ARRAYS_FROM_UNITS = 64  # from this many units on numpy is quicker
-_UNIT_FIELDS = [("offset", ">i8"), ("size", ">i4"), ("tags_code", ">i8")]
 _NumberedUnit = tuple[int, tuple[int, int, int]]  # queue offset; offset, size, tags code
 
 
@@ -139,7 +143,7 @@ class UnitSelection:
             return self.take_each(enumerate(UNIT.iter_unpack(raw), at))
         import numpy as np  # lazily: loading it takes a quarter of a node's start
 
-        units = np.frombuffer(raw, np.dtype(_UNIT_FIELDS))
+        units = np.frombuffer(raw, np.dtype(UNIT_FIELDS))
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
         queue_offsets = np.arange(at, at + len(units))
         real = (sizes > 0) & (sizes != BLANK_UNIT_SIZE)

@@ -54,10 +54,10 @@ class UnitFiles:
             else:
                 self._cache.remove(path)
         full = self.unit_bytes * self.units_per_file
-        strange = any(
+        resized = any(
             size != full or int(name) % full for name, size in zip(names, sizes, strict=True)
         )
-        if strange:
+        if resized:
             self._rewrite(names, sizes, limit)
             return
         self.starts = [int(name) // self.unit_bytes for name in names]

@@ -15,6 +15,7 @@ from hastore.record.layout import FLAG_INNER_BATCH, FLAG_PREPARED, FLAG_ROLLBACK
 from hastore.record.producer import MAX_PID_BYTES, producer_of
 from hastore.record.properties import keys_of
 from hastore.store.derived.contract import (
+    UNIT_FIELDS,
     Dispatched,
     KeyedRecords,
     ProducerRun,
@@ -34,7 +35,7 @@ from hastore.store.derived.walk.tail_layout import (
     values_of,
 )
 
-_UNIT = np.dtype([("offset", ">i8"), ("size", ">i4"), ("tags", ">i8")])
+_UNIT = np.dtype(UNIT_FIELDS)
 _SIGN = 1 << 31
 _HASHER = KeyHasher()  # of all batches; only replay's thread uses it
 
@@ -63,7 +64,7 @@ class ColumnBatch(RecordColumns):
 
     def __init__(
         self,
-        plain: ScalarWalker,
+        scalar: ScalarWalker,
         offsets: Rows,
         sizes: Rows,
         queue_ids: Rows,
@@ -71,7 +72,7 @@ class ColumnBatch(RecordColumns):
         flags: Rows,
         stored_ms: Rows,
     ) -> None:
-        self._plain = plain
+        self._scalar = scalar
         self._offsets = offsets
         self._sizes = sizes
         self._queue_ids = queue_ids
@@ -127,18 +128,18 @@ class ColumnBatch(RecordColumns):
         """Topics by their number."""
         topics = self._known_topics
         if len(topics) < len(self._ids):
-            topics += [self._plain.topic(raw) for raw in list(self._ids)[len(topics) :]]
+            topics += [self._scalar.topic(raw) for raw in list(self._ids)[len(topics) :]]
         return topics
 
     def _tags_one(self, row: int, properties: bytes) -> int:
         topic = self._topics[self._topic_ids[row]]
-        return self._plain.tags_code(topic, properties, int(self._stored_ms[row]))
+        return self._scalar.tags_code(topic, properties, int(self._stored_ms[row]))
 
     def _hashed_tags(self, columns: Bytes) -> Any:
         if constant(columns):
-            return self._plain.tags_hash(columns[0].tobytes())
+            return self._scalar.tags_hash(columns[0].tobytes())
         if not is_ascii(columns):
-            return [self._plain.tags_hash(value) for value in values_of(columns)]
+            return [self._scalar.tags_hash(value) for value in values_of(columns)]
         hashes = java_hashes(columns).astype(np.int64)
         return hashes - ((hashes & _SIGN) << 1)
 
@@ -203,7 +204,7 @@ class ColumnBatch(RecordColumns):
         places = self._queue_offsets[order]
         units = np.empty(len(order), dtype=_UNIT)
         units["offset"], units["size"] = self._offsets[order], self._sizes[order]
-        units["tags"] = self._tags[order]
+        units["tags_code"] = self._tags[order]
         data = units.view(np.uint8).data
         breaks = np.zeros(len(order), dtype=np.int64)
         np.cumsum(places[1:] != places[:-1] + 1, out=breaks[1:])

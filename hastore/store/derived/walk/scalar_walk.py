@@ -2,14 +2,7 @@
 
 It is pure, and the reference for the vector walk (vector_walk.py), which must return the same
 records and stop at the same byte for the same reason. One `unpack_from` reads a record's header,
-one slice its topic and properties:
-
-    size magic crc queueId flag queueOffset physicalOffset sysFlag
-      4    4    4     4      4       8            8           4
-    bornTimestamp, bornHost   storeTimestamp   storeHost, reconsumeTimes, preparedOffset
-           16 or 28                 8                        20 or 32
-    bodyLength, body   topicLength, topic   propertiesLength, properties
-        4                   1 or 2                  2
+and one slice its topic and properties (record/layout.py draws them).
 
 A record is taken when its lengths add up and its physicalOffset is its place. The body's CRC is not
 checked here. A put, recovery, and a slave on frames of up to 128 KiB check it; a slave that catches

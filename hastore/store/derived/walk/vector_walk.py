@@ -1,9 +1,8 @@
 """The vector walk: read a large view of the log with numpy instead of a loop over its records.
 
 Only the sizes are read one after the other, and in a run of records of equal size not even those.
-One indexing operation gathers all headers. Tails (topic and properties) are
-gathered by width and read by layout (tail_layout.py); a record that shares its layout with few
-others is read by itself.
+One indexing operation gathers all headers. Tails (topic and properties) are gathered by width and
+read by layout (tail_layout.py); a record that shares its layout with few others is read by itself.
 
 The scalar walk (scalar_walk.py) is the reference. Small views, and views with any invalid record,
 are left to it, so both walks stop at the same byte for the same reason.
@@ -49,9 +48,9 @@ _WIDTHS_KEPT = 1024
 class VectorWalker:
     """Walk whole records; holds the layouts seen last, so each thread needs its own."""
 
-    def __init__(self, plain: ScalarWalker, *, batch_min: int | None = None) -> None:
-        """Prepare to walk; views of fewer than `batch_min` records are left to `plain`."""
-        self._plain = plain
+    def __init__(self, scalar: ScalarWalker, *, batch_min: int | None = None) -> None:
+        """Prepare to walk; views of fewer than `batch_min` records are left to `scalar`."""
+        self._scalar = scalar
         self._batch_min = _BATCH_MIN if batch_min is None else batch_min
         self._layouts: dict[tuple[int, bool], list[Layout]] = {}
 
@@ -61,8 +60,8 @@ class VectorWalker:
         if len(starts) >= self._batch_min:
             batch = self._read(view, base, np.array(starts, dtype=np.int64))
             if batch is not None:
-                return self._plain.ended(view, base, batch.end_offset - base, left, batch)
-        return self._plain.walk(view, base, left)
+                return self._scalar.ended(view, base, batch.end_offset - base, left, batch)
+        return self._scalar.walk(view, base, left)
 
     def _read(self, view: memoryview, base: int, starts: Rows) -> ColumnBatch | None:
         """Read the records at `starts`; None when one is invalid."""
@@ -91,7 +90,7 @@ class VectorWalker:
         ):
             return None
         batch = ColumnBatch(
-            self._plain, offsets, sizes, _longs(headers["queue_id"]),
+            self._scalar, offsets, sizes, _longs(headers["queue_id"]),
             _longs(headers["queue_offset"]), flags, stored,
         )  # fmt: skip
         return batch if self._take_tails(batch, view, starts + sizes, widths, wide) else None

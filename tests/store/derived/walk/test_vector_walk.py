@@ -127,7 +127,7 @@ def record_starts(log: MemoryLog) -> list[int]:
 def test_same_records_and_same_end(chance: random.Random) -> None:
     """On logs that are whole, cut anywhere, or damaged anywhere."""
     log = random_log(chance, 400)
-    plain, arrays = ScalarWalker(), VectorWalker(ScalarWalker(), batch_min=1)
+    scalar, vector = ScalarWalker(), VectorWalker(ScalarWalker(), batch_min=1)
     by_columns = 0
     for number in range(60):
         data = bytearray(log.data)
@@ -139,8 +139,8 @@ def test_same_records_and_same_end(chance: random.Random) -> None:
         while offset < len(data):
             left = log.file_size - offset % log.file_size
             with memoryview(bytes(data)) as whole, whole[offset:][: min(wanted, left)] as view:
-                expected = plain.walk(view, offset, left)
-                found = arrays.walk(view, offset, left)
+                expected = scalar.walk(view, offset, left)
+                found = vector.walk(view, offset, left)
                 assert list(found.batch) == list(expected.batch)
                 assert found[1:] == expected[1:]
                 by_columns += isinstance(found.batch, RecordColumns)
@@ -184,8 +184,8 @@ def test_same_files_and_same_state(
     restarts = {number for number in range(len(steps)) if chance.random() < 0.1}
     cut = chance.choice((None, None, chance.choice(record_starts(log))))
     outcomes = []
-    for least, name in ((1 << 40, "plain"), (0, "arrays")):
-        monkeypatch.setattr(replay_service, "_ARRAYS_FROM_BYTES", least)
+    for least, name in ((1 << 40, "scalar"), (0, "vector")):
+        monkeypatch.setattr(replay_service, "_VECTOR_FROM_BYTES", least)
         monkeypatch.setattr(vector_walk, "_BATCH_MIN", chance.choice((1, 48)))
         root = tmp_path / name
         parts = whole(root, log)
@@ -216,7 +216,7 @@ def test_same_files_and_same_state(
             )
         )
         derived.build.close()
-    plain, arrays = outcomes
-    assert arrays[0].keys() == plain[0].keys()
-    assert [path for path in plain[0] if plain[0][path] != arrays[0][path]] == []
-    assert arrays[1:] == plain[1:]
+    scalar, vector = outcomes
+    assert vector[0].keys() == scalar[0].keys()
+    assert [path for path in scalar[0] if scalar[0][path] != vector[0][path]] == []
+    assert vector[1:] == scalar[1:]

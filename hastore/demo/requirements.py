@@ -23,7 +23,7 @@ _SPARK_MIN = (4, 1)
 _NO_SPARK = "or skip that step with --no-spark"
 
 
-def what_is_missing(folder: pathlib.Path, rows: int, *, with_spark: bool) -> Iterator[str]:
+def missing_requirements(folder: pathlib.Path, rows: int, *, with_spark: bool) -> Iterator[str]:
     """Yield each missing requirement with its remedy; creates and starts nothing."""
     try:
         find_flights()

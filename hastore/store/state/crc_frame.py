@@ -1,0 +1,42 @@
+"""The frame of the store's own state files, by which a damaged or torn file is recognised.
+
+    0 magic 4 | 4 version 4 | 8 content | CRC-32 of all before 4
+
+All numbers are big-endian. Pure. The content is described where each file is written: limits.py,
+replay_progress.py, append/dedup_window.py.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterable
+
+FRAME_BYTES = 12  # magic, version and CRC
+_HEAD = struct.Struct(">4sI")
+_CRC = struct.Struct(">I")
+
+
+class CrcFrame:
+    """The frame of one kind of file."""
+
+    def __init__(self, magic: bytes, version: int) -> None:
+        self._head = _HEAD.pack(magic, version)
+
+    def pack(self, content: bytes) -> bytes:
+        """Return the framed content."""
+        body = self._head + content
+        return body + _CRC.pack(zlib.crc32(body))
+
+    def pack_parts(self, parts: Iterable[bytes]) -> bytes:
+        """Return the framed parts of a large content, which are joined only once."""
+        body = b"".join((self._head, *parts))
+        return body + _CRC.pack(zlib.crc32(body))
+
+    def unpack(self, framed: bytes) -> memoryview | None:
+        """Return the content of a whole frame; None when it is damaged, torn or of another kind."""
+        view = memoryview(framed)
+        if len(view) < FRAME_BYTES or view[: _HEAD.size] != self._head:
+            return None
+        body = view[: -_CRC.size]
+        if _CRC.unpack(view[-_CRC.size :])[0] != zlib.crc32(body):
+            return None
+        return body[_HEAD.size :]
