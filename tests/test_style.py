@@ -1,4 +1,4 @@
-"""The house rules that a test can check (CONTRIBUTING.md): imports, sizes, forbidden calls, files."""
+"""The house rules that a test can check (CONTRIBUTING.md): imports, sizes, calls, files."""
 
 import ast
 import graphlib
