@@ -22,7 +22,7 @@ class Service:
     A subclass implements `run()`, which returns soon after `stopping` is set, and `wake()` if its
     thread can block on anything but `stopping`. An exception that escapes `run()` is kept in
     `failure`, logged, and passed to `on_failure` from that thread; that ends the node or, for a
-    thread of one HA connection, the connection (docs/architecture.md, "When a thread fails"). A
+    thread of one HA connection, the connection (docs/architecture.md, "If a thread fails"). A
     `run()` that returns early is not reported.
     """
 
