@@ -309,7 +309,7 @@ class RoleService(Service):
         silent = [str(reply.node) for reply in replies if reply.hello is None]
         if silent:
             self._wait_or_give_up(
-                f"its epoch {own} ended with a power loss; waiting for every node, still for node "
+                f"its epoch {own} ended with a power loss; every node must answer, missing: node "
                 f"{', '.join(silent)} (or run `hastore promote`)",
                 final=False,
             )
