@@ -35,7 +35,7 @@ from benchmarks.rocketmq import QUEUES, TOPIC, RocketPair
 from benchmarks.side_by_side import (
     OURS,
     ZMQ,
-    ZMQ_TOLD,
+    ZMQ_LABEL,
     Row,
     run_rounds,
     start_peer,
@@ -110,7 +110,7 @@ def main() -> None:
         if over_zmq is not None:
             loads[ZMQ] = (count, lambda n: read(over_zmq, n))
             systems[ZMQ] = systems[OURS]
-            peers[ZMQ] = (ZMQ_TOLD, None)
+            peers[ZMQ] = (ZMQ_LABEL, None)
         row = Row("one consumer reading 1 M messages", "msg/s", loads, peers)
         run_rounds(
             [row],

@@ -29,7 +29,7 @@ from benchmarks.common import (
     scratch,
 )
 from benchmarks.loads import TOPIC_QUEUES, pipelined, shared
-from benchmarks.side_by_side import OURS, ZMQ, ZMQ_TOLD, Row, run_rounds, with_client, zmq_hosts
+from benchmarks.side_by_side import OURS, ZMQ, ZMQ_LABEL, Row, run_rounds, with_client, zmq_hosts
 
 PRODUCERS = (1, 4, 16, 64)
 IN_FLIGHT = 256  # shared by the producers
@@ -59,7 +59,7 @@ def producers_row(hosts: list[str], over_zmq: list[str] | None, number: int) -> 
     out = row(name, load(hosts), 16_000)
     if over_zmq is not None:
         out.loads = {**out.loads, ZMQ: (16_000, load(over_zmq))}
-        out.peers = {ZMQ: (ZMQ_TOLD, None)}
+        out.peers = {ZMQ: (ZMQ_LABEL, None)}
     return out
 
 

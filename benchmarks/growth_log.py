@@ -84,8 +84,8 @@ def main() -> None:
                 who: (counts[name], load(group.bootstrap)) for who, group in of_group.items()
             }
             unit = "ms" if "blocking" in name else "msg/s"
-            told = f"{name}, log of {gib} GiB"
-            rows.append(Row(told, unit, systems, {"small": ("log of 1 GiB", None)}))
+            label = f"{name}, log of {gib} GiB"
+            rows.append(Row(label, unit, systems, {"small": ("log of 1 GiB", None)}))
         run_rounds(rows, {OURS: None, "small": None}, given.repeats, given.scale)
         took = [restarts(group) for group in groups]
     figures = rows[0].figures(pick=share(0.5)) + rows[1].figures()

@@ -59,7 +59,7 @@ def describe() -> dict[str, Any]:
     }
 
 
-def told(machine: dict[str, Any]) -> str:
+def text_of(machine: dict[str, Any]) -> str:
     """Return the interpreter of a result's machine as text for a report."""
     one = machine.get("interpreter")
     if one is None:  # an old result, which did not record it

@@ -44,13 +44,13 @@ from benchmarks.common import (
     say,
     scratch,
 )
-from benchmarks.side_by_side import OURS, ZMQ, ZMQ_TOLD, zmq_hosts
+from benchmarks.side_by_side import OURS, ZMQ, ZMQ_LABEL, zmq_hosts
 from hastore.client.producer.producer import Producer
 
 AS_CLIENT = "--as-client"
 PUTS, TRACED_PUTS, WARM_PUTS = 3_000, 300, 1_000
 ANSWER_S = 120.0
-TOLD = {
+LABELS = {
     "cpu": ("CPU", "us a put"),
     "user": ("CPU in user space", "us a put"),
     "system": ("CPU in the kernel", "us a put"),
@@ -58,7 +58,7 @@ TOLD = {
     "involuntary": ("involuntary context switches", "a put"),
     "calls": ("system calls", "a put"),
 }
-Profile = dict[str, float]  # per put, by the keys of TOLD
+Profile = dict[str, float]  # per put, by the keys of LABELS
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -236,18 +236,18 @@ def figures_of(all_runs: dict[str, Runs]) -> list[dict[str, Any]]:
     """Return the figures, against those over libzmq if that ran."""
     ours, other = all_runs[OURS], all_runs.get(ZMQ)
     out = []
-    for told, of in (("p50", 0.50), ("p99", 0.99)):
+    for label, of in (("p50", 0.50), ("p99", 0.99)):
         times = [[percentile(took, of) for took in run.took] for run in (ours, other) if run]
         theirs = times[1] if other else []
-        out.append(figure(f"one blocking put alone, {told}", "ms", times[0], ZMQ_TOLD, theirs))
+        out.append(figure(f"one blocking put alone, {label}", "ms", times[0], ZMQ_LABEL, theirs))
     for who, profiles in ours.profiles.items():
-        for key, (told, unit) in TOLD.items():
+        for key, (label, unit) in LABELS.items():
             mine = [one[key] for one in profiles if key in one]
             theirs = [one[key] for one in other.profiles[who] if key in one] if other else []
             if all(theirs) and mine:
-                out.append(figure(f"{who}, {told}", unit, mine, ZMQ_TOLD, theirs))
+                out.append(figure(f"{who}, {label}", unit, mine, ZMQ_LABEL, theirs))
             elif mine:  # the peer's figure is 0 or missing: no ratio
-                out.append(figure(f"{who}, {told}", unit, mine))
+                out.append(figure(f"{who}, {label}", unit, mine))
     return out
 
 
@@ -257,7 +257,7 @@ def show(all_runs: dict[str, Runs]) -> None:
     table = Table("client's transport", *heads, title="a put, medians", box=None)
     for system, runs in all_runs.items():
         for who in runs.profiles:
-            medians = [runs.median(who, key) for key in TOLD]
+            medians = [runs.median(who, key) for key in LABELS]
             numbers = ["" if value is None else f"{value:.2f}" for value in medians]
             table.add_row(system, who, *numbers)
     console = Console(stderr=True, width=120)
@@ -307,9 +307,9 @@ def main() -> None:
                     say(f"system calls are left out: {reason}")
                     strace = False
             p50 = {name: percentile(runs.took[-1], 0.5) for name, runs in all_runs.items()}
-            told = ", ".join(f"{name} {value:.3f} ms" for name, value in p50.items())
-            say(f"profile_put {repeat + 1}/{given.repeats}: {told}")
-    say(interpreter.told(machine()))
+            text = ", ".join(f"{name} {value:.3f} ms" for name, value in p50.items())
+            say(f"profile_put {repeat + 1}/{given.repeats}: {text}")
+    say(interpreter.text_of(machine()))
     show(all_runs)
     settings = {
         "body": BODY_BYTES,

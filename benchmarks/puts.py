@@ -40,7 +40,7 @@ from benchmarks.rocketmq import RocketPair
 from benchmarks.side_by_side import (
     OURS,
     ZMQ,
-    ZMQ_TOLD,
+    ZMQ_LABEL,
     Row,
     run_rounds,
     share,
@@ -107,7 +107,7 @@ def all_rows(loads: dict[str, dict[str, Load]]) -> list[Row]:
     }
     if ZMQ in loads:
         for peers in promised.values():
-            peers[ZMQ] = (ZMQ_TOLD, None)
+            peers[ZMQ] = (ZMQ_LABEL, None)
     return [
         Row(
             name,
@@ -140,7 +140,7 @@ def idle_shares(systems: dict[str, Any]) -> dict[str, float]:
 def blocking_figures(row: Row) -> list[dict[str, Any]]:
     """Return p50 and p99 against each peer."""
     out = []
-    for told, of, targets in (
+    for label, of, targets in (
         ("p50", 0.50, {ROCKETMQ: at_most(0.7), KAFKA: at_most(0.3)}),
         ("p99", 0.99, {ROCKETMQ: at_most(0.8), KAFKA: at_most(0.15)}),
     ):
@@ -148,9 +148,9 @@ def blocking_figures(row: Row) -> list[dict[str, Any]]:
             ROCKETMQ: ("RocketMQ, Java client", targets[ROCKETMQ]),
             KAFKA: ("Kafka, confluent-kafka", targets[KAFKA]),
             BARE: ("bare TCP, three processes", None),
-            **({ZMQ: (ZMQ_TOLD, None)} if ZMQ in row.loads else {}),
+            **({ZMQ: (ZMQ_LABEL, None)} if ZMQ in row.loads else {}),
         }
-        out += row.figures(f"{row.name}, {told}", share(of))
+        out += row.figures(f"{row.name}, {label}", share(of))
     return out
 
 

@@ -127,8 +127,8 @@ def figures_of(
     for who, limit in (("slave", 0.4), ("master", 0.5)):
         used = [run["cpu_caught_up_s"][who] / gib for run in runs]
         peers = [run["cpu_s"][who] / gib for run in rocket_runs]
-        told = f"CPU of the {who} until the queues are caught up"
-        out.append(figure(told, "s/GiB", used, "RocketMQ", peers, at_most(limit)))
+        text = f"CPU of the {who} until the queues are caught up"
+        out.append(figure(text, "s/GiB", used, "RocketMQ", peers, at_most(limit)))
     for who in ("slave", "master"):
         used = [run["cpu_s"][who] / gib for run in runs]
         out.append(figure(f"CPU of the {who} until all is reported", "s/GiB", used))
@@ -177,12 +177,12 @@ def main() -> None:
             if rocket is not None:
                 rocket_runs.append(rocket.follow(end))
             runs.append(replicate(group, end))
-            told = f"bare {bare[-1]:,.0f}, into a file {stored[-1]:,.0f}"
+            text = f"bare {bare[-1]:,.0f}, into a file {stored[-1]:,.0f}"
             for who, all_runs in (("hastore", runs), ("RocketMQ", rocket_runs)):
                 if all_runs:
-                    told += f"; {who} {end / all_runs[-1]['seconds'] / 1e6:,.0f}, caught up "
-                    told += f"{end / all_runs[-1]['caught_up_seconds'] / 1e6:,.0f}"
-            say(f"replication {repeat + 1}/{given.repeats}, MB/s: {told}")
+                    text += f"; {who} {end / all_runs[-1]['seconds'] / 1e6:,.0f}, caught up "
+                    text += f"{end / all_runs[-1]['caught_up_seconds'] / 1e6:,.0f}"
+            say(f"replication {repeat + 1}/{given.repeats}, MB/s: {text}")
     settings = {"bytes": end, "file_size": FILE_BYTES, "body": BODY_BYTES}
     figures = figures_of(runs, rocket_runs, bare, stored, end)
     save("replication", figures, settings | {"rocketmq": peer_version("rocketmq")})

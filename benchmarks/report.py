@@ -49,7 +49,7 @@ def number(value: float) -> str:
     return f"{value:.2f}" if value >= 1 else f"{value:.3f}"
 
 
-def told(spread: dict[str, float]) -> str:
+def spread_text(spread: dict[str, float]) -> str:
     """Return "median (min to max)"."""
     low, middle, high = (number(spread[key]) for key in ("min", "median", "max"))
     return middle if low == high else f"{middle} ({low} to {high})"
@@ -74,9 +74,9 @@ def rows(document: Document) -> list[tuple[str, ...]]:
     """Return the rows of one result's table."""
     out: list[tuple[str, ...]] = []
     for one in document["figures"]:
-        beside = f"{one['peer']}: {told(one['theirs'])}" if "theirs" in one else ""
-        ratio = told(one["ratio"]) if "ratio" in one else ""
-        ours = f"{told(one['ours'])} {one['unit']}"
+        beside = f"{one['peer']}: {spread_text(one['theirs'])}" if "theirs" in one else ""
+        ratio = spread_text(one["ratio"]) if "ratio" in one else ""
+        ours = f"{spread_text(one['ours'])} {one['unit']}"
         out.append((one["name"], ours, beside, ratio, target(one), verdict(one)))
     return out
 
@@ -113,7 +113,7 @@ def resident_rows(document: Document) -> list[tuple[str, str, str]]:
 def show(document: Document) -> None:
     """Print one result as a table."""
     heads = ("figure", "ours", "peer", "ratio", "target", "")
-    title = f"{document['benchmark']}: {interpreter.told(document['machine'])}"
+    title = f"{document['benchmark']}: {interpreter.text_of(document['machine'])}"
     table = Table(*heads, title=title, box=None)
     for row in rows(document):
         table.add_row(*(cell.replace("**", "") for cell in row))
@@ -168,7 +168,7 @@ def section(document: Document) -> str:
     parts = [
         f"\n### {document['benchmark']}\n\n{machine['date']}, {machine['processor']}, "
         f"{machine['cores']} cores, {machine['memory_gib']:g} GiB, Linux {machine['linux']}, "
-        f"{interpreter.told(machine)}, load at the end {machine.get('load', 0):g}\n\n",
+        f"{interpreter.text_of(machine)}, load at the end {machine.get('load', 0):g}\n\n",
         table_of(heads, rows(document)),
     ]
     cpu, resident = cpu_rows(document), resident_rows(document)

@@ -13,7 +13,7 @@ from benchmarks.maven import NoPeer
 
 OURS = "hastore"
 ZMQ = "hastore over zmq+tcp"  # the same nodes, and a client whose transport is libzmq
-ZMQ_TOLD = "hastore's client over zmq+tcp://"
+ZMQ_LABEL = "hastore's client over zmq+tcp://"
 IDLE_US = 2.0  # a process that used less per message had no part in the load
 Costs = Callable[[], dict[str, Cost]]
 Loads = Mapping[str, "tuple[int, Callable[[int], Any]]"]  # system -> (count, load of that count)
@@ -66,11 +66,11 @@ class Row:
         ours = [pick(one) for one in self.samples[OURS]]
         more = self.used(OURS)
         out = []
-        for system, (told, target) in self.peers.items():
+        for system, (peer, target) in self.peers.items():
             theirs = [pick(one) for one in self.samples.get(system, [])]
             extra = {f"peer_{key}": value for key, value in self.used(system).items()}
-            told_as = name or self.name
-            out.append(figure(told_as, self.unit, ours, told, theirs, target, **more, **extra))
+            label = name or self.name
+            out.append(figure(label, self.unit, ours, peer, theirs, target, **more, **extra))
         return out or [figure(name or self.name, self.unit, ours, **more)]
 
 

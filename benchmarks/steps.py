@@ -253,8 +253,8 @@ def tell(name: str, records: int, rounds: list[list[int]]) -> None:
     )
     for kind, pick in kinds:
         us = [pick(column) / 1000 for column in columns]
-        told = "".join(f"{one:15.2f}" for one in us)
-        print(f"{kind:8}{told}{sum(us):10.1f}{sum(us) / records:10.2f}", flush=True)
+        text = "".join(f"{one:15.2f}" for one in us)
+        print(f"{kind:8}{text}{sum(us):10.1f}{sum(us) / records:10.2f}", flush=True)
 
 
 def main() -> None:

@@ -12,7 +12,7 @@ from hastore.errors import NotStoredError, Status
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place, PositionMap
-from hastore.record.codec import Record, decode_record, layout_of, patch_for_store
+from hastore.record.codec import Record, decode_record, find_parts, patch_for_store
 from hastore.record.host import Host
 from hastore.record.properties import find_property
 from hastore.store.message_store import PullStatus
@@ -88,15 +88,15 @@ class FakeStore:
         results = []
         at = 0
         while at < len(payload):
-            layout = layout_of(payload, at, len(payload))
-            if layout is None:
+            parts = find_parts(payload, at, len(payload))
+            if parts is None:
                 return [FakePut(ILLEGAL, reason=f"no record at byte {at}")]
-            results.append(self._put_one(payload, at, layout))
-            at += layout[0]
+            results.append(self._put_one(payload, at, parts))
+            at += parts[0]
         return results
 
-    def _put_one(self, payload: bytes, at: int, layout: Any) -> FakePut:
-        size, _, _, _, _, _, topic_at, topic_size, properties_at = layout
+    def _put_one(self, payload: bytes, at: int, parts: Any) -> FakePut:
+        size, _, _, _, _, _, topic_at, topic_size, properties_at = parts
         queue_id = int.from_bytes(payload[at + 12 : at + 16], "big")
         if queue_id >= self.default_queues:
             return FakePut(ILLEGAL, reason=f"queue {queue_id} of {self.default_queues}")

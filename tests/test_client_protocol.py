@@ -152,8 +152,8 @@ def test_the_limits_are_the_code_s() -> None:
         ["header frame", f"{api.MAX_HEADER_BYTES} bytes"],
         ["payload frame", f"{api.MAX_FRAME_BYTES} bytes"],
         ["frames of a message", f"{len(api_connections._LIMITS)}"],
-        ["a message once begun", f"{api_connections.MESSAGE_MS / 1000:g} s to its last byte"],
-        ["messages begun, of all connections", mib(api_connections.HELD_BYTES_MAX)],
+        ["a message", f"{api_connections.MESSAGE_MS / 1000:g} s from its first byte to its last"],
+        ["unfinished messages of all connections", mib(api_connections.HELD_BYTES_MAX)],
         ["replies that the client leaves unread", mib(api_replies.UNSENT_OF_ONE_BYTES)],
         ["the same", mib(api_replies.ENDED_AT_BYTES)],
         [
@@ -165,7 +165,7 @@ def test_the_limits_are_the_code_s() -> None:
             f"`api.max_connections` ({ApiConfig().max_connections:,}), at most half of the "
             f"descriptors less {api_connections.DESCRIPTORS_LEFT}",
         ],
-        ["a peer that is gone without a word", "30 s, by TCP keep-alive"],
+        ["a peer that is gone without closing", "30 s, by TCP keep-alive"],
         ["body of a record", f"{api.MAX_MESSAGE_BYTES} bytes, or `store.max_message_size`"],
         [
             "puts that wait for their confirmation, on a node",
@@ -174,15 +174,12 @@ def test_the_limits_are_the_code_s() -> None:
         [
             "pulls that wait",
             f"{api_pulls.MAX_PARKED_OF_ONE:,} of a connection, {api_pulls.MAX_PARKED:,} of a node;"
-            " for a topic that is not there, of a name up to 127 characters",
+            " for a missing topic, with a name of up to 127 characters",
         ],
-        [
-            "commits, and questions for committed positions, that wait",
-            f"{api_server.MAX_FETCHES:,} of a node",
-        ],
+        ["commits and fetches that wait", f"{api_server.MAX_FETCHES:,} of a node"],
         [
             "sequence numbers remembered",
-            f"{api.WINDOW:,} of each producer, of the {dedup_window._MAX_PRODUCERS:,}"
+            f"{api.WINDOW:,} of each of the {dedup_window._MAX_PRODUCERS:,} producers"
             " that wrote last",
         ],
         ["reply frame, for the client to check", mib(MAX_REPLY_BYTES)],

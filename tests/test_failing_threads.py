@@ -83,8 +83,8 @@ def test_threads_are_services(path: pathlib.Path) -> None:
 def test_every_service_requires_on_failure() -> None:
     with pytest.raises(TypeError, match="on_failure"):
         Service("x")  # type: ignore[call-arg]
-    told = inspect.signature(Service.__init__).parameters["on_failure"]
-    assert told.default is told.empty and told.kind is told.KEYWORD_ONLY
+    parameter = inspect.signature(Service.__init__).parameters["on_failure"]
+    assert parameter.default is parameter.empty and parameter.kind is parameter.KEYWORD_ONLY
     for kind in subclasses(Service):
         own = inspect.signature(kind.__init__).parameters.get("on_failure")  # type: ignore[misc]
         assert own is None or own.default is own.empty, kind

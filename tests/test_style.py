@@ -1,7 +1,4 @@
-"""The house rules that a machine can check (CONTRIBUTING.md).
-
-Who imports whom, sizes, forbidden calls.
-"""
+"""Check the house rules (CONTRIBUTING.md): who imports whom, sizes, forbidden calls, docstrings."""
 
 import ast
 import graphlib
@@ -20,7 +17,7 @@ MAX_FUNCTION_LINES = 70
 MAX_MODULE_LINES = 600
 MAX_COLUMNS = 100
 
-COMMON = ("errors", "clock", "heap", "service", "config.model", "config.checks", "config.values")
+COMMON = ("errors", "clock", "heap", "service", "config.model")
 _STORE_BASE = (*COMMON, "record", "store.fs")
 _HA_BASE = (*COMMON, "protocol", "ha.rules", "ha.node")
 _CLIENT_BASE = (
@@ -99,13 +96,13 @@ MAY_IMPORT = {
     "client.producer": (*_CLIENT_BASE, "client.connections", "client.producer"),
     "aio": (*COMMON, "aio", "client", "protocol.api"),
     "server": (
-        *(*COMMON, "config.file", "protocol", "record", "server"),
+        *(*COMMON, "config.checks", "config.file", "protocol", "record", "server"),
         *("ha.master", "ha.node", "ha.replica.rewind", "ha.rules"),
         *("store.fs", "store.message_store"),
     ),
     # The node is behind ApiBackend; of the store only what a put returns is known.
     "server.api": (
-        *(*COMMON, "protocol", "record", "server.api", "server.positions"),
+        *(*COMMON, "config.checks", "protocol", "record", "server.api", "server.positions"),
         *("ha.master.group_transfer", "ha.rules"),
         "store.append.results",
     ),
@@ -117,7 +114,7 @@ MAY_IMPORT = {
         *(*COMMON, "protocol", "record", "server.retention", "server.positions"),
         *("ha.master", "ha.node", "ha.rules", "store.fs", "store.message_store"),
     ),
-    "server.http": (*COMMON, "server.http"),
+    "server.http": (*COMMON, "config.checks", "server.http"),
     "spark": (*("errors", "clock", "client", "spark"), *("store.offline.reader", "record")),
     "cli": (
         *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),
@@ -128,15 +125,14 @@ MAY_IMPORT = {
         *("errors", "config", "cli", "protocol.hello"),
         *("store.fs.filesystem", "store.offline.log_files", "store.state.limits"),
     ),
-    # What `hastore demo` plays with, not the command: nothing of cli.
+    # The parts of `hastore demo`; the command itself is in cli and imports them.
     "demo": (
         *("errors", "config.model", "config.values", "record.codec", "demo"),
         *("client.producer.producer", "client.results", "store.offline.reader"),
         *("spark.java_runtime", "spark.session"),
     ),
 }
-# Pure modules compute; they are told the time and handed the bytes. (`os.path` names are not
-# files.)
+# Pure modules only compute: time and bytes are arguments.
 PURE = (
     *("protocol", "record", "config.checks", "config.values"),
     *("ha.rules", "ha.replica.rewind"),
@@ -144,11 +140,11 @@ PURE = (
 )
 IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subprocess", "mmap"}
 FORBIDDEN_IMPORTS = {"pickle", "marshal", "shelve", "dill", "cloudpickle"}
-# Only these import the big libraries, so that the core works without the extras.
+# Only spark may import these; only ONLY_ZMQ may import zmq. The core works without the extras.
 ONLY_SPARK = {"pyspark", "pyarrow"}
 ONLY_ZMQ = ("client.connections.zmq_transport",)
-# Where a file may be opened besides the shim: the configuration is the operator's file, not the
-# store's; the command line and the Spark side read and write what the operator names.
+# Modules that may open files: the shim; the configuration, which is not part of the store; the
+# commands, the demo and Spark, which read and write files that the user names.
 FILE_ACCESS = ("store.fs.filesystem", "config.file", "cli", "demo", "spark")
 FILE_CALLS = {
     *("open", "unlink", "remove", "rename", "replace", "mkdir", "makedirs", "rmdir", "truncate"),
@@ -174,7 +170,7 @@ def parse(path):
 
 
 def imports(tree):
-    """Yield (line, dotted module) of each import, `from x import y` as x.y."""
+    """Yield (line, dotted name) of each import; `from x import y` is x.y."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             for alias in node.names:
@@ -300,10 +296,10 @@ def test_files_are_reached_through_the_shim(path):
 
 
 @pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_public_things_say_what_they_do(path):
+def test_public_modules_classes_and_functions_have_docstrings(path):
     tree = parse(path)
     if tree.body:
-        assert ast.get_docstring(tree), f"{path}: a module says what it is for"
+        assert ast.get_docstring(tree), f"{path}: the module has no docstring"
     for node in tree.body:
         public = [node]
         if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
@@ -315,7 +311,7 @@ def test_public_things_say_what_they_do(path):
                 assert overload or ast.get_docstring(one), f"{path}:{one.lineno}: {one.name}"
 
 
-def test_the_package_has_no_leftovers():
+def test_the_package_has_no_unfinished_work():
     marks = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|NotImplemented\b(?!Error)")
     for path in MODULES:
         for number, line in enumerate(path.read_text().splitlines(), 1):
@@ -323,9 +319,9 @@ def test_the_package_has_no_leftovers():
             assert allowed_here or not marks.search(line), f"{path}:{number}: {line.strip()}"
 
 
-def test_comments_name_documents_that_the_product_has():
+def test_documents_that_comments_name_exist():
     named = re.compile(r"\b([A-Za-z][A-Za-z0-9_/-]*\.md)\b")
     for path in (*ALL_PYTHON, *sorted((ROOT / "docs").glob("*.md")), ROOT / "README.md"):
         for name in named.findall(path.read_text()):
             there = any((base / name).exists() for base in (ROOT, ROOT / "docs", path.parent))
-            assert there, f"{path}: {name} is no document of this project"
+            assert there, f"{path}: there is no document {name}"

@@ -161,8 +161,9 @@ def terminal_columns() -> int | None:
 def program(name: str) -> str:
     """Return the command by which this user can run `hastore`, `hastore-master` or `hastore-slave`.
 
-    The program beside the one that was called; its bare name when the PATH leads there; without
-    either, this Python with `-m hastore`.
+    The result is the bare name when the PATH leads to the program beside the one that was called,
+    else the path of that program; without such a program, the one on the PATH, else this Python
+    with `-m hastore`.
     """
     called = sys.argv[0]
     beside = os.path.join(os.path.dirname(called), name)

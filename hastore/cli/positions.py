@@ -31,7 +31,7 @@ class ImportResult:
     corrected: tuple[int, ...] = ()  # queues whose position was outside the queue
 
     def show(self, as_json: bool) -> None:
-        """Print it."""
+        """Print the outcome, as JSON or as text."""
         if as_json:
             positions = {str(queue): offset for queue, offset in self.positions.items()}
             print_json(

@@ -41,7 +41,8 @@ def parse_acks(text: str | None) -> Acks:
 with_acks = click.option(
     "--acks",
     type=click.Choice(["0", "1", "all"]),
-    help="Who confirms: nobody (0), the master (1), slaves too (all). Default: by its role.",
+    help="Who confirms: nobody (0), the master (1), slaves too (all). "
+    "Default: all under a SYNC_MASTER, else 1.",
 )
 with_sync_flush = click.option(
     "--sync-flush",

@@ -82,7 +82,7 @@ def status_command(
 
 
 def no_master_text(statuses: list[dict[str, Any]]) -> str | None:
-    """Return that no node takes writes, and which node to promote; None when one takes writes.
+    """Return an error that names the node to promote; None when some node takes writes.
 
     The node to promote has the greatest (epoch, max_offset) of those that answered.
     """

@@ -10,7 +10,7 @@ from zlib_ng.zlib_ng import crc32
 
 from hastore.errors import CorruptRecordError
 from hastore.protocol.api import Position
-from hastore.record.codec import Record, decode_record, layout_of
+from hastore.record.codec import Record, decode_record, find_parts
 from hastore.record.host import Host, message_id
 from hastore.record.layout import (
     CRC_MASK,
@@ -173,10 +173,10 @@ def decode_messages(
             if has_properties and not tail[-1]:  # torn into zeros
                 break
         else:
-            layout = layout_of(payload, at, stop)
-            if layout is None:
+            parts = find_parts(payload, at, stop)
+            if parts is None:
                 break
-            body_at, topic_at = layout[4], layout[4] + layout[5]
+            body_at, topic_at = parts[4], parts[4] + parts[5]
             tail = payload[topic_at:stop]
         body = payload[body_at:topic_at]
         if checksum(body) & CRC_MASK != crc:

@@ -151,7 +151,7 @@ def _check_group(config: Config, places: Places) -> None:
 def _check_classic(config: Config, places: Places, endpoints: dict[Endpoint, str]) -> None:
     ha = config.ha
     if ha.count_classic_peers and not ha.allow_classic_peers:
-        problem = "counts peers that ha.allow_classic_peers does not let connect"
+        problem = "is true, but ha.allow_classic_peers is false"
         raise places.error(
             "ha.count_classic_peers", problem, "set ha.allow_classic_peers: true too"
         )

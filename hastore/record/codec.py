@@ -130,10 +130,10 @@ def encode_record(record: Record) -> bytes:
     )
 
 
-Layout = tuple[int, int, int, int, int, int, int, int, int]
+RecordParts = tuple[int, int, int, int, int, int, int, int, int]
 
 
-def layout_of(buffer: Buffer, at: int, end: int) -> Layout | None:
+def find_parts(buffer: Buffer, at: int, end: int) -> RecordParts | None:
     """Find the parts of the record at `at`; nothing beyond `end` is read. None: no whole record.
 
     Returns (size, stored bodyCRC, physicalOffset, sysFlag, start of the body, its length, start of
@@ -185,13 +185,13 @@ def check_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> int
     A record is valid if its magic is known, its lengths add up, it ends at or before `end`, its
     bodyCRC is right, and its physicalOffset is `physical_offset` (docs/formats.md).
     """
-    layout = layout_of(buffer, at, end)
-    if layout is None or layout[2] != physical_offset:
+    parts = find_parts(buffer, at, end)
+    if parts is None or parts[2] != physical_offset:
         return 0
-    body_at = layout[4]
-    if crc32(buffer[body_at : body_at + layout[5]]) & CRC_MASK != layout[1]:
+    body_at = parts[4]
+    if crc32(buffer[body_at : body_at + parts[5]]) & CRC_MASK != parts[1]:
         return 0
-    return layout[0]
+    return parts[0]
 
 
 def check_unreadable(buffer: Buffer, at: int, end: int, physical_offset: int) -> int:
@@ -251,10 +251,10 @@ def decode_record(buffer: Buffer, at: int = 0) -> Record:
 
     Any physicalOffset passes: only the caller knows the record's offset.
     """
-    layout = layout_of(buffer, at, len(buffer))
-    if layout is None:
+    parts = find_parts(buffer, at, len(buffer))
+    if parts is None:
         raise CorruptRecordError(f"no record at byte {at} of {len(buffer)}")
-    size, crc, physical, flags, body_at, body_length, topic_at, topic_length, properties_at = layout
+    size, crc, physical, flags, body_at, body_length, topic_at, topic_length, properties_at = parts
     body = bytes(buffer[body_at : body_at + body_length])
     if crc32(body) & CRC_MASK != crc:
         raise CorruptRecordError(f"the body of the record at byte {at} has a wrong CRC")

@@ -61,7 +61,7 @@ from hastore.store.state.replay_progress import ReplayState, read_boot_id
 
 __all__ = ["FileRange", "MessageStore", "PullResult", "PullStatus", "PutResult"]
 
-log = logging.getLogger(__name__)
+logger = logging.getLogger(__name__)
 
 _DRAIN_S = 2.0  # how long a close waits for replay; the rest is replayed at the next start
 _MOVED = ("commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint")
@@ -221,7 +221,7 @@ class MessageStore:
         self._appender.last_store_timestamp_ms = max(
             recovered.last_store_timestamp_ms, checkpoint.log_timestamp_ms
         )
-        log.info(
+        logger.info(
             "store %s: log [%d, %d), read from %d, %d records",
             self._root, recovered.min_offset, recovered.end, recovered.scanned_from,
             recovered.records,
@@ -336,7 +336,7 @@ class MessageStore:
         try:
             self._window.save()
         except OSError as failure:  # a full disk: the next start reads more of the log
-            log.warning("the snapshot of the deduplication window was not written: %s", failure)
+            logger.warning("the snapshot of the deduplication window was not written: %s", failure)
         end = self._record_end()
         self._limits.update(sync=True, record_end=end, flushed=end)
         self.log.allocator.discard()
@@ -422,7 +422,7 @@ class MessageStore:
                 try:
                     self.on_append(start, end, data)
                 except (StoreError, OSError) as failure:  # the put is stored all the same
-                    log.error("replication was not told of the log's end %d: %s", end, failure)
+                    logger.error("replication was not told of the log's end %d: %s", end, failure)
         return results
 
     def append_replica(self, offset: int, data: bytes | memoryview) -> int:
@@ -539,7 +539,7 @@ class MessageStore:
             fs.sync_dir(root)
             fs.make_dirs(self.log.directory)
             self._restart(0)
-        log.warning("the store's log was set aside in %s", folder)
+        logger.warning("the store's log was set aside in %s", folder)
         return folder
 
     def begin_at(self, offset: int) -> None:

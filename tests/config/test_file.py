@@ -298,7 +298,7 @@ REFUSED = {
     "counted, not allowed": (
         "ack_point: written",
         "count_classic_peers: true",
-        "ha.count_classic_peers: counts peers that",
+        "ha.count_classic_peers: is true, but ha.allow_classic_peers is false",
     ),
     "a master follows": (
         "ack_point: written",

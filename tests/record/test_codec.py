@@ -17,7 +17,7 @@ from hastore.record.codec import (
     check_record,
     decode_record,
     encode_record,
-    layout_of,
+    find_parts,
     pack_blank,
     patch_for_store,
 )
@@ -130,9 +130,9 @@ def test_any_bytes_are_checked_without_an_exception(data: bytes, at: int, offset
 @settings(deadline=None, print_blob=True)
 def test_lengths_that_lie_are_refused(record: Record, data: st.DataObject) -> None:
     raw = bytearray(encode_record(record))
-    layout = layout_of(raw, 0, len(raw))
-    assert layout is not None
-    where = data.draw(st.sampled_from([0, layout[4] - 4]))
+    parts = find_parts(raw, 0, len(raw))
+    assert parts is not None
+    where = data.draw(st.sampled_from([0, parts[4] - 4]))
     lie = data.draw(
         st.sampled_from([-1, -(2**31), 0, 1, 90, 2**31 - 1, len(raw) + 1, len(raw) - 1])
     )
@@ -153,12 +153,12 @@ def test_a_record_must_know_its_place_and_its_body() -> None:
 @pytest.mark.parametrize("part", ["topic", "properties"])
 def test_a_torn_end_of_zeros_is_no_record(part: str) -> None:
     raw = bytearray(_stored(b"body"))
-    layout = layout_of(raw, 0, len(raw))
-    assert layout is not None
+    parts = find_parts(raw, 0, len(raw))
+    assert parts is not None
     if part == "properties":
         raw[-4:] = bytes(4)
     else:
-        raw[layout[6] : layout[6] + layout[7]] = bytes(layout[7])
+        raw[parts[6] : parts[6] + parts[7]] = bytes(parts[7])
     assert not check_record(raw, 0, len(raw), 0)
 
 

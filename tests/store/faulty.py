@@ -1,4 +1,4 @@
-"""A file system that fails, stops half-way or blocks where a test tells it; it notes its calls."""
+"""A file system that fails, stops half-way or blocks as a test says, and lists its calls."""
 
 import errno
 import os
@@ -12,12 +12,12 @@ BAD_DISK = OSError(errno.EIO, os.strerror(errno.EIO))
 
 
 def fresh(error: OSError, path: str) -> OSError:
-    """A new error of the same kind, as the system would raise it."""
+    """Return a new error of the same kind, as the system would raise it."""
     return OSError(error.errno, error.strerror, path)
 
 
 class FaultyFile(RealFile):
-    """A file whose writes, clearings and syncs go through the rules of its file system."""
+    """A file whose writes, zeroing and syncs obey the rules of its file system."""
 
     def __init__(self, fs: "FaultyFileSystem", path: str, descriptor: int) -> None:
         super().__init__(path, descriptor)
@@ -49,11 +49,11 @@ class FaultyFile(RealFile):
 
 
 class FaultyFileSystem(RealFileSystem):
-    """The machine's file system under rules.
+    """The real file system under rules.
 
-    `hook(call, path)` runs before each call, in its thread, and may raise or block. `torn` says of
-    files of a kind (the directory below the store's root, say "commitlog") how many bytes of a
-    write arrive before it fails. `calls` has all calls in order.
+    `hook(call, path)` runs before each call, in its thread, and may raise or block. `torn` has, for
+    a kind of file (the name of its directory, such as "commitlog"), how many bytes of a write
+    arrive and the error that follows. `calls` has all calls in order.
     """
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class FaultyFileSystem(RealFileSystem):
         self.calls: list[tuple[str, str]] = []
 
     def fail(self, call: str, part: str, error: OSError = BAD_DISK) -> None:
-        """Let a call fail wherever its path contains `part`."""
+        """Make a call fail if its path contains `part`."""
 
         def rule(made: str, path: str) -> None:
             if made == call and part in path:
@@ -71,19 +71,19 @@ class FaultyFileSystem(RealFileSystem):
         self.hook = rule
 
     def heal(self) -> None:
-        """Let all go well again."""
+        """Remove all rules."""
         self.hook = None
         self.torn.clear()
 
     def begin(self, call: str, path: str) -> None:
-        """Note a call and apply the rules to it."""
+        """Record a call and apply the rules to it."""
         self.calls.append((call, path))
         if self.hook is not None:
             self.hook(call, path)
 
     @staticmethod
     def kind(path: str) -> str:
-        """The name of the directory that a file lies in."""
+        """Return the name of the directory that a file lies in."""
         return path.rpartition("/")[0].rpartition("/")[2]
 
     def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
@@ -109,7 +109,7 @@ class FaultyFileSystem(RealFileSystem):
 
 
 class NoticedLock:
-    """A lock that says when somebody has to wait for it."""
+    """A lock that sets an event when a thread has to wait for it."""
 
     def __init__(self, waiting: threading.Event) -> None:
         self._lock = threading.RLock()

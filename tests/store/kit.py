@@ -1,4 +1,4 @@
-"""Stores for tests: small files, quick threads, and copies taken as a crash would leave them."""
+"""Stores for tests: small files, and copies as a crash would leave them."""
 
 import os
 import shutil
@@ -18,7 +18,7 @@ FILE_SIZE = 64 * 1024
 
 
 def config(root: object, **changes: Any) -> StoreConfig:
-    """A configuration of small files; nothing is synced on its own within a test."""
+    """A configuration with small files; no sync by interval happens within a test."""
     settings: dict[str, Any] = {
         "commitlog_file_size": FILE_SIZE,
         "flush": Flush.ASYNC,
@@ -56,7 +56,7 @@ def message(
 
 
 def put(store: MessageStore, *records: bytes) -> list[PutResult]:
-    """Put each record as its own payload; all must be taken."""
+    """Put each record as its own payload; all must be stored."""
     results = [result for payload in store.put_encoded(records) for result in payload]
     assert all(result.status is Status.PUT_OK for result in results), results
     return results
@@ -64,7 +64,7 @@ def put(store: MessageStore, *records: bytes) -> list[PutResult]:
 
 @contextmanager
 def opened(root: object, **changes: Any) -> Iterator[MessageStore]:
-    """An open store, closed cleanly unless it was closed before."""
+    """An open store; it is closed cleanly at the end unless the test closed it."""
     store = MessageStore(config(root, **changes), store_host=HOST)
     store.open()
     try:
@@ -74,7 +74,7 @@ def opened(root: object, **changes: Any) -> Iterator[MessageStore]:
 
 
 def crash_copy(store: MessageStore, target: object) -> str:
-    """Copy a running store as kill -9 would leave it: every written byte, `abort` still there."""
+    """Copy a running store as kill -9 would leave it: every written byte, and `abort`."""
     for _ in range(100):
         try:
             shutil.copytree(store.config.root, str(target))

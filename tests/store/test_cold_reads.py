@@ -1,4 +1,4 @@
-"""Reads of what is not in memory: by pread, in files that retention removes, on a failing disk."""
+"""Reads of cold bytes: by pread, on a failing disk, and in files that retention removes."""
 
 import errno
 import mmap
@@ -27,7 +27,7 @@ from tests.store import kit
 
 
 class Disk:
-    """The machine's files with bad sectors; what is mapped from `poisoned` on reads as zeros."""
+    """The real file system with bad sectors; maps made while `poisoned` read as zeros."""
 
     def __init__(self) -> None:
         self.bad: list[tuple[str, int, int]] = []  # end of the path, bytes [begin, end)
@@ -83,7 +83,7 @@ def disk() -> Disk:
 
 @pytest.fixture
 def cold(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Iterator[MessageStore]:
-    """A store that was opened after 300 messages in 5 files; its maps read as zeros."""
+    """A store that was opened with 300 messages in 5 files; its maps read as zeros."""
     monkeypatch.setattr(message_reader, "COLD_MS", float("inf"))  # the machine may be slow
     with kit.opened(tmp_path) as store:
         for number in range(0, 300, 20):
@@ -127,7 +127,7 @@ def where(store: MessageStore, at: int, queue_id: int = 0) -> tuple[str, int, in
 # -- cold, hot
 
 
-def test_what_was_there_at_the_start_is_read_without_maps(cold: MessageStore) -> None:
+def test_bytes_from_before_the_start_are_read_without_maps(cold: MessageStore) -> None:
     assert numbers(pull(cold, 0).records) == list(range(0, 300, 2))
     assert numbers(pull(cold, 7, 1).records) == list(range(15, 300, 2))
     assert numbers(pull(cold, 3, max_messages=1).records) == [6]
@@ -143,7 +143,7 @@ def test_what_was_there_at_the_start_is_read_without_maps(cold: MessageStore) ->
         assert decode_record(view).body == record.body
 
 
-def test_neighbours_are_read_at_once(cold: MessageStore, disk: Disk) -> None:
+def test_neighbouring_records_are_read_by_one_pread(cold: MessageStore, disk: Disk) -> None:
     disk.read.clear()
     pull(cold, 0)
     of_log = [path for path, _, _ in disk.read if "commitlog" in path]
@@ -204,7 +204,7 @@ def test_a_file_cut_short_is_damage_not_the_end_of_the_process(cold: MessageStor
     os.truncate(path, cold.file_size)
 
 
-def test_a_slow_disk_gives_what_it_has_read_by_then(
+def test_a_pull_on_a_slow_disk_returns_the_records_read_in_time(
     cold: MessageStore, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Slow:
@@ -230,15 +230,15 @@ def test_a_slow_disk_gives_what_it_has_read_by_then(
     got, at = [], 0
     while at < whole.next_queue_offset:
         found = pull(cold, at)
-        assert found.count == min(3, whole.count - at)  # within 20 ms; the last one passes them
+        assert found.count == min(
+            3, whole.count - at
+        )  # three reads of 8 ms: the third one ends after 20 ms
         got += numbers(found.records)
         at = found.next_queue_offset
     assert got == numbers(whole.records)
 
 
-def test_replay_does_not_wait_for_who_reads_a_queue_from_the_disk(
-    tmp_path: Path, disk: Disk
-) -> None:
+def test_replay_does_not_wait_for_a_cold_read_of_a_queue(tmp_path: Path, disk: Disk) -> None:
     store = open_store(tmp_path, disk)
     kit.put(store, *[kit.message(n) for n in range(20)])
     assert store.wait_dispatched(store.max_offset, 60)
@@ -264,10 +264,10 @@ def test_replay_does_not_wait_for_who_reads_a_queue_from_the_disk(
     store.close()
 
 
-# -- a disk that does not read
+# -- a disk with bad sectors
 
 
-def test_a_bad_sector_is_an_error_of_who_reads_it(cold: MessageStore, disk: Disk) -> None:
+def test_a_bad_sector_fails_only_the_request_that_reads_it(cold: MessageStore, disk: Disk) -> None:
     disk.bad.append(where(cold, 10))
     got, at = [], 0
     with pytest.raises(OSError, match="commitlog") as caught:
@@ -276,8 +276,8 @@ def test_a_bad_sector_is_an_error_of_who_reads_it(cold: MessageStore, disk: Disk
             got += numbers(found.records)
             at = found.next_queue_offset
     assert caught.value.errno == errno.EIO
-    assert got == list(range(0, 20, 2))  # all that lies before it
-    assert numbers(pull(cold, 11).records) == list(range(22, 300, 2))  # all behind
+    assert got == list(range(0, 20, 2))  # all records before it
+    assert numbers(pull(cold, 11).records) == list(range(22, 300, 2))  # all records after it
     assert pull(cold, 0, 1, max_messages=5).count == 5  # another queue
     offset = int(disk.bad[0][0]) + disk.bad[0][1]
     for read in (
@@ -291,7 +291,7 @@ def test_a_bad_sector_is_an_error_of_who_reads_it(cold: MessageStore, disk: Disk
 
 
 @pytest.mark.parametrize("kind", ["consumequeue/TopicA/0", "index"])
-def test_a_bad_sector_below_queue_or_index(cold: MessageStore, disk: Disk, kind: str) -> None:
+def test_a_bad_sector_in_a_queue_or_the_index(cold: MessageStore, disk: Disk, kind: str) -> None:
     folder = f"{cold.config.root}/{kind}"
     disk.bad.append((f"{kind}/{sorted(os.listdir(folder))[0]}", 0, 1 << 40))
     with pytest.raises(OSError, match=kind):
@@ -299,7 +299,7 @@ def test_a_bad_sector_below_queue_or_index(cold: MessageStore, disk: Disk, kind:
     assert pull(cold, 0, 1).count > 0
 
 
-def test_replay_of_what_the_disk_does_not_read_stands_still_and_says_so(
+def test_replay_stops_at_a_bad_sector_and_reports_it(
     tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_log, "HOT_BYTES", 0)
@@ -335,8 +335,8 @@ def kept(tmp_path: Path, disk: Disk) -> Iterator[MessageStore]:
 
 
 def passes(store: MessageStore) -> None:
-    """Let retention pass, once, when a reader knows its file and has not opened it yet."""
-    store.log.queue.release()  # as after more than 64 other files
+    """Let retention run once, after a reader has found its file and before it opens it."""
+    store.log.queue.release()  # as after reads of more than 64 other files
     real = store.log.queue.find
 
     def find(offset: int) -> Any:
@@ -348,7 +348,7 @@ def passes(store: MessageStore) -> None:
     store.log.queue.find = find
 
 
-def test_retention_between_the_look_and_the_opening_is_answered_as_such(
+def test_a_pull_whose_file_retention_removes_first_is_offset_too_small(
     kept: MessageStore,
 ) -> None:
     passes(kept)
@@ -359,7 +359,7 @@ def test_retention_between_the_look_and_the_opening_is_answered_as_such(
     assert numbers(pull(kept, found.next_queue_offset).records)[0] == first
 
 
-def test_a_reader_that_has_a_file_reads_it_to_the_end(
+def test_a_reader_that_pinned_a_file_reads_it_to_the_end(
     kept: MessageStore, disk: Disk, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(commit_log, "HOT_BYTES", 0)
@@ -373,7 +373,7 @@ def test_a_reader_that_has_a_file_reads_it_to_the_end(
     found = pull(kept, 0, max_messages=20)
     assert numbers(found.records) == list(range(20))
     assert not os.path.exists(held.path)
-    assert held.opened is None  # its room is given back once nobody reads it
+    assert held.opened is None  # the file is closed once nobody reads it
     assert pull(kept, 0).status is PullStatus.OFFSET_TOO_SMALL
 
 
@@ -392,7 +392,7 @@ def test_other_reads_beside_retention(kept: MessageStore, read: str) -> None:
         }[read]()
 
 
-def test_a_file_that_somebody_else_removed_is_named(kept: MessageStore) -> None:
+def test_the_error_names_a_file_that_somebody_else_removed(kept: MessageStore) -> None:
     os.unlink(kit.log_file(kept.config.root))
     kept.log.queue.release()
     with pytest.raises(StoreError, match=f"{0:020d} is missing"):
@@ -400,7 +400,7 @@ def test_a_file_that_somebody_else_removed_is_named(kept: MessageStore) -> None:
     assert pull(kept, kept.queues.queue_range("TopicA", 0)[1] - 1).count == 1
 
 
-# -- a slave that is far behind
+# -- a stream to a slave that lags far
 
 
 def drain(sock: socket.socket) -> None:
@@ -431,7 +431,7 @@ def test_a_stream_that_meets_a_bad_sector_ends_with_the_reason(
             heartbeat_ms=1000.0, history=(), tell_limits=False, on_broken=broken.append,
             on_failure=raise_failure,
         )  # fmt: skip
-        service.run()  # returns: it is the end of this stream alone
+        service.run()  # it returns: only this stream ends
         service.release()
         ours.shutdown(socket.SHUT_RDWR)
         reader.join()

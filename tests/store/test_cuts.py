@@ -1,4 +1,4 @@
-"""Cut, archive, set aside, begin elsewhere, retention."""
+"""Cuts of the log: truncate, archive, set_aside, begin_at; and retention."""
 
 import os
 from pathlib import Path
@@ -106,7 +106,7 @@ def test_archive_keeps_places_and_names(tmp_path: Path) -> None:
         offsets = fill(store, 100)
         start, end = offsets[40], store.max_offset
         assert store.archive(start, "65537-40") == end - start
-        assert store.archive(start, "65537-40") == end - start  # a repeat overwrites nothing
+        assert store.archive(start, "65537-40") == end - start  # nothing is overwritten
         assert store.archive(end, "empty") == 0
         log = read_log(tmp_path)
     rescued = tmp_path / "rescued"
@@ -253,7 +253,7 @@ def test_retention_by_size(tmp_path: Path) -> None:
         assert len(os.listdir(tmp_path / "commitlog")) == 2
 
 
-def test_the_page_is_lowered_before_the_bytes_go(
+def test_the_limits_are_lowered_before_the_bytes_are_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with opened(tmp_path / "a") as store:
@@ -272,7 +272,7 @@ def test_the_page_is_lowered_before_the_bytes_go(
     page = read_limits(REAL, copies[0])
     assert page is not None and page.flushed_offset == offsets[30]
     store = MessageStore(config(copies[0]), store_host=HOST)
-    store.open(intent_offset=offsets[30])  # the cut is repeated, as the owner of the intent does
+    store.open(intent_offset=offsets[30])  # the cut is repeated, as a node with an intent does
     store.truncate(offsets[30])
     assert len(bodies(store)) == 30
     store.close()

@@ -1,4 +1,4 @@
-"""A write that fails half-way: what was refused is never seen, what may be seen is not refused."""
+"""Writes that fail half-way: no refused put is ever seen, no put that may be seen is refused."""
 
 import os
 from collections.abc import Iterator
@@ -25,7 +25,7 @@ from tests.store.kit import (
 
 @contextmanager
 def on_faulty_disk(root: Path) -> Iterator[tuple[MessageStore, FaultyFileSystem]]:
-    """An open store on a disk whose rules the test sets; it may end closed by a failure."""
+    """An open store on a faulty disk; a failure may have closed it at the end."""
     fs = FaultyFileSystem()
     store = MessageStore(config(root), store_host=HOST, fs=fs)
     store.open()
@@ -44,13 +44,13 @@ def three(first: int, **more: object) -> list[bytes]:
 
 
 def seen_after_a_kill(store: MessageStore, target: Path) -> list[bytes]:
-    """The bodies that a next start would find."""
+    """The bodies that the next start would find."""
     with opened(crash_copy(store, target)) as again:
         return bodies(again)
 
 
 @pytest.mark.parametrize("error", [NO_SPACE, BAD_DISK], ids=["full", "bad"])
-def test_what_a_failed_put_left_is_cleared_before_it_is_refused(
+def test_the_bytes_of_a_failed_put_are_cleared_before_it_is_refused(
     tmp_path: Path, error: OSError
 ) -> None:
     with on_faulty_disk(tmp_path / "a") as (store, fs):
@@ -61,18 +61,18 @@ def test_what_a_failed_put_left_is_cleared_before_it_is_refused(
         with pytest.raises(StoreFullError if error is NO_SPACE else StoreBrokenError):
             store.put_encoded([b"".join(three(1))])
         log_calls = [call for call, path in fs.calls if "/commitlog" in path]
-        assert log_calls[-2:] == ["zero", "sync"]  # durably: the disk may have the records already
+        assert log_calls[-2:] == ["zero", "sync"]  # synced: the disk may have the records already
         assert not any(read_log(tmp_path / "a")[end:])
         assert len(seen_after_a_kill(store, tmp_path / "b")) == 1
         assert (store.broken_reason is None) is (error is NO_SPACE)
         if error is NO_SPACE:
             fs.heal()
-            put(store, message(7))  # of the same size: what was behind it began where it ends
+            put(store, message(7))  # it ends where the failed put's second record began
             assert seen_after_a_kill(store, tmp_path / "c") == bodies(store)
             assert len(bodies(store)) == 2
 
 
-def test_a_write_of_nothing_is_refused_without_a_sync(tmp_path: Path) -> None:
+def test_a_failed_write_that_left_no_bytes_is_refused_without_a_sync(tmp_path: Path) -> None:
     with on_faulty_disk(tmp_path) as (store, fs):
         put(store, message(0))
         fs.torn["commitlog"] = 0, NO_SPACE
@@ -83,7 +83,7 @@ def test_a_write_of_nothing_is_refused_without_a_sync(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["zero", "sync"])
-def test_what_cannot_be_cleared_is_not_refused_and_closes_the_store(
+def test_bytes_that_cannot_be_cleared_close_the_store_and_leave_the_put_uncertain(
     tmp_path: Path, call: str
 ) -> None:
     with on_faulty_disk(tmp_path / "a") as (store, fs):
@@ -101,7 +101,7 @@ def test_what_cannot_be_cleared_is_not_refused_and_closes_the_store(
         assert any("could not be cleared" in problem for problem in store.problems)
         with pytest.raises(StoreBrokenError, match="could not be cleared"):
             store.put_encoded([message(9)])
-        with opened(crash_copy(store, tmp_path / "b")) as again:  # a retry finds what is there
+        with opened(crash_copy(store, tmp_path / "b")) as again:  # a retry finds the stored records
             found = len(bodies(again))
             assert found == (3 if call == "zero" else 1)
             retried = put(again, *records)
@@ -109,11 +109,11 @@ def test_what_cannot_be_cleared_is_not_refused_and_closes_the_store(
             assert len(bodies(again)) == 4
 
 
-def test_several_payloads_in_one_write_share_its_unknown_end(tmp_path: Path) -> None:
+def test_all_payloads_of_one_uncertain_write_are_uncertain(tmp_path: Path) -> None:
     with on_faulty_disk(tmp_path) as (store, fs):
         fs.torn["commitlog"] = 300, BAD_DISK
         fs.fail("zero", "/commitlog/")
-        bad = message(5)[:-1] + b"x"  # its properties are none
+        bad = message(5)[:-1] + b"x"  # its properties are malformed
         results = store.put_encoded([message(0), bad, message(1)])
         assert [[result.status.name for result in each] for each in results] == [
             ["TIMEOUT"], ["MESSAGE_ILLEGAL"], ["TIMEOUT"],
@@ -122,7 +122,7 @@ def test_several_payloads_in_one_write_share_its_unknown_end(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("cleared", [True, False], ids=["cleared", "not-cleared"])
 @pytest.mark.parametrize("error", [NO_SPACE, BAD_DISK], ids=["full", "bad"])
-def test_a_put_that_rolls_over_keeps_what_it_stored(
+def test_a_put_that_fails_after_a_new_file_keeps_its_stored_records(
     tmp_path: Path, error: OSError, cleared: bool
 ) -> None:
     with on_faulty_disk(tmp_path / "a") as (store, fs):
@@ -143,17 +143,17 @@ def test_a_put_that_rolls_over_keeps_what_it_stored(
         assert [each.status for each in one] == [Status.PUT_OK]
         unknown = Status.SERVICE_NOT_AVAILABLE if cleared else Status.TIMEOUT
         assert [each.status for each in two] == [unknown] * 2
-        # What comes behind it in a run must not overtake it, and nobody tried it.
+        # Later payloads must not overtake it, so they were not tried.
         assert [each.status for each in three] == [Status.SERVICE_NOT_AVAILABLE]
-        assert told == [(0, store.max_offset)]  # a slave hears of what is stored
+        assert told == [(0, store.max_offset)]  # a slave is told of the stored records
         fs.heal()
         assert (store.broken_reason is None) is (error is NO_SPACE and cleared)
         found = seen_after_a_kill(store, tmp_path / "b")
         assert len(found) == (1 if cleared else 2)
 
 
-def test_a_hook_that_fails_refuses_nothing(tmp_path: Path) -> None:
-    """What is appended is appended, although the limits could not be published behind it."""
+def test_a_failing_on_append_hook_refuses_no_put(tmp_path: Path) -> None:
+    """The records are stored, although the limits could not be published afterwards."""
     with on_faulty_disk(tmp_path) as (store, fs):
         put(store, message(0))
 
@@ -168,7 +168,7 @@ def test_a_hook_that_fails_refuses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("error", [NO_SPACE, BAD_DISK], ids=["full", "bad"])
-def test_a_slave_clears_what_a_failed_append_left(tmp_path: Path, error: OSError) -> None:
+def test_a_slave_clears_the_bytes_of_a_failed_append(tmp_path: Path, error: OSError) -> None:
     with opened(tmp_path / "m") as master, on_faulty_disk(tmp_path / "s") as (slave, fs):
         put(master, *three(0))
         with master.view(0, 1 << 20) as view:
@@ -183,7 +183,7 @@ def test_a_slave_clears_what_a_failed_append_left(tmp_path: Path, error: OSError
 
 
 @pytest.mark.parametrize("error", [NO_SPACE, BAD_DISK], ids=["full", "bad"])
-def test_a_slave_clears_what_a_failed_splice_left(tmp_path: Path, error: OSError) -> None:
+def test_a_slave_clears_the_bytes_of_a_failed_splice(tmp_path: Path, error: OSError) -> None:
     with opened(tmp_path / "m") as master, on_faulty_disk(tmp_path / "s") as (slave, _):
         put(master, *three(0))
         room = slave.replica_range(0, master.max_offset)
@@ -239,7 +239,7 @@ def test_a_slave_is_refused_a_next_file_and_goes_on(tmp_path: Path) -> None:
 
 
 def refusals(store: MessageStore, record: bytes) -> list[str]:
-    """Why a put is refused, whichever way it is said; nothing of it is in the log."""
+    """Return why a put is refused, by a result or an error; nothing of it is in the log."""
     try:
         results = store.put_encoded([record])[0]
     except StoreError as failure:
@@ -252,7 +252,7 @@ def test_a_retry_whose_original_cannot_be_read_is_refused(tmp_path: Path) -> Non
     with on_faulty_disk(tmp_path) as (store, fs):
         put(store, message(0, producer="p"))
         fill_the_file(store)
-        assert len(bodies(store)) == 2  # replay is done with the file
+        assert len(bodies(store)) == 2  # replay has read the file
         store.log.queue.release()
         fs.fail("open", f"{0:020d}")
         (reason,) = refusals(store, message(0, producer="p"))
@@ -262,7 +262,7 @@ def test_a_retry_whose_original_cannot_be_read_is_refused(tmp_path: Path) -> Non
 
 
 def test_a_log_file_that_cannot_be_opened_refuses_and_closes_nothing(tmp_path: Path) -> None:
-    """No descriptor is left, say: not a byte was written."""
+    """As without a free descriptor: no byte was written."""
     with on_faulty_disk(tmp_path) as (store, fs):
         put(store, message(0))
         assert len(bodies(store)) == 1

@@ -1,4 +1,4 @@
-"""A full disk refuses appends, kills nobody, loses nothing, and heals by itself."""
+"""A full disk: appends are refused until there is room, nothing is lost, no process ends."""
 
 import os
 import subprocess
@@ -32,7 +32,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def fill_up(place: Path) -> Path:
-    """Take all the room there is."""
+    """Take all the room on the disk."""
     ballast = place / "ballast"
     with open(ballast, "wb", buffering=0) as file:
         while True:
@@ -43,7 +43,7 @@ def fill_up(place: Path) -> Path:
     return ballast
 
 
-def test_a_full_disk_refuses_and_heals(small_disk: Path) -> None:
+def test_a_full_disk_refuses_puts_until_there_is_room(small_disk: Path) -> None:
     root = small_disk / "store"
     with opened(root, commitlog_file_size=FILE) as store:
         put(store, message(0, size=10_000))

@@ -1,4 +1,4 @@
-"""Random lives of a store against a list: puts, cuts, syncs, retention, stops and crashes."""
+"""A store against a list: random puts, cuts, syncs, retention, stops and crashes."""
 
 import random
 import shutil
@@ -14,7 +14,7 @@ STEPS = 60
 
 
 class Life:
-    """A store and what it must hold: (offset, end, body, sequence) of each message, in order."""
+    """A store and its expected messages: (offset, end, body, sequence) of each, in order."""
 
     def __init__(self, root: Path, chance: random.Random) -> None:
         self.root = root
@@ -75,7 +75,7 @@ class Life:
             record = self.store.reader.record_at(offset)
             assert record is not None and (record.body, record.size) == (body, end - offset)
         if self.held:
-            # A retry that found its original may have left nothing but a blank.
+            # A retry of a stored message may append only a blank.
             end = self.held[-1][1]
             assert self.store.max_offset in (end, end - end % FILE_SIZE + FILE_SIZE)
             key = f"key{self.held[-1][3]}"
@@ -83,7 +83,7 @@ class Life:
 
 
 @pytest.mark.parametrize("turn", range(6))
-def test_a_random_life(tmp_path: Path, turn: int) -> None:
+def test_a_random_sequence_of_operations(tmp_path: Path, turn: int) -> None:
     seed = random.randrange(1 << 30)
     print(f"seed {seed}, turn {turn}")
     life = Life(tmp_path, random.Random(seed))

@@ -1,4 +1,4 @@
-"""Retention beside a bad sector, and beside a close: it neither stands still nor goes on."""
+"""Retention passes a bad sector, and ends when the store closes."""
 
 import threading
 from pathlib import Path
@@ -65,7 +65,7 @@ def test_a_bad_record_at_the_start_of_a_file_keeps_no_file_for_ever(
         else:
             disk.bad.append((f"{FILE_SIZE:020d}", 0, 512))
         clock.now += 600
-        assert store.retention.delete_expired(None) == 2  # the third one's successor is too young
+        assert store.retention.delete_expired(None) == 2  # the fourth file is too young
         clock.now += 600
         assert store.retention.delete_expired(None) == 2
     finally:
@@ -73,7 +73,7 @@ def test_a_bad_record_at_the_start_of_a_file_keeps_no_file_for_ever(
         store.close()
 
 
-def test_the_store_is_not_given_back_while_retention_removes(tmp_path: Path) -> None:
+def test_the_store_is_not_unlocked_while_retention_removes_files(tmp_path: Path) -> None:
     fs = FaultyFileSystem()
     settings = config(tmp_path, retention=RetentionConfig(max_size_bytes=2 * FILE_SIZE))
     store = MessageStore(settings, store_host=HOST, fs=fs)
@@ -94,7 +94,7 @@ def test_the_store_is_not_given_back_while_retention_removes(tmp_path: Path) -> 
     def hook(call: str, path: str) -> None:
         if call == "remove" and "/commitlog/" in path and not inside.is_set():
             inside.set()
-            assert waiting.wait(30)  # the close is over, or waits for this thread
+            assert waiting.wait(30)  # the close has ended, or waits for this thread
             refused.append(not closed.is_set())
 
     fs.hook = hook
@@ -105,7 +105,7 @@ def test_the_store_is_not_given_back_while_retention_removes(tmp_path: Path) -> 
         closer.join(30)
     assert refused == [True]
     assert removed == 3
-    with opened(tmp_path) as again:  # which finds what was left of the work
+    with opened(tmp_path) as again:  # it finds the files that are left
         assert len(bodies(again)) == 4
 
 

@@ -1,4 +1,4 @@
-"""Retention beside puts: they never wait for its disk work; no crash or failure leaves a gap."""
+"""Retention while puts go on: they do not wait for its disk work; no failure leaves a gap."""
 
 import threading
 from collections.abc import Iterator
@@ -61,7 +61,7 @@ def test_a_put_does_not_wait_for_retention(tmp_path: Path, call: str, part: str)
         )
         try:
             assert inside.wait(60)
-            writer.start()  # into the present file and into a new one
+            writer.start()  # into the current file and into a new one
             writer.join(60)
             assert not writer.is_alive()
             assert not removed
@@ -88,7 +88,9 @@ def test_each_file_is_durably_gone_before_the_next(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("call", ["remove", "sync_dir"])
-def test_what_could_not_be_removed_goes_first_the_next_time(tmp_path: Path, call: str) -> None:
+def test_a_file_that_could_not_be_removed_is_removed_first_the_next_time(
+    tmp_path: Path, call: str
+) -> None:
     with five_files(tmp_path / "a") as (store, fs):
         tries: list[str] = []
 
@@ -101,7 +103,7 @@ def test_what_could_not_be_removed_goes_first_the_next_time(tmp_path: Path, call
         fs.hook = second
         with pytest.raises(StoreError, match="told to"):
             store.retention.delete_expired(None)
-        assert store.min_offset == 3 * FILE_SIZE  # readers are refused: it goes as soon as it can
+        assert store.min_offset == 3 * FILE_SIZE  # readers are refused already
         starts_again(store, tmp_path / "b")
         fs.heal()
         for number in (5, 6):
@@ -117,8 +119,8 @@ def test_what_could_not_be_removed_goes_first_the_next_time(tmp_path: Path, call
         assert left == [f"{number * FILE_SIZE:020d}" for number in (5, 6)]
 
 
-def test_a_log_that_begins_anew_keeps_no_file_that_retention_owes(tmp_path: Path) -> None:
-    """Its first files may have the names of those that could not be removed."""
+def test_a_new_log_keeps_its_files_when_retention_had_some_left_to_remove(tmp_path: Path) -> None:
+    """Its files may have the names of those that could not be removed."""
     with five_files(tmp_path / "a") as (store, fs):
         fs.fail("remove", "/commitlog/")
         with pytest.raises(StoreError):

@@ -12,7 +12,7 @@ from zlib_ng.zlib_ng import crc32
 
 from hastore.config.model import StoreConfig
 from hastore.errors import MessageIllegalError, Status
-from hastore.record.codec import Layout, layout_of
+from hastore.record.codec import RecordParts, find_parts
 from hastore.record.host import Host
 from hastore.record.layout import (
     BLANK_SIZE,
@@ -83,10 +83,10 @@ class PutValidator:
         view = memoryview(payload)
         at, end = 0, len(payload)
         while at < end:
-            layout = layout_of(payload, at, end)
-            if layout is None:
+            parts = find_parts(payload, at, end)
+            if parts is None:
                 return payload, [_unreadable(payload, at)]
-            size, crc, _, flags, body_at, body_size, topic_at, topic_size, properties_at = layout
+            size, crc, _, flags, body_at, body_size, topic_at, topic_size, properties_at = parts
             topic = payload[topic_at : topic_at + topic_size]
             after = at + size
             properties = payload[properties_at:after]
@@ -98,7 +98,7 @@ class PutValidator:
                 or (properties and not _is_well_formed(properties))
                 or crc32(view[body_at : body_at + body_size]) & CRC_MASK != crc
             ):
-                reason = self._why_not(layout)
+                reason = self._why_not(parts)
             producer = None
             if reason is None and properties:
                 try:
@@ -125,8 +125,8 @@ class PutValidator:
         self._topics.add(topic)
         return None
 
-    def _why_not(self, layout: Layout) -> str:
-        size, flags, body_size = layout[0], layout[3], layout[5]
+    def _why_not(self, parts: RecordParts) -> str:
+        size, flags, body_size = parts[0], parts[3], parts[5]
         if flags & FLAGS_REFUSED:
             return f"sysFlag {flags:#x}: inner batches are not accepted from clients"
         if body_size > self._max_body:
@@ -163,14 +163,14 @@ def _unreadable(payload: bytes, at: int) -> PutResult:
 
 def _with_store_host(payload: bytes, ipv6: bool) -> bytes:
     """Give every record room for a storeHost of this store's address family."""
-    parts: list[bytes] = []
+    records: list[bytes] = []
     at, end = 0, len(payload)
     while at < end:
-        layout = layout_of(payload, at, end)
-        if layout is None:
-            parts.append(payload[at:])
+        parts = find_parts(payload, at, end)
+        if parts is None:
+            records.append(payload[at:])
             break
-        size, flags = layout[0], layout[3]
+        size, flags = parts[0], parts[3]
         record = bytearray(payload[at : at + size])
         place = store_at(flags)
         if ipv6 and not flags & FLAG_STORE_IPV6:
@@ -180,6 +180,6 @@ def _with_store_host(payload: bytes, ipv6: bool) -> bytes:
         _SIZE.pack_into(record, 0, len(record))
         flags = flags | FLAG_STORE_IPV6 if ipv6 else flags & ~FLAG_STORE_IPV6
         _SYS_FLAG.pack_into(record, _SYS_FLAG_AT, flags)
-        parts.append(bytes(record))
+        records.append(bytes(record))
         at += size
-    return b"".join(parts)
+    return b"".join(records)

@@ -4,7 +4,7 @@ Functions over a CommitLog that change nothing, for cuts, retention and reads. R
 checks every byte, has its own scan (recovery.py).
 """
 
-from hastore.record.codec import check_blank, check_record, layout_of
+from hastore.record.codec import check_blank, check_record, find_parts
 from hastore.record.layout import (
     BLANK_SIZE,
     MIN_RECORD_SIZE,
@@ -28,10 +28,10 @@ def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
     if magic not in (V1_MAGIC, V2_MAGIC):
         return None
     with log.view(offset, size) as view:
-        layout = layout_of(view, 0, len(view))
-        if layout is None:
+        parts = find_parts(view, 0, len(view))
+        if parts is None:
             return None
-        at = store_at(layout[3])
+        at = store_at(parts[3])
         return int.from_bytes(view[at : at + 8], signed=True)
 
 

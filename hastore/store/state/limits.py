@@ -103,7 +103,6 @@ class LimitsPage:
         self,
         *,
         sync: bool = False,
-        first_offset: int | None = None,
         flushed: int | None = None,
         record_end: int | None = None,
         confirmed: int | None = None,
@@ -123,7 +122,7 @@ class LimitsPage:
                     now.sequence + 1,
                     now.boot_id,
                     now.file_size,
-                    now.first_offset if first_offset is None else first_offset,
+                    now.first_offset,
                     now.flushed_offset if flushed is None else flushed,
                     now.record_end if record_end is None else record_end,
                     recovery_start,
@@ -136,7 +135,7 @@ class LimitsPage:
         if sync and file is not None:
             file.sync()
 
-    def cut(self, end: int, *, recovery_start: int, first_offset: int | None = None) -> None:
+    def cut(self, end: int, *, recovery_start: int) -> None:
         """Lower every limit to the log's new end, durably, before the bytes are cut. OSError.
 
         `recovery_start` is the start of a record at or below `end`. It replaces a recovery start
@@ -144,15 +143,14 @@ class LimitsPage:
         """
         with self._guard:
             now = self.now
+            old = now.recovery_start, now.next_recovery_start
+            first, following = (start if start <= end else recovery_start for start in old)
             low = now._replace(
                 sequence=now.sequence + 1,
-                first_offset=now.first_offset if first_offset is None else first_offset,
                 flushed_offset=min(now.flushed_offset, end),
                 record_end=min(now.record_end, end),
-                recovery_start=now.recovery_start if now.recovery_start <= end else recovery_start,
-                next_recovery_start=now.next_recovery_start
-                if now.next_recovery_start <= end
-                else recovery_start,
+                recovery_start=first,
+                next_recovery_start=following,
                 confirmed_offset=min(now.confirmed_offset, end),
                 readable_offset=min(now.readable_offset, end),
             )

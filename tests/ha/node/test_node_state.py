@@ -1,4 +1,4 @@
-"""What a node must not forget: durable at each step, refused when it is another's."""
+"""The durable state of a node: synced at each step, refused when it is another node's."""
 
 import json
 
@@ -99,11 +99,11 @@ def test_the_bounds_of_acks_widen_with_promises_and_end_with_the_promised_entry(
     assert bounds() == (1, 2, ((1, 2, 3), (1, 2)))
     state.promise(E2, 1, (2, 1))
     assert bounds() == (1, 2, ((1, 2, 3), (1, 2)))
-    state.take_entries([entry(E1, 0, 2)])  # older than the promise: that may be in force still
+    state.take_entries([entry(E1, 0, 2)])  # older than the promise, which may still be in force
     assert bounds() == (1, 2, ((1, 2, 3), (1, 2)))
     state.take_entries([entry(E2, 5, 1, (1, 2))])
     assert bounds() == (1, 1, ((1, 2),))
-    state.promise(E3)  # met in a HELLO: nothing is known of what it brings
+    state.promise(E3)  # seen in a HELLO: its `acks` and nodes are unknown
     assert bounds() == (1, 1, ((1, 2),))
     assert state.history == (entry(E1, 0, 2), entry(E2, 5, 1, (1, 2)))
 

@@ -1,4 +1,4 @@
-"""Logs that share only what some RocketMQ master wrote: compared before anything goes on."""
+"""Logs that share only bytes of some RocketMQ master are compared before a node continues."""
 
 import contextlib
 import hashlib
@@ -22,7 +22,7 @@ ZERO, ONE = EpochEntry(0, 0, 1, (1, 2)), EpochEntry(E1, 500, 1, (1, 2))
 
 
 class Bytes:
-    """A log whose byte at each place is a function of the place; files of 1 MiB."""
+    """A log whose bytes are a function of their offset; files of 1 MiB."""
 
     def __init__(self, end, odd=range(0), start=0):
         self.min_offset, self.max_offset, self.odd, self.read = start, end, odd, 0
@@ -82,7 +82,7 @@ def test_no_digest_of_what_is_not_there():
         (((ZERO, ONE), 0, 600), ((ZERO, ONE), 0, 900), None),  # an epoch of their own
         (((), 0, 0), ((ZERO, ONE), 0, 900), None),
         (((ZERO,), 0, 400), ((ONE,), 0, 900), None),
-        (((ZERO,), 0, 400), ((ZERO, ONE), 400, 900), None),  # retention took it
+        (((ZERO,), 0, 400), ((ZERO, ONE), 400, 900), None),  # retention has removed it
     ],
 )
 def test_the_range_is_what_only_epoch_0_vouches_for(mine, theirs, expected):
@@ -116,12 +116,12 @@ def test_what_cannot_be_compared_any_more_is_not_gone_on_with():
     view = MasterView(E1, E1, (ZERO, ONE), 400, 900, 1 << 30)
     fields = {"promised_epoch": E1, "history": (ZERO,), "max_offset": 400, "confirmed_offset": 0}
     assert answer_follow(view, make_hello(**fields)) == Resync(400, (ZERO,))
-    # After that nothing of it is left.
+    # Nothing of the old log is left then.
     assert answer_follow(view, make_hello(**fields, min_offset=400)) == StreamFrom(400)
 
 
 def classic(node, *bodies):
-    """Give a node what a RocketMQ master would have sent it."""
+    """Give a node the bytes that a RocketMQ master would have sent."""
     at = node.store.max_offset
     for number, body in enumerate(bodies):
         record = bytearray(
@@ -190,7 +190,7 @@ def test_a_promotion_catches_up_with_the_same_masters_log(make_group):
 
 
 def test_the_reading_is_bounded_by_what_the_log_holds(make_group, monkeypatch):
-    """Windows that cross files are read in pieces."""
+    """Windows that cross a file's end are read in pieces."""
     monkeypatch.setattr(digests, "WINDOWS", 4)
     monkeypatch.setattr(digests, "WINDOW_BYTES", 50_000)
     node = make_group(1).start(1, acks=0)

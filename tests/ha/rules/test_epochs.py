@@ -1,4 +1,4 @@
-"""Epoch histories against the searched model's functions, written out the dumb way."""
+"""Epoch histories, compared with a naive model of the rules."""
 
 import msgspec
 import pytest
@@ -32,7 +32,7 @@ def entry(epoch, start, acks=1):
 
 @st.composite
 def histories(draw):
-    """A history over few epochs and offsets, so that two of them share much."""
+    """A history of few epochs and offsets, so that two of them have much in common."""
     epochs = sorted(draw(st.sets(st.integers(1, 6), max_size=5)))
     starts = sorted(draw(st.lists(st.integers(0, 8), min_size=len(epochs), max_size=len(epochs))))
     return tuple(entry(e, s) for e, s in zip(epochs, starts, strict=True))
@@ -43,7 +43,7 @@ def model_end_of(history, index, end):
 
 
 def model_common(mine, my_end, theirs, their_end):
-    """The model's Node::common, loop for loop."""
+    """The last common point, by nested loops."""
     for i in reversed(range(len(mine))):
         for j in range(len(theirs)):
             if theirs[j].epoch == mine[i].epoch:
@@ -53,7 +53,7 @@ def model_common(mine, my_end, theirs, their_end):
 
 
 def model_take_entries(mine, my_end, theirs):
-    """The model's take_entries: one entry after the other, each only at the log's very end."""
+    """Take over one entry after the other, each only exactly at the log's end."""
     mine = list(mine)
     while True:
         following = 0
@@ -85,8 +85,8 @@ def test_entries_are_taken_over_as_in_the_model(mine, my_end, theirs):
 
 def test_the_common_point_in_words():
     old, new, mine = entry(1, 0), entry(4, 50), entry(3, 40)
-    assert common_point((old, mine), 70, (old, new), 90) == (40, 1)  # my epoch 3 is nobody's
-    assert common_point((old, new), 70, (old, new), 90) == (70, 2)  # only behind
+    assert common_point((old, mine), 70, (old, new), 90) == (40, 1)  # only I have epoch 3
+    assert common_point((old, new), 70, (old, new), 90) == (70, 2)  # only shorter
     assert common_point((old,), 45, (old, new), 90) == (45, 1)
     assert common_point((old,), 60, (old, new), 90) == (50, 1)  # my tail of epoch 1
     assert common_point((mine,), 60, (old, new), 90) == (0, 0)
@@ -125,7 +125,7 @@ def test_start_of():
 
 
 def written(count, nodes=(1, 2, 3), step=10):
-    """A history of that many epochs, each of which wrote `step` bytes."""
+    """A history of so many epochs, each of which wrote `step` bytes."""
     return tuple(EpochEntry(n << 16 | 1, n * step - step, 1, nodes) for n in range(1, count + 1))
 
 
@@ -161,7 +161,7 @@ def test_a_history_of_any_group_is_bounded(count, nodes, step):
 
 @given(histories(), histories(), st.integers(0, 9), st.integers(0, 9))
 def test_without_its_empty_epochs_a_history_has_the_same_common_point(mine, more, my_end, end):
-    """Two histories with the same beginning: logs of one group."""
+    """Two histories with the same start, as the logs of one group have."""
     start = mine[-1].start if mine else 0
     theirs = mine + tuple(
         entry(100 + e.epoch, start + e.start) for e in more if start + e.start <= end
@@ -183,7 +183,7 @@ def test_what_both_have_forgotten_is_not_shared():
     assert forgotten_end((floor, mine), 70, (floor, new), 90) == 50
     assert forgotten_end((floor, mine), 45, (floor, new), 90) == 45
     assert forgotten_end((entry(1 << 16, 0),), 70, (new,), 90) == 0
-    # A log that was being copied: all of it lies in there, and the bytes are compared.
+    # An interrupted copy: all of it is in the forgotten range, and its bytes are compared.
     assert common_point((floor,), 30, (floor, new), 90) == (30, 1)
     assert classic_range((floor,), 0, 30, (floor, new), 10, 90) == (10, 30)
     assert common_point((floor,), 60, (floor, new), 90) == (0, 0)

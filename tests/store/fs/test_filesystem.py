@@ -1,4 +1,4 @@
-"""The machine's file system behind its door."""
+"""The real file system behind its interface."""
 
 import errno
 import os

@@ -1,4 +1,4 @@
-"""Files of the log: allocated ahead, contiguous, read without a lock, few of them open."""
+"""The log's files: reserved ahead, contiguous, read without a lock, few of them open."""
 
 import os
 import threading
@@ -36,7 +36,7 @@ def wait_for(reached: object, timeout_s: float = 60.0) -> None:
         time.sleep(0.005)
 
 
-def test_bytes_go_in_and_come_out_within_their_bounds(tmp_path: Path) -> None:
+def test_appended_bytes_are_read_within_one_file_and_the_log(tmp_path: Path) -> None:
     log = commit_log(tmp_path)
     with log.lock:
         assert log.append(b"a" * 1000) == 1000
@@ -72,7 +72,7 @@ def test_the_next_file_is_ready_before_it_is_needed(tmp_path: Path) -> None:
     wait_for(spare.exists)
     wait_for(lambda: log.allocator._ready)
     assert os.path.getsize(spare) == SIZE
-    assert os.listdir(tmp_path / "commitlog") == [f"{0:020d}"]  # nothing a RocketMQ would refuse
+    assert os.listdir(tmp_path / "commitlog") == [f"{0:020d}"]  # no file that RocketMQ would refuse
     inode = os.stat(spare).st_ino
     with log.lock:
         log.roll()
@@ -113,7 +113,7 @@ def test_a_view_outlives_its_file(tmp_path: Path) -> None:
     log.allocator.stop()
 
 
-def test_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_few_files_are_open_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(mapped_file_queue, "_MAX_OPEN", 3)
     log = commit_log(tmp_path)
     for number in range(12):
@@ -169,7 +169,7 @@ def test_no_room_is_refused_at_once_and_tried_again(
     for _ in range(100):
         with pytest.raises(StoreFullError):
             service.wait_ready()
-    assert Full.tries == 1  # nobody waited for another try
+    assert Full.tries == 1  # no put waited for another try
     assert service.stop(60)
     monkeypatch.setattr(allocate, "_RETRY_S", 0.01)
     service = AllocateService(Full(), f"{tmp_path}/spare", SIZE, on_failure=raise_failure)
@@ -184,7 +184,7 @@ def test_no_room_is_refused_at_once_and_tried_again(
 
 
 class Reads(RealFileSystem):
-    """Keep the places that were read, by path."""
+    """Record the positions that were read, by path."""
 
     def __init__(self) -> None:
         self.places: dict[str, list[int]] = {}
@@ -209,7 +209,7 @@ def test_a_warmed_file_is_read_whole_before_and_after_it_is_taken(tmp_path: Path
     service = AllocateService(fs, spare, size, warm=True, on_failure=raise_failure)
     service.start()
     service.take(f"{tmp_path}/0")
-    service.take(f"{tmp_path}/1")  # made although the first may still be read
+    service.take(f"{tmp_path}/1")  # it is made although the first may still be read ahead
     wait_for(lambda: fs.places[spare] == 2 * [number << 20 for number in range(5)])
     service.warm_rest(f"{tmp_path}/1", (3 << 20) + 5)
     wait_for(lambda: fs.places[f"{tmp_path}/1"] == [(3 << 20) + 5, (4 << 20) + 5])
@@ -217,8 +217,8 @@ def test_a_warmed_file_is_read_whole_before_and_after_it_is_taken(tmp_path: Path
     assert descriptors_of(tmp_path) == []
 
 
-def test_without_room_no_removed_file_is_kept_for_its_warmth(tmp_path: Path) -> None:
-    """Its room may be what the next file lacks: it is free once nobody has it open."""
+def test_without_room_no_removed_file_is_kept_open_to_be_read_ahead(tmp_path: Path) -> None:
+    """A removed file takes room while it is open, and the next file may need it."""
 
     class Full(RealFileSystem):
         def open(self, path: str, *, create: bool = False, writable: bool = True) -> File:
@@ -234,14 +234,14 @@ def test_without_room_no_removed_file_is_kept_for_its_warmth(tmp_path: Path) -> 
     for number in range(3):
         service.warm_rest(f"{tmp_path}/{number}", 0)
         os.remove(tmp_path / str(number))
-    service.warm_rest(f"{tmp_path}/3", 0)  # it is not there: said, and no more
+    service.warm_rest(f"{tmp_path}/3", 0)  # a missing file is only logged
     service.want()
     service.start()
     wait_for(lambda: service.failure_reason is not None and descriptors_of(tmp_path) == [])
     assert service.stop(60)
 
 
-def test_files_are_not_read_unless_they_are_to_be_warmed(tmp_path: Path) -> None:
+def test_files_are_read_ahead_only_if_configured(tmp_path: Path) -> None:
     fs = Reads()
     service = AllocateService(fs, f"{tmp_path}/spare", SIZE, on_failure=raise_failure)
     service.start()
@@ -253,7 +253,7 @@ def test_files_are_not_read_unless_they_are_to_be_warmed(tmp_path: Path) -> None
 
 
 def descriptors_of(folder: Path) -> list[str]:
-    """Return the files below the folder that this process has open."""
+    """Return the files in the folder that this process has open."""
     links = [f"/proc/self/fd/{name}" for name in os.listdir("/proc/self/fd")]
     return [path for path in map(read_link, links) if path.startswith(str(folder))]
 

@@ -1,4 +1,4 @@
-"""What is synced, who is told, and what a failed sync does."""
+"""Syncs of the log: group commit, hooks, and failed syncs."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ from tests.store.kit import FILE_SIZE, HOST, bodies, config, crash_copy, message
 
 
 class FaultyFile(RealFile):
-    """Fails to sync or write on demand."""
+    """A file that fails to sync or write on demand."""
 
     fail_sync = False
     write_errno: int | None = None
@@ -67,7 +67,7 @@ def faulty(root: Path, failures: list[str] | None = None, **changes: object) -> 
     return store
 
 
-def test_flushed_moves_with_the_sync_and_is_told(tmp_path: Path) -> None:
+def test_flushed_offset_moves_with_a_sync_and_on_flushed_is_called(tmp_path: Path) -> None:
     told: list[int] = []
     with opened(tmp_path) as store:
         store.flush_service.on_flushed = told.append
@@ -110,7 +110,7 @@ def test_asynchronous_flush_by_interval(tmp_path: Path) -> None:
         assert store.flushed_offset == store.max_offset
 
 
-def test_a_failed_sync_closes_the_store_for_ever(tmp_path: Path) -> None:
+def test_a_failed_sync_closes_the_store_for_good(tmp_path: Path) -> None:
     failures: list[str] = []
     store = faulty(tmp_path / "a", failures)
     put(store, message(0))
@@ -134,7 +134,7 @@ def test_a_failed_sync_closes_the_store_for_ever(tmp_path: Path) -> None:
     assert failures == ["store"]
     assert store.broken_reason is not None and store.problems
     assert store.flushed_offset < store.max_offset
-    assert len(bodies(store)) == 2  # what is there is still read
+    assert len(bodies(store)) == 2  # reads go on
     with pytest.raises(StoreBrokenError):
         store.close()
     assert os.path.exists(tmp_path / "a" / "abort")
@@ -142,7 +142,7 @@ def test_a_failed_sync_closes_the_store_for_ever(tmp_path: Path) -> None:
         assert len(bodies(again)) == 2
 
 
-def test_a_sync_that_no_descriptor_is_left_for_is_tried_again(tmp_path: Path) -> None:
+def test_a_sync_without_a_free_descriptor_is_tried_again(tmp_path: Path) -> None:
     failures: list[str] = []
     store = faulty(tmp_path, failures, flush=Flush.SYNC)
     FaultyFileSystem.full_table = True
@@ -158,7 +158,7 @@ def test_a_sync_that_no_descriptor_is_left_for_is_tried_again(tmp_path: Path) ->
     store.close()
 
 
-def test_a_failed_background_sync_is_told_to_who_waits(tmp_path: Path) -> None:
+def test_a_failed_background_sync_fails_the_waiting_threads(tmp_path: Path) -> None:
     failures: list[str] = []
     store = faulty(tmp_path, failures, flush=Flush.SYNC)
     FaultyFile.fail_sync = True
@@ -189,7 +189,7 @@ def test_a_write_error_closes_the_store_a_full_disk_does_not(tmp_path: Path) -> 
         store.close()
 
 
-def test_limits_survive_kill_9_and_are_told(tmp_path: Path) -> None:
+def test_limits_survive_kill_9_and_on_readable_is_called(tmp_path: Path) -> None:
     with opened(tmp_path / "a") as store:
         put(store, message(0), message(1))
         told: list[int] = []

@@ -1,4 +1,4 @@
-"""Damage in a store that RocketMQ wrote: what it would drop in silence is named, and stays."""
+"""Damage in a store that RocketMQ wrote: it is reported, and nothing after it is cut."""
 
 import os
 import shutil
@@ -14,7 +14,7 @@ from tests.store.kit import HOST, config, message, opened, put
 
 @pytest.fixture
 def foreign(tmp_path: Path) -> Path:
-    """A store of several files, cleanly closed, without hastore's own."""
+    """A store of several files, cleanly closed, without the files of hastore's own."""
     with opened(tmp_path) as store:
         for number in range(200):
             put(store, message(number, size=1000))
@@ -42,7 +42,9 @@ def refused(root: Path) -> str:
 
 
 @pytest.mark.parametrize("how", ["a bit", "zeros", "the last of its file"])
-def test_it_is_refused_after_a_clean_stop_and_cut_when_told(foreign: Path, how: str) -> None:
+def test_damage_is_refused_after_a_clean_stop_and_cut_if_abort_exists(
+    foreign: Path, how: str
+) -> None:
     records = read_log(foreign).records
     at = len(records) - 5
     if how == "the last of its file":
@@ -67,8 +69,8 @@ def test_a_damaged_last_record_is_only_cut(foreign: Path) -> None:
         assert store.max_offset == last.offset
 
 
-def test_older_records_behind_the_end_are_what_rocketmq_cut(foreign: Path) -> None:
-    """It moves a pointer: the bytes of an earlier cut stay, and are no damage."""
+def test_older_records_after_the_end_are_left_from_a_cut(foreign: Path) -> None:
+    """RocketMQ cuts by moving a pointer: the old bytes stay, and are no damage."""
     records = read_log(foreign).records
     newer = records[-3]
     stamp = newer.offset + 56  # storeTimestamp
@@ -78,8 +80,8 @@ def test_older_records_behind_the_end_are_what_rocketmq_cut(foreign: Path) -> No
         assert store.max_offset == records[-2].offset
 
 
-def test_a_large_record_behind_is_found(tmp_path: Path) -> None:
-    """Larger than the window that is read."""
+def test_a_large_record_after_the_damage_is_found(tmp_path: Path) -> None:
+    """A record larger than the window that is read."""
     settings = config(tmp_path, commitlog_file_size=16 << 20)
     store = MessageStore(settings, store_host=HOST)
     store.open()

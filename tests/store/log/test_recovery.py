@@ -1,4 +1,4 @@
-"""What a stop of any kind leaves, and what the next open makes of it."""
+"""Recovery after clean stops, crashes, power losses and damage."""
 
 import os
 import random
@@ -41,7 +41,7 @@ def fill(store: MessageStore, count: int, first: int = 0, size: int = 1000) -> l
 
 
 def forget_boot(root: object) -> None:
-    """Make the page say that another boot wrote it: what a power loss looks like."""
+    """Make the limits page one of another boot, as after a power loss."""
     found = read_limits(REAL, str(root))
     assert found is not None
     page = LimitsPage(REAL, str(root))
@@ -54,7 +54,7 @@ def forget_hastore(root: object) -> None:
     shutil.rmtree(os.path.join(str(root), "hastore"))
 
 
-def test_a_clean_stop_leaves_nothing_to_do(tmp_path: Path) -> None:
+def test_after_a_clean_stop_nothing_is_cut(tmp_path: Path) -> None:
     with opened(tmp_path) as store:
         wanted = fill(store, 150)
         end = store.max_offset
@@ -96,7 +96,7 @@ def test_a_torn_tail_is_cut_and_cleared(tmp_path: Path, power_loss: bool) -> Non
         assert put(store, message(99))[0].offset == end - size
 
 
-def test_valid_records_behind_a_hole_do_not_come_back(tmp_path: Path) -> None:
+def test_valid_records_after_a_hole_do_not_come_back(tmp_path: Path) -> None:
     with opened(tmp_path / "a") as store:
         fill(store, 10)
         store.flush()
@@ -115,12 +115,12 @@ def test_valid_records_behind_a_hole_do_not_come_back(tmp_path: Path) -> None:
     assert not any(data[hole + len(message(10, size=1000)) :])
 
 
-def test_old_valid_bytes_and_zero_files_behind_the_end_are_cleared(tmp_path: Path) -> None:
+def test_old_records_and_zero_files_after_the_end_are_cleared(tmp_path: Path) -> None:
     with opened(tmp_path / "a") as store:
         fill(store, 100)
         copy = crash_copy(store, tmp_path / "b")
         end = store.max_offset
-    old = message(3, size=500)  # valid, but of another place
+    old = message(3, size=500)  # valid, but of another offset
     scribble(log_file(copy, FILE_SIZE), end - FILE_SIZE, old)
     with open(log_file(copy, 2 * FILE_SIZE), "wb") as file:
         file.truncate(FILE_SIZE)
@@ -156,7 +156,7 @@ def test_a_gap_between_files_is_refused_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stop", ["clean", "kill", "power"])
-def test_rot_in_synced_bytes_is_never_cut(tmp_path: Path, stop: str) -> None:
+def test_damage_in_synced_bytes_is_never_cut(tmp_path: Path, stop: str) -> None:
     with opened(tmp_path / "a") as store:
         fill(store, 50)
         store.flush()
@@ -173,7 +173,7 @@ def test_rot_in_synced_bytes_is_never_cut(tmp_path: Path, stop: str) -> None:
         assert read_log(root) == before
 
 
-def test_a_newest_file_that_was_cut_off(tmp_path: Path) -> None:
+def test_a_newest_file_that_is_too_short(tmp_path: Path) -> None:
     with opened(tmp_path / "a") as store:
         fill(store, 100)
         store.flush()
@@ -259,7 +259,7 @@ def test_a_foreign_log_without_its_head_is_not_wiped(tmp_path: Path) -> None:
         MessageStore(config(tmp_path), store_host=HOST).open()
 
 
-def test_a_record_in_the_middle_at_a_slave_is_dropped(tmp_path: Path) -> None:
+def test_an_incomplete_record_of_a_slave_is_dropped(tmp_path: Path) -> None:
     with opened(tmp_path / "master") as master:
         wanted = fill(master, 20)
         with master.view(0, FILE_SIZE) as view:
@@ -296,7 +296,7 @@ def test_every_cut_of_the_unsynced_tail_recovers_to_a_prefix(tmp_path: Path) -> 
         root = str(tmp_path / f"c{number}")
         shutil.copytree(copy, root)
         cut = chance.randrange(synced, end + 1)
-        torn = bytes(chance.randrange(320, 1000))  # never written: at least to a record's end
+        torn = bytes(chance.randrange(320, 1000))  # a hole longer than a record
         scribble(log_file(root), cut, torn + whole[cut + len(torn) : end])
         with opened(root) as store:
             found = bodies(store)
@@ -356,7 +356,7 @@ def test_a_store_in_use_by_another_process(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("cycle", range(3))
-def test_kill_9_of_a_writer_loses_nothing_it_said(tmp_path: Path, cycle: int) -> None:
+def test_kill_9_of_a_writer_loses_no_acknowledged_put(tmp_path: Path, cycle: int) -> None:
     process = _start(str(tmp_path), "write")
     time.sleep(0.2 + 0.1 * cycle)
     process.send_signal(signal.SIGKILL)
@@ -372,7 +372,7 @@ def test_kill_9_of_a_writer_loses_nothing_it_said(tmp_path: Path, cycle: int) ->
 
 
 def test_a_kill_between_a_queue_files_making_and_its_length(tmp_path: Path) -> None:
-    """The file is there, and empty: what the files before it say stays."""
+    """The new file is empty; the units in the files before it are still valid."""
     with opened(tmp_path / "a") as store:
         fill(store, 200)
         assert store.wait_dispatched(store.max_offset, 60)

@@ -1,4 +1,4 @@
-"""Names are durable before anything says so: in both directories of a rename, up to the root."""
+"""Names of files are synced before anything relies on them, in both directories of a rename."""
 
 import json
 import threading
@@ -37,7 +37,7 @@ def make_file(path: str) -> None:
         file.truncate(4096)
 
 
-def test_a_flush_beside_another_does_not_skip_a_name_that_is_not_synced_yet(
+def test_a_concurrent_flush_does_not_skip_a_name_that_is_not_synced(
     tmp_path: Path,
 ) -> None:
     fs = FaultyFileSystem()
@@ -55,7 +55,7 @@ def test_a_flush_beside_another_does_not_skip_a_name_that_is_not_synced_yet(
     first.start()
     try:
         assert inside.wait(60)
-        queue.sync(0, 1)  # the other's sync may fail yet
+        queue.sync(0, 1)  # the other sync may still fail
         assert len(synced_dirs(fs)) == 1
         assert [call for call, _ in fs.calls].count("sync_dir") == 2
     finally:
@@ -66,7 +66,7 @@ def test_a_flush_beside_another_does_not_skip_a_name_that_is_not_synced_yet(
     assert synced_dirs(fs) == set()
 
 
-def test_a_name_that_comes_during_a_sync_is_synced_by_the_next(tmp_path: Path) -> None:
+def test_a_name_added_during_a_sync_is_synced_by_the_next(tmp_path: Path) -> None:
     fs = FaultyFileSystem()
     queue = new_queue(fs, tmp_path)
     queue.add(0, make_file)
@@ -97,12 +97,12 @@ def test_a_new_log_file_is_synced_where_it_went_and_where_it_was(tmp_path: Path)
     fs.calls.clear()
     put(store, message(2))
     store.flush()
-    assert f"{tmp_path}/commitlog" not in synced_dirs(fs)  # others are housekeeping's
+    assert f"{tmp_path}/commitlog" not in synced_dirs(fs)  # housekeeping syncs the others
     store.close()
 
 
-def test_a_spare_of_an_earlier_life_is_not_used(tmp_path: Path) -> None:
-    """After a power loss it may be the last log file under its old name."""
+def test_a_spare_of_an_earlier_process_is_not_used(tmp_path: Path) -> None:
+    """After a power loss it may be the last log file, under its old name."""
     store = opened_on(FaultyFileSystem(), tmp_path)
     put(store, message(0))
     store.close()
@@ -131,14 +131,14 @@ def test_every_new_directory_of_a_queue_is_synced_in_the_one_above(tmp_path: Pat
     cache.close()
 
 
-def test_what_a_killed_process_left_unsynced_is_synced_before_the_note_says_so(
+def test_unsynced_files_of_a_killed_process_are_synced_before_progress_says_so(
     tmp_path: Path,
 ) -> None:
     log = MemoryLog(file_size=1 << 20)
     for number in range(50):
         log.append(topic="Topic", queue_id=0, queue_offset=number)
     killed = Derived.over(tmp_path, log)
-    killed.build.replay()  # and neither flushed nor closed
+    killed.build.replay()  # it neither flushes nor closes
     log.append(topic="Topic", queue_id=0, queue_offset=50)
     fs = FaultyFileSystem()
     derived = Derived.over(tmp_path, log, fs=fs)
@@ -162,9 +162,7 @@ def once_file(root: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize("content", ["good", "old", "torn"])
-def test_what_was_allowed_once_is_gone_for_good_before_it_is_used(
-    tmp_path: Path, content: str
-) -> None:
+def test_a_one_shot_flag_is_removed_durably_before_it_is_used(tmp_path: Path, content: str) -> None:
     fs = FaultyFileSystem()
     path = once_file(tmp_path, **({"epoch": 6} if content == "old" else {}))
     if content == "torn":
@@ -175,7 +173,7 @@ def test_what_was_allowed_once_is_gone_for_good_before_it_is_used(
     assert fs.calls[-1][1] == f"{tmp_path}/hastore"
 
 
-def test_what_may_come_back_is_not_used(tmp_path: Path) -> None:
+def test_a_one_shot_flag_that_may_come_back_is_not_used(tmp_path: Path) -> None:
     fs = FaultyFileSystem()
     once_file(tmp_path)
     fs.fail("sync_dir", "hastore")

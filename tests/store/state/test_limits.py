@@ -1,4 +1,4 @@
-"""The limits page, the checkpoint and the abort file, byte by byte."""
+"""The limits page, RocketMQ's checkpoint, and the abort file."""
 
 import struct
 from pathlib import Path
@@ -25,7 +25,7 @@ def page(root: Path, limits: Limits | None = None) -> LimitsPage:
     return opened
 
 
-def test_what_is_written_is_read_by_others(tmp_path: Path) -> None:
+def test_other_readers_see_every_update(tmp_path: Path) -> None:
     assert read_limits(REAL, str(tmp_path)) is None
     mine = page(tmp_path)
     for number in range(10):
@@ -37,18 +37,18 @@ def test_what_is_written_is_read_by_others(tmp_path: Path) -> None:
         assert found.flushed_offset == number and found.readable_offset == number + 3
     mine.update(confirmed=77)
     assert mine.now.readable_offset == 12
-    mine.cut(9, recovery_start=4, first_offset=2)
+    mine.cut(9, recovery_start=4)
     found = read_limits(REAL, str(tmp_path))
     assert found is not None
     assert (found.confirmed_offset, found.readable_offset, found.record_end) == (9, 9, 9)
-    assert (found.flushed_offset, found.first_offset, found.recovery_start) == (9, 2, 0)
+    assert (found.flushed_offset, found.first_offset, found.recovery_start) == (9, 0, 0)
     mine.restart(500)
     found = read_limits(REAL, str(tmp_path))
     assert found == Limits(found.sequence if found else 0, b"b" * 16, 1024, 500, 500, 500, 500, 500)
     mine.close()
 
 
-def test_any_torn_byte_leaves_the_slot_before(tmp_path: Path) -> None:
+def test_a_torn_slot_leaves_the_previous_slot_in_force(tmp_path: Path) -> None:
     mine = page(tmp_path)
     mine.update(confirmed=1)
     mine.update(confirmed=2)
@@ -81,7 +81,7 @@ def test_recovery_starts_follow_at_a_distance(tmp_path: Path) -> None:
     assert mine.now.next_recovery_start == RECOVERY_STEP_BYTES + 2
 
 
-def test_both_slots_are_of_this_life_after_open(tmp_path: Path) -> None:
+def test_after_open_both_slots_are_of_this_process(tmp_path: Path) -> None:
     page(tmp_path, Limits(file_size=1024, confirmed_offset=5)).close()
     found = read_limits(REAL, str(tmp_path))
     assert found is not None
@@ -117,7 +117,7 @@ def test_a_torn_checkpoint_reads_as_zeros(tmp_path: Path) -> None:
     assert CheckpointFile(REAL, str(tmp_path)).load() == Checkpoint()
 
 
-def test_abort_comes_and_goes(tmp_path: Path) -> None:
+def test_abort_is_made_and_removed(tmp_path: Path) -> None:
     abort = AbortFile(REAL, str(tmp_path))
     assert not abort.exists()
     abort.create()

@@ -1,6 +1,6 @@
-"""The bytes of the three files with magic, version and CRC-32: limits, replay and idempotence.
+"""The bytes of the three state files with magic, version and CRC-32: limits, replay, idempotence.
 
-The expected bytes were written by the first version of each file: a store keeps being readable.
+The expected bytes are those of the first version: later versions must read existing stores.
 """
 
 import zlib
@@ -88,7 +88,7 @@ def test_the_bytes_are_those_of_the_first_version(tmp_path: Path, name: str) -> 
 
 
 def is_refused(root: Path, name: str) -> bool:
-    """Whether the file is taken for none; for the limits that is an error."""
+    """Whether the file is ignored, or for the limits page, refused by an error."""
     if name == "limits":
         try:
             return read_limits(REAL, str(root)) is None
@@ -101,7 +101,7 @@ def is_refused(root: Path, name: str) -> bool:
 
 
 @pytest.mark.parametrize("name", WRITERS)
-def test_a_frame_with_any_bit_turned_or_cut_short_is_refused(tmp_path: Path, name: str) -> None:
+def test_a_damaged_or_short_frame_is_refused(tmp_path: Path, name: str) -> None:
     raw = written(tmp_path, name)
     path = tmp_path / "hastore" / name
     assert not is_refused(tmp_path, name)
