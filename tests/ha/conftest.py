@@ -1,4 +1,4 @@
-"""Groups of nodes that are always stopped."""
+"""Groups of nodes that are stopped at the end of each test."""
 
 import pytest
 
@@ -8,8 +8,8 @@ from tests.ha.nodes import Group
 
 @pytest.fixture(autouse=True)
 def patience():
-    """Let a busy machine's nodes answer each other late; the product's limit is a second."""
-    # Not the tests' own monkeypatch: what they patch is undone before their nodes stop.
+    """Give nodes on a busy machine 30 s to answer each other; the product gives them one."""
+    # Not the tests' own monkeypatch: its patches are undone before the nodes stop.
     with pytest.MonkeyPatch.context() as patched:
         patched.setitem(survey.ask_all.__kwdefaults__, "timeout_ms", 30_000.0)
         yield
@@ -17,7 +17,7 @@ def patience():
 
 @pytest.fixture
 def make_group(tmp_path):
-    """Make a Group; all of its nodes are stopped at the end."""
+    """Make a Group; all its nodes are stopped at the end."""
     made = []
 
     def make(count=1, **settings):

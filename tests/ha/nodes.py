@@ -1,5 +1,5 @@
-"""HA sides of nodes in this process: the real store, the real sockets of loopback, no roles and no
-client API above. What a test does with a node it does by hand.
+"""The HA sides of nodes in this process: real stores and loopback sockets, without RoleService and
+client API. A test calls what these would call.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def free_port() -> int:
 
 
 class Group:
-    """Configurations of nodes that know each other; starts and stops them."""
+    """The nodes of a group: their configurations, their starts and stops."""
 
     def __init__(self, root: pathlib.Path, count: int = 1, **settings: Any) -> None:
         self.root = root
@@ -144,12 +144,12 @@ class HaNode:
     def _open(self, entry: EpochEntry) -> None:
         self.ha.open_epoch(entry, sync=self.config.role is Role.SYNC_MASTER)
 
-    # ---- what it does
+    # ---- its actions
 
     def promote(
         self, config: Config | None = None, *, again: bool = False, **flags: bool
     ) -> EpochEntry:
-        """Try a promotion once, a new one, or `again` the one that has been tried."""
+        """Try a promotion once: a new one, or with `again` the earlier one."""
         if not again:
             self.promoter.begin()
         if self.member.step_down():
@@ -173,7 +173,7 @@ class HaNode:
         return self.client is not None and self.client.linked
 
     def put(self, *bodies: bytes) -> int:
-        """Append a record for each body through the gate; returns the log's new end."""
+        """Append a record for each body through the gate; return the log's new end."""
         records = [
             build_record("T", body, queue_id=0, properties=(), born_timestamp_ms=1, born_host=HOST)
             for body in bodies
@@ -189,7 +189,7 @@ class HaNode:
     def put_confirmed(
         self, *bodies: bytes, need: Need = Need.SLAVES, within_ms: float = 60_000.0
     ) -> tuple[str, str]:
-        """Append and wait; returns outcome and level."""
+        """Append and wait; return outcome and level."""
         end = self.put(*bodies)
         ended, seen = threading.Event(), []
 
@@ -229,7 +229,7 @@ class HaNode:
 
 
 class Peer:
-    """A raw connection to an HA port: what a RocketMQ slave, or a stranger, sends and sees."""
+    """A raw connection to an HA port, as a RocketMQ slave or an untrusted peer has one."""
 
     def __init__(self, address: str) -> None:
         host, port = address.rsplit(":", 1)
@@ -252,7 +252,7 @@ class Peer:
         return offset, self.receive(size)
 
     def frames_until(self, end: int) -> list[tuple[int, bytes]]:
-        """Return data frames until the log's end was sent."""
+        """Return the data frames up to the log's end."""
         frames = []
         while not frames or frames[-1][0] + len(frames[-1][1]) < end:
             offset, body = self.frame()
@@ -262,7 +262,7 @@ class Peer:
 
     @property
     def closed(self) -> bool:
-        """Whether the node has closed the connection; reads what still comes."""
+        """Whether the node has closed the connection; reads all that is still sent."""
         self.sock.settimeout(60)
         try:
             while self.sock.recv(65536):
@@ -274,7 +274,7 @@ class Peer:
         return True
 
     def close(self) -> None:
-        # A reset, so that the port is free at once.
+        # Close with a reset, so that the port is free at once.
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 

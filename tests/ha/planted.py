@@ -1,4 +1,4 @@
-"""Mistakes to plant into the product, one at a time; the simulation must catch them."""
+"""Mistakes to plant into the product, one at a time; the simulation must catch each."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def acks_at_once() -> list[Patch]:
 
 
 def below_start() -> list[Patch]:
-    """An older epoch's tail is confirmed by counting."""
+    """An older epoch's tail is confirmed before the new epoch's start is."""
     confirm = AckTable.confirm
 
     def early(self: AckTable, own_offset: int) -> int:
@@ -109,7 +109,7 @@ def counted_twice() -> list[Patch]:
 
 
 def offset_only() -> list[Patch]:
-    """Logs are compared by their ends alone."""
+    """Logs are compared by their ends alone, without epochs."""
 
     def longest(answers: Any, own: int) -> Any:
         mine = next(a for a in answers if a.node == own)
@@ -257,7 +257,7 @@ def history_not_cut() -> list[Patch]:
 
 
 def resume_promised() -> list[Patch]:
-    """A restarted master goes on although it has promised a higher epoch."""
+    """A restarted master continues although it has promised a higher epoch."""
 
     def may_resume(history: Any, promised: int, node: int, over: bool) -> int | None:
         del promised, over
@@ -275,7 +275,7 @@ def resume_promised() -> list[Patch]:
 
 
 def epoch_not_over() -> list[Patch]:
-    """A master goes on in its epoch after a power loss."""
+    """A master continues in its epoch after a power loss."""
     begin_boot = NodeState.begin_boot
 
     def begin(self: NodeState, *args: Any, **more: Any) -> None:
@@ -313,7 +313,7 @@ def clean_at_hello() -> list[Patch]:
 
 
 def source_moved() -> list[Patch]:
-    """A catch-up goes on although its source is no longer as it answered."""
+    """A catch-up continues although its source is no longer as it answered."""
 
     def copy(connection: Any, hello: Any) -> None:
         store, offset = connection.member.store, hello.copy_from
@@ -396,7 +396,7 @@ def survey_counts() -> list[Patch]:
 
 
 def dropped_at_once() -> list[Patch]:
-    """A rewind drops the entries that its master does not know before what follows is here."""
+    """A rewind drops entries that its master does not know before their replacement arrives."""
     from hastore.ha.replica import rewind
     from hastore.ha.slave import ha_client
 
@@ -416,12 +416,12 @@ def dropped_at_once() -> list[Patch]:
 
 
 def written_left_out() -> list[Patch]:
-    """A history that is too long leaves its oldest entries out, those of written bytes too."""
+    """A history that is too long drops its oldest entries, also those that wrote bytes."""
     return [(node_state, "prune", lambda history: history[-epochs.ENTRIES_MAX :])]
 
 
 def floor_shared() -> list[Patch]:
-    """What both have forgotten counts as an epoch that both know."""
+    """A forgotten range counts as an epoch that both logs have."""
 
     def common_point(mine: Any, my_end: int, theirs: Any, their_end: int) -> tuple[int, int]:
         index, other = epochs._newest_shared(mine, theirs)

@@ -1,13 +1,13 @@
 """A group of nodes in one thread: the product's own replication over a log in memory.
 
-What decides is the real code: NodeState, Member, HAService with its AckTable and
-GroupTransferService, HAClient, SlaveStream and Receiver, Promoter, catch-up, rewind. What is
-simulated is what surrounds it: the disk (a log of tiny records, a file that is replaced), the
-network (calls that get lost, frames and reports in flight), time, crashes (at each durable
-effect) and power losses. A walk is a number of random steps from one seed; `World.check` holds
-docs/failover.md's list of what must hold against every state.
+All decisions are made by the real code: NodeState, Member, HAService with its AckTable and
+GroupTransferService, HAClient, SlaveStream and Receiver, Promoter, catch-up, rewind. The
+environment is simulated: the disk (a log of tiny records, a file that is replaced), the network
+(lost calls, frames and reports in flight), time, crashes (at each durable effect) and power losses.
+A walk is a number of random steps from one seed. `World.check` checks every state against the
+promises of docs/failover.md.
 
-A record is one value of 1 to 255, repeated 1 to 3 times: a stream may stop inside.
+A record is one value of 1 to 255, repeated 1 to 3 times, so a stream may stop inside a record.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Violation(AssertionError):
 
 
 class Crash(BaseException):
-    """A node's process dies here. Not an Exception: nothing of the node's may catch it."""
+    """A node's process dies here. Not an Exception: the node's own code must not catch it."""
 
     def __init__(self, node: int) -> None:
         super().__init__(f"node {node} dies")
@@ -78,7 +78,7 @@ def size_of(value: int) -> int:
 
 
 class MemoryFiles:
-    """The node's state file and its boot id; what is replaced is durable."""
+    """The node's state file and its boot id; a replaced file is durable."""
 
     def __init__(self, effect: Callable[[], None]) -> None:
         self.files: dict[str, bytes] = {}
@@ -101,8 +101,8 @@ class MemoryFiles:
 
 
 class MemoryLog:
-    """A ReplicaLog of tiny records. `data` survives a kill, what is below `flushed_offset` a power
-    loss too.
+    """A ReplicaLog of tiny records. `data` survives a kill; the bytes below `flushed_offset` also
+    survive a power loss.
     """
 
     def __init__(self, effect: Callable[[], None], rng: random.Random) -> None:
@@ -123,7 +123,7 @@ class MemoryLog:
 
     @property
     def dispatched_offset(self) -> int:
-        return -1  # these bytes are no records: a slave is not to look for their heads
+        return -1  # these bytes are no records: a slave must not look for record headers
 
     @property
     def whole_offset(self) -> int:
@@ -192,7 +192,7 @@ class MemoryLog:
         if not self.min_offset <= offset <= len(self.data):
             raise UsageError(f"no cut at {offset}")
         self._effect()
-        self._cut(self._rng.randint(offset, len(self.data)))  # in the middle of it
+        self._cut(self._rng.randint(offset, len(self.data)))  # a crash in the middle
         self._effect()
         self._cut(min(offset, len(self.data)))
         if offset != self.whole_offset:
@@ -228,7 +228,7 @@ class MemoryLog:
         return True
 
     def lose_power(self) -> None:
-        """Lose any part of what was not synced; the confirmed offset's page too, perhaps."""
+        """Lose any part of the unsynced bytes, and perhaps the confirmed offset."""
         self._cut(self._rng.randint(self.flushed_offset, len(self.data)))
         self.confirmed_offset = self._rng.choice((0, self.confirmed_offset))
 
@@ -250,7 +250,7 @@ class Clock:
 
 
 class SimWriter:
-    """Where a stream stands; the world's steps send."""
+    """How far a stream is; the steps of the World send."""
 
     def __init__(self, offset: int) -> None:
         self.sent_offset = offset
@@ -307,7 +307,7 @@ class SimConnection:
 
 
 class SlaveSocket:
-    """The slave's end: what it sends is in flight to the master."""
+    """The slave's end; sent bytes are in flight to the master."""
 
     def __init__(self, connection: SimConnection) -> None:
         self.connection = connection
@@ -323,11 +323,11 @@ class SlaveSocket:
 
 
 class SimStream(SlaveStream):
-    """A slave's link whose loop is the world's steps."""
+    """A slave's link whose loop is the steps of the World."""
 
     def run(self) -> None:
-        # These bytes are no records: it would wait for a head for ever, and look for it where
-        # retention has taken the bytes meanwhile. Of records it is behind by less than one.
+        # These bytes are no records: CrcCheck would wait for a record header for ever, and read
+        # where retention has removed the bytes. With real records it lags by less than one.
         self._crcs.begin = lambda _offset, _size: None  # type: ignore[method-assign]
         self._open_gate()
         world_node: SimNode = self._member.sim_node  # type: ignore[attr-defined]
@@ -347,7 +347,7 @@ class SimStream(SlaveStream):
         return self._closed
 
     def end(self) -> None:
-        """What `SlaveStream.run` does behind the link."""
+        """Do what `SlaveStream.run` does after the link has ended."""
         self._closed = True
         member = self._member
         with member.gate.lock:
@@ -357,7 +357,7 @@ class SimStream(SlaveStream):
 
 
 class SimNode:
-    """One node: what survives its process, and the product's objects while it runs."""
+    """One node: the state that survives its process, and the product's objects while it runs."""
 
     def __init__(self, world: World, number: int) -> None:
         self.world = world
@@ -430,7 +430,7 @@ class SimNode:
 
     def _on_promise(self) -> None:
         if self.stream is not None:
-            self.stream._closed = True  # the loop ends in a step of its own
+            self.stream._closed = True  # the loop ends in another step
 
     def _on_confirmed(self, confirmed: int) -> None:
         if self.ha is not None and self.ha._table is not None and self.member.open_epoch:
@@ -452,7 +452,7 @@ class SimNode:
 
 
 class World:
-    """The group, what is in flight, what was seen; one walk."""
+    """One walk: the group, the messages in flight, and what was observed."""
 
     def __init__(
         self,
@@ -481,29 +481,29 @@ class World:
         self.links = 0
         self.depth = 0
         self.cut_off: set[int] = set()  # nodes that nobody reaches
-        self.calm = 0  # so many steps in which only work is done
+        self.calm = 0  # how many more steps have no faults
         self.busy: list[SimNode] = []
         self.connections: list[SimConnection] = []
         self.trace: list[str] = []
         self.counts: dict[str, int] = {}
         self.powers = self.resyncs = 0
-        # ghosts: of each value its epoch, offset and confirming epoch; what was acknowledged
+        # What nodes do not know: of each value its epoch, offset and confirming epoch; all acked.
         self.values = 0
         self.written: dict[int, tuple[int, int]] = {}
         self.confirmed_in: dict[int, int] = {}
         self.acked: set[int] = set()
-        self.untold: set[int] = set()  # what may have been confirmed
+        self.untold: set[int] = set()  # values that may have been confirmed
         self.nodes = {n: SimNode(self, n) for n in self.numbers}
         for node in self.nodes.values():
             node.start()
         self.stranger: set[int] = set()  # values of another RocketMQ master
-        self.inside: set[int] = set()  # where a record of either lies: no file would begin there
+        self.inside: set[int] = set()  # offsets inside those records: no file would begin there
         if classic:
             self._follow_rocketmq(classic)
 
     def _follow_rocketmq(self, classic: str) -> None:
-        """Let every node have followed a RocketMQ master before, the last one perhaps another:
-        `classic` is "same" or "two".
+        """Give every node the log of a RocketMQ master; with `classic` "two" the last node has that
+        of another master, with "same" all have the same.
         """
         logs = []
         for _ in range(1 if classic == "same" else 2):
@@ -562,7 +562,7 @@ class World:
         self, member: Member, purpose: Purpose, *, skip: frozenset[int] = frozenset(),
         timeout_ms: float = 0.0, **extra: Any,
     ) -> list[SurveyReply]:  # fmt: skip
-        """Ask the others one after the other; anything may happen between."""
+        """Ask the other nodes one after the other; anything may happen in between."""
         del timeout_ms
         source: SimNode = member.sim_node  # type: ignore[attr-defined]
         replies = []
@@ -593,7 +593,7 @@ class World:
         self, member: Member, receiver: Any, node: int, address: str, history: Any,
         source_min: int, end: int, on_progress: Any,
     ) -> None:  # fmt: skip
-        """Stand in for the catch-up's socket; both ends are the product's."""
+        """Replace the catch-up's socket; both ends are the product's code."""
         del address, on_progress
         source: SimNode = member.sim_node  # type: ignore[attr-defined]
         target = self.nodes[node]
@@ -622,7 +622,7 @@ class World:
         except ProtocolError as error:  # the source closes the link
             raise ConnectionResetError(str(error)) from error
 
-    # ---- what was seen
+    # ---- what was observed
 
     def note_confirmed(self, node: SimNode, confirmed: int) -> None:
         epoch, store = node.member.open_epoch, node.store
@@ -630,11 +630,11 @@ class World:
             known = epoch_at(node.state.history, at)
             if known == FLOOR_EPOCH and at + size_of(value) <= confirmed:
                 if not store.data[at]:
-                    self.untold.add(value)  # forgotten and deleted: nobody can tell
+                    self.untold.add(value)  # forgotten and deleted: unknown
                 elif store.data[at] == value:
-                    known = of  # forgotten, but here it is
+                    known = of  # forgotten, but the bytes are here
             if at + size_of(value) <= confirmed and known == of:
-                # What retention has deleted was in this log all the same, if it can be told.
+                # Bytes that retention has deleted count as having been in this log.
                 if at < store.min_offset and self.stranger and of == CLASSIC_EPOCH:
                     continue
                 if store.data[at] in (0, value):  # 0: from before a resync
@@ -646,7 +646,7 @@ class World:
     # ---- steps
 
     def nested(self, busy: SimNode) -> None:
-        """Let other things happen while `busy` waits for an answer."""
+        """Let other steps happen while `busy` waits for an answer."""
         if self.depth >= NESTED_MAX or self.rng.random() < 0.5:
             return
         life = busy.life
@@ -661,7 +661,7 @@ class World:
         self._still(busy, life)
 
     def step(self, busy: SimNode | None = None) -> None:
-        """Do one random thing; of a busy node only what its other threads do."""
+        """Do one random step; of a busy node only what its other threads do."""
         if self.calm:
             self.calm -= 1
         elif busy is None and self.rng.random() < 0.05:
@@ -842,7 +842,7 @@ class World:
             node.ha.close_epoch("demoted")
 
     def do_watch(self, node: SimNode) -> None:
-        """A master surveys those not linked to it."""
+        """A master surveys the nodes that do not follow it."""
         if not node.open:
             return
         for number in self.numbers:
@@ -860,7 +860,7 @@ class World:
             self.rng.choice(links).close("the network breaks")
 
     def do_part(self, node: SimNode) -> None:
-        """Cut one node off from the others, or join all again."""
+        """Cut one node off from the others, or connect all again."""
         if self.cut_off or self.rng.random() < 0.2:
             self.cut_off.clear()
             return
@@ -897,10 +897,10 @@ class World:
             node.store.min_offset = self.rng.choice(starts)
 
     def do_restart(self, node: SimNode) -> None:
-        """Start a node that is down; a master goes on in its epoch where it may."""
+        """Start a node that is down; a master continues in its epoch if it may."""
         if node.up:
             return
-        self.crashes = False  # before it is up nobody hears of it
+        self.crashes = False  # no crash before it is up
         node.start()
         self.crashes = self.crash_rate > 0
         if self.rng.random() < 0.5:
@@ -957,7 +957,7 @@ class World:
         for at, value in store.records():
             epoch = epoch_at(history, at)
             if epoch == FLOOR_EPOCH:
-                epoch = self.written[value][0]  # forgotten; that the bytes agree is looked at below
+                epoch = self.written[value][0]  # forgotten; the bytes are compared below
             if (epoch, at) != self.written[value]:
                 raise Violation(
                     f"3: node {node.number} has value {value} of {self.written[value]} at "
@@ -967,7 +967,7 @@ class World:
             other, place = seen.setdefault((epoch, at), (value, node.number))
             if other != value and not (epoch == CLASSIC_EPOCH and self.stranger):
                 raise Violation(f"3: nodes {place} and {node.number} differ at {at} of {epoch}")
-            # Retention may have taken what RocketMQ wrote, unconfirmed; a resync then starts there.
+            # Retention may have removed unconfirmed bytes of RocketMQ; a resync then starts there.
             taken = (self.retention and self._classic(value)) or value in self.untold
             if at + size_of(value) <= limit and value not in self.confirmed_in and not taken:
                 raise Violation(
@@ -980,10 +980,10 @@ class World:
     # ---- the end of a walk
 
     def heal(self) -> None:
-        """Mend everything, promote any node: logs become equal and nothing acknowledged is lost."""
+        """End all faults, promote any node: logs become equal, no acknowledged value is lost."""
         self.crashes, self.crash_rate, self.loss_rate = False, 0.0, 0.0
         self.cut_off.clear()
-        self.depth = NESTED_MAX  # nothing between
+        self.depth = NESTED_MAX  # no nested steps
         for node in self.nodes.values():
             if not node.up:
                 node.start()
@@ -998,7 +998,7 @@ class World:
                     break
                 except PromotionRefused as refused:
                     named = re.findall(r"promote node (\d+)", str(refused))
-                    if named:  # a way out that is named leads out
+                    if named:  # the named remedy must work
                         chosen = self.nodes[int(named[0])]
                         chosen.acks = chosen.state.data.acks_min or self.acks
                         self.count("named")
@@ -1055,7 +1055,7 @@ class World:
 
 
 def ranges(history: epochs.History, low: int) -> list[EpochEntry]:
-    """Return what a history says of the bytes from `low` on, as far as it remembers: without the
+    """Return the entries of a history from offset `low` on, without forgotten ranges and without
     epochs that wrote nothing.
     """
     following = [*history[1:], None]
@@ -1077,13 +1077,13 @@ _STEPS = (
     + ["kill", "cut_power", "retain", "part"]
 )  # fmt: skip
 _NESTED_STEPS = [*_STEPS, "restart", "receive", "report", "send", "put"]
-# What a node's RoleService and HAClient do: one thing at a time.
+# Steps of a node's RoleService and HAClient: one at a time.
 _OWN_THREAD = {"follow", "promote", "demote", "watch", "restart"}
 
 
 @contextlib.contextmanager
 def installed(world: World) -> Iterator[World]:
-    """Put the world where the product reaches for the network."""
+    """Replace the product's network calls by the World's."""
     places: list[tuple[Any, str, Any]] = [
         (promoter, "ask_all", world.ask_all),
         (ha_client, "ask_all", world.ask_all),
@@ -1106,7 +1106,7 @@ def installed(world: World) -> Iterator[World]:
 
 
 def settings_of(seed: int) -> dict[str, Any]:
-    """Return the kind of walk that a seed stands for."""
+    """Return the settings of a seed's walk."""
     rng = random.Random(seed ^ 0x5EED)
     nodes = rng.choice((2, 3, 3, 3, 4))
     return {
@@ -1122,8 +1122,9 @@ def settings_of(seed: int) -> dict[str, Any]:
 
 
 def walk(seed: int, steps: int = 200, classic: str = "") -> World:
-    """Take one walk; Violation carries the seed and the last steps. What two RocketMQ masters left
-    does not heal: a person must decide.
+    """Take one walk; a Violation has the seed and the last steps.
+
+    Logs of two RocketMQ masters do not become equal: the operator must decide.
     """
     world = World(seed, **settings_of(seed), classic=classic)
     with installed(world):

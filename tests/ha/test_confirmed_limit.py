@@ -1,5 +1,6 @@
-"""A confirmed offset inside a record, or inside the blank before one, confirms no record: who has
-one is not kept from its group for it. Who has confirmed a whole record beyond is.
+"""A confirmed offset inside a record, or inside the blank before one, confirms no record.
+
+So the node may rejoin its group. A node that knows a whole record beyond as confirmed may not.
 """
 
 import logging
@@ -23,8 +24,8 @@ def quiet():
 
 
 class Retained(Flips):
-    """Node 1 was master, and its slave had reported only a part of its last record. The group has
-    gone on without it, and retention has passed where the two logs part.
+    """Node 1 was master, and its slave had reported only part of the last record. The group has
+    continued without it, and retention has passed the offset where the two logs part.
     """
 
     def __init__(self) -> None:
@@ -54,7 +55,7 @@ class Retained(Flips):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_part_of_a_record_that_was_confirmed_keeps_nobody_out():
+def test_a_node_with_a_confirmed_part_of_a_record_may_rejoin():
     group = Retained()
     with installed(group.world):
         group.part(1)
@@ -72,8 +73,8 @@ def test_a_part_of_a_record_that_was_confirmed_keeps_nobody_out():
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_whole_record_that_was_confirmed_keeps_its_node_out_until_told():
-    """As if its confirmation had been given up elsewhere: what node 1 alone has is confirmed."""
+def test_a_node_with_a_whole_confirmed_record_rejoins_only_with_accept_loss():
+    """Node 1 alone has a confirmed record, as if the others had given it up."""
     group = Retained()
     with installed(group.world):
         group.part(1)
@@ -92,7 +93,7 @@ def test_a_whole_record_that_was_confirmed_keeps_its_node_out_until_told():
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize(("confirmed", "kept_out"), [(1, False), (2, True)])
 def test_the_same_holds_for_a_log_that_shares_nothing(confirmed, kept_out):
-    """Then all of it would go, from the first record that retention left."""
+    """All of the log would be cut, from the first record that retention has left."""
     group = Retained()
     with installed(group.world):
         group.part(1)
@@ -111,7 +112,7 @@ def test_the_same_holds_for_a_log_that_shares_nothing(confirmed, kept_out):
 
 
 def test_a_limit_inside_a_blank_protects_nothing(make_group):
-    """The record that did not fit into the file was not confirmed, nor was the blank before it."""
+    """Neither the record that did not fit in the file nor the blank before it is confirmed."""
     for part in ("blank", "its end", "record", "whole"):
         node = make_group().start(1)
         node.promote()

@@ -1,6 +1,6 @@
-"""Thousands of flips: histories stay within a HELLO, and what they forget costs a copy, no data.
+"""Thousands of flips: histories fit in a HELLO, and a forgotten range costs a copy, but no data.
 
-The simulation's nodes with the product's own bounds; a failure prints its seed.
+The nodes of the simulation with the product's own bounds; a failure prints its seed.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ def quiet():
 
 
 class Flips:
-    """A group without faults but those that a test asks for, and what was acknowledged in it."""
+    """A group whose only faults are those of a test, and the records acknowledged in it."""
 
     def __init__(self, seed: int, *, entries: int = epochs.ENTRIES_MAX) -> None:
         self.world = World(seed, nodes=3, entries=entries, crash_rate=0.0)
@@ -65,7 +65,7 @@ class Flips:
         return start
 
     def stream(self, master: SimNode, *numbers: int) -> None:
-        """Let those nodes follow until all of the master's log is there and confirmed."""
+        """Let these nodes follow until they have all of the master's log and it is confirmed."""
         for _ in range(100_000):
             followers = [self.node(number) for number in numbers or self.world.numbers]
             followers = [node for node in followers if node.up and node is not master]
@@ -92,7 +92,7 @@ class Flips:
         return master
 
     def check(self) -> None:
-        """All that was acknowledged is in every log that is up, and every HELLO is short enough."""
+        """Every running node has all acknowledged records, and every HELLO is short enough."""
         for node in self.up:
             said = len(encode_hello(node.member.hello(Purpose.SURVEY)))
             assert said < HELLO_BYTES_MAX, f"a HELLO of {said} bytes"
@@ -108,7 +108,7 @@ def standing(node: SimNode, position: tuple[int, int]) -> tuple[Standing, int]:
 
 
 def test_five_thousand_flips_never_outgrow_a_hello():
-    """One node is away for all but the first of them, another for a few again and again."""
+    """One node is away for all flips but the first, another repeatedly for a few."""
     seed = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
     print(f"HASTORE_SEED={seed}")
     rng = random.Random(seed)
@@ -123,7 +123,7 @@ def test_five_thousand_flips_never_outgrow_a_hello():
                 away = 0
             if not away and number % 500 == 250:
                 away = number + 20
-            # Node 2 alone is not half of the group: it answers promises and takes no bytes.
+            # Node 2 answers promises and takes no bytes.
             chosen = 1 if away else rng.choice((1, 2))
             if away:
                 master = group.promote(chosen)
@@ -136,7 +136,7 @@ def test_five_thousand_flips_never_outgrow_a_hello():
         group.node(3).start()
         master = group.flip(2, 1)
         group.check()
-        assert group.node(3).state.data.aside == 1  # a whole copy; the old store was set aside
+        assert group.node(3).state.data.aside == 1  # a full copy; the old store was set aside
         for node in group.up:
             assert node.store.data == master.store.data and not node.state.data.unclean
             assert node.state.history[0].epoch == FLOOR_EPOCH
@@ -149,7 +149,7 @@ def test_five_thousand_flips_never_outgrow_a_hello():
 
 
 def test_flips_without_a_put_forget_nothing():
-    """Epochs that wrote nothing go first: who comes back after thousands of them copies nothing."""
+    """Epochs that wrote nothing are removed first: a node that missed thousands copies nothing."""
     group = Flips(1)
     with installed(group.world):
         first = group.flip(3, 3)
@@ -165,10 +165,10 @@ def test_flips_without_a_put_forget_nothing():
 
 
 def a_left_out_entry_outlives_a_rewind() -> None:
-    """What was confirmed under an epoch that is left out later must not lose against an older tail.
+    """A record confirmed under an epoch whose entry is removed must not lose against an older tail.
 
-    Node 2 holds bytes of epoch 1 that were confirmed in epoch 3, and node 3 a tail of epoch 2. The
-    master has left 3 out, and dies when it has told node 2 that it does not know it.
+    Node 2 has bytes of epoch 1 that were confirmed in epoch 3, and node 3 a tail of epoch 2. The
+    master has removed the entry of 3, and dies after it has told node 2 that it does not know 3.
     """
     group = Flips(7, entries=4)
     world = group.world
@@ -188,13 +188,13 @@ def a_left_out_entry_outlives_a_rewind() -> None:
         assert common < confirmed < rival.store.max_offset
         held = bytes(master.store.data)
         for _ in range(12):
-            group.promote(1)  # node 2 promises, and does not follow
+            group.promote(1)  # node 2 promises, but does not follow
         assert len(master.state.history) <= 4
         two = group.node(2)
         two.end_stream()
         before = [entry.epoch for entry in two.state.history]
         assert before[-1] not in [entry.epoch for entry in master.state.history]
-        two.client._follow_once()  # it is told what the master does not know, and no more
+        two.client._follow_once()  # it learns which entries the master does not know, nothing else
         master.die()
         world.cut_off.clear()
         two.start()

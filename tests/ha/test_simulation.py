@@ -1,9 +1,8 @@
-"""Random walks over groups of 2 to 4 nodes: nothing that must hold is ever broken, and planted
-mistakes are caught.
+"""Random walks of groups of 2 to 4 nodes: all promises hold in every state, and planted mistakes
+are caught.
 
-A failure prints its seed and the last steps; `walk(SEED)` repeats it. HASTORE_SEEDS sets how many
-fresh walks are taken (default 150; with it all mistakes are hunted) and HASTORE_SEED where they
-begin.
+A failure prints its seed and the last steps; `walk(SEED)` repeats it. HASTORE_SEEDS sets the number
+of random walks (default 150; if it is set, all mistakes are hunted), HASTORE_SEED the first seed.
 """
 
 import logging
@@ -16,7 +15,7 @@ from tests.ha.planted import BUGS, planted
 from tests.ha.simulation import Violation, walk
 from tests.ha.test_flips import a_left_out_entry_outlives_a_rewind
 
-# Seeds that once failed, each for a mistake of the product's: kept for ever.
+# Seeds that once failed because of a bug in the product.
 FAILED_ONCE = {
     479: "a catch-up refused for ever when no epoch was shared",
     550: "a slave at ack point flushed stayed unclean until the next heartbeat",
@@ -25,13 +24,13 @@ FAILED_ONCE = {
     431541667: "a slave was refused for ever for a confirmed offset inside a record",
     314558765: "after a resync what retention had taken unconfirmed was told as confirmed",
 }
-# The mistakes that a few seconds catch; the others want thousands of walks (HASTORE_SEEDS).
+# Mistakes that are caught within seconds; the others need thousands of walks (HASTORE_SEEDS).
 QUICK = (
     "count_short", "own_is_best", "length_only", "equal_epoch", "entry_after_bytes",
     "entries_at_once", "history_not_cut", "flip_acks", "told_beyond", "open_below",
     "stale_progress", "dropped_at_once", "written_left_out", "floor_shared",
 )  # fmt: skip
-# Mistakes for which a walk would have to be too lucky: their own one is written down.
+# Mistakes that random walks hardly ever meet: each has a scripted walk.
 DIRECTED = {"dropped_at_once": a_left_out_entry_outlives_a_rewind}
 
 
@@ -42,7 +41,7 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-def test_what_must_hold_holds_in_fresh_walks():
+def test_the_promises_hold_in_fresh_walks():
     first = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
     count = int(os.environ.get("HASTORE_SEEDS", "150"))
     print(f"HASTORE_SEED={first} HASTORE_SEEDS={count}")
@@ -57,8 +56,8 @@ def test_what_must_hold_holds_in_fresh_walks():
 
 
 @pytest.mark.parametrize("classic", ["same", "two"])
-def test_what_must_hold_holds_behind_rocketmq(classic):
-    """The nodes followed one RocketMQ master before, or two: then nothing is ever mixed."""
+def test_the_promises_hold_after_rocketmq(classic):
+    """The nodes followed one RocketMQ master before, or two, whose bytes are never mixed."""
     first = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
     count = int(os.environ.get("HASTORE_SEEDS", "60"))
     print(f"HASTORE_SEED={first} HASTORE_SEEDS={count}")
@@ -70,7 +69,7 @@ def test_what_must_hold_holds_behind_rocketmq(classic):
 
 
 @pytest.mark.parametrize("seed", sorted(FAILED_ONCE))
-def test_what_failed_once_holds(seed):
+def test_walks_that_failed_once_pass(seed):
     walk(seed, 150)
     walk(seed)
 

@@ -21,7 +21,7 @@ from tests.server.kit import config_of
 
 
 class Watched:
-    """The machine's files; notes who holds the store's lock when node.json is used."""
+    """The real file system; notes whether the store is locked when node.json is used."""
 
     def __init__(self) -> None:
         self.locked = False
@@ -46,7 +46,7 @@ class Watched:
 
 
 class Refusing:
-    """The machine's files, but node.json cannot be written while `full`."""
+    """The real file system, but node.json cannot be written while `full`."""
 
     def __init__(self) -> None:
         self.full = False
@@ -87,7 +87,7 @@ def test_node_json_is_read_and_written_under_the_stores_lock(tmp_path: pathlib.P
     assert not watched.locked
 
 
-def test_a_second_start_beside_a_running_node_changes_nothing(tmp_path: pathlib.Path) -> None:
+def test_a_second_start_while_the_node_runs_changes_nothing(tmp_path: pathlib.Path) -> None:
     node = Node(config_of(tmp_path / "s"), lambda: None)
     node.start()
     try:
@@ -105,10 +105,10 @@ def test_a_second_start_beside_a_running_node_changes_nothing(tmp_path: pathlib.
     assert not [t for t in threading.enumerate() if "Service" in t.name]
 
 
-def test_a_role_that_cannot_be_noted_yet_opens_its_epoch_once(
+def test_a_role_that_cannot_be_saved_yet_opens_its_epoch_once(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A second opening would begin a new count of reports beside slaves that stay linked."""
+    """A second opening would reset the reports of slaves that stay linked."""
     first = Node(config_of(tmp_path / "s"), lambda: None)
     first.start()
     assert first.roles.settled.wait(60)

@@ -18,7 +18,7 @@ PATIENCE_S = 60
 
 
 def start(root: pathlib.Path) -> Node:
-    """Start a node and wait until it has noted its role: it writes no file by itself then."""
+    """Start a node and wait until it has saved its role; it then writes no file by itself."""
     node = Node(config_of(root), lambda: None)
     node.start()
     deadline = time.monotonic() + PATIENCE_S
@@ -66,7 +66,7 @@ def test_a_node_without_its_folder_ends_and_says_why(
     assert root.exists() == bool(before), "the folder was made anew"
 
 
-def test_a_folder_that_goes_just_before_the_stop_is_not_made_anew(tmp_path: pathlib.Path) -> None:
+def test_a_folder_removed_just_before_the_stop_is_not_created_again(tmp_path: pathlib.Path) -> None:
     root = tmp_path / "s"
     node = start(root)
     removed(root)
@@ -75,7 +75,7 @@ def test_a_folder_that_goes_just_before_the_stop_is_not_made_anew(tmp_path: path
     assert not root.exists()
 
 
-def test_a_node_that_is_left_alone_goes_on(tmp_path: pathlib.Path) -> None:
+def test_a_node_whose_folder_stays_goes_on(tmp_path: pathlib.Path) -> None:
     node = start(tmp_path / "s")
     try:
         node.store.check_place()

@@ -14,7 +14,7 @@ CALL_TIMEOUT_MS = 1_000.0
 
 @dataclass(frozen=True, slots=True)
 class SurveyReply:
-    """One node's reply: its HELLO and answer, or the problem that there is none."""
+    """One node's reply: its HELLO and answer, or why there is none."""
 
     node: int
     address: str

@@ -17,7 +17,7 @@ from hastore.clock import Clock
 from hastore.service import OnFailure, Service
 
 
-class Need(IntEnum):  # unlike an Enum hashed in C; it is looked up for each put
+class Need(IntEnum):  # its hash is C code, unlike an Enum's: looked up for each put
     """What a put waits for."""
 
     MASTER_DISK = 0
@@ -43,7 +43,7 @@ class _Waiter(msgspec.Struct):
 
 
 class Progress(NamedTuple):
-    """The log offset up to which each need is met; the one with the greater `serial` is newer.
+    """The log offset up to which each need is met. Of two, that with the greater `serial` is newer.
 
     `level(need, end_offset)` names what was observed for a put that ends there.
     """

@@ -43,7 +43,7 @@ class HAService:
         self._serial = 0  # numbers the Progress made under `_lock`, so that older ones are ignored
         self._connection_ids = itertools.count(1)
         self.push2_slave_max_offset = 0
-        self.failure: str | None = None  # why the last connection ended that a defect ended
+        self.failure: str | None = None  # of the last connection that a defect of this node ended
 
     def note_failure(self, what: str) -> None:
         """Note for the status, until a restart, that a defect of this node ended a connection."""
@@ -214,7 +214,7 @@ class HAService:
         piece.
         """
         if not self._sync and self._table is not None:
-            self.member.store.set_limits(readable=end)  # before the push, which sends it along
+            self.member.store.set_limits(readable=end)  # first: the push sends it too
         for connection in self._streams:
             writer = connection.writer
             if writer is not None:
@@ -315,8 +315,8 @@ class HAService:
             )
 
     def never_flushed(self) -> str | None:
-        """Return why the slaves' configuration lets no put with sync_flush be confirmed; None when
-        it does.
+        """Return why the configuration of the slaves lets no put with sync_flush be confirmed; None
+        when it does not prevent it.
         """
         with self._lock:
             table = self._table

@@ -24,7 +24,7 @@ from hastore.service import OnFailure, Service
 PUSH_BYTES_MAX = 128 * 1024
 SENDFILE_BYTES_MIN = 64 * 1024
 LIMITS_DELAY_MS = 5.0  # how long CONFIRMED waits for data to be sent with it
-ACTIVE_MS = 50.0  # how long after the last send the thread wakes up that often
+ACTIVE_MS = 50.0  # how long after a send it wakes up each LIMITS_DELAY_MS
 
 Limits = tuple[int, int]
 
@@ -63,9 +63,8 @@ class WriteSocketService(Service):
         self._on_broken = on_broken
         self._lock = threading.Lock()
         self._eventfd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._eventfd_lock = (
-            threading.Lock()
-        )  # no wake-up after close: the number may be another file's
+        # No wake-up after the close: the descriptor's number may then be another file's.
+        self._eventfd_lock = threading.Lock()
         self._flowing = False  # no push before the answer to HELLO was sent
         self._watching = False  # the thread wakes up within LIMITS_DELAY_MS by itself
         self._last_send_ms = clock.monotonic_ms()
@@ -73,9 +72,8 @@ class WriteSocketService(Service):
         self._broken = False
         self.start_offset = start_offset
         self.sent_offset = start_offset
-        self.reach_offset = (
-            start_offset  # the end of all that may have been sent: no report may be beyond
-        )
+        # The end of all bytes that may have been sent; a report beyond it is false.
+        self.reach_offset = start_offset
 
     def push(self, start: int, end: int, data: bytearray | None = None) -> None:
         """Try to send [start, end) at once, without blocking; else wake the thread to send it."""

@@ -10,9 +10,9 @@ from types import TracebackType
 
 
 class WriteGate:
-    """The epoch that may append now: a master's own, or that of a slave's link; None: closed.
+    """Has the epoch that may append now: a master's own, or that of a slave's link; None: closed.
 
-    Thread-safe: `lock` is held for each append, and by whoever changes `epoch`.
+    Thread-safe: `lock` is held for each append and for each change of `epoch`.
     """
 
     def __init__(self) -> None:

@@ -167,8 +167,8 @@ def classic_range(
 def nothing_to_compare(
     mine: History, my_min: int, my_end: int, theirs: History, their_min: int, their_end: int
 ) -> bool:
-    """Whether my log has bytes without a named writer below the common point that the other log no
-    longer has to compare: retention has removed them there.
+    """Whether bytes without a named writer cannot be compared: my log has them below the common
+    point, but retention has removed them from the other log.
     """
     common, kept = common_point(mine, my_end, theirs, their_end)
     if not kept or mine[kept - 1].epoch not in _NAMELESS or common <= my_min:

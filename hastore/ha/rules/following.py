@@ -61,8 +61,8 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
     """Decide what an open master answers to a slave; changes nothing.
 
     A slave that has promised a higher epoch is refused with that epoch: the master must then turn
-    read-only. A slave that has promised a lower epoch is refused until it promises this master's:
-    the node to which it promised that epoch may count on its log.
+    read-only. A slave that has not promised this master's epoch is refused until it does: the node
+    to which it made its promise may count on its log.
     """
     if hello.promised_epoch > master.promised_epoch:
         return Refused(
@@ -113,8 +113,9 @@ def _known_shared(master: MasterView, hello: Hello) -> int:
     """Return the offset up to which the slave's confirmed data counts as the master's, although
     neither history says where the two logs parted; the slave copies all of it again.
 
-    It is the end of the forgotten range plus one record: the slave may know part of a record as
-    confirmed that a promotion has cut off. A whole confirmed record beyond is another log's.
+    It is the end of the forgotten range plus one record, or 0 when nothing is forgotten: the slave
+    may know part of a record as confirmed that a promotion has cut off. A whole confirmed record
+    beyond is another log's.
     """
     end = forgotten_end(hello.history, hello.max_offset, master.history, master.max_offset)
     return end + RECORD_BYTES_MAX if end else 0

@@ -119,7 +119,7 @@ def most_advanced(answers: list[PeerAnswer], own: int) -> PeerAnswer:
 
 
 def may_resume(history: History, promised_epoch: int, node: int, epoch_over: bool) -> int | None:
-    """Return the epoch in which a restarted master goes on, None when that epoch is over."""
+    """Return the epoch in which a restarted master continues, None when that epoch is over."""
     epoch = last_epoch(history)
     if epoch and epoch_node(epoch) == node and promised_epoch == epoch and not epoch_over:
         return epoch

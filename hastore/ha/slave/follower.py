@@ -20,13 +20,11 @@ class Follower(Service):
         self._stream: SlaveStream | None = None
         self._retry_now = threading.Event()
         self.accept_loss = False
-        self.notice: str | None = (
-            None  # a problem for the operator to look at although a stream flows
-        )
+        # A problem for the operator to look at although a stream flows.
+        self.notice: str | None = None
         self.problem: str | None = problem  # why no stream flows; None while one does
-        self.master: int | None = (
-            None  # the followed master's node number; a RocketMQ master has none
-        )
+        # The followed master's node number; a RocketMQ master has none.
+        self.master: int | None = None
         self.known_master: tuple[int, int] | None = None  # (epoch, node) open in the last survey
 
     @property

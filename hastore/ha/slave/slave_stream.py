@@ -58,9 +58,7 @@ class SlaveStream:
         self._told: Confirmed | None = None
         # A record is known to start where replay has come to: headers are checked from there on.
         self._crcs = CrcCheck(member.store, accepted, member.store.dispatched_offset)
-        self._checked = (
-            member.store.max_offset
-        )  # the end of the checked part; no report is beyond it
+        self._checked = member.store.max_offset  # end of the checked part; no report is beyond
         self._bulk = False  # long bodies arrive: receive headers alone, so that bodies are spliced
         self._flushed = member.config.ha.ack_point is AckPoint.FLUSHED
         self._heartbeat_ms = member.config.ha.heartbeat_interval_ms
@@ -176,9 +174,8 @@ class SlaveStream:
             self._crcs.check(end)
         except DamagedRecordError as damaged:
             self._met_damage(damaged)
-        self._checked = (
-            end  # before `flushed_offset` is read, so that one of the two threads reports
-        )
+        # Set before `flushed_offset` is read, so that one of the two threads reports.
+        self._checked = end
         if not self._flushed or store.flushed_offset > (self._reported or 0):
             self.report(now_ms)
         self._follow_limits()
@@ -257,9 +254,8 @@ class _FlushReporter(Service):
         stream = self._stream
         store = stream._member.store
         try:
-            reported = (
-                0  # not `flushed_offset`: the periodic flush may have moved it without a report
-            )
+            # Not `flushed_offset`: the periodic flush may have moved it without a report.
+            reported = 0
             while not self.stopping.is_set():
                 if store.wait_beyond(reported, 0.2) > reported:
                     reported = store.flush()

@@ -189,7 +189,7 @@ def _may_be_longer(data: memoryview, at: int, left: int, wanted: int) -> bool:
 def _refuse_headless(commit_log: CommitLog, first: int) -> None:
     """Refuse to clear a log without a first record when data follow: StoreBrokenError.
 
-    After a resync a log may begin inside its first file, but only the limits page would say so.
+    After a resync a log may begin inside its first file, but only the limits page says so.
     """
     head = commit_log.queue.files[0].view
     size = len(head)

@@ -1,4 +1,4 @@
-"""HELLO on real sockets: who is let in, and what strangers, liars and slow callers get."""
+"""HELLO on real sockets: who is accepted, and how untrusted, lying and slow callers are treated."""
 
 import contextlib
 import os
@@ -41,16 +41,16 @@ E1 = 1 << 16 | 1
 
 @pytest.fixture
 def pair(make_group):
-    """An open master of a group of two, of which only it runs."""
+    """An open master of a group of two; the other node is not running."""
     group = make_group(2, ha={"hello_timeout_ms": 1000})
     node = group.start(1)
-    node.promote()  # R = 1: it alone is enough
+    node.promote()  # R = 1: its own answer is enough
     node.put(b"a", b"b")
     return node
 
 
 def hello(node, /, **changes):
-    """What node 2 would say, with an empty log, once it has promised the master's epoch."""
+    """Node 2's HELLO, with an empty log, after it has promised the master's epoch."""
     said = {
         "node": 2, "purpose": Purpose.FOLLOW, "promised_epoch": node.state.data.promised_epoch,
         "history": (), "max_offset": 0, "confirmed_offset": 0,
@@ -88,8 +88,8 @@ def test_a_survey_changes_nothing(pair):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("purpose", list(Purpose))
-def test_who_is_no_member_is_refused_whatever_it_wants(pair, changes, word, purpose):
-    """Nor does its epoch turn the master read-only."""
+def test_a_caller_outside_the_group_is_refused_for_any_purpose(pair, changes, word, purpose):
+    """Its epoch does not turn the master read-only either."""
     made, mine, theirs = open_by_hand(
         pair, hello(pair, purpose=purpose, promised_epoch=9 << 16 | 2, **changes)
     )
@@ -114,7 +114,7 @@ def test_another_file_size_is_refused(pair):
     assert isinstance(refused, Refused) and "commitlog_file_size" in refused.reason
 
 
-def test_who_promised_a_higher_epoch_turns_the_master_read_only(pair):
+def test_a_caller_with_a_higher_promise_turns_the_master_read_only(pair):
     refused = answer(pair, promised_epoch=9 << 16 | 2)
     assert isinstance(refused, Refused)
     assert not pair.member.open_epoch and pair.superseded == [9 << 16 | 2]
@@ -203,7 +203,7 @@ def test_a_secret_where_none_is_expected_is_refused(pair):
 
 
 def open_by_hand(node, said):
-    """Go through the opening up to the proof; returns peer, my HELLO and its."""
+    """Do the opening up to the proof; return peer, my HELLO and the peer's."""
     made = Peer(node.address)
     made.send(CALL_MAGIC)
     assert made.receive(8) == ANSWER_MAGIC
@@ -221,7 +221,7 @@ def test_a_replayed_proof_is_refused(guarded):
     made.receive(frame_length(made.receive(4)))
     assert decode_answer(made.receive(frame_length(made.receive(4)))) == Surveyed()
     made.close()
-    made, mine, fresh = open_by_hand(guarded, said)  # the same HELLO to the letter
+    made, mine, fresh = open_by_hand(guarded, said)  # exactly the same HELLO
     assert fresh != theirs, "the answerer's nonce is fresh"
     made.send(frame(proof))
     assert made.closed
@@ -229,7 +229,7 @@ def test_a_replayed_proof_is_refused(guarded):
 
 
 def test_a_reflected_proof_is_refused(guarded):
-    """A caller without the secret has the node prove it, and sends that back."""
+    """A caller without the secret sends the node's own proof back to it."""
     made, mine, theirs = open_by_hand(guarded, hello(guarded, purpose=Purpose.SURVEY))
     for proof in (
         answerer_proof(SECRET, mine, theirs, b""),
@@ -244,7 +244,7 @@ def test_a_reflected_proof_is_refused(guarded):
 
 
 class FalseMaster(threading.Thread):
-    """Listens, says HELLO as node 1, and answers with whatever proof `prove` makes."""
+    """Listens, says HELLO as node 1, and answers with the proof that `prove` makes."""
 
     def __init__(self, prove, magic=ANSWER_MAGIC):
         super().__init__(daemon=True)
@@ -309,7 +309,7 @@ def test_another_version_is_refused():
     false.close()
 
 
-# ---- strangers
+# ---- untrusted peers
 
 
 @pytest.mark.parametrize(
@@ -323,7 +323,7 @@ def test_another_version_is_refused():
     ],
     ids=range(13),
 )  # fmt: skip
-def test_a_strangers_bytes_close_their_connection_only(pair, data):
+def test_invalid_bytes_close_only_their_connection(pair, data):
     with peer(pair) as stranger:
         try:
             stranger.send(data)
@@ -365,12 +365,12 @@ def test_a_trickle_does_not_prolong_the_hello(pair):
         began = time.monotonic()
         slow.send(CALL_MAGIC + b"\0\0\x10\0")
         with pytest.raises(OSError):  # the node resets it
-            while time.monotonic() - began < 60:  # the 4 KiB that it names need 200 s
+            while time.monotonic() - began < 60:  # the announced 4 KiB take 200 s
                 slow.send(b"x")
                 time.sleep(0.05)
 
 
-def test_the_limit_drops_who_has_not_spoken_first(make_group):
+def test_the_limit_drops_silent_connections_first(make_group):
     group = make_group(2, ha={"max_connections": 4, "hello_timeout_ms": 20_000})
     node = group.start(1)
     node.promote()
@@ -379,7 +379,7 @@ def test_the_limit_drops_who_has_not_spoken_first(make_group):
     silent = [Peer(node.address) for _ in range(6)]
     wait_for(lambda: len(node.ha._connections) <= 4)
     assert silent[0].closed and silent[1].closed and silent[2].closed
-    assert answer(node, purpose=Purpose.SURVEY) == Surveyed()  # and another silent one goes
+    assert answer(node, purpose=Purpose.SURVEY) == Surveyed()  # and another silent one is dropped
     assert len(node.ha.slaves()) == 1
     for one in silent:
         one.close()
@@ -395,13 +395,13 @@ def count_links():
     return count
 
 
-def test_many_strangers_leave_no_thread_and_no_descriptor(pair):
+def test_many_untrusted_peers_leave_no_thread_and_no_descriptor(pair):
     before = threading.active_count()
     descriptors = count_links()
     for n in range(60):
         with peer(pair) as stranger:
             stranger.send(os.urandom(n + 1))
-    wait_for(  # all of it at once: the last stranger may not have been let in yet
+    wait_for(  # all conditions at once: the last peer may not have been accepted yet
         lambda: (
             threading.active_count() <= before
             and count_links() <= descriptors
@@ -415,7 +415,7 @@ def test_many_strangers_leave_no_thread_and_no_descriptor(pair):
 
 
 def follow_by_hand(node, **changes):
-    """Follow as node 2 without a client; returns the raw connection."""
+    """Follow as node 2 without a client; return the raw connection."""
     made = ask(node, **changes)
     assert isinstance(made.answer, StreamFrom), made.answer
     raw = Peer.__new__(Peer)
@@ -425,7 +425,7 @@ def follow_by_hand(node, **changes):
 
 
 @pytest.mark.parametrize("bad", [-1, -(2**63), "beyond", 2**63 - 1, "backwards"])
-def test_a_wrong_report_closes_and_releases_nobody(pair, bad):
+def test_a_wrong_report_closes_and_confirms_no_put(pair, bad):
     raw = follow_by_hand(pair)
     raw.report(0)
     end = pair.store.max_offset
@@ -492,7 +492,7 @@ def test_limits_reach_a_follower_before_and_after_it_reports(pair):
         return told
 
     wait_for(limits)
-    assert told[0] == (0, 0)  # under a synchronous master nobody reads what is not confirmed
+    assert told[0] == (0, 0)  # a synchronous master hides unconfirmed records from readers
     while raw.sock and pair.store.confirmed_offset < end:
         raw.report(end)
         time.sleep(0.05)

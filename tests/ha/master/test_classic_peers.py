@@ -1,4 +1,4 @@
-"""A RocketMQ slave on the HA port: the bytes of its protocol, exactly."""
+"""A RocketMQ slave on the HA port: the exact bytes of its protocol."""
 
 import time
 
@@ -11,7 +11,7 @@ from tests.ha.nodes import FILE_SIZE, peer, wait_for
 
 @pytest.fixture
 def master(make_group):
-    """A master alone with records over three files."""
+    """A master without slaves; its records fill three files."""
 
     def make(**ha):
         group = make_group(
@@ -51,7 +51,7 @@ def test_a_report_inside_the_log_starts_exactly_there(master, where):
     with peer(node) as slave:
         slave.report(start)
         if start == end:
-            assert slave.frame() == (end, b"")  # a heartbeat, in its time
+            assert slave.frame() == (end, b"")  # a heartbeat, on time
             return
         check_stream(node, slave.frames_until(end), start)
 
@@ -134,7 +134,7 @@ def stays_while_it_reports(node):
 
 def test_a_slave_that_reports_stays(master):
     node = master(housekeeping_interval_ms=600)
-    # Without reports it never does; a machine that stands still for a while silences it as well.
+    # Without reports it would never stay. A stalled machine ends the link too, hence ten tries.
     assert any(stays_while_it_reports(node) for _ in range(10))
 
 
@@ -150,7 +150,7 @@ def test_a_wrong_report_closes_the_link_and_counts_nothing(master, bad):
         slave.report({"beyond": end + 1, "backwards": end - 51, "negative": -1, "far": 2**62}[bad])
         assert slave.closed
     assert node.ha.push2_slave_max_offset == end - 50
-    assert node.store.confirmed_offset == end  # its own: a classic peer is outside the group
+    assert node.store.confirmed_offset == end  # the master's own end: classic peers do not count
 
 
 def test_a_report_comes_in_pieces(master):

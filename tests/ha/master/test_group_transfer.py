@@ -1,4 +1,4 @@
-"""Waiting puts: each ended exactly once, in order, by progress, deadline or the epoch's end."""
+"""Waiting puts: each ends exactly once, in order, by progress, deadline or the epoch's end."""
 
 import random
 import threading
@@ -20,7 +20,7 @@ def progress(serial, end, *, need=None, by_classics=None):
 
 
 class Ends:
-    """What `done` was told, by name."""
+    """Outcomes and levels that `done` received, by put."""
 
     def __init__(self):
         self.seen = []
@@ -65,7 +65,7 @@ def test_progress_completes_in_offset_order(transfer, ends):
     assert ends.seen[0][2] == "SLAVES@10"
 
 
-def test_what_is_confirmed_already_does_not_wait(transfer, ends):
+def test_a_put_that_is_already_confirmed_does_not_wait(transfer, ends):
     transfer.advance(progress(1, 100))
     transfer.add(100, FAR, Need.SLAVES, ends("a"))
     assert ends.seen == [("a", Outcome.CONFIRMED, "SLAVES@100")] and transfer.waiting == 0
@@ -83,7 +83,7 @@ def test_each_need_has_its_own_limit(transfer, ends):
     assert set(ends.outcomes()) == set(Need)
 
 
-def test_a_disk_is_asked_to_sync_for_what_waits_for_it(transfer, ends, flushes):
+def test_a_sync_is_requested_for_puts_that_wait_for_the_disk(transfer, ends, flushes):
     transfer.advance(progress(1, 0))
     transfer.add(10, FAR, Need.SLAVES, ends("a"))
     assert not flushes
@@ -103,7 +103,7 @@ def test_where_every_put_is_for_the_disk_every_wait_asks(flushes, ends):
 
 def test_older_progress_neither_confirms_nor_takes_back(transfer, ends):
     transfer.advance(progress(5, 100))
-    transfer.advance(progress(4, 50))  # another thread was slower
+    transfer.advance(progress(4, 50))  # of a slower thread
     transfer.add(80, FAR, Need.SLAVES, ends("a"))
     assert ends.outcomes() == {"a": Outcome.CONFIRMED}
 
@@ -124,7 +124,7 @@ def test_the_end_of_an_epoch_ends_every_wait_with_its_fate_open(transfer, ends):
 def test_nothing_of_an_ended_epoch_confirms_a_later_put(transfer, ends):
     transfer.advance(progress(1, 0))
     transfer.abandon(3)
-    transfer.advance(progress(2, 1000))  # worked out before the end, delivered after it
+    transfer.advance(progress(2, 1000))  # computed before the epoch's end, delivered after it
     transfer.add(10, FAR, Need.SLAVES, ends("late"))  # its epoch has ended
     assert ends.outcomes() == {"late": Outcome.FLUSH_SLAVE_TIMEOUT}
     transfer.advance(progress(4, 0))  # the next epoch opens
@@ -204,7 +204,7 @@ def test_many_threads_end_each_put_exactly_once(transfer):
 
 
 def test_a_put_of_an_earlier_epoch_is_not_matched_to_a_later_one(transfer, ends):
-    """Between the append and the wait the node was demoted, rejoined and was promoted again."""
+    """Between append and wait the node was demoted, rejoined and was promoted again."""
     transfer.advance(progress(1, 1000)._replace(epoch=131073))
     transfer.add(10, FAR, Need.SLAVES, ends("late"), epoch=65537)
     transfer.add(10, FAR, Need.SLAVES, ends("own"), epoch=131073)

@@ -1,4 +1,4 @@
-"""The write gate: one writer's epoch at a time, and closing waits for an append under way."""
+"""The write gate: one writer's epoch at a time, and closing waits for an append in progress."""
 
 import threading
 

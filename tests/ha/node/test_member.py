@@ -1,4 +1,4 @@
-"""A node as a member: promises and higher epochs when its disk takes nothing."""
+"""A node as a member: promises and higher epochs, also when writes to its disk fail."""
 
 import errno
 import threading
@@ -56,7 +56,7 @@ def test_a_lower_or_equal_epoch_changes_nothing(master):
 
 
 def test_hello_never_shows_an_open_epoch_without_its_entry(master):
-    """Read while promotions go on in another thread."""
+    """HELLO is read while another thread promotes the node repeatedly."""
     stop, wrong = threading.Event(), []
 
     def watch():

@@ -1,4 +1,4 @@
-"""What a node must not forget: durable at each step, refused when it is another's."""
+"""The durable state of a node: synced at each step, refused when it is another node's."""
 
 import json
 
@@ -71,7 +71,7 @@ def test_another_nodes_store_is_refused(files, mine):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"node": 1}', b"\xff", b'{"node": "1", "store_id": 5}']
 )
-def test_a_state_that_is_none_is_refused_with_a_remedy(files, content):
+def test_an_invalid_state_is_refused_with_a_remedy(files, content):
     files.files["/n/hastore/node.json"] = content
     with pytest.raises(StoreBrokenError, match="new `node` number"):
         load(files)
@@ -99,11 +99,11 @@ def test_the_bounds_of_acks_widen_with_promises_and_end_with_the_promised_entry(
     assert bounds() == (1, 2, ((1, 2, 3), (1, 2)))
     state.promise(E2, 1, (2, 1))
     assert bounds() == (1, 2, ((1, 2, 3), (1, 2)))
-    state.take_entries([entry(E1, 0, 2)])  # older than the promise: that may be in force still
+    state.take_entries([entry(E1, 0, 2)])  # older than the promise, which may still be in force
     assert bounds() == (1, 2, ((1, 2, 3), (1, 2)))
     state.take_entries([entry(E2, 5, 1, (1, 2))])
     assert bounds() == (1, 1, ((1, 2),))
-    state.promise(E3)  # met in a HELLO: nothing is known of what it brings
+    state.promise(E3)  # seen in a HELLO: its `acks` and nodes are unknown
     assert bounds() == (1, 1, ((1, 2),))
     assert state.history == (entry(E1, 0, 2), entry(E2, 5, 1, (1, 2)))
 
@@ -119,7 +119,7 @@ def test_opening_an_epoch_drops_the_marks_in_one_step(files):
     assert (data.acks_min, data.acks_max, data.node_lists) == (1, 1, ((1, 2, 3),))
 
 
-def test_a_resynced_history_brings_what_its_last_entry_allowed(files):
+def test_a_resynced_history_brings_the_acks_of_its_last_entry(files):
     state = boot(files)
     state.promise(E3, 1, (1, 2, 3))
     state.replace_history((entry(E1, 0, 1), entry(E2, 5, 2, (1, 2))))
@@ -138,7 +138,7 @@ def test_a_resynced_history_brings_what_its_last_entry_allowed(files):
         ("written", True, False, True, False, True),  # a group of one is never unclean
     ],
 )
-def test_what_a_start_finds(files, ack_point, power, clean, alone, unclean, over):
+def test_a_start_detects_a_power_loss(files, ack_point, power, clean, alone, unclean, over):
     state = boot(files, ack_point)
     if clean:
         state.end_cleanly()

@@ -1,4 +1,4 @@
-"""Promotions among three nodes with real sockets and stores."""
+"""Promotions in a group of three nodes with real sockets and stores."""
 
 import threading
 
@@ -30,14 +30,14 @@ def in_step(master, *slaves):
 
 
 def close(node):
-    """Make a node's port unreachable, its links too."""
+    """Make a node's port unreachable and end its links."""
     node.ha.acceptor.stop()
     for connection in list(node.ha._connections):
         connection.close("the test")
 
 
 def reopen(node):
-    """Take connections again."""
+    """Make the port reachable again."""
     node.ha.acceptor = AcceptSocketService(node.ha.accept, on_failure=raise_failure)
     node.ha.bind(node.address)
     node.ha.acceptor.start()
@@ -51,7 +51,7 @@ def three(make_group):
 
 @pytest.fixture
 def running(three):
-    """Node 1 the master, the others in step, one record confirmed."""
+    """Node 1 is master, the others are in sync, one record is confirmed."""
     one, two, last = three
     one.promote()
     two.follow()
@@ -74,7 +74,7 @@ def test_three_from_empty(three):
     assert one.put_confirmed(b"x") in {("PUT_OK", "SYNC_MEM(1)"), ("PUT_OK", "SYNC_MEM(2)")}
 
 
-def test_one_alone_waits_and_says_for_whom(make_group):
+def test_a_lone_candidate_waits_and_names_the_missing_nodes(make_group):
     one = make_group(3).start(1)
     with pytest.raises(PromotionRefused, match="waiting for node 2, 3") as refused:
         one.promote()
@@ -88,7 +88,7 @@ def test_two_of_three_are_enough_and_one_is_not_of_a_pair_with_two_acks(make_gro
     assert one.promote().epoch
     other = make_group(2)
     alone = other.start(1)
-    assert alone.promote().epoch  # N = 2, acks = 1: any one node holds all
+    assert alone.promote().epoch  # N = 2, acks = 1: each node has everything
 
 
 def test_the_old_master_is_fenced_by_the_promise(running):
@@ -154,7 +154,7 @@ def test_a_lagging_node_catches_up_before_it_opens(running):
     in_step(last, two)
 
 
-def test_a_candidate_cuts_its_own_tail_to_follow_the_greatest(running):
+def test_a_candidate_cuts_its_own_tail_to_follow_the_most_advanced(running):
     one, two, last = running
     two.unfollow()
     last.unfollow()
@@ -166,7 +166,7 @@ def test_a_candidate_cuts_its_own_tail_to_follow_the_greatest(running):
     two.promote()  # with last
     last.follow()
     wait_for(lambda: last.linked)
-    assert two.put_confirmed(b"of two")[0] == "PUT_OK"  # shorter, yet of a later epoch
+    assert two.put_confirmed(b"of two")[0] == "PUT_OK"  # shorter, but of a later epoch
     two.unfollow()
     last.unfollow()
     entry = one.promote()
@@ -190,7 +190,7 @@ def test_no_catch_up_refuses_to_change_anything(running):
     assert two.linked
 
 
-def test_a_source_that_moves_on_in_the_middle_is_asked_anew(running, monkeypatch):
+def test_a_source_that_changes_during_the_copy_is_asked_again(running, monkeypatch):
     one, two, last = running
     last.unfollow()
     wait_for(lambda: len(one.ha.slaves()) == 1)
@@ -207,7 +207,7 @@ def test_a_source_that_moves_on_in_the_middle_is_asked_anew(running, monkeypatch
 
     def interrupted(*args):
         copies.append(1)
-        if len(copies) == 1:  # somebody else's promise comes between
+        if len(copies) == 1:  # another candidate gets a promise in between
             answering(last.state.data.promised_epoch + (1 << 16))
         return copy(*args)
 
@@ -288,7 +288,7 @@ def test_an_unclean_candidate_does_not_count_itself_and_is_clean_once_open(runni
     one, two, last = running
     two.unfollow()
     two.state.save(unclean=True)
-    two.promote()  # one and last answer: two clean nodes
+    two.promote()  # nodes one and last answer: two clean nodes
     assert not two.state.data.unclean
     del one, last
 

@@ -1,4 +1,4 @@
-"""The cut: archived first, repeatable after a crash at every single effect, confirmed data kept."""
+"""The cut: archived first, repeatable after a crash at any effect, confirmed records kept."""
 
 import itertools
 import random
@@ -17,7 +17,7 @@ HISTORY = (EpochEntry(E1, 0, 1, (1, 2)), EpochEntry(E2, 5, 1, (1, 2)))
 
 
 class Disk:
-    """A node's log and state, whose process can die at any effect."""
+    """A node's log and state; the process can die at any effect."""
 
     def __init__(self, confirmed=0):
         self.steps = None
@@ -79,7 +79,7 @@ def test_a_crash_at_any_effect_is_finished_at_the_next_start():
             began = disk.load().data.intent is not None
             disk.restart()
             cut = disk.store.max_offset == 5
-            # Either nothing was cut yet, or all of it is; never a log that is half cut.
+            # Either nothing is cut, or everything: no half cut log remains.
             assert cut or not began
             assert disk.store.max_offset in (5, 12)
             assert disk.state.history == (HISTORY[:1] if cut else HISTORY)
@@ -88,7 +88,7 @@ def test_a_crash_at_any_effect_is_finished_at_the_next_start():
             assert disk.archived or not cut
             continue
         break
-    assert steps >= 7  # effects, each of which was once the last
+    assert steps >= 7  # the process died once at each of these effects
 
 
 def test_a_crash_while_the_cut_is_repeated_is_repeated_too():
@@ -123,7 +123,7 @@ def test_a_record_is_protected_when_its_end_is_confirmed(confirmed, kept):
         assert disk.store.confirmed_offset == 5
 
 
-def test_a_cut_inside_a_record_protects_what_is_behind():
+def test_a_cut_inside_a_record_protects_the_records_after_it():
     with pytest.raises(GroupDisagrees):
         Disk(confirmed=12).cut(6, 2)
 

@@ -1,4 +1,4 @@
-"""Counting reports, against a count that sorts everything anew."""
+"""Counting reports, compared with a naive count that sorts all reports each time."""
 
 import pytest
 from hypothesis import given
@@ -39,7 +39,7 @@ def test_an_older_epochs_tail_waits_for_the_new_start():
     made.report(2, 20, 99)
     assert made.confirm(500) == 0
     made.report(2, 20, 100)
-    assert made.confirm(99) == 0  # the master's own copy, at its ack point, is not there yet
+    assert made.confirm(99) == 0  # the master's own log has not reached it at its ack point
     assert made.confirm(500) == 100
 
 
@@ -60,7 +60,7 @@ def test_a_node_counts_once_on_its_latest_connection():
     made.join(2, 21, False)
     assert not made.report(2, 20, 95)  # the old connection
     assert made.report(2, 21, 80)
-    assert made.confirm(100) == 0  # one node, whatever its connections say
+    assert made.confirm(100) == 0  # one node, however many connections it has
     made.leave(2, 20)  # the old connection ends late
     made.report(3, 30, 70)
     assert made.confirm(100) == 70
@@ -120,7 +120,7 @@ def test_classic_slaves_count_beyond_where_their_stream_began():
     assert not uncounted.confirmed_with_classics(200)
 
 
-def test_levels_say_what_was_seen():
+def test_levels_say_what_was_observed():
     made = joined(2, flushed={2, 3})
     for node in NODES:
         made.report(node, node * 10, 100)
@@ -129,12 +129,12 @@ def test_levels_say_what_was_seen():
     assert made.level(100, flushed=True) == "SYNC_DISK(2)"
     for node in NODES:
         made.leave(node, node * 10)
-    assert made.level(100, flushed=False) == "SYNC_MEM(2)"  # two were needed, so two were seen
+    assert made.level(100, flushed=False) == "SYNC_MEM(2)"  # two were needed, so two held it
     assert made.level(101, flushed=False) == "MASTER_MEM"
 
 
 class Counting(RuleBasedStateMachine):
-    """Joins, leaves and reports in any order, against a list of what was said."""
+    """Joins, leaves and reports in any order, compared with a list of all reports."""
 
     def __init__(self):
         super().__init__()
@@ -180,9 +180,9 @@ TestCounting = Counting.TestCase
 
 def test_a_flushed_put_waits_in_vain_only_where_no_slave_to_come_helps():
     made = AckTable(acks=1, epoch_start=0, nodes=frozenset({1, 2, 3}))
-    assert made.never_flushed(1) is None  # nobody is there yet
+    assert made.never_flushed(1) is None  # no slave is connected yet
     made.join(2, 20, False)
-    assert made.never_flushed(1) is None  # node 3 may bring its disk
+    assert made.never_flushed(1) is None  # node 3 may still connect with ack point flushed
     made.join(3, 30, False)
     assert "ha.ack_point: flushed" in made.never_flushed(1)
     made.join(3, 31, True)

@@ -1,4 +1,4 @@
-"""Epoch histories against the searched model's functions, written out the dumb way."""
+"""Epoch histories, compared with a naive model of the rules."""
 
 import msgspec
 import pytest
@@ -32,7 +32,7 @@ def entry(epoch, start, acks=1):
 
 @st.composite
 def histories(draw):
-    """A history over few epochs and offsets, so that two of them share much."""
+    """A history of few epochs and offsets, so that two of them have much in common."""
     epochs = sorted(draw(st.sets(st.integers(1, 6), max_size=5)))
     starts = sorted(draw(st.lists(st.integers(0, 8), min_size=len(epochs), max_size=len(epochs))))
     return tuple(entry(e, s) for e, s in zip(epochs, starts, strict=True))
@@ -43,7 +43,7 @@ def model_end_of(history, index, end):
 
 
 def model_common(mine, my_end, theirs, their_end):
-    """The model's Node::common, loop for loop."""
+    """The last common point, by nested loops."""
     for i in reversed(range(len(mine))):
         for j in range(len(theirs)):
             if theirs[j].epoch == mine[i].epoch:
@@ -53,7 +53,7 @@ def model_common(mine, my_end, theirs, their_end):
 
 
 def model_take_entries(mine, my_end, theirs):
-    """The model's take_entries: one entry after the other, each only at the log's very end."""
+    """Take over one entry after the other, each only exactly at the log's end."""
     mine = list(mine)
     while True:
         following = 0
@@ -83,10 +83,10 @@ def test_entries_are_taken_over_as_in_the_model(mine, my_end, theirs):
         assert bound == next(e.start for e in theirs if e.epoch > after[-1].epoch)
 
 
-def test_the_common_point_in_words():
+def test_common_points_by_example():
     old, new, mine = entry(1, 0), entry(4, 50), entry(3, 40)
-    assert common_point((old, mine), 70, (old, new), 90) == (40, 1)  # my epoch 3 is nobody's
-    assert common_point((old, new), 70, (old, new), 90) == (70, 2)  # only behind
+    assert common_point((old, mine), 70, (old, new), 90) == (40, 1)  # only I have epoch 3
+    assert common_point((old, new), 70, (old, new), 90) == (70, 2)  # only shorter
     assert common_point((old,), 45, (old, new), 90) == (45, 1)
     assert common_point((old,), 60, (old, new), 90) == (50, 1)  # my tail of epoch 1
     assert common_point((mine,), 60, (old, new), 90) == (0, 0)
@@ -100,7 +100,7 @@ def test_epoch_at_is_that_of_the_last_entry_at_or_below(history, offset):
 
 
 @given(histories(), st.integers(0, 9))
-def test_recovery_drops_what_starts_beyond_the_end(history, end):
+def test_recovery_drops_entries_that_start_beyond_the_end(history, end):
     kept = keep_until(history, end)
     assert history[: len(kept)] == kept
     assert all(e.start <= end for e in kept) and all(e.start > end for e in history[len(kept) :])
@@ -125,7 +125,7 @@ def test_start_of():
 
 
 def written(count, nodes=(1, 2, 3), step=10):
-    """A history of that many epochs, each of which wrote `step` bytes."""
+    """A history of so many epochs, each of which wrote `step` bytes."""
     return tuple(EpochEntry(n << 16 | 1, n * step - step, 1, nodes) for n in range(1, count + 1))
 
 
@@ -161,7 +161,7 @@ def test_a_history_of_any_group_is_bounded(count, nodes, step):
 
 @given(histories(), histories(), st.integers(0, 9), st.integers(0, 9))
 def test_without_its_empty_epochs_a_history_has_the_same_common_point(mine, more, my_end, end):
-    """Two histories with the same beginning: logs of one group."""
+    """Two histories with the same start, as the logs of one group have."""
     start = mine[-1].start if mine else 0
     theirs = mine + tuple(
         entry(100 + e.epoch, start + e.start) for e in more if start + e.start <= end
@@ -177,19 +177,19 @@ def test_without_its_empty_epochs_a_history_has_the_same_common_point(mine, more
         assert common_point(mine, my_end, shorter, end)[0] == full
 
 
-def test_what_both_have_forgotten_is_not_shared():
+def test_a_range_that_both_have_forgotten_is_not_shared():
     floor, new, mine = entry(FLOOR_EPOCH, 0), entry(4 << 16, 50), entry(3 << 16, 40)
     assert common_point((floor, mine), 70, (floor, new), 90) == (0, 0)
     assert forgotten_end((floor, mine), 70, (floor, new), 90) == 50
     assert forgotten_end((floor, mine), 45, (floor, new), 90) == 45
     assert forgotten_end((entry(1 << 16, 0),), 70, (new,), 90) == 0
-    # A log that was being copied: all of it lies in there, and the bytes are compared.
+    # An interrupted copy: all of it is in the forgotten range, and its bytes are compared.
     assert common_point((floor,), 30, (floor, new), 90) == (30, 1)
     assert classic_range((floor,), 0, 30, (floor, new), 10, 90) == (10, 30)
     assert common_point((floor,), 60, (floor, new), 90) == (0, 0)
 
 
-def test_entries_at_the_logs_end_give_way_together():
+def test_entries_at_the_logs_end_are_replaced_together():
     first, gone, new = entry(1, 0), entry(2, 50), entry(4, 50)
     assert agreed((first, gone), 50, (first, new)) == (first,)
     assert agreed((first, gone), 60, (first, new)) == (first, gone)  # it has bytes

@@ -39,13 +39,13 @@ def test_a_slave_at_its_own_end_streams_from_there():
     assert answer_follow(master(), both) == StreamFrom(900)
 
 
-def test_a_tail_that_nobody_shares_is_rewound():
+def test_an_unshared_tail_is_rewound():
     assert answer_follow(master(), slave(max_offset=700)) == RewindTo(500, 1)
     other = EpochEntry(E3, 450, 1, (1, 2, 3))
     later = master(epoch=4 << 16 | 1, promised_epoch=4 << 16 | 1)
     tail = slave(promised_epoch=4 << 16 | 1, history=(ONE, other), max_offset=450)
     assert answer_follow(later, tail) == RewindTo(450, 1)
-    # Ahead in the master's own epoch: what the master lost is cut, whatever it is.
+    # Ahead in the master's own epoch: the bytes that the master lost are cut.
     ahead = slave(history=(ONE, TWO), max_offset=1000)
     assert answer_follow(master(), ahead) == RewindTo(900, 2)
 
@@ -64,7 +64,7 @@ def test_without_a_usable_common_point_it_is_a_resync():
     assert answer_follow(master(min_offset=400), slave(max_offset=300)) == Resync(400, (ONE,))
     stranger = slave(history=(EpochEntry(E3, 0, 1, ()),), max_offset=300)
     assert answer_follow(master(), stranger) == Resync(0, (ONE,))
-    # The slave's own retention has passed the point.
+    # The slave's own retention has passed the common point.
     late = slave(history=(ONE, EpochEntry(E3, 450, 1, ())), min_offset=480, max_offset=490)
     assert answer_follow(master(), late) == Resync(0, (ONE,))
 
@@ -77,7 +77,7 @@ def test_confirmed_data_beyond_a_lost_point_is_refused():
     assert isinstance(answer, Refused) and "--accept-loss" in answer.reason
 
 
-def test_a_log_whose_epochs_are_forgotten_is_copied_anew():
+def test_a_log_whose_epochs_are_forgotten_is_copied_again():
     floor = EpochEntry(FLOOR_EPOCH, 0, 1, (1, 2, 3))
     forgot = master(history=(floor, TWO))
     assert answer_follow(forgot, slave(max_offset=400, confirmed_offset=400)) == Resync(0, (floor,))
@@ -89,13 +89,13 @@ def test_a_log_whose_epochs_are_forgotten_is_copied_anew():
     assert answer_follow(forgot, slave(history=(), max_offset=0)) == StreamFrom(0)
 
 
-def test_an_interrupted_copy_of_another_log_begins_anew():
+def test_an_interrupted_copy_of_another_log_starts_again():
     floor = EpochEntry(FLOOR_EPOCH, 0, 1, (1, 2, 3))
     mine = {"history": (floor,), "max_offset": 400, "digest_to": 400}
     forgot = master(history=(floor, TWO), digest=b"a" * 32)
     assert answer_follow(forgot, slave(**mine, digest=b"a" * 32)) == StreamFrom(400)
     assert answer_follow(forgot, slave(**mine, digest=b"b" * 32)) == Resync(0, (floor,))
-    assert isinstance(answer_follow(forgot, slave(**mine)), Refused)  # it is to say the digest
+    assert isinstance(answer_follow(forgot, slave(**mine)), Refused)  # the digest is missing
 
 
 def test_promises_come_first():
@@ -112,7 +112,7 @@ def test_files_of_another_size_are_refused_with_the_key():
 
 @given(histories(), st.integers(0, 9), histories(), st.integers(0, 9))
 def test_every_answer_is_the_models(mine, my_end, theirs, their_end):
-    """With whole logs from 0 the master only ever says: go on, or cut to the common point."""
+    """With complete logs from 0 a master answers StreamFrom or RewindTo the common point."""
     mine = tuple(e for e in mine if e.start <= my_end)
     theirs = tuple(e for e in theirs if e.start <= their_end)
     view = master(history=theirs, max_offset=their_end)
@@ -133,14 +133,14 @@ def test_every_answer_is_the_models(mine, my_end, theirs, their_end):
         ({"node": 9}, "list"), ({"store_id": "new"}, "store"),
     ],
 )  # fmt: skip
-def test_strangers_are_named(changes, word):
+def test_callers_outside_the_group_are_refused_with_the_reason(changes, word):
     known = {2: "ab" * 16}
     assert check_identity(make_hello(), "c", "g", 1, (1, 2, 3), known) is None
     problem = check_identity(make_hello(**changes), "c", "g", 1, (1, 2, 3), known)
     assert problem is not None and word in problem
 
 
-def test_a_cut_loses_what_is_confirmed_as_a_whole():
+def test_a_cut_loses_whole_confirmed_records_only():
     # Records of 100 bytes, the last whole one ends at 1000.
     assert not cut_loses_confirmed(500, 500, 100, 1000)
     assert not cut_loses_confirmed(500, 599, 100, 1000)  # the limit is inside the first record
@@ -148,4 +148,4 @@ def test_a_cut_loses_what_is_confirmed_as_a_whole():
     assert cut_loses_confirmed(0, 1000, 100, 1000)
     assert not cut_loses_confirmed(1000, 1000, None, 1000)
     assert not cut_loses_confirmed(1000, 1050, None, 1000)  # only a partial record goes
-    assert cut_loses_confirmed(550, 1000, None, 1000)  # inside a record, more behind
+    assert cut_loses_confirmed(550, 1000, None, 1000)  # inside a record, with more records after it

@@ -42,7 +42,7 @@ def required(nodes=3, acks=1, low=None, high=None, old=(), fresh=False):
 
 @pytest.mark.parametrize(("nodes", "acks"), [(n, a) for n in range(2, 6) for a in range(1, n)])
 def test_the_answers_meet_every_possible_set_of_acknowledgers(nodes, acks):
-    """The dumb way: any set of nodes that holds a record shares one with any that suffices."""
+    """By brute force: any set that holds a record shares a node with any set that suffices."""
     numbers = range(1, nodes + 1)
     for size in range(nodes + 1):
         for answering in itertools.combinations(numbers, size):
@@ -65,7 +65,7 @@ def test_a_change_of_acks_needs_every_answer(low, high, acks):
     changed = required(3, acks, low, high)
     assert not judge(changed, [answer(1), answer(2)]).enough
     assert judge(changed, [answer(1), answer(2), answer(3)]).enough
-    # Unclean answers are answers; enough clean ones are needed besides.
+    # An unclean node's answer counts as an answer, but enough clean ones are needed too.
     assert judge(changed, [answer(1), answer(2), answer(3, unclean=True)]).enough
     assert not judge(changed, [answer(1), answer(2, unclean=True), answer(3, unclean=True)]).enough
 
@@ -95,7 +95,7 @@ def test_a_group_of_one_needs_itself():
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), min_size=1, max_size=5)
 )
-def test_the_greatest_is_by_epoch_then_end_and_rather_this_node(raws):
+def test_the_most_advanced_is_by_epoch_then_end_and_this_node_wins_ties(raws):
     answers = [PeerAnswer(n, e, end, dirty) for n, (e, end, dirty) in enumerate(raws, 1)]
     best = most_advanced(answers, 1)
     assert best.log_order == max((e, end) for e, end, _ in raws)
@@ -112,5 +112,5 @@ def test_a_master_resumes_only_its_own_last_epoch():
     assert may_resume((ONE, TWO), E2, 2, False) == E2
     assert may_resume((ONE, TWO), E2, 2, True) is None  # a power loss
     assert may_resume((ONE, TWO), E3, 2, False) is None  # it promised a higher one
-    assert may_resume((ONE, TWO), E2, 1, False) is None  # another's
+    assert may_resume((ONE, TWO), E2, 1, False) is None  # another node's
     assert may_resume((), 0, 1, False) is None

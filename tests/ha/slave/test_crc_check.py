@@ -1,4 +1,4 @@
-"""A slave acknowledges no record, pushed to it while it is caught up, whose body's CRC is wrong."""
+"""A slave that is caught up acknowledges no pushed record whose body's CRC is wrong."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FOREVER = 10**9
 
 
 class Bytes:
-    """A log as a ReplicaLog lends it: never across a file's end."""
+    """A log whose views end at a file's end, as those of a ReplicaLog."""
 
     def __init__(self, data: bytes, file_size: int, start: int = 0) -> None:
         self.data, self.file_size, self.start = data, file_size, start
@@ -56,7 +56,7 @@ def check_all(data: bytes, file_size: int, ends: list[int], start: int = 0) -> C
 
 
 def golden_logs() -> list[tuple[int, int, bytes]]:
-    """(start, file size, bytes of all files, up to their last record) of RocketMQ's stores."""
+    """Return (start, file size, bytes of all files up to the last record) of RocketMQ's stores."""
     logs = []
     for folder in sorted(GOLDEN.rglob("commitlog")):
         files = sorted(each for each in folder.iterdir() if each.name.isdigit())
@@ -138,7 +138,7 @@ def test_a_wrong_size_is_seen_before_the_record_is_reported(bit):
 
 
 @pytest.mark.parametrize("left", [BLANK_SIZE, 40, 87, 88, 200])
-def test_it_goes_on_behind_a_blank_of_any_size(left):
+def test_checking_continues_after_a_blank_of_any_size(left):
     first = bytes(record(0))
     file_size = len(first) + left
     second = bytearray(record(file_size))
@@ -186,7 +186,7 @@ def pair(make_group):
 
 
 def damage(monkeypatch: pytest.MonkeyPatch, times: float) -> list[int]:
-    """Damage what a slave receives, as memory or a network card would, so many times."""
+    """Damage received bytes so many times, as faulty memory or a network card would."""
     real = SlaveStream._take
     done: list[int] = []
 
@@ -204,7 +204,7 @@ def damage(monkeypatch: pytest.MonkeyPatch, times: float) -> list[int]:
 def damage_in(
     monkeypatch: pytest.MonkeyPatch, where: dict[bytes, int], times: float = FOREVER
 ) -> list[bytes]:
-    """Have records with these bodies come damaged, at so many bytes from their start."""
+    """Damage received records with these bodies, so many bytes from their start."""
     real = SlaveStream._take
     done: list[bytes] = []
 
@@ -221,7 +221,7 @@ def damage_in(
 
 
 @pytest.mark.parametrize("ack_point", list(AckPoint))
-def test_what_came_damaged_is_fetched_again_before_it_is_acknowledged(pair, monkeypatch, ack_point):
+def test_a_damaged_record_is_fetched_again_before_it_is_acknowledged(pair, monkeypatch, ack_point):
     master, slave = pair(ack_point)
     done = damage(monkeypatch, 1)
     reports: list[int] = []
@@ -239,7 +239,7 @@ def test_what_came_damaged_is_fetched_again_before_it_is_acknowledged(pair, monk
     assert master.put_confirmed(b"and on")[0] == "PUT_OK"
 
 
-def test_what_the_master_has_damaged_is_taken_once_and_said(pair, monkeypatch, caplog):
+def test_a_record_damaged_in_the_masters_log_is_accepted_with_a_notice(pair, monkeypatch, caplog):
     master, slave = pair(AckPoint.WRITTEN)
     at = master.store.max_offset
     done = damage(monkeypatch, FOREVER)
@@ -253,7 +253,7 @@ def test_what_the_master_has_damaged_is_taken_once_and_said(pair, monkeypatch, c
 
 
 def test_a_master_with_several_damaged_records_is_followed_all_the_same(pair, monkeypatch):
-    """A cut ends before a head that cannot be read: what was taken as it is comes once more."""
+    """A cut stops before an unreadable header: a record accepted before comes once more."""
     master, slave = pair(AckPoint.WRITTEN)
     heads = {b"precious 1": 31, b"precious 2": 88, b"precious 3": 3, b"precious 4": 89}
     done = damage_in(monkeypatch, heads)

@@ -1,4 +1,4 @@
-"""A slave's real HAClient against a real HAService: streams, limits, rewinds, resyncs, marks."""
+"""HAClient against HAService: streams, limits, rewinds, resyncs, unclean marks."""
 
 import errno
 import os
@@ -46,7 +46,7 @@ def in_step(master, *slaves):
 
 @pytest.fixture
 def pair(make_group):
-    """An open master and its slave, linked; settings of the group as keywords."""
+    """An open master and its connected slave; keywords are settings of the group."""
 
     def make(**settings):
         group = make_group(2, **settings)
@@ -71,7 +71,7 @@ def test_a_put_is_confirmed_by_the_slave_and_everybody_learns_it(pair):
     in_step(master, slave)
 
 
-def test_a_backlog_of_several_files_comes_over_whole(pair, make_group):
+def test_a_backlog_of_several_files_is_copied_completely(pair, make_group):
     group = make_group(2)
     master, slave = group.start(1), group.start(2)
     master.promote()
@@ -93,7 +93,7 @@ def test_nothing_is_confirmed_without_the_slave(pair):
     wait_for(lambda: master.ha.can_confirm(flushed=False) is not None)
 
 
-def test_a_slave_without_a_link_shows_what_is_confirmed(pair):
+def test_a_slave_without_a_link_shows_confirmed_records_only(pair):
     _, master, slave = pair(role=Role.ASYNC_MASTER)
     master.put_confirmed(b"one")
     wait_for(lambda: slave.store.readable_offset == master.store.max_offset)
@@ -102,7 +102,7 @@ def test_a_slave_without_a_link_shows_what_is_confirmed(pair):
     assert slave.store.readable_offset == slave.store.confirmed_offset >= end
 
 
-def test_a_master_that_opens_shows_its_readers_what_its_mode_allows(make_group):
+def test_a_new_master_sets_the_readable_offset_of_its_mode(make_group):
     group = make_group(2, role=Role.ASYNC_MASTER)
     master = group.start(1)
     master.promote()
@@ -116,7 +116,7 @@ def test_a_master_that_opens_shows_its_readers_what_its_mode_allows(make_group):
     assert master.store.readable_offset == end
 
 
-def test_at_ack_point_flushed_only_what_the_disk_holds_is_reported(pair):
+def test_at_ack_point_flushed_only_synced_bytes_are_reported(pair):
     group, master, slave = pair(ha={"ack_point": AckPoint.FLUSHED})
     master.store.on_append = master.ha.on_append
     outcome = master.put_confirmed(b"one", need=Need.SLAVE_DISKS)
@@ -127,8 +127,8 @@ def test_at_ack_point_flushed_only_what_the_disk_holds_is_reported(pair):
     del group
 
 
-def test_what_another_thread_synced_is_reported_too(pair, monkeypatch):
-    """The flush by interval may be quicker than the thread that syncs in order to report."""
+def test_bytes_that_another_thread_synced_are_reported_too(pair, monkeypatch):
+    """The periodic flush may be quicker than the thread that syncs in order to report."""
     monkeypatch.setattr("hastore.ha.slave.slave_stream._ONE_SECOND", struct.pack("ll", 3_600, 0))
     _, master, slave = pair(ha={"ack_point": AckPoint.FLUSHED})
     wait_beyond = slave.store.wait_beyond
@@ -176,14 +176,14 @@ def test_heartbeats_keep_an_idle_link(pair):
         streams = [each.connection_id for each in master.ha._streams]
         return slave.linked and streams == [connection_id]
 
-    # Without heartbeats it never does; a machine that stands still for a while ends it as well.
+    # Without heartbeats it would never stay. A stalled machine ends the link too, hence the tries.
     assert any(link_stays() for _ in range(10))
 
 
-def test_a_master_that_falls_silent_is_left(pair):
+def test_a_slave_leaves_a_silent_master(pair):
     _, master, slave = pair(ha={"housekeeping_interval_ms": 500, "heartbeat_interval_ms": 60_000})
     wait_for(lambda: slave.client.problem is not None and "silent" in slave.client.problem)
-    wait_for(lambda: slave.linked)  # and it comes again
+    wait_for(lambda: slave.linked)  # and it connects again
     assert master.put_confirmed(b"one")[0] == "PUT_OK"
 
 
@@ -215,7 +215,7 @@ def test_an_old_tail_is_archived_and_cut(make_group):
     one.member.step_down()
     one.ha.close_epoch("the test wants it")
     tail = one.bytes(shared)
-    # Node 1 cannot be asked: its port is closed for the time of the promotion.
+    # Node 1 cannot be asked: its port is closed during the promotion.
     one.ha.acceptor.stop()
     two.promote()
     three.follow()
@@ -233,7 +233,7 @@ def test_an_old_tail_is_archived_and_cut(make_group):
     assert one.state.data.intent is None and not one.state.data.unclean
 
 
-def test_confirmed_records_are_never_cut_without_a_word(make_group):
+def test_confirmed_records_are_never_cut_without_accept_loss(make_group):
     group = make_group(2)
     one, two = group.start(1), group.start(2)
     two.promote()
@@ -241,7 +241,7 @@ def test_confirmed_records_are_never_cut_without_a_word(make_group):
     two.member.step_down()
     two.ha.close_epoch("x")
     two.ha.acceptor.stop()
-    two.store.set_limits(confirmed=two.store.max_offset)  # the group lies to it
+    two.store.set_limits(confirmed=two.store.max_offset)  # a false confirmed offset
     one.promote()
     one.put(b"of one", b"of one")
     two.follow()
@@ -272,7 +272,7 @@ def test_a_slave_beyond_reach_sets_its_store_aside(make_group):
     two.follow()
     in_step(one, two)
     assert two.store.min_offset == 2 * FILE_SIZE and two.state.data.store_id == number
-    wait_for(lambda: not two.state.data.unclean)  # it was, until it had all
+    wait_for(lambda: not two.state.data.unclean)  # it was unclean until it had the whole log
     rescued = list((pathlib.Path(two.config.store.root) / "rescued").iterdir())
     assert len(rescued) == 1
     log = (rescued[0] / "commitlog" / f"{0:020d}").read_bytes()
@@ -311,7 +311,7 @@ def in_step_when_confirmed(one, two):
     in_step(one, two)
 
 
-def test_an_unclean_node_is_clean_once_it_has_what_the_master_had(make_group):
+def test_an_unclean_node_is_clean_once_it_has_reached_the_masters_end(make_group):
     group = make_group(2)
     one, two = group.start(1), group.start(2)
     one.promote()
@@ -335,14 +335,14 @@ def test_a_promise_drops_the_link_and_nothing_more_is_taken(pair):
     _, master, slave = pair()
     master.put_confirmed(b"one")
     end = slave.store.max_offset
-    slave.client.wake()  # it is to look again at once, and finds the master refused
+    slave.client.wake()  # it looks again at once, and the master is refused
     hello = master.member.hello(Purpose.PROMISE)
     forged = msgspec.structs.replace(hello, promised_epoch=90 << 16 | 1, acks=1, nodes=(1, 2))
     call(slave.address, forged, None, SYSTEM_CLOCK, 2000).close()
     assert slave.state.data.promised_epoch == 90 << 16 | 1
     # The master meets that epoch as soon as the slave says HELLO.
     wait_for(lambda: not master.member.open_epoch)
-    wait_for(lambda: master.superseded)  # told right after
+    wait_for(lambda: master.superseded)  # reported right after
     assert master.superseded == [90 << 16 | 1]
     assert slave.store.max_offset == end and not slave.linked
 
@@ -379,7 +379,7 @@ def test_a_full_disk_pauses_the_slave_and_keeps_the_link(pair, monkeypatch):
     in_step(master, slave)
 
 
-def test_a_splice_that_fails_half_way_leaves_nothing_and_begins_anew(pair, monkeypatch):
+def test_a_splice_that_fails_half_way_leaves_nothing_and_starts_again(pair, monkeypatch):
     monkeypatch.setattr(slave_stream, "SPLICE_BYTES_MIN", 1_000)
     _, master, slave = pair()
     master.put_confirmed(b"one")
@@ -400,7 +400,7 @@ def test_a_splice_that_fails_half_way_leaves_nothing_and_begins_anew(pair, monke
 
     monkeypatch.setattr(slave_stream._Pipe, "drain", half)
     clear, slave.store.replica_failed = slave.store.replica_failed, failed
-    # Only a frame behind a long one goes by splice; a heartbeat may come between two.
+    # Only a frame after a long one is spliced; a heartbeat may come between the two.
     wait_for(lambda: (master.put(os.urandom(20_000)), seen)[1], "a splice")
     in_step(master, slave)
     assert any(seen[0]) and not any(seen[1])
@@ -432,7 +432,7 @@ def test_a_stream_that_starts_elsewhere_is_left(pair, monkeypatch):
 
 
 def test_an_answer_without_its_entry_writes_nothing_beyond_the_start(make_group):
-    """An epoch's entry is on the disk before a byte of it is."""
+    """An epoch's entry is durable before any of its bytes is written."""
     group = make_group(2)
     one, two = group.start(1), group.start(2)
     one.promote()

@@ -1,5 +1,5 @@
-"""A slave of a RocketMQ that stops between receiving a record that nobody can read and cutting it
-takes its log up again, and cuts it.
+"""A slave of a RocketMQ master that stops between receiving an unreadable record and cutting it
+recovers its log, and then cuts it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NEVER_MS = 1e12
 
 
 def record(at: int, topic: str = "T", *, queue_offset: int = 0) -> bytearray:
-    """A record as a RocketMQ stores it at `at`, V1 whatever the topic."""
+    """A record as RocketMQ stores it at offset `at`: V1, whatever the topic."""
     raw = bytearray(
         build_record(
             "T", b"body", queue_id=0, properties=[("k", "v")], born_timestamp_ms=1, born_host=HOST
@@ -42,7 +42,7 @@ def record(at: int, topic: str = "T", *, queue_offset: int = 0) -> bytearray:
 
 
 def log_with(*topics: str) -> tuple[bytes, list[int]]:
-    """The bytes of a log of one record for each topic, and where each begins."""
+    """Return the bytes of a log with one record per topic, and where each starts."""
     log, places = bytearray(), []
     for topic in topics:
         places.append(len(log))
@@ -51,7 +51,7 @@ def log_with(*topics: str) -> tuple[bytes, list[int]]:
 
 
 class Master:
-    """A RocketMQ's HA port: sends what it has beyond the first report, then only listens."""
+    """A RocketMQ master's HA port: sends its log from the first report on, then only listens."""
 
     def __init__(self, log: bytes) -> None:
         self.log = log
@@ -109,7 +109,7 @@ def following(node: HaNode, address: str) -> Iterator[ClassicHAClient]:
 
 
 def received(make_group, monkeypatch, log: bytes):
-    """A group whose slave has all of the log, and stopped before it looked at replay."""
+    """A group whose slave has the whole log, and stopped before it checked replay."""
     group = make_group(1)
     with monkeypatch.context() as slow, master_of(log) as master:
         slow.setattr(classic_client, "STUCK_MS", NEVER_MS)
@@ -135,7 +135,7 @@ def test_the_start_takes_it_up_and_cuts_without_the_master(make_group, monkeypat
     kept = next(rescued.iterdir()).read_bytes()
     assert kept[places[2] : len(log)] == log[places[2] :]
     assert node.bytes() == log[: places[2]]
-    # What the master has there after its own restart is taken.
+    # After its own restart the master has other records there; they are accepted.
     better, _ = log_with("T", "T", "T", "T")
     with master_of(better) as master, following(node, master.address):
         wait_for(lambda: node.store.dispatched_offset == len(better), "what is new")
@@ -178,7 +178,8 @@ def test_only_the_length_of_the_topic_may_be_wrong():
     assert not check_unreadable(raw, 0, len(raw) - 1, 0)
     good = bytes(record(0, "T"))
     assert check_record(good, 0, len(good), 0) and not check_unreadable(good, 0, len(good), 0)
-    for at in range(len(raw)):  # nothing that one byte breaks passes for it by its lengths
+    # With one wrong byte it is not recognized, or has the same size.
+    for at in range(len(raw)):
         for value in (0, 1, 0x7F, 0x80, 0xFF):
             bad = raw[:at] + bytes([value]) + raw[at + 1 :]
             assert check_unreadable(bad, 0, len(bad), 0) in (0, len(raw))

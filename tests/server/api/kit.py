@@ -1,4 +1,4 @@
-"""What the API's tests share: records, a client that speaks the protocol, and patience."""
+"""Helpers of the API's tests: records, a bare client, and waiting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Commits at a node: none takes its group back unawares, however they meet."""
+"""Commits at a node: none moves its group back unasked, whatever else is in flight."""
 
 from __future__ import annotations
 
@@ -34,14 +34,14 @@ def test_a_lower_commit_is_refused_and_says_both_positions(client: Client) -> No
     assert refused.status == "POSITION_BEHIND"
     assert refused.reason == "group 'g' in topic 't' is at 12 in queue 0, the commit at 5"
     assert committed(client) == {0: 12}
-    assert client.ask(commit(4, 12)).status is api.Status.PUT_OK  # again is harmless
+    assert client.ask(commit(4, 12)).status is api.Status.PUT_OK  # repeating it is harmless
     assert client.ask(commit(5, 13)).status is api.Status.PUT_OK
     other = api.Commit(6, "another", "t", {0: api.Position(1)})
     assert client.ask(other).status is api.Status.PUT_OK
     assert committed(client) == {0: 13}
 
 
-def test_nothing_is_kept_of_a_commit_that_is_lower_in_one_queue(client: Client) -> None:
+def test_a_commit_that_is_lower_in_one_queue_is_refused_whole(client: Client) -> None:
     client.ask(api.Put(1, 1), record() * 9 + record(queue=1) * 9)
     client.ask(api.Commit(2, "g", "t", {0: api.Position(5), 1: api.Position(5)}))
     mixed = {0: api.Position(7), 1: api.Position(3)}
@@ -54,7 +54,7 @@ def test_nothing_is_kept_of_a_commit_that_is_lower_in_one_queue(client: Client) 
     assert committed(client) == {0: 7, 1: 3}
 
 
-def test_a_position_that_a_failover_cut_away_holds_nobody_back(
+def test_a_position_that_a_failover_cut_away_is_not_compared(
     client: Client, backend: FakeBackend
 ) -> None:
     fill(client, 6)
@@ -62,13 +62,13 @@ def test_a_position_that_a_failover_cut_away_holds_nobody_back(
     lost = api.Position(5, 65537, units[4][0])
     assert client.ask(api.Commit(2, "g", "t", {0: lost})).status is api.Status.PUT_OK
     assert isinstance(client.ask(commit(3, 2)), api.Failed)
-    # A rival's epoch begins at the fourth record: the fifth was another one before.
+    # The epoch of a rival master begins at the fourth record, so the fifth differed before.
     backend.entries = [(65537, 0), (131074, units[3][0])]
     assert client.ask(commit(4, 2)).status is api.Status.PUT_OK
     assert committed(client) == {0: 2}
 
 
-def test_a_position_without_an_epoch_that_lies_beyond_the_end_holds_nobody_back(
+def test_a_position_without_an_epoch_that_lies_beyond_the_end_is_not_compared(
     client: Client,
 ) -> None:
     fill(client, 6)
@@ -87,7 +87,7 @@ def test_a_commit_waits_for_the_one_before_it(client: Client, backend: FakeBacke
     client.send(commit(3, 5))
     client.send(commit(4, 13))
     client.send(api.Commit(5, "another", "t", {0: api.Position(1)}))
-    until(lambda: len(backend.transfer.waiting) == 2)  # another group's does not wait
+    until(lambda: len(backend.transfer.waiting) == 2)  # the commit of another group does not wait
     backend.transfer.hold = False
     backend.transfer.end_all()
     replies: dict[int, Any] = {}
@@ -126,7 +126,7 @@ def test_a_waiting_commit_whose_time_is_up_is_refused(client: Client, backend: F
 def test_a_waiting_commit_ends_with_its_connection(
     client: Client, server: ApiServer, backend: FakeBackend
 ) -> None:
-    """Taken later it would take the group back behind what others have committed since."""
+    """Taken later, it would move the group back behind commits made since."""
     fill(client)
     backend.transfer.hold = True
     client.send(commit(2, 12))
@@ -134,7 +134,7 @@ def test_a_waiting_commit_ends_with_its_connection(
     gone = Client(server.endpoint)
     try:
         gone.send(commit(3, 5, back=[0]))
-        committed(gone)  # behind it: it waits by now
+        committed(gone)  # the node has seen the commit by then
         assert server.connections == 2
     finally:
         gone.close()
@@ -150,7 +150,7 @@ def test_a_waiting_commit_ends_with_its_connection(
     assert len(at) == 2, "the commit of a connection that had ended was taken"
 
 
-def test_a_commit_that_was_stored_and_not_confirmed_counts_too(
+def test_a_commit_that_is_stored_but_not_confirmed_counts_too(
     client: Client, backend: FakeBackend
 ) -> None:
     fill(client)
@@ -168,7 +168,7 @@ def test_a_commit_that_was_stored_and_not_confirmed_counts_too(
     assert isinstance(client.ask(commit(4, 5)), api.Failed)
 
 
-def test_a_commit_that_a_failover_cut_away_counts_no_more(
+def test_a_commit_that_a_failover_cut_away_does_not_count(
     client: Client, backend: FakeBackend
 ) -> None:
     fill(client)
@@ -179,7 +179,7 @@ def test_a_commit_that_a_failover_cut_away_counts_no_more(
     assert client.ask(commit(3, 5)).status is api.Status.PUT_OK
 
 
-def test_a_slave_and_a_commit_that_makes_no_record_are_refused_as_such(
+def test_a_commit_at_a_slave_and_one_that_is_no_record_are_refused_with_their_reasons(
     client: Client, backend: FakeBackend
 ) -> None:
     fill(client)
@@ -187,14 +187,14 @@ def test_a_slave_and_a_commit_that_makes_no_record_are_refused_as_such(
     illegal = client.ask(api.Commit(3, "g\x01", "t", {0: api.Position(1)}))
     assert illegal.status == "MessageIllegalError"
     backend.writable = False
-    refused = client.ask(commit(4, 5))  # where the group stands here need not be true any more
+    refused = client.ask(commit(4, 5))  # this slave may lag behind the group's position
     assert refused.status is api.Status.SERVICE_NOT_AVAILABLE
     backend.writable = True
     assert isinstance(client.ask(commit(5, 5)), api.Failed)
 
 
-def test_a_client_of_before_is_understood(client: Client) -> None:
-    """A header that ends before `back`: nothing may go back."""
+def test_a_client_of_an_older_version_is_understood(client: Client) -> None:
+    """Its header ends before `back`: no queue may move back."""
     fill(client)
     old = api.encode(commit(2, 12))
     assert old.endswith(b"\xcd\x0b\xb8\x90")  # timeout_ms 3000, back []

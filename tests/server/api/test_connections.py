@@ -1,4 +1,4 @@
-"""The API's bounds: who floods it, who never ends, who never reads. Raw sockets, a real server."""
+"""The API's bounds against floods, endless messages and clients that never read; raw sockets."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def put_of(payload: bytes) -> bytes:
 
 
 class Raw:
-    """A client made of bytes."""
+    """A client that sends raw bytes."""
 
     def __init__(self, server: ApiServer, *, receive_buffer: int | None = None) -> None:
         host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
@@ -106,7 +106,7 @@ def connect(server: ApiServer) -> Iterator[Callable[..., Raw]]:
 
 
 class Peaks:
-    """The greatest values seen of what the connections hold, looked at wherever it grows."""
+    """The maxima of unsent and held bytes, checked wherever they grow."""
 
     def __init__(self, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> None:
         self.unsent = self.held = 0
@@ -126,7 +126,7 @@ class Peaks:
 
 
 def pump(raws: list[Raw], data: bytes, stop: threading.Event) -> threading.Thread:
-    """Send `data` over and over on all of `raws`, each as fast as it goes, from one thread."""
+    """Send `data` repeatedly on all of `raws`, each as fast as possible, from one thread."""
 
     def run() -> None:
         for raw in raws:
@@ -153,7 +153,7 @@ def pump(raws: list[Raw], data: bytes, stop: threading.Event) -> threading.Threa
 # -- fairness
 
 
-def test_questions_that_take_long_do_not_keep_others_from_being_answered(
+def test_slow_queries_do_not_keep_others_from_being_answered(
     server: ApiServer, connect: Callable[..., Raw], backend: FakeBackend
 ) -> None:
     asked, answered_before = threading.Event(), []
@@ -181,20 +181,20 @@ def test_questions_that_take_long_do_not_keep_others_from_being_answered(
         client.send(encode_front(api.encode(api.AskMap(rid))))
         asked.set()
         assert client.next().rid == rid
-    assert len(answered_before) < 100  # all of them are 600, those of one asker 150
+    assert len(answered_before) < 100  # there are 600 in all, 150 of each client
     for asker in askers:
         assert [asker.next().rid for _ in range(150)] == list(range(150))
 
 
 @pytest.mark.parametrize("bound", ["DRAIN_BYTES", "DRAIN_PUTS", "ITERATION_MS"])
-def test_who_sends_without_pause_does_not_keep_others_from_being_read(
+def test_a_client_that_floods_does_not_keep_others_from_being_read(
     monkeypatch: pytest.MonkeyPatch, server: ApiServer, connect: Callable[..., Raw], bound: str
 ) -> None:
     monkeypatch.setattr(api_server, bound, 1)
     append = server._backend.store.put_encoded
 
     def slowly(payloads: Any) -> Any:
-        time.sleep(0.003)  # so that the flood is always ahead
+        time.sleep(0.003)  # so that the flood always comes first
         return append(payloads)
 
     monkeypatch.setattr(server._backend.store, "put_encoded", slowly)
@@ -203,7 +203,7 @@ def test_who_sends_without_pause_does_not_keep_others_from_being_read(
     thread = pump(flooders, put_of(record(bytes(9_000))) * 50, stop)
     try:
         until(lambda: server._backend.store.appends > 20)
-        late = connect()  # accepted, shaken hands with and answered, all beside the flood
+        late = connect()  # accepted, handshaken and answered during the flood
         for rid in range(5):
             assert late.ask(api.AskMap(rid)).rid == rid
     finally:
@@ -233,10 +233,10 @@ def test_small_messages_without_end_are_read_a_few_at_a_time(
     assert max(taken[10:]) <= 2 * api_connections.MESSAGES_MAX
 
 
-# -- what is unsent
+# -- unsent replies
 
 
-def test_answers_gathered_in_one_turn_are_bounded_too(
+def test_replies_gathered_in_one_iteration_are_bounded_too(
     server: ApiServer, connect: Callable[..., Raw], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A request of ten bytes may ask for 30,000."""
@@ -253,7 +253,7 @@ def test_answers_gathered_in_one_turn_are_bounded_too(
     assert peaks.unsent < api_replies.ENDED_AT_BYTES_ALL + 2 * MIB
 
 
-def test_who_is_not_read_by_its_client_is_told_so_instead_of_answered(
+def test_a_client_that_does_not_read_gets_busy_instead_of_answers(
     server: ApiServer, connect: Callable[..., Raw]
 ) -> None:
     connect().ask(api.Put(1), record(bytes(1_000_000)))
@@ -267,7 +267,7 @@ def test_who_is_not_read_by_its_client_is_told_so_instead_of_answered(
     assert replies[-1].status == "BUSY"
 
 
-def test_small_replies_that_are_not_read_take_the_room_of_their_bytes(
+def test_small_unread_replies_take_no_more_memory_than_their_bytes(
     server: ApiServer, connect: Callable[..., Raw]
 ) -> None:
     lazy = connect(receive_buffer=4_096)
@@ -283,7 +283,7 @@ def test_small_replies_that_are_not_read_take_the_room_of_their_bytes(
     assert pieces < size / 16_384 + 1_024
 
 
-def test_a_large_reply_sent_in_part_does_not_keep_the_whole() -> None:
+def test_a_large_reply_sent_in_part_does_not_keep_all_of_it() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs, contextlib.closing(select.epoll()) as epoll:
         ours.setblocking(False)
@@ -306,13 +306,13 @@ def test_a_large_reply_sent_in_part_does_not_keep_the_whole() -> None:
         assert connection.unsent_bytes == 0
 
 
-# -- what is unfinished
+# -- unfinished messages
 
 
 def test_unfinished_messages_of_all_are_bounded(
     server: ApiServer, connect: Callable[..., Raw], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """While 150 clients have a large message under way a small one is served at once."""
+    """While 150 clients have a large message under way, a small one is served at once."""
     peaks = Peaks(server, monkeypatch)
     strangers = [connect() for _ in range(150)]
     unfinished = encode_front(api.encode(api.Put(1)), 4 * MIB) + bytes(4 * MIB - 1)
@@ -343,7 +343,7 @@ def test_unfinished_messages_of_all_are_bounded(
         assert client.ask(api.Put(rid, 1), record(b"small")).status is api.Status.PUT_OK
     assert peaks.held > api_connections.HELD_BYTES_MAX - MIB
     assert peaks.held < api_connections.HELD_BYTES_MAX + 2 * MIB
-    assert server._connections.ended > 0  # the oldest made room
+    assert server._connections.ended > 0  # the oldest were ended
     for each in strangers:
         each.close(reset=True)
     until(lambda: server._connections.count == 1)
@@ -382,10 +382,10 @@ def test_an_empty_first_frame_is_a_message_under_way(
     assert server._connections.ended == 1
 
 
-# -- what is parked
+# -- parked pulls
 
 
-def test_the_parked_pulls_of_who_is_gone_are_given_up(
+def test_the_parked_pulls_of_an_ended_connection_are_dropped(
     server: ApiServer, connect: Callable[..., Raw]
 ) -> None:
     for _ in range(3):
@@ -398,7 +398,7 @@ def test_the_parked_pulls_of_who_is_gone_are_given_up(
     assert not server._pulls._parked
 
 
-def test_nobody_waits_for_a_topic_that_nobody_can_create(
+def test_no_pull_waits_for_a_topic_that_cannot_be_created(
     server: ApiServer, connect: Callable[..., Raw]
 ) -> None:
     client = connect()
@@ -413,7 +413,7 @@ def test_nobody_waits_for_a_topic_that_nobody_can_create(
         assert server._pulls.parked == 0
 
 
-def test_questions_for_positions_that_wait_are_bounded(
+def test_waiting_fetches_are_bounded(
     server: ApiServer, connect: Callable[..., Raw], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(server, "_answer_fetches", lambda: None)
@@ -424,7 +424,7 @@ def test_questions_for_positions_that_wait_are_bounded(
     assert len(server._fetches) == api_server.MAX_FETCHES
 
 
-def test_a_topic_that_is_no_utf_8_ends_nobody(
+def test_a_topic_that_is_not_utf_8_ends_no_connection(
     server: ApiServer, connect: Callable[..., Raw], backend: FakeBackend
 ) -> None:
     backend.store.topics = lambda: {"\udcff": {0: (0, 1)}}
@@ -433,7 +433,7 @@ def test_a_topic_that_is_no_utf_8_ends_nobody(
     assert client.ask(api.AskMap(2)).rid == 2
 
 
-# -- descriptors, addresses, the end
+# -- descriptors, addresses, the stop
 
 
 @contextlib.contextmanager
@@ -441,7 +441,7 @@ def few_descriptors(spare: int) -> Iterator[None]:
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     plugs = [os.open("/dev/null", os.O_RDONLY)]
-    while plugs[-1] <= highest:  # an open takes the lowest: each gap below is filled first
+    while plugs[-1] <= highest:  # an open takes the lowest free number, so gaps are filled first
         plugs.append(os.open("/dev/null", os.O_RDONLY))
     resource.setrlimit(resource.RLIMIT_NOFILE, (plugs[-1] + 1 + spare, before[1]))
     try:
@@ -452,7 +452,7 @@ def few_descriptors(spare: int) -> Iterator[None]:
             os.close(plug)
 
 
-def test_without_descriptors_a_silent_one_makes_room(server: ApiServer) -> None:
+def test_without_descriptors_a_silent_connection_is_ended(server: ApiServer) -> None:
     waiting = [socket.socket() for _ in range(40)]
     host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
     client = Raw(server).open()
@@ -473,7 +473,7 @@ def test_without_descriptors_a_silent_one_makes_room(server: ApiServer) -> None:
     client.close()
 
 
-def test_without_descriptors_and_silent_ones_who_comes_waits(server: ApiServer) -> None:
+def test_without_descriptors_and_silent_connections_new_ones_wait(server: ApiServer) -> None:
     late = socket.socket()
     host, _, port = server.endpoint.removeprefix("tcp://").rpartition(":")
     clients = [Raw(server).open() for _ in range(4)]
@@ -482,7 +482,7 @@ def test_without_descriptors_and_silent_ones_who_comes_waits(server: ApiServer) 
     with few_descriptors(0):
         late.connect((host, int(port)))
         until(lambda: server._connections._accepting_from_ms)
-        for rid in range(2, 50):  # and nothing turns without a pause meanwhile
+        for rid in range(2, 50):  # meanwhile the loop must not spin
             assert clients[0].ask(api.AskMap(rid)).rid == rid
             time.sleep(0.002)
         assert server._connections.count == 4
@@ -535,7 +535,7 @@ def test_a_name_without_ipv6_takes_the_next_address(
     listener.close()
 
 
-def test_a_stop_does_not_wait_for_who_sends_without_end(backend: FakeBackend) -> None:
+def test_a_stop_does_not_wait_for_a_client_that_never_stops_sending(backend: FakeBackend) -> None:
     server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
     server.start()
     flooders = [Raw(server).open() for _ in range(2)]

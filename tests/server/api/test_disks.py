@@ -1,4 +1,4 @@
-"""The client API over a real store: a disk that does not read, and retention beside readers."""
+"""The client API over a real store: unreadable sectors, and retention while clients read."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def fill(store: MessageStore, first: int, count: int) -> None:
     assert store.wait_dispatched(store.max_offset, 60), store.problems
 
 
-def test_a_bad_sector_is_answered_to_who_asked_for_it(
+def test_a_bad_sector_fails_only_the_request_that_reads_it(
     monkeypatch: pytest.MonkeyPatch, store: MessageStore, client: Client, disk: Disk
 ) -> None:
     monkeypatch.setattr(commit_log, "HOT_BYTES", 0)
@@ -72,10 +72,10 @@ def test_a_bad_sector_is_answered_to_who_asked_for_it(
     at = 0
     while isinstance(reply := client.ask(api.Pull(6, "TopicA", 0, api.Position(at))), api.Pulled):
         at = reply.next_queue_offset
-    assert at == 5  # a reader comes up to it
+    assert at == 5  # a reader gets the records before it
 
 
-def test_a_file_removed_before_it_is_opened_is_what_retention_took(
+def test_a_file_removed_before_it_is_opened_counts_as_removed_by_retention(
     store: MessageStore, client: Client
 ) -> None:
     fill(store, 0, 600)
@@ -87,10 +87,10 @@ def test_a_file_removed_before_it_is_opened_is_what_retention_took(
 
 
 @pytest.mark.parametrize("hot_bytes", [0, commit_log.HOT_BYTES], ids=["cold", "hot"])
-def test_readers_beside_retention_hear_records_or_what_is_kept(
+def test_readers_get_records_or_the_first_offset_while_retention_removes_files(
     monkeypatch: pytest.MonkeyPatch, store: MessageStore, server: ApiServer, hot_bytes: int
 ) -> None:
-    """Three readers at the log's beginning, while files are written, removed and let go of."""
+    """Three readers at the beginning of the log, while files are written, removed and closed."""
     seed = random.randrange(1 << 32)
     print(f"seed {seed}")
     monkeypatch.setattr(commit_log, "HOT_BYTES", hot_bytes)
@@ -120,7 +120,7 @@ def test_readers_beside_retention_hear_records_or_what_is_kept(
                     ), reply  # fmt: skip
                     low = max(reply.min_queue_offset, reply.next_queue_offset)
                     assert reply.status is api.PullStatus.NO_NEW or low > at
-                if chance.random() < 0.5:  # where retention is
+                if chance.random() < 0.5:  # where retention removes files
                     at = max(0, reply.min_queue_offset - chance.randrange(3))
                 else:
                     at = reply.next_queue_offset

@@ -1,4 +1,4 @@
-"""Whatever a request meets, its failure is its own: the client hears of it, the node lives."""
+"""A failure affects one request only: its client gets the reason, and the node goes on."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def works(server: ApiServer) -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_a_question_that_fails_is_answered_with_the_reason(
+def test_a_query_that_fails_is_answered_with_the_reason(
     server: ApiServer, client: Client, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture, method: str, question: Any,
     make: Callable[[], Exception], status: str, reason: str,
@@ -80,7 +80,7 @@ def test_a_question_that_fails_is_answered_with_the_reason(
 
 
 @pytest.mark.parametrize("method", ["status", "master_map", "history"])
-def test_a_question_to_the_node_that_fails_is_answered_too(
+def test_a_query_to_the_node_that_fails_is_answered_too(
     server: ApiServer, client: Client, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch,
     method: str,
 ) -> None:  # fmt: skip
@@ -96,7 +96,7 @@ def test_a_question_to_the_node_that_fails_is_answered_too(
     works(server)
 
 
-def test_a_failure_is_logged_once_not_with_each_try(
+def test_a_failure_is_logged_once_not_with_each_retry(
     client: Client, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
@@ -109,7 +109,7 @@ def test_a_failure_is_logged_once_not_with_each_try(
     assert len(lines) == 1 and "queue 0 of 't'" in lines[0].getMessage()
 
 
-def test_pulls_that_fail_leave_room_for_those_that_wait(
+def test_failed_pulls_leave_room_for_parked_ones(
     server: ApiServer, client: Client, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(api_pulls, "MAX_PARKED", 20)
@@ -120,18 +120,18 @@ def test_pulls_that_fail_leave_room_for_those_that_wait(
             assert client.ask(api.Pull(rid, "t", 0, api.Position(0))).status == "CorruptRecordError"
     assert server._pulls.parked == 0
     client.send(api.Pull(50, "t", 0, api.Position(1), wait_ms=60_000))
-    until(lambda: server._pulls.parked == 1)  # it waits: there is room
+    until(lambda: server._pulls.parked == 1)  # it is parked: there is room
     backend.store.put_encoded([record(body=b"new")])
     backend.moved()
     reply, _ = client.receive()
     assert (reply.rid, reply.status) == (50, api.PullStatus.FOUND)
 
 
-# -- parked pulls, each alone: driven without a socket, so that each step is seen
+# -- parked pulls, driven without a socket, so that each step is visible
 
 
 class Waiting:
-    """A connection that only counts."""
+    """A connection that only counts its parked pulls."""
 
     def __init__(self) -> None:
         self.parked = 0
@@ -214,7 +214,7 @@ def test_a_parked_pull_that_meets_damage_when_its_time_is_up(
 # -- puts, commits, positions
 
 
-def test_a_put_that_cannot_be_judged_is_refused(
+def test_a_put_whose_admission_fails_is_refused(
     server: ApiServer, client: Client, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(backend, "writable_reason", raising(lambda: TypeError("a mistake")))
@@ -247,13 +247,13 @@ def test_an_append_that_fails_half_way_says_neither_stored_nor_refused(
         assert client.silent(0.1)
     monkeypatch.undo()
     assert backend.store.max_offset > 0
-    if own:  # that one is not under way any more
+    if own:  # the commit is not under way any more
         done = client.ask(api.Commit(3, "g", "t", {0: api.Position(6)}))
         assert done.status is api.Status.PUT_OK
     works(server)
 
 
-def test_an_answer_that_cannot_be_said_ends_its_connection_alone(
+def test_a_reply_that_cannot_be_encoded_ends_only_its_connection(
     server: ApiServer, client: Client, backend: FakeBackend
 ) -> None:
     other = Client(server.endpoint)
@@ -263,7 +263,7 @@ def test_an_answer_that_cannot_be_said_ends_its_connection_alone(
     client.send(api.Put(2, -1), record())
     until(lambda: backend.transfer.waiting and not server._io_lock.locked())
     good = backend.transfer.level
-    backend.transfer.level = object()  # no reply can say that
+    backend.transfer.level = object()  # cannot be encoded
     backend.transfer.end_all()
     until(lambda: server._connections.ended == 1)
     backend.transfer.level = good
@@ -300,7 +300,7 @@ def test_positions_that_cannot_be_read_are_answered_with_the_reason(
     works(server)
 
 
-def test_a_mistake_in_reading_a_message_ends_its_connection_alone(
+def test_a_bug_in_handling_a_message_ends_only_its_connection(
     server: ApiServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert client.ask(api.AskMap(1)).rid == 1

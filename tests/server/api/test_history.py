@@ -1,4 +1,4 @@
-"""Positions against histories, case by case and beside a byte-wise model."""
+"""Positions against histories: single cases, and comparison with a byte-wise model."""
 
 import pytest
 from hypothesis import given, settings
@@ -23,18 +23,18 @@ HISTORY = [(5, 100), (7, 300)]
         (7, 300, Standing.AGREED, 300),
         (7, 399, Standing.AGREED, 399),
         (7, 400, Standing.BEHIND, 400),  # the log ends at 400
-        (6, 350, Standing.LOST, 0),  # of an epoch that never joined this history nobody knows
-        (6, 250, Standing.LOST, 0),  # where it began: perhaps below the epoch before it
+        (6, 350, Standing.LOST, 0),  # an epoch that never joined this history
+        (6, 250, Standing.LOST, 0),  # may have begun below the epoch before it
         (3, 90, Standing.LOST, 0),
-        (9, 200, Standing.BEHIND, 400),  # newer than all this node knows
-        (5, 50, Standing.LOST, 50),  # no such record ever was
+        (9, 200, Standing.BEHIND, 400),  # newer than all epochs that this node knows
+        (5, 50, Standing.LOST, 50),  # there never was such a record
     ],
 )
 def test_standing(epoch: int, offset: int, standing: Standing, at: int) -> None:
     assert check_position(HISTORY, 400, epoch, offset) == (standing, at)
 
 
-def test_what_a_history_has_forgotten_is_lost_and_begins_anew() -> None:
+def test_a_position_of_a_forgotten_epoch_is_lost() -> None:
     history = [(FLOOR_EPOCH, 40), (70_000, 100), (80_000, 300)]
     assert check_position(history, 400, 69_999, 90) == (Standing.LOST, 40)
     assert check_position(history, 400, 69_999, 350) == (Standing.LOST, 40)
@@ -42,20 +42,20 @@ def test_what_a_history_has_forgotten_is_lost_and_begins_anew() -> None:
     assert check_position(history, 400, 70_000, 299) == (Standing.AGREED, 299)
     assert check_position(history, 400, 75_000, 350) == (Standing.LOST, 0)
     assert check_position(history, 400, 90_000, 90) == (Standing.BEHIND, 400)
-    # Read when it was forgotten already: on any node its offset is its place.
+    # Read after its epoch was forgotten: only its offset counts, on any node.
     assert epoch_at(history, 90) == FLOOR_EPOCH
     assert check_position(history, 400, FLOOR_EPOCH, 90) == (Standing.AGREED, 90)
     assert check_position([(65_537, 0)], 400, FLOOR_EPOCH, 90) == (Standing.AGREED, 90)
     assert check_position([(65_537, 0)], 80, FLOOR_EPOCH, 90) == (Standing.BEHIND, 80)
 
 
-def test_of_a_rival_epoch_nothing_above_the_true_common_point_is_named() -> None:
-    """Two masters in turn, each alone, under puts that wait for nobody: what the second wrote is
-    cut. Where it began, below the epochs that the first has opened since, only it knew.
+def test_the_common_point_with_a_rival_epoch_is_never_too_high() -> None:
+    """Two masters in turn, each alone, with puts that wait for no slave: the second one's records
+    are cut. Only the second knew where it began: below the epochs that the first opened since.
     """
     first, again, now = 1 << 16 | 1, 2 << 16 | 1, 3 << 16 | 1
     rival = 2 << 16 | 2
-    theirs = [(first, 0), (rival, 100)]  # of the node that was cut
+    theirs = [(first, 0), (rival, 100)]  # the history of the node that was cut
     history = [(first, 0), (again, 150), (now, 300)]
     for offset in (100, 130, 160, 299, 300, 320):
         assert epoch_at(theirs, offset) == rival

@@ -1,4 +1,4 @@
-"""A flip between a pull's look at the log and its answer: no epoch is said of another's bytes."""
+"""A flip between a pull's read of the log and its answer: each record keeps its own epoch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fill(store: MessageStore, numbers: range) -> list[int]:
 
 
 def flips(backend: FakeBackend, store: MessageStore, common: int) -> Any:
-    """Let the log be cut and written anew by another epoch while the next pull has its bytes."""
+    """Cut the log and let another epoch write it again while the next pull has its bytes."""
     real = store.reader.pull
 
     def pull(*args: Any, **limits: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The API's server on a real socket: outcomes of puts, pulls, positions, bounds, strangers."""
+"""The API's server on a real socket: puts, pulls, positions, bounds, untrusted clients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_a_put_is_answered_with_place_and_level(client: Client) -> None:
     assert reply.host == b"\x7f\0\0\x01\0\0\x2a\x9f"
 
 
-def test_who_learns_of_a_confirmation_answers_while_the_api_sleeps(
+def test_the_confirming_thread_answers_while_the_api_sleeps(
     monkeypatch: pytest.MonkeyPatch,
     client: Client,
     server: ApiServer,
@@ -53,7 +53,7 @@ def test_who_learns_of_a_confirmation_answers_while_the_api_sleeps(
     client.ask(api.Put(1), record())
     backend.transfer.hold = True
     monkeypatch.setattr(Replies, "flush_one", noted)
-    for rid in range(2, 12):  # the API's thread may just look after its connections
+    for rid in range(2, 12):  # the API's thread may just hold its connections
         client.send(api.Put(rid), record())
         until(lambda: backend.transfer.waiting and not server._io_lock.locked())
         threads.clear()
@@ -66,17 +66,17 @@ def test_who_learns_of_a_confirmation_answers_while_the_api_sleeps(
     client.send(api.Put(20), record())
     until(lambda: backend.transfer.waiting)
     threads.clear()
-    with server._io_lock:  # as in the middle of a turn
+    with server._io_lock:  # as during an iteration
         backend.transfer.end_all()
         assert client.silent()
     assert client.receive()[0].rid == 20
     assert threading.current_thread() not in threads
 
 
-def test_no_message_is_missed_beside_answers_of_other_threads(
+def test_no_message_is_missed_while_other_threads_answer(
     server: ApiServer, backend: FakeBackend
 ) -> None:
-    """Sending takes the signal that wakes the API's thread for a message: it wakes all the same."""
+    """Sending consumes the event that announces a message: the API's thread wakes all the same."""
     backend.transfer.hold = True
     ended = threading.Event()
 
@@ -103,7 +103,7 @@ def test_no_message_is_missed_beside_answers_of_other_threads(
             each.close()
 
 
-def test_a_failure_of_an_answer_is_the_api_s_own(
+def test_a_failed_answer_ends_the_api_not_the_confirming_thread(
     backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[tuple[str, BaseException]] = []
@@ -121,7 +121,7 @@ def test_a_failure_of_an_answer_is_the_api_s_own(
         raise OSError("the epoll has failed")
 
     monkeypatch.setattr(Replies, "flush", flush)
-    backend.transfer.end_all()  # not the thread's that came by
+    backend.transfer.end_all()  # does not fail in this thread
     until(lambda: not server.alive)
     assert isinstance(server.failure, OSError) and heard == [("ApiServer", server.failure)]
     assert backend.transfer.end_all() == 0
@@ -140,7 +140,7 @@ def test_put_ok_comes_only_with_the_confirmation(client: Client, backend: FakeBa
 
 
 @pytest.mark.parametrize("outcome", [Outcome.FLUSH_SLAVE_TIMEOUT, Outcome.FLUSH_DISK_TIMEOUT])
-def test_what_is_stored_but_not_confirmed_says_so(
+def test_a_put_that_is_stored_but_not_confirmed_says_so(
     client: Client, backend: FakeBackend, outcome: Outcome
 ) -> None:
     backend.transfer.hold = True
@@ -204,7 +204,7 @@ def test_a_slave_refuses_names_the_reason_and_the_master(
     assert backend.store.max_offset == 0
 
 
-def test_no_slave_is_decided_before_the_append(client: Client, backend: FakeBackend) -> None:
+def test_without_a_slave_a_put_is_refused_unappended(client: Client, backend: FakeBackend) -> None:
     backend.unconfirmable = "0 of 1 slaves are in sync"
     reply = client.ask(api.Put(1, -1), record())
     assert reply.status is api.Status.SLAVE_NOT_AVAILABLE
@@ -219,7 +219,7 @@ def test_a_gate_that_closed_meanwhile_appends_nothing(client: Client, backend: F
 
 
 def told(*statuses: str) -> list[FakePut]:
-    """Results of a put that a disk failed: PUT_OK is at offset 0, the others are nowhere."""
+    """Return the results of a put that a disk failed; only PUT_OK has an offset, 0."""
     return [
         FakePut(status, 0, 90, 0, 0)
         if status is api.Status.PUT_OK
@@ -253,7 +253,7 @@ def test_a_put_that_the_disk_failed_is_refused_whole_and_the_rest_of_its_run(
     assert client.ask(api.Put(3, run=2, at=0), record()).status is api.Status.PUT_OK
 
 
-def test_a_put_that_the_disk_failed_in_its_middle_has_each_record_s_status(
+def test_a_put_that_the_disk_failed_half_way_has_a_status_for_each_record(
     client: Client, backend: FakeBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     results = ["PUT_OK", "TIMEOUT", "SERVICE_NOT_AVAILABLE"]
@@ -277,14 +277,14 @@ def test_a_broken_store_refuses_and_the_server_lives(
     assert client.ask(api.Put(2), record()).status is api.Status.PUT_OK
 
 
-def test_an_illegal_record_stands_alone(client: Client) -> None:
+def test_an_illegal_record_does_not_affect_the_others(client: Client) -> None:
     reply = client.ask(api.Put(1), record() + record(queue=99) + record(queue=1))
     assert [s.value for s in reply.statuses] == ["PUT_OK", "MESSAGE_ILLEGAL", "PUT_OK"]
     assert "queue 99" in reply.reason
 
 
 @pytest.mark.parametrize("payload", [b"garbage" * 20, b"\xff" * 300, record()[:50]])
-def test_bytes_that_are_no_record_are_illegal(
+def test_bytes_that_are_not_a_record_are_illegal(
     client: Client, backend: FakeBackend, payload: bytes
 ) -> None:
     reply = client.ask(api.Put(1), payload)
@@ -328,7 +328,7 @@ class TestRuns:
         put = api.Put(1, 1, False, 1000, run, at)
         assert client.ask(put, record()).status is api.Status.BUSY
 
-    def test_behind_a_refusal_the_run_is_refused(
+    def test_after_a_refusal_the_run_is_refused(
         self, client: Client, backend: FakeBackend
     ) -> None:
         assert client.ask(api.Put(1, 1, False, 1000, 1, 0), record()).status is api.Status.PUT_OK
@@ -394,7 +394,7 @@ def test_pull_gives_records_up_to_the_readable_offset(client: Client, backend: F
     assert reply.epochs == [(65537, backend.store.units["t", 0][1][0])]
 
 
-def test_a_parked_pull_is_woken_by_what_becomes_readable(
+def test_a_parked_pull_is_answered_when_a_record_becomes_readable(
     client: Client, backend: FakeBackend
 ) -> None:
     backend.store.confirmed = 0
@@ -407,17 +407,17 @@ def test_a_parked_pull_is_woken_by_what_becomes_readable(
     backend.moved()
     reply, _ = client.receive()
     assert reply.status is api.PullStatus.FOUND
-    assert time.monotonic() - begin < 30.0  # not at the end of its minute
+    assert time.monotonic() - begin < 30.0  # before its wait of a minute ends
 
 
-def test_a_parked_pull_of_a_topic_to_come(client: Client) -> None:
+def test_a_parked_pull_of_a_topic_that_comes_later(client: Client) -> None:
     client.send(api.Pull(1, "new", 0, api.Position(0), 10, 1000, 60_000))
     assert client.silent(0.05)
     client.send(api.Put(2, 1), record("new"))
     assert {client.receive()[0].rid, client.receive()[0].rid} == {1, 2}
 
 
-def test_a_parked_pull_ends_when_its_time_is_up(client: Client) -> None:
+def test_a_parked_pull_is_answered_when_its_wait_ends(client: Client) -> None:
     begin = time.monotonic()
     reply = client.ask(api.Pull(1, "t", 0, api.Position(0), 10, 1000, 150))
     assert reply.status in (api.PullStatus.NO_NEW, api.PullStatus.NO_SUCH_QUEUE)
@@ -447,7 +447,7 @@ def test_a_position_that_a_failover_cut_names_the_common_point(
     assert client.ask(api.Pull(4, "t", 0, ahead)).status is api.PullStatus.NO_NEW
 
 
-# -- positions and questions
+# -- positions and queries
 
 
 def test_positions_are_kept_and_follow_the_log(client: Client, backend: FakeBackend) -> None:
@@ -472,7 +472,7 @@ def test_positions_are_read_again_when_the_log_was_cut(
     assert client.ask(api.Fetch(4, "g", "t")).positions == {0: api.Position(1)}
 
 
-def test_a_record_that_is_no_position_is_skipped(client: Client) -> None:
+def test_a_record_that_is_not_a_commit_is_skipped(client: Client) -> None:
     client.ask(api.Put(1), record(api.POSITIONS_TOPIC, b"{not json"))
     client.ask(api.Put(2), record(api.POSITIONS_TOPIC, b'{"group":"g","topic":"t","positions":5}'))
     client.ask(api.Commit(3, "g", "t", {0: api.Position(2)}))
@@ -485,7 +485,7 @@ def test_a_slave_refuses_commits(client: Client, backend: FakeBackend) -> None:
     assert reply.status is api.Status.SERVICE_NOT_AVAILABLE
 
 
-def test_questions(client: Client, backend: FakeBackend) -> None:
+def test_queries(client: Client, backend: FakeBackend) -> None:
     keyed = build_record(
         "t", b"k", queue_id=1, properties=[("KEYS", "a b")], born_timestamp_ms=1,
         born_host=NO_HOST,
@@ -504,7 +504,7 @@ def test_questions(client: Client, backend: FakeBackend) -> None:
     assert client.ask(api.AskStatus(11)).status["node"] == 1
 
 
-def test_what_is_not_readable_is_not_found(client: Client, backend: FakeBackend) -> None:
+def test_records_that_are_not_readable_are_not_found(client: Client, backend: FakeBackend) -> None:
     keyed = build_record(
         "t", b"k", queue_id=1, properties=[("KEYS", "a")], born_timestamp_ms=1, born_host=NO_HOST
     )
@@ -514,7 +514,7 @@ def test_what_is_not_readable_is_not_found(client: Client, backend: FakeBackend)
     assert client.ask(api.FindOffset(3, 0)).count == 0
 
 
-# -- bounds and strangers
+# -- bounds and untrusted clients
 
 
 def resident_mib() -> float:
@@ -534,7 +534,7 @@ def test_a_port_in_use_is_an_error_of_the_configuration(
 
 
 @pytest.mark.parametrize("frames", [[b"junk"], [b""], [b"\xff" * 70_000], [b"a", b"b", b"c"] * 50])
-def test_a_malformed_message_ends_its_connection_alone(
+def test_a_malformed_message_ends_only_its_connection(
     server: ApiServer, client: Client, frames: list[bytes]
 ) -> None:
     client.ask(api.AskMap(1))
@@ -550,7 +550,7 @@ def test_a_malformed_message_ends_its_connection_alone(
     assert client.ask(api.AskMap(2)).rid == 2
 
 
-def test_strangers_bytes_do_not_harm(server: ApiServer, client: Client) -> None:
+def test_random_bytes_do_no_harm(server: ApiServer, client: Client) -> None:
     seed = int(os.environ.get("SEED", time.time_ns()))
     print(f"SEED={seed}")
     chance = random.Random(seed)
@@ -603,7 +603,7 @@ class TestConnections:
     def config(self) -> ApiConfig:
         return ApiConfig(max_connections=20)
 
-    def test_silent_connections_make_room(self, server: ApiServer, client: Client) -> None:
+    def test_silent_connections_are_ended_first(self, server: ApiServer, client: Client) -> None:
         client.ask(api.AskMap(1))
         idle = [socket.create_connection(("127.0.0.1", port_of(server))) for _ in range(60)]
         for stranger in idle:
@@ -616,7 +616,7 @@ class TestConnections:
             stranger.close()
         late.close()
 
-    def test_beyond_the_limit_of_those_who_speak(self, server: ApiServer) -> None:
+    def test_beyond_the_limit_the_latest_connection_is_ended(self, server: ApiServer) -> None:
         clients = [Client(server.endpoint) for _ in range(20)]
         for each in clients:
             each.ask(api.AskMap(1))
@@ -650,7 +650,7 @@ def test_a_client_that_does_not_read_its_replies_is_bounded(
     lazy.close()
 
 
-def test_stop_answers_what_is_known_and_frees_the_port(backend: FakeBackend) -> None:
+def test_stop_answers_known_outcomes_and_frees_the_port(backend: FakeBackend) -> None:
     server = ApiServer("tcp://127.0.0.1:0", backend, ApiConfig(), on_failure=raise_failure)
     server.start()
     assert server.stop(60)

@@ -1,4 +1,4 @@
-"""The HTTP port's requests as bytes: whole, byte by byte, too large, and not HTTP at all."""
+"""Requests of the HTTP port as bytes: whole, byte by byte, too large, not HTTP."""
 
 import pytest
 
@@ -34,7 +34,7 @@ BAD = [
 
 
 def take(data: bytes, piece: int) -> tuple[Exchange, Request | Refusal | None]:
-    """Give an exchange pieces as a socket would, until it says something."""
+    """Feed an exchange in pieces, as a socket would, until it returns a result."""
     exchange, said, at = Exchange(), None, 0
     while said is None and at < len(data):
         size = min(piece, exchange.room_bytes)

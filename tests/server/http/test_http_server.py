@@ -1,4 +1,4 @@
-"""The HTTP port: what it answers, and what strangers cannot do to it."""
+"""The HTTP port: its answers, and its bounds against untrusted clients."""
 
 import json
 import socket
@@ -43,7 +43,7 @@ def get(server, path):
 
 
 def exchange(server, data):
-    """Send `data` and return all that comes back."""
+    """Send `data` and return everything received."""
     host, port = server.address.rsplit(":", 1)
     with socket.create_connection((host, int(port)), timeout=60) as client:
         client.sendall(data)
@@ -85,7 +85,7 @@ def test_an_unknown_path_is_404(server):
 def test_bad_requests_are_refused_and_the_server_lives(server, request_bytes, code):
     try:
         answer = exchange(server, request_bytes)
-    except ConnectionError:  # it hung up while a megabyte was still being sent
+    except ConnectionError:  # the server closed while a megabyte was still being sent
         answer = None
     if answer is not None:
         assert answer.startswith(f"HTTP/1.1 {code} ".encode())
@@ -105,19 +105,19 @@ def test_a_request_may_come_one_byte_at_a_time(server):
         assert b"200 OK" in client.recv(65536)
 
 
-def test_dawdlers_never_keep_a_quick_client_out(server):
+def test_slow_clients_never_keep_a_quick_one_out(server):
     host, port = server.address.rsplit(":", 1)
-    dawdlers = []
+    slow = []
     try:
         for _ in range(200):
             client = socket.create_connection((host, int(port)), timeout=60)
             client.sendall(b"G")
-            dawdlers.append(client)
+            slow.append(client)
         for _ in range(20):
             assert get(server, "/healthz") == b"ok\n"
         assert len(server._connections) <= MAX_CONNECTIONS
     finally:
-        for client in dawdlers:
+        for client in slow:
             client.close()
 
 
@@ -189,7 +189,7 @@ def test_stop_without_start_frees_the_port():
     assert threading.active_count() < 20
 
 
-def test_what_is_no_http_gets_400_and_the_connection_ends(server):
+def test_invalid_http_gets_400_and_the_connection_ends(server):
     answer = exchange(server, b"GET /status HTTP/1.1\r\nno colon\r\n\r\nGET /status HTTP/1.1\r\n")
     head, _, body = answer.partition(b"\r\n\r\n")
     assert head.startswith(b"HTTP/1.1 400 Bad Request\r\n")

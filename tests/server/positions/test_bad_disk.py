@@ -1,4 +1,4 @@
-"""One commit that cannot be read loses itself alone: others are kept, fetched and written anew."""
+"""An unreadable commit loses only itself: others are kept, fetched and rewritten."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def bad_bytes(store: MessageStore, _disk: Disk, begin: int, end: int) -> None:
 
 
 class Clock(SystemClock):
-    """The machine's, but for what a test puts before it."""
+    """The real clock, plus what a test sets."""
 
     ahead_ms = 0.0
 
@@ -63,7 +63,7 @@ def store(tmp_path: Path, disk: Disk, monkeypatch: pytest.MonkeyPatch) -> Iterat
 
 
 def three(store: MessageStore) -> tuple[int, int]:
-    """Commits of the groups g, bad and h; returns where bad's lies."""
+    """Commit for the groups g, bad and h; return where bad's commit begins and ends."""
     begin = commit(store, "g", {0: 1})
     end = commit(store, "bad", {0: 2})
     commit(store, "h", {0: 3})
@@ -73,7 +73,7 @@ def three(store: MessageStore) -> tuple[int, int]:
 
 
 @damages
-def test_groups_commit_and_fetch_beside_a_commit_that_cannot_be_read(
+def test_groups_commit_and_fetch_despite_an_unreadable_commit(
     store: MessageStore, disk: Disk, damage: Damage
 ) -> None:
     damage(store, disk, *three(store))
@@ -87,7 +87,7 @@ def test_groups_commit_and_fetch_beside_a_commit_that_cannot_be_read(
     server.start()
     client = Client(server.endpoint)
     try:
-        assert isinstance(client.ask(api.Fetch(9, "g", "t")), api.Failed)  # it may come back
+        assert isinstance(client.ask(api.Fetch(9, "g", "t")), api.Failed)  # the disk may recover
         clock.ahead_ms = PATIENCE_MS
         for rid, group, at in ((1, "g", 1), (2, "h", 3)):
             reply = client.ask(api.Fetch(rid, group, "t"))
@@ -102,7 +102,7 @@ def test_groups_commit_and_fetch_beside_a_commit_that_cannot_be_read(
 
 
 @damages
-def test_retention_passes_a_commit_that_cannot_be_read(
+def test_retention_skips_an_unreadable_commit(
     store: MessageStore, disk: Disk, damage: Damage
 ) -> None:
     damage(store, disk, *three(store))
@@ -117,7 +117,7 @@ def test_retention_passes_a_commit_that_cannot_be_read(
 
 
 @damages
-def test_positions_are_written_anew_beside_a_commit_that_cannot_be_read(
+def test_positions_are_written_anew_despite_an_unreadable_commit(
     store: MessageStore, disk: Disk, damage: Damage
 ) -> None:
     first = commit(store, "g", {0: 1})

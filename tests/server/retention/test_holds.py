@@ -1,4 +1,4 @@
-"""For whom retention keeps files, and for how long."""
+"""Which holders retention keeps files for, and for how long."""
 
 import logging
 
@@ -17,7 +17,7 @@ def test_files_are_kept_for_the_slowest_that_moves() -> None:
     assert not holds.problems()
 
 
-def test_a_slave_that_stands_still_is_not_counted_until_it_moves(
+def test_a_slave_without_progress_does_not_hold_files_until_it_moves(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -35,34 +35,34 @@ def test_a_slave_that_stands_still_is_not_counted_until_it_moves(
     assert holds.look(2_199, 600, {"node 2": 11, "node 3": 100}) == 11
 
 
-def test_who_has_everything_stands_still_with_reason() -> None:
+def test_a_holder_at_the_end_does_not_lapse() -> None:
     holds = Holds(HOLD_MS)
     for now in range(0, 5_000, 500):
         assert holds.look(now, 100, {"node 2": 100}) == 100
-    assert holds.look(5_000, 200, {"node 2": 100}) == 100  # data came a moment ago
+    assert holds.look(5_000, 200, {"node 2": 100}) == 100  # data has just come
     assert holds.look(5_499, 200, {"node 2": 100}) == 100
     assert holds.look(5_500, 200, {"node 2": 100}) is None
 
 
-def test_a_new_link_is_no_progress() -> None:
+def test_a_new_link_does_not_count_as_progress() -> None:
     holds = Holds(HOLD_MS)
     holds.look(0, 100, {"node 2": 10})
     holds.look(400, 100, {})
     holds.look(800, 100, {"node 2": 10})
     assert holds.look(1_000, 100, {"node 2": 10}) is None
-    # Away for longer than the hold, it begins anew.
+    # Away for longer than the hold, it is a new holder.
     holds.look(2_100, 100, {})
     assert holds.look(2_200, 100, {"node 2": 10}) == 10
 
 
-def test_a_slave_that_was_cut_back_is_not_taken_for_stuck_once_it_moves() -> None:
+def test_a_slave_that_was_rewound_does_not_lapse_once_it_moves() -> None:
     holds = Holds(HOLD_MS)
     holds.look(0, 100, {"node 2": 90})
     assert holds.look(900, 100, {"node 2": 10}) == 10
     assert holds.look(1_800, 100, {"node 2": 20}) == 20
 
 
-def test_what_is_not_confirmed_is_named() -> None:
+def test_unconfirmed_bytes_are_named() -> None:
     holds = Holds(0)
     assert holds.look(0, 100, {CONFIRMED: 10}) is None
     assert "confirmed" in holds.problems()[0]

@@ -1,4 +1,4 @@
-"""Positions beside the log: what is kept, for how long it holds, and what goes wrong."""
+"""KeptPositions: which positions are kept, for how long they are valid, and failures."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.store.kit import opened, put
 
 
 class Files:
-    """The machine's files; `full`: nothing can be replaced."""
+    """The real file system; `full`: no file can be replaced."""
 
     def __init__(self) -> None:
         self.full = False
@@ -72,7 +72,7 @@ def written(
     kept: KeptPositions, store: MessageStore, epoch: int = 65537, *, put_: Any = None,
     pause: Any = go_on,
 ) -> int:  # fmt: skip
-    """How many records are written anew, as if all that the log has now were about to go."""
+    """Return how many records are rewritten if the whole log is about to be removed."""
     assert store.wait_dispatched(store.max_offset, 60)
     return kept.rewrite(
         epoch, store, store.max_offset, put_ or store.put_encoded, 1, pause
@@ -80,7 +80,7 @@ def written(
 
 
 def in_log(store: MessageStore) -> PositionMap:
-    """What a node with nothing but this log knows."""
+    """Return the positions that a node with only this log knows."""
     said = PositionMap()
     assert store.wait_dispatched(store.max_offset, 60)
     at = (store.queues.queue_range(POSITIONS_TOPIC, QUEUE) or (0, 0))[0]
@@ -109,20 +109,20 @@ def test_commits_below_an_offset_are_kept_over_a_restart(tmp_path: pathlib.Path)
         assert found(kept, "other") == {}
 
 
-def test_what_is_kept_is_written_anew_once(tmp_path: pathlib.Path) -> None:
+def test_kept_positions_are_rewritten_once(tmp_path: pathlib.Path) -> None:
     with opened(tmp_path) as store:
         commit(store, "g", {0: 1})
         kept = kept_in(store)
         assert kept.gather(store, store.max_offset, go_on)
         assert written(kept, store) == 1
         assert written(kept, store) == 0
-        # The rewrites are taken too, later, and are written anew as the commit that they repeat.
+        # Later the rewritten records are removed too, and rewritten with the origin of the commit.
         assert kept.gather(store, store.max_offset, go_on)
         assert written(kept, store) == 1
         assert {p.origin for p in in_log(store).find("g", "t").values()} == {0}
 
 
-def test_a_new_master_writes_anew_what_its_log_lacks_and_no_more(tmp_path: pathlib.Path) -> None:
+def test_a_new_master_rewrites_only_what_its_log_lacks(tmp_path: pathlib.Path) -> None:
     with opened(tmp_path) as store:
         for group in ("kept", "moved", "half", "still there"):
             commit(store, group, {0: 1, 1: 1})
@@ -146,7 +146,7 @@ def test_a_new_master_writes_anew_what_its_log_lacks_and_no_more(tmp_path: pathl
         assert store.max_offset > begin
 
 
-def test_what_was_kept_of_a_log_that_was_set_aside_is_forgotten(tmp_path: pathlib.Path) -> None:
+def test_positions_kept_from_a_log_that_was_set_aside_are_forgotten(tmp_path: pathlib.Path) -> None:
     part = Part()
     with opened(tmp_path) as store:
         commit(store, "g", {0: 7})
@@ -194,7 +194,7 @@ def test_a_save_that_fails_keeps_nothing_and_is_tried_again(tmp_path: pathlib.Pa
         assert found(kept, "g") == {0: 1}
 
 
-def test_a_stop_within_the_work_leaves_the_rest_for_later(tmp_path: pathlib.Path) -> None:
+def test_a_stop_during_the_work_leaves_the_rest_for_later(tmp_path: pathlib.Path) -> None:
     with opened(tmp_path) as store:
         for number in range(600):
             commit(store, f"g{number}" + "x" * 200, {0: number})
@@ -207,7 +207,7 @@ def test_a_stop_within_the_work_leaves_the_rest_for_later(tmp_path: pathlib.Path
         assert first + written(kept, store) == 600
 
 
-def test_a_damaged_commit_loses_itself_alone(
+def test_a_damaged_commit_loses_only_itself(
     tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     with opened(tmp_path) as store:
@@ -262,14 +262,14 @@ def test_a_group_with_thousands_of_queues_is_split(tmp_path: pathlib.Path) -> No
         assert found(kept_in(store), "g") == {q: q + 1 for q in range(3000)}
 
 
-def test_what_was_kept_and_cut_away_holds_over_nothing(tmp_path: pathlib.Path) -> None:
-    """Kept ahead of retention, whose files did not go; a flip cut the bytes away instead."""
+def test_a_kept_position_that_was_cut_away_does_not_count(tmp_path: pathlib.Path) -> None:
+    """Saved before retention removed the file, which failed; a flip then cut the bytes away."""
     with opened(tmp_path) as store:
         common = commit(store, "g", {0: 1})
         for at in range(2, 6):
             commit(store, "g", {0: at})
         kept = kept_in(store)
-        assert kept.gather(store, store.max_offset, go_on)  # and the removal fails, or a crash
+        assert kept.gather(store, store.max_offset, go_on)  # then the removal fails
         store.truncate(common)
         end = commit(store, "g", {0: 3, 1: 3})
         assert kept.gather(store, end, go_on)

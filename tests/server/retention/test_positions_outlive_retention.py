@@ -1,4 +1,4 @@
-"""Committed positions stay although retention takes their records: whole nodes in this process."""
+"""Committed positions survive the removal of their records; whole nodes in this process."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from hastore.server.positions.commit_records import commit_record
 from tests.ha.nodes import free_port, wait_for
 
 FILE_SIZE = 64 * 1024
-FILES = 4  # that retention leaves
+FILES = 4  # left by retention
 
 
 class Nodes:
-    """A group of nodes that come and go."""
+    """A group of nodes that are started and stopped."""
 
     def __init__(self, root: pathlib.Path, count: int) -> None:
         self.root = root
@@ -94,7 +94,7 @@ def make_nodes(tmp_path: pathlib.Path) -> Iterator[Make]:
 
 
 def fill(node: Node, files: int) -> None:
-    """Put until the log has so many more files."""
+    """Put until the log has grown by that many files."""
     end = node.store.max_offset + files * FILE_SIZE
     record = build_record(
         "t", b"x" * 900, queue_id=0, properties=(), born_timestamp_ms=1, born_host=NO_HOST
@@ -104,7 +104,7 @@ def fill(node: Node, files: int) -> None:
 
 
 def wait_gone(node: Node, offset: int) -> None:
-    """Wait until retention has taken the byte at `offset`."""
+    """Wait until retention has removed the byte at `offset`."""
     wait_for(lambda: node.store.min_offset > offset, "retention", 60.0)
 
 
@@ -119,7 +119,7 @@ def test_positions_outlive_their_records_and_a_restart_of_the_master(make_nodes:
     master = nodes.start(1, Role.ASYNC_MASTER)
     with nodes.positions(1) as client:
         client.commit("g", "t", {0: 5, 1: 7})
-        client.commit("g", "t", {1: 6})  # told to go back
+        client.commit("g", "t", {1: 6})  # moved back on purpose
         client.commit("other", "t", {0: 2})
         said = {("g", "t"): {0: 5, 1: 6}, ("other", "t"): {0: 2}}
         for round_ in range(3):
@@ -135,7 +135,7 @@ def test_positions_outlive_their_records_and_a_restart_of_the_master(make_nodes:
 
 
 def test_positions_outlive_their_records_on_a_slave_that_is_promoted(make_nodes: Make) -> None:
-    """The slave's retention runs ahead of the master's, which removes nothing."""
+    """Only the slave's retention removes files."""
     nodes = make_nodes(2)
     master = nodes.start(1, Role.ASYNC_MASTER, retention=False)
     slave = nodes.start(2, Role.SLAVE)
@@ -155,7 +155,7 @@ def test_positions_outlive_their_records_on_a_slave_that_is_promoted(make_nodes:
     nodes.changed[2] = nodes.config(2, Role.ASYNC_MASTER)
     wait_for(lambda: slave.backend.writable_reason() is None)
     assert committed(nodes, 2) == {0: 5, 1: 6}
-    # The log has them again: for a slave that is copied from this node's first byte.
+    # The log has them again, for a slave that copies it from this node's first byte.
     with nodes.positions(2) as client:
         wait_for(lambda: client.all() == {("g", "t"): {0: 5, 1: 6}})
         client.commit("g", "t", {0: 8})
@@ -167,8 +167,8 @@ def test_positions_outlive_their_records_on_a_slave_that_is_promoted(make_nodes:
     assert committed(nodes, 2) == {0: 8, 1: 6}
 
 
-def test_the_log_has_them_for_a_node_that_has_nothing_else(make_nodes: Make) -> None:
-    """As a slave that is copied anew."""
+def test_the_log_has_the_positions_for_a_node_that_has_only_the_log(make_nodes: Make) -> None:
+    """Such as a slave that was resynced."""
     nodes = make_nodes(1)
     master = nodes.start(1, Role.ASYNC_MASTER)
     with nodes.positions(1) as client:
@@ -183,7 +183,7 @@ def test_the_log_has_them_for_a_node_that_has_nothing_else(make_nodes: Make) -> 
     assert committed(nodes, 1) == {0: 5}
 
 
-def test_a_commit_between_reading_and_writing_anew_holds(make_nodes: Make) -> None:
+def test_a_commit_between_reading_and_rewriting_counts(make_nodes: Make) -> None:
     nodes = make_nodes(1)
     master = nodes.start(1, Role.ASYNC_MASTER)
     real = master.retention._put
@@ -209,9 +209,9 @@ def test_a_commit_between_reading_and_writing_anew_holds(make_nodes: Make) -> No
     assert committed(nodes, 1) == {0: 9, 1: 7}
 
 
-def test_thousands_of_groups_are_written_anew_in_small_puts(make_nodes: Make) -> None:
+def test_thousands_of_groups_are_rewritten_in_small_puts(make_nodes: Make) -> None:
     nodes = make_nodes(1)
-    files = 60  # of which half must hold all positions
+    files = 60  # half of them must have room for all positions
     master = nodes.start(1, Role.ASYNC_MASTER, files=files)
     real = master.retention._put
     sizes: list[int] = []
@@ -235,7 +235,7 @@ def test_thousands_of_groups_are_written_anew_in_small_puts(make_nodes: Make) ->
         assert committed(nodes, 1, f"group{number}") == {0: number}
 
 
-def test_positions_that_would_drive_each_other_out_are_not_written_anew(make_nodes: Make) -> None:
+def test_positions_that_would_push_each_other_out_are_not_rewritten(make_nodes: Make) -> None:
     nodes = make_nodes(1)
     master = nodes.start(1, Role.ASYNC_MASTER)
     for number in range(300):

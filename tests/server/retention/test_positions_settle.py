@@ -1,4 +1,4 @@
-"""A log of nothing but positions: writing them anew comes to an end, whatever reads it."""
+"""A log of positions only: rewriting them comes to an end."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from hastore.store.message_store import MessageStore
 from tests.server.retention.test_kept_positions import go_on, in_log, kept_in
 from tests.store.kit import FILE_SIZE, opened, put
 
-TOPICS = 400  # of one group: the index has all of its commits under one key
-FILES = 12  # that the log may have
+TOPICS = 400  # of one group; the index has all its commits under one key
+FILES = 12  # the most that the log may have
 
 
 def commit(store: MessageStore, number: int, at: int) -> None:
@@ -20,13 +20,13 @@ def commit(store: MessageStore, number: int, at: int) -> None:
     assert end is not None and store.wait_dispatched(end, 10)
 
 
-def test_positions_of_many_topics_are_not_written_anew_for_ever(tmp_path: pathlib.Path) -> None:
+def test_positions_of_many_topics_are_not_rewritten_for_ever(tmp_path: pathlib.Path) -> None:
     with opened(tmp_path) as store:
         kept = kept_in(store)
         first = 0
 
         def look() -> int:
-            """Let the oldest files go, beyond FILES, as retention does; returns the records."""
+            """Remove the oldest files beyond FILES, as retention does; return the rewrites."""
             nonlocal first
             assert store.wait_dispatched(store.max_offset, 10)
             beyond = (store.max_offset - first) // FILE_SIZE - FILES
@@ -37,12 +37,12 @@ def test_positions_of_many_topics_are_not_written_anew_for_ever(tmp_path: pathli
             return kept.rewrite(65537, store, first, store.put_encoded, 1, go_on)
 
         at = 0
-        while first < FILES * FILE_SIZE:  # the first commits are gone, and written anew
+        while first < FILES * FILE_SIZE:  # the first commits are removed and rewritten
             at += 1
             for number in range(TOPICS):
                 commit(store, number, at)
             look()
-        # From here on nobody commits, so the copies that the log has are soon all that it needs.
+        # No more commits come, so the copies in the log soon suffice.
         written, limit = 0, 20 * TOPICS
         while (count := look()) and written <= limit:
             written += count

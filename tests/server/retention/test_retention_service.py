@@ -1,4 +1,4 @@
-"""What retention keeps for slaves, and of what is not confirmed; on real stores and links."""
+"""Files kept for slaves and for confirmation; real stores and links."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.ha.nodes import FILE_SIZE, Group, HaNode, wait_for
 
 
 class Clock:
-    """The time as retention sees it."""
+    """A clock that the test sets."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -69,7 +69,7 @@ def _fail(name: str, failure: BaseException) -> None:
 
 
 def fill(node: HaNode, files: int) -> None:
-    """Put until the log has that many more files, all synced and replayed."""
+    """Put until the log has grown by that many files, all synced and replayed."""
     end = node.store.max_offset + files * FILE_SIZE
     while node.store.max_offset < end:
         node.put(*[b"x" * 900] * 5)
@@ -90,7 +90,7 @@ def master_with_a_commit(make_group: Groups) -> HaNode:
     return master
 
 
-def test_a_master_keeps_what_is_not_confirmed_up_to_the_hold(make_group: Groups) -> None:
+def test_a_master_keeps_unconfirmed_bytes_for_the_hold(make_group: Groups) -> None:
     group = make_group(2, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
     master, other = group.start(1), group.start(2)
     master.promote()
@@ -110,7 +110,7 @@ def test_a_master_keeps_what_is_not_confirmed_up_to_the_hold(make_group: Groups)
     assert not service.problems()
 
 
-def test_a_slave_keeps_what_it_does_not_know_as_confirmed(make_group: Groups) -> None:
+def test_a_slave_keeps_bytes_that_it_does_not_know_as_confirmed(make_group: Groups) -> None:
     group = make_group(3, acks=2, role=Role.ASYNC_MASTER, store={"retention": RETENTION})
     master, slave, third = group.start(1), group.start(2), group.start(3)
     master.promote()
@@ -129,15 +129,15 @@ def test_a_slave_keeps_what_it_does_not_know_as_confirmed(make_group: Groups) ->
     assert not service.problems()
 
 
-def test_a_slave_that_stands_still_pins_the_log_up_to_the_hold(make_group: Groups) -> None:
-    patient = {"housekeeping_interval_ms": 600_000}  # its silence does not end the link
+def test_a_slave_without_progress_holds_the_log_for_the_hold(make_group: Groups) -> None:
+    patient = {"housekeeping_interval_ms": 600_000}  # so that its silence does not end the link
     group = make_group(3, role=Role.ASYNC_MASTER, ha=patient, store={"retention": RETENTION})
     master, slave, stuck = group.start(1), group.start(2), group.start(3)
     master.promote()
     slave.follow()
     stuck.follow()
     wait_for(lambda: len(master.ha.slaves()) == 2)
-    # Its link lives and its log stands: as with a full disk.
+    # Its link lives and its log does not grow, as with a full disk.
     stand = stuck.store.max_offset
     with stuck.store.log.lock:
         fill(master, 4)
@@ -163,8 +163,8 @@ def test_a_problem_is_named_only_where_files_are_removed(make_group: Groups) -> 
     assert not service.problems()
 
 
-def test_files_go_although_positions_cannot_be_written_anew(make_group: Groups) -> None:
-    """On a full disk it is the removal that makes room."""
+def test_files_are_removed_although_positions_cannot_be_rewritten(make_group: Groups) -> None:
+    """On a full disk the removal makes room."""
     tried: list[int] = []
 
     def full(payloads: Sequence[bytes]) -> Any:
@@ -181,7 +181,7 @@ def test_files_go_although_positions_cannot_be_written_anew(make_group: Groups) 
     assert master.store.max_offset > before
 
 
-def test_no_file_goes_whose_positions_cannot_be_kept(make_group: Groups) -> None:
+def test_no_file_is_removed_whose_positions_cannot_be_saved(make_group: Groups) -> None:
     master = master_with_a_commit(make_group)
     service, _ = service_of(master)
     in_the_way = pathlib.Path(master.config.store.root, "hastore", "positions.tmp")

@@ -1,4 +1,4 @@
-"""What a changed file holds that is not in force yet, and what makes it count."""
+"""Changes of the configuration file that are not in force yet, and what makes them count."""
 
 from __future__ import annotations
 
