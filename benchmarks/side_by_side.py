@@ -29,7 +29,8 @@ class Row:
     peers: Mapping[str, tuple[str, Target | None]]  # system -> (its name in reports, target)
     samples: dict[str, list[Any]] = dataclasses.field(default_factory=dict)
     cpu_us: dict[str, dict[str, list[float]]] = dataclasses.field(default_factory=dict)
-    held: dict[str, dict[str, Cost]] = dataclasses.field(default_factory=dict)  # after the last
+    # system -> the costs of its processes after the last repeat
+    held: dict[str, dict[str, Cost]] = dataclasses.field(default_factory=dict)
 
     def run(self, system: str, costs: Costs | None, scale: float, keep: bool) -> None:
         """Run the load once on one system; `keep` is false in the warm-up round."""

@@ -235,7 +235,7 @@ def _tcp_pair() -> tuple[socket.socket, socket.socket]:
 
 @contextmanager
 def rigged(folder: pathlib.Path) -> Iterator[Rig]:
-    """Lend a rig."""
+    """Lend a Rig, and close it afterwards."""
     rig = Rig(folder)
     try:
         yield rig

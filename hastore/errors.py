@@ -9,7 +9,7 @@ The type tells whose fault it is; the text names what failed and the remedy.
     |-- StoreError                 the store or its disk failed (exit code 3)
     |   |-- StoreInUseError        another process holds the store's lock
     |   |-- StoreBrokenError       damaged or missing bytes, or a failed sync
-    |   |   |-- StoreUncertainError  a failed write could not be cleared; a restart may find it
+    |   |   |-- StoreUncertainError  bytes of a failed write may remain, so a restart may find them
     |   |   `-- StoreMovedError    the store's folder is no longer where it was opened
     |   |-- SyncFailedError        a sync of derived files failed; a restart rebuilds them
     |   |-- StoreFullError         no room for the next file; nothing was appended
@@ -102,7 +102,7 @@ class StoreMovedError(StoreBrokenError):
 
 
 class SyncFailedError(StoreError):
-    """A sync of consume queues or key index failed: entries may be lost, though they read back."""
+    """A sync of consume queues or key index failed: entries may get lost, even if readable now."""
 
 
 class StoreFullError(StoreError):
@@ -181,7 +181,7 @@ class OutcomeUnknown(ClientError):
 
 
 class PositionBehindError(ClientError):
-    """A commit would move its group back, and did not ask for that; nothing was committed.
+    """A commit without `allow_back` would move its group back; nothing was committed.
 
     The text names the group and both positions. Consumers of one group do not share its messages:
     each reads them all.

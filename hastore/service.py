@@ -21,8 +21,9 @@ class Service:
 
     A subclass implements `run()`, which returns soon after `stopping` is set, and `wake()` if its
     thread can block on anything but `stopping`. An exception that escapes `run()` is kept in
-    `failure`, logged, and passed to `on_failure` from that thread; in a node that ends the node
-    (docs/architecture.md, "When a thread fails"). A `run()` that returns early is not reported.
+    `failure`, logged, and passed to `on_failure` from that thread; that ends the node or, for a
+    thread of one HA connection, the connection (docs/architecture.md, "If a thread fails"). A
+    `run()` that returns early is not reported.
     """
 
     def __init__(self, name: str, *, on_failure: OnFailure) -> None:
@@ -54,7 +55,7 @@ class Service:
     def stop(self, timeout_s: float = 5.0) -> bool:
         """Ask the thread to end and wait for it; False if it still runs after `timeout_s`.
 
-        Called from the service's own thread, it does not wait and returns True.
+        From the service's own thread, or before `start`, it returns True without waiting.
         """
         self.stopping.set()
         self.wake()

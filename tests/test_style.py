@@ -72,14 +72,14 @@ MAY_IMPORT = {
     "store.offline": (*_STORE_BASE, "store.state", "store.derived", "store.offline"),
     "ha": (),  # its packages have the modules
     "ha.rules": ("protocol.hello", "ha.rules"),
-    # The store is behind replica_log; the node's own state file goes through the shim.
+    # Only replica_log imports the store; store.fs is for the node's own state file.
     "ha.node": (*COMMON, "protocol", "ha.rules", "ha.node", "store.fs"),
     "ha.node.replica_log": ("errors", "store.message_store"),
     "ha.replica": (*_HA_BASE, "ha.replica"),
     "ha.hello": (*_HA_BASE, "ha.replica.digests", "ha.hello"),
     "ha.master": (*_HA_BASE, "ha.replica.digests", "ha.hello", "ha.master"),
     "ha.slave": (*_HA_BASE, "ha.replica", "ha.hello", "ha.slave"),
-    "ha.slave.crc_check": ("errors", "ha.node.replica_log", "record"),  # what a record looks like
+    "ha.slave.crc_check": ("errors", "ha.node.replica_log", "record"),  # the record format
     "ha.promotion": (
         *(*_HA_BASE, "ha.replica", "ha.promotion"),
         *("ha.hello.peer", "ha.hello.survey"),

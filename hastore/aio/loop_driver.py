@@ -197,7 +197,7 @@ class LoopDriver:
         self.core.run_once(now)
         if self._admit(now):
             self.core.send_now(now)
-        self._finish_run(now)
+        self._finish_step(now)
 
     def _guarded(self, step: Callable[[], None]) -> None:
         """Run a step; if it raises, end with that failure, which all waiters get."""
@@ -218,9 +218,9 @@ class LoopDriver:
         now = self._clock.monotonic_ms()
         if self._admit(now):
             self.core.send_now(now)
-        self._finish_run(now)
+        self._finish_step(now)
 
-    def _finish_run(self, now: float) -> None:
+    def _finish_step(self, now: float) -> None:
         self._notify()
         if self._detached and not self._queue and self.core.is_idle():
             self.end(0.0)

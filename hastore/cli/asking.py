@@ -15,11 +15,11 @@ _ANSWER_S = 1.0  # a hanging node must not hold up the command for long
 
 
 def wait_replayed(addresses: Sequence[str]) -> None:
-    """Wait until the master among `addresses` has replayed all that its log held at the first ask.
+    """Wait until the master among `addresses` has replayed what its log held when first asked.
 
     A put is acknowledged before replay enters its message into queues and index. After this wait a
     command finds each message that was acknowledged before it. Without a master, and when replay
-    takes longer than `REPLAY_S`, the command goes on with the messages that are there.
+    takes longer than `REPLAY_S`, the command goes on with the messages that replay has reached.
     """
     for address in addresses:
         status = ask_status(address, _ANSWER_S)

@@ -24,7 +24,7 @@ DONE = 0
 FAILED = 1
 WRONG = 2  # wrong usage or configuration
 STORE = 3  # the store is in use or broken
-DIFFER = 4  # two things differ, or a put is not confirmed
+DIFFER = 4  # a put is not confirmed, or no node takes writes
 _INTERRUPTED = 130
 # Before click 8.2 a group without arguments prints its help and exits with 0, without this error.
 _NO_ARGUMENTS: tuple[type[Exception], ...] = tuple(
@@ -33,7 +33,7 @@ _NO_ARGUMENTS: tuple[type[Exception], ...] = tuple(
 
 
 class Seconds(click.FloatRange):
-    """A time to wait, in seconds: above 0 (`or_none`: 0 too), and not NaN, which never passes."""
+    """A time to wait, in seconds: above 0 (`or_none`: or 0), and not NaN, which never elapses."""
 
     def __init__(self, *, or_none: bool = False) -> None:
         super().__init__(0, min_open=not or_none)
@@ -161,8 +161,8 @@ def terminal_columns() -> int | None:
 def program(name: str) -> str:
     """Return the command by which this user can run `hastore`, `hastore-master` or `hastore-slave`.
 
-    The result is the bare name when the PATH leads to the program beside the one that was called,
-    else the path of that program; without such a program, the one on the PATH, else this Python
+    Prefers the program in the folder of the one that was called: its bare name if the PATH leads to
+    it, else its path. Without such a program: the bare name if the PATH has one, else this Python
     with `-m hastore`.
     """
     called = sys.argv[0]
@@ -209,10 +209,10 @@ def progress_bar(*, visible: bool = True) -> "Progress":
 
 
 def bootstrap_addresses(given: str | None) -> list[str]:
-    """Return the nodes' client addresses: `given`, else HASTORE_BOOTSTRAP, else those of `conf/`.
+    """Return the nodes' client addresses: `given`, else HASTORE_BOOTSTRAP, else those in `conf/`.
 
-    `conf/` is the working directory's, else the checkout's. UsageError for a bad address, and when
-    no address is found.
+    `conf/` is that of the working directory, else that of the checkout. Raises UsageError for a bad
+    address, and when no address is found.
     """
     text = given or os.environ.get("HASTORE_BOOTSTRAP")
     if not text:
@@ -249,7 +249,7 @@ Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
 with_bootstrap: Decorator = click.option(
     "--bootstrap",
     metavar="ADDR,ADDR",
-    help="The nodes' api addresses (default: HASTORE_BOOTSTRAP, else those of conf/).",
+    help="The nodes' api addresses (default: HASTORE_BOOTSTRAP, else the files in conf/).",
 )
 with_json: Decorator = click.option(
     "--json", "as_json", is_flag=True, help="Print one JSON object per line, for programs."

@@ -33,7 +33,7 @@ def read_topic(addresses: list[str], topic: str, wait_s: float) -> Iterator[list
 
 
 def seek(consumer: Consumer, queue_id: int | None, start: str) -> None:
-    """Go to `start`: a queue offset, or an ISO 8601 time (UTC unless it has an offset)."""
+    """Go to `start`: a queue offset, or an ISO 8601 time (in UTC unless it has a UTC offset)."""
     queues = [queue_id] if queue_id is not None else list(consumer.positions())
     if start.isascii() and start.isdigit() and len(start) <= 18:
         for queue in queues:

@@ -54,7 +54,7 @@ SYNC_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class DemoReport:
-    """The results of the demo, which `--json` prints, and where its progress is shown."""
+    """The results of the demo, which `--json` prints; also prints its progress."""
 
     folder: pathlib.Path
     quiet: bool

@@ -173,8 +173,8 @@ def _peer(config: Config, number: int, address: str) -> tuple[Verdict, str]:
         return Verdict.BAD, f"has commit log files of {theirs}, this node of {ours}; {remedy}"
     if isinstance(answer, Refused):
         return Verdict.BAD, f"refuses this node: {answer.reason}"
-    secrets = "with the same secret" if config.ha.secret_file else "without a secret, as this node"
-    return Verdict.GOOD, f"answers, {secrets}"
+    secret = "with the same secret" if config.ha.secret_file else "without a secret, as here"
+    return Verdict.GOOD, f"answers, {secret}"
 
 
 def _descriptors() -> Finding:

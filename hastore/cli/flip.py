@@ -54,17 +54,17 @@ def promote(
     """Make the node of the file at `path` a master; return its status once it takes writes.
 
     Raises PromotionRefused when the node refuses or is late, and HastoreError when it does not
-    answer: the file stays edited. UsageError when the node runs with another file, and HastoreError
-    when flags cannot reach it: nothing was edited.
+    answer: the file stays edited. Raises UsageError when the node runs with another file, and
+    HastoreError when flags cannot reach it: nothing was edited.
     """
     config = load_config(path)
     before = _ask(config)
     check_file("promote", path, config, before)
-    again = config.role is role  # the file has this role already: promote anew
+    again = config.role is role  # the file has this role already: begin a new epoch
     flipped = config.role.is_master and role.is_master and not again
     if flags.any or again:
         if before is None:
-            problem = "only a running node takes flags, or a new promotion"
+            problem = "only a running node can take flags or begin a new epoch"
             raise HastoreError(f"{_name(config)} does not answer; {problem}: start it first")
         if again and before["writable"] and before["role"] == role.value and not flags.any:
             print_note(f"{_name(config)} is already {role.value}; it begins a new epoch")
@@ -84,16 +84,16 @@ def demote(
 ) -> Status:
     """Make the node of the file at `path` a slave; return its status once it is one.
 
-    Raises HastoreError when the node does not answer or is late: the file stays edited. UsageError
-    when the node runs with another file, and HastoreError when a flag cannot reach it: nothing was
-    edited.
+    Raises HastoreError when the node does not answer or is late: the file stays edited. Raises
+    UsageError when the node runs with another file, and HastoreError when a flag cannot reach it:
+    nothing was edited.
     """
     config = load_config(path)
     before = _ask(config)
     check_file("demote", path, config, before)
     if flags.any:
         if before is None:
-            raise HastoreError(f"{_name(config)} does not answer; only a running node takes flags")
+            raise HastoreError(f"{_name(config)} does not answer; flags need a running node")
         _write_once(config, "demote", flags, before)
     edit_role(path, Role.SLAVE)
 
@@ -144,7 +144,7 @@ def _wait(
     """Poll the node until `followed(status)`; raise after `patience_s` without progress."""
     began = last_move = time.monotonic()
     seen: Status | None = None
-    reasons: Counter[str] = Counter()  # each new attempt shows its progress for a moment
+    reasons: Counter[str] = Counter()  # reports the most frequent one: an attempt hides it briefly
     while time.monotonic() - last_move < patience_s:
         status = _ask(config)
         if status is not None:
@@ -247,8 +247,8 @@ def promote_command(
 ) -> None:
     """Make a node the master: edit its file, wait until it takes writes.
 
-    The present master begins a new epoch. Exit code 1 when the node refuses or is late: the file
-    stays edited, and a node that waits for other nodes' answers keeps trying.
+    A node that is the master already begins a new epoch. Exit code 1 when the node refuses or is
+    late: the file stays edited, and a node that waits for other nodes' answers keeps trying.
     """
     began = time.monotonic()
     role = Role.ASYNC_MASTER if to_async else Role.SYNC_MASTER

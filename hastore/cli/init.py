@@ -71,7 +71,7 @@ def init_command(folder: str, count: int, port: int, as_json: bool) -> int:
     that start the group.
 
     All nodes are on loopback; to use several machines, edit the addresses under `nodes`, the same
-    in every file. Existing files are never overwritten: exit code 2.
+    in every file. Exit code 2 when one of the files exists; none is ever overwritten.
     """
     place = pathlib.Path(folder).absolute()
     ports = {number: port + 10 * (number - 1) for number in range(1, count + 1)}
@@ -117,7 +117,7 @@ def _starter(number: int) -> str:
 
 
 def _write(path: pathlib.Path, text: str, mode: int) -> None:
-    """Create a file with this mode; FileExistsError when it exists."""
+    """Create a file with this mode; raises FileExistsError when it exists."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
     with open(descriptor, "w", encoding="utf-8") as file:
         file.write(text)

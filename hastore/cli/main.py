@@ -1,4 +1,4 @@
-"""The command `hastore`. A subcommand is imported only when it is used, so that it starts fast."""
+"""The command `hastore`. Subcommands are imported when they are used, so that it starts fast."""
 
 import difflib
 import importlib

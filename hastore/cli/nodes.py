@@ -13,7 +13,10 @@ SLAVE = "slave"
 
 
 def check(path: str, overrides: dict[str, str], kind: str | None) -> Config:
-    """Return the configuration; ConfigError when it is wrong or `kind` does not start its role."""
+    """Return the configuration.
+
+    Raises ConfigError when it is wrong, or when `kind` does not start its role.
+    """
     config = load_config(path, overrides)
     if kind is not None and config.role.is_master != (kind == MASTER):
         other = SLAVE if kind == MASTER else MASTER
@@ -77,7 +80,7 @@ def slave() -> NoReturn:
 
 if (
     __name__ == "__main__"
-):  # python -m hastore.cli.nodes master|slave|serve: without an installation
+):  # python -m hastore.cli.nodes master|slave|serve works without an installation
     import sys
 
     _KINDS = {MASTER: master_command, SLAVE: slave_command, "serve": serve_command}

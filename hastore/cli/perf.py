@@ -1,4 +1,4 @@
-"""`hastore perf produce` and `hastore perf consume`: put a load on a group and measure it."""
+"""`hastore perf produce` and `hastore perf consume`: measure a group under load."""
 
 import os
 import threading
@@ -61,7 +61,7 @@ def summarise(
 ) -> dict[str, Any]:
     """Return the fields that both perf commands print; a latency is that of one call, in ms.
 
-    Messages that were read count as `acked`: a node only serves confirmed ones.
+    Messages that were read count as `acked`: a node serves only readable ones.
     """
     ordered = sorted(latencies_ms)
 
@@ -98,10 +98,10 @@ def show(fields: dict[str, Any], as_json: bool) -> None:
 
 @click.group("perf")
 def perf_group() -> None:
-    """Put a load on a group and measure it."""
+    """Measure a group under load."""
 
 
-@perf_group.command("produce", short_help="Send messages and measure it.")
+@perf_group.command("produce", short_help="Send messages; measure rate and latency.")
 @click.option("--topic", required=True, metavar="T", help="The topic to send to.")
 @click.option(
     "--count", required=True, type=click.IntRange(1), metavar="N", help="Number of messages."
@@ -201,7 +201,7 @@ def _send(
     return batch or 1
 
 
-@perf_group.command("consume", short_help="Read messages and measure it.")
+@perf_group.command("consume", short_help="Read messages; measure rate and latency.")
 @click.option("--topic", required=True, metavar="T", help="The topic to read.")
 @click.option(
     "--count", required=True, type=click.IntRange(1), metavar="N", help="Number of messages."

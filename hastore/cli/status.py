@@ -96,7 +96,7 @@ def no_master_text(statuses: list[dict[str, Any]]) -> str | None:
     )
     if waiting:
         numbers = ", ".join(map(str, waiting))
-        text = f"no node takes writes; node {numbers} waits to be master, see its reason"
+        text = f"no node takes writes; node {numbers} waits to become master; see its reason"
     return text
 
 
@@ -106,7 +106,7 @@ def _wait(addresses: list[str], wait_s: float) -> bool:
     while True:
         with Admin(
             addresses, timeout_s=_POLL_ANSWER_S
-        ) as admin:  # a new one each time: nodes are starting
+        ) as admin:  # a new one each time: nodes may be starting
             try:
                 statuses = [info.status for info in admin.status()]
                 maps = admin.maps().values()

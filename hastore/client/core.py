@@ -2,7 +2,7 @@
 
     idle --begin_call--> in a call --end_call--> idle
                              |
-                             +-- interrupted --> inconsistent --begin_call, recover--> in a call
+                             +--interrupt--> inconsistent --begin_call, recover--> in a call
 
 A core's operations are steps (see `requester`); `Blocking` runs them for callers that wait,
 `hastore.aio` on an event loop. An exception of a signal handler may interrupt a call between any

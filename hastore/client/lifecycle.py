@@ -38,7 +38,7 @@ class Lifecycle:
         _alive.add(self)
 
     def watch(self, owner: object, end: Callable[[], str]) -> None:
-        """Call `end` when `owner` is dropped, or at exit, before `close`.
+        """Call `end` when `owner` is dropped or the interpreter exits, unless `close` came first.
 
         `end` must not refer to the owner, takes no lock, does not wait, and returns what is lost
         ("messages not acknowledged: 3 to 'orders'"), "" for nothing.
@@ -124,22 +124,22 @@ class AsyncClosable:
 _alive: weakref.WeakSet[Lifecycle] = weakref.WeakSet()
 
 
-def _unclosed(life: Lifecycle, end: Callable[[], str]) -> None:
-    if life.closed or life.forked:
+def _unclosed(lifecycle: Lifecycle, end: Callable[[], str]) -> None:
+    if lifecycle.closed or lifecycle.forked:
         return
-    life.closed = True
+    lifecycle.closed = True
     lost = end()
-    text = f"{life.what} was not closed" + (f": {lost}" if lost else "")
+    text = f"{lifecycle.what} was not closed" + (f": {lost}" if lost else "")
     if lost:
         log.warning("%s", text)
     warnings.warn(text, ResourceWarning, stacklevel=2)
 
 
 def _after_fork() -> None:
-    for life in list(_alive):
-        if not life.closed:
-            life.forked = True
-            life._abandon()
+    for lifecycle in list(_alive):
+        if not lifecycle.closed:
+            lifecycle.forked = True
+            lifecycle._abandon()
 
 
 os.register_at_fork(after_in_child=_after_fork)

@@ -29,7 +29,7 @@ class Places:
         self._overridden: set[str] = set()
 
     def note(self, key: str, mark: Mark | None) -> None:
-        """Remember where `key` is; a `mark` of None: on the command line."""
+        """Remember the line of `key`; `mark` is None for a key from the command line."""
         if mark is None:
             self._overridden.add(key)
         elif key not in self._overridden:
@@ -40,7 +40,7 @@ class Places:
         self._lines[key] = self._lines.get(other)
 
     def line(self, key: str) -> int | None:
-        """Return the line of the key, else of the nearest section around it; None without both."""
+        """Return the line of the key, else of the nearest section around it, else None."""
         while key:
             line = self._lines.get(key)
             if line is not None:
@@ -80,7 +80,7 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address is a loopback address; of names, only localhost is."""
+    """Whether a host is a loopback address or the name localhost; other names count as not."""
     if host == "localhost":
         return True
     try:
@@ -108,7 +108,7 @@ Endpoint = tuple[str, int]
 
 
 def _check_addresses(config: Config, places: Places) -> dict[Endpoint, str]:
-    """Return the key of each address; ConfigError for a bad one and for one that is used twice."""
+    """Return the key of each address; raises ConfigError for a bad or repeated address."""
     seen: dict[Endpoint, str] = {}
     for number, addresses in config.nodes.items():
         for name in ("api", "ha", "http"):

@@ -1,14 +1,14 @@
 """Read a node's configuration file into a `Config`, and edit its `role` in place.
 
 PyYAML parses the file into nodes that know their line, so each error reads `file:line: key:
-problem; remedy`. Nothing in the file is evaluated: a tag, an unknown key, a key that is given twice
-and a value of the wrong kind are refused. The keys are the fields of the structs in `model.py`,
+problem; remedy`. Nothing in the file is evaluated. Tags, unknown keys, keys that are given twice
+and values of the wrong kind are errors. The keys are the fields of the structs in `model.py`,
 without the suffix `_ms`; sizes and times have units. `checks.py` then looks for contradictions. A
 relative path is relative to the working directory of the process that reads the file.
 
-msgspec does not convert the file into the structs: its errors have no line, hide the key of a
-mapping such as `nodes`, and name neither the allowed values nor a remedy; units, ranges and
-suggestions would remain code of this package.
+msgspec could convert the file into the structs, but its errors have no line, hide the key of a
+mapping such as `nodes`, and name neither the allowed values nor a remedy. Units, ranges and
+suggestions would need code of our own all the same.
 """
 
 import difflib
@@ -53,8 +53,8 @@ _RENAMED = {"max_size_bytes": "max_size"}
 def load_config(path: str, overrides: Mapping[str, str] | None = None) -> Config:
     """Read and check the file at `path`; `overrides` maps dotted keys to values, as `-o` does.
 
-    `store.root` becomes absolute. The ConfigError for a wrong file is one line of text with file,
-    line, key and remedy.
+    `store.root` becomes absolute. Raises ConfigError for a wrong file; its text is one line with
+    file, line, key and remedy.
     """
     return parse_config(_read_text(path), path, overrides)
 
@@ -94,7 +94,7 @@ def _check_secret(config: Config, places: Places) -> None:
 
 
 def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
-    """Split the `dotted.key=value` arguments of `-o`; ConfigError for one without a key or `=`."""
+    """Split the `dotted.key=value` arguments of `-o`; raises ConfigError for any other form."""
     overrides: dict[str, str] = {}
     for pair in pairs:
         key, equals, value = pair.partition("=")
@@ -117,7 +117,7 @@ def edit_role(path: str, role: Role) -> None:
     """Write `role` into the file at `path`, durably and atomically, and keep its comments.
 
     A master follows no other node, so a master's role also sets `ha.classic_master` to null. When
-    the result would not validate, ConfigError is raised and the file stays as it is.
+    the result would not be valid, raises ConfigError and leaves the file as it is.
     """
     from ruamel.yaml import YAML  # a node that only reads its file does not need it
     from ruamel.yaml.comments import CommentedMap
@@ -205,7 +205,7 @@ class _Reader:
         self.places = Places(path)
 
     def compose(self, text: str) -> yaml.MappingNode:
-        """Return the file's top mapping; ConfigError when it is not YAML, or not a mapping."""
+        """Return the file's top mapping; raises ConfigError when it is not YAML, or no mapping."""
         path = self.places.path
         try:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -253,7 +253,7 @@ class _Reader:
         mapping.value.append((_key(last), yaml.ScalarNode(tag, text)))
 
     def config(self, root: yaml.MappingNode) -> Config:
-        """Return the configuration, with each value of its type and in its range."""
+        """Return the configuration; each value is converted, and checked against its range."""
         top = self._entries(root, "", _TOP_KEYS)
         for key in ("cluster", "group", "node", "role", "nodes", "store"):
             if key not in top:
@@ -319,7 +319,7 @@ class _Reader:
     def _entries(
         self, node: yaml.Node, name: str, known: tuple[str, ...] | None
     ) -> dict[str, yaml.Node]:
-        """Return the values of a mapping by key; ConfigError for unknown and repeated keys."""
+        """Return a mapping's values by key; raises ConfigError for unknown or repeated keys."""
         prefix = f"{name}." if name else ""
         if isinstance(node, yaml.ScalarNode) and node.tag.endswith(":null"):
             return {}

@@ -13,7 +13,7 @@ DAY_MS = 86_400_000
 
 
 class Unit(Enum):
-    """What a number counts. The file writes sizes and times with units of their own."""
+    """What a number counts. In the file, sizes and times have a suffix such as MiB or ms."""
 
     ITEMS = "items"
     BYTES = "bytes"
@@ -64,7 +64,7 @@ class Flush(Enum):
 
 
 class SyncFrom(Enum):
-    """Where a classic slave's stream starts when it reports 0."""
+    """Where the stream to a classic slave starts when the slave reports offset 0."""
 
     FIRST = "first"
     LAST = "last"

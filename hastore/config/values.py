@@ -1,4 +1,4 @@
-"""Turn a scalar of the configuration file into a typed value, and write sizes for people. Pure."""
+"""Turn a scalar of the configuration file into a typed value; format sizes for people. Pure."""
 
 import re
 import types
@@ -30,9 +30,9 @@ _TRUTH = {"true": True, "false": False}
 
 
 def read_value(places: Places, key: str, node: yaml.Node, kind: typing.Any) -> typing.Any:
-    """Return the scalar `node` as a value of a field's type `kind`; ConfigError names the line.
+    """Return the scalar `node` as a value of a field's type `kind`; raises ConfigError.
 
-    The Range of a number tells its unit: a size is returned in bytes, a time in milliseconds.
+    A number's Range defines its unit: a size is returned in bytes, a time in milliseconds.
     """
     optional = typing.get_origin(kind) in (types.UnionType, typing.Union)
     if optional:

@@ -39,7 +39,7 @@ class Flight:
 
 @dataclass(slots=True)
 class Delays:
-    """Delays of one carrier; the sums are in minutes, over the flights that have the figure."""
+    """Delays of one carrier; the sums are in minutes, over the flights whose delay is known."""
 
     flights: int = 0
     departed: int = 0
@@ -62,7 +62,7 @@ def row_of(body: bytes) -> int | None:
 
 
 def find_flights() -> pathlib.Path:
-    """Return the path of the package's data file; UsageError when it is not installed."""
+    """Return the path of the package's data file; raises UsageError if it is missing."""
     spec = importlib.util.find_spec(PACKAGE)
     for folder in (spec.submodule_search_locations or []) if spec is not None else []:
         path = pathlib.Path(folder, "data", f"{MEMBER}.zip")

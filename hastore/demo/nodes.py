@@ -74,7 +74,7 @@ class Node:
             )
 
     def wait_ready(self) -> dict[str, str]:
-        """Wait for the ready line; return its `key=value` fields. HastoreError when none comes."""
+        """Wait for the ready line; return its fields. Raises HastoreError when none comes."""
         process = self.process
         assert process is not None and process.stdout is not None
         deadline = time.monotonic() + START_TIMEOUT_S

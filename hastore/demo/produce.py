@@ -17,7 +17,7 @@ DELIVERY_TIMEOUT_S = 120.0  # longer than any flip: the producer retries until i
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """The longest time without an acknowledgement; `after`: how many messages it came after."""
+    """The longest time without an acknowledgement; `after`: how many came before it."""
 
     seconds: float
     after: int

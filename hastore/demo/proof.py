@@ -57,7 +57,7 @@ def prove_exactly_once(
             expected = acknowledged[row]
             if expected is not None and expected.offset != offset:
                 raise ProofError(
-                    f"row {row} was acknowledged at {expected.offset}, it is at {offset}"
+                    f"row {row} was acknowledged at {expected.offset}, but is at {offset}"
                 )
             if expected is not None and expected.digest != digest(record.body):
                 raise ProofError(f"row {row} at offset {offset} is not what was sent")
@@ -104,7 +104,7 @@ def prove_identical_logs(left: pathlib.Path, right: pathlib.Path) -> int:
 
 
 def prove_identical_queues(left: pathlib.Path, right: pathlib.Path, topic: str) -> int:
-    """Compare a topic's consume queues, which each node builds by itself; return the units."""
+    """Compare a topic's consume queues, which each node builds itself; return the unit count."""
     units = 0
     with StoreReader(str(left)) as one, StoreReader(str(right)) as other:
         ranges = one.topics()[topic]

@@ -14,7 +14,7 @@ _FIELDS = ("carrier", "dep_delay", "arr_delay")
 class CarrierDelays:
     """The flights of one carrier.
 
-    Sums are in minutes, over the flights that have the figure (cancelled ones have none).
+    Sums are in minutes, over the flights whose delay is known (that of cancelled ones is not).
     """
 
     carrier: str

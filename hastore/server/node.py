@@ -322,7 +322,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
         level=level,
         format="%(asctime)s %(levelname)s %(message)s",
     )
-    log.debug("starting as %s", kind or "whatever the file says")
+    log.debug("starting as %s", kind or "the role in the file")
     watch = ConfigWatch(path, overrides)
     node = Node(watch.first(), watch.follow)
     node.backend.config_path = os.path.abspath(path)

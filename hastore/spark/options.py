@@ -72,7 +72,7 @@ _QUEUE_OPTIONS = frozenset(
 
 
 class Mode(enum.Enum):
-    """What the rows are."""
+    """What a row stands for."""
 
     QUEUE = "queue"  # the messages of topics, by queue
     LOG = "log"  # every record of the commit log, by physical ranges

@@ -261,7 +261,7 @@ def test_without_a_master_the_most_recent_node_is_named():
     assert "node 2 is the most up to date (epoch 131074, max_offset 500)" in no_master_text(slaves)
     assert no_master_text([*slaves, node(3, "SYNC_MASTER", 131074, 500, writable=True)]) is None
     waiting = no_master_text([*slaves, node(3, "SYNC_MASTER", 1, 5)])
-    assert "node 3 waits to be master" in waiting
+    assert "node 3 waits to become master" in waiting
     assert no_master_text([]) is None
 
 

@@ -55,7 +55,7 @@ class Retained(Flips):
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_part_of_a_record_that_was_confirmed_keeps_nobody_out():
+def test_a_node_with_a_confirmed_part_of_a_record_may_rejoin():
     group = Retained()
     with installed(group.world):
         group.part(1)
@@ -73,7 +73,7 @@ def test_a_part_of_a_record_that_was_confirmed_keeps_nobody_out():
 
 
 @pytest.mark.usefixtures("quiet")
-def test_a_whole_record_that_was_confirmed_keeps_its_node_out_until_told():
+def test_a_node_with_a_whole_confirmed_record_rejoins_only_with_accept_loss():
     """Node 1 alone has a confirmed record, as if the others had given it up."""
     group = Retained()
     with installed(group.world):

@@ -41,7 +41,7 @@ def quiet():
     logging.disable(logging.NOTSET)
 
 
-def test_what_must_hold_holds_in_fresh_walks():
+def test_the_promises_hold_in_fresh_walks():
     first = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
     count = int(os.environ.get("HASTORE_SEEDS", "150"))
     print(f"HASTORE_SEED={first} HASTORE_SEEDS={count}")
@@ -56,7 +56,7 @@ def test_what_must_hold_holds_in_fresh_walks():
 
 
 @pytest.mark.parametrize("classic", ["same", "two"])
-def test_what_must_hold_holds_behind_rocketmq(classic):
+def test_the_promises_hold_after_rocketmq(classic):
     """The nodes followed one RocketMQ master before, or two, whose bytes are never mixed."""
     first = int(os.environ.get("HASTORE_SEED", random.SystemRandom().randrange(1 << 31)))
     count = int(os.environ.get("HASTORE_SEEDS", "60"))
@@ -69,7 +69,7 @@ def test_what_must_hold_holds_behind_rocketmq(classic):
 
 
 @pytest.mark.parametrize("seed", sorted(FAILED_ONCE))
-def test_what_failed_once_holds(seed):
+def test_walks_that_failed_once_pass(seed):
     walk(seed, 150)
     walk(seed)
 

@@ -88,7 +88,8 @@ def pair(make_group):
         assert producer.send_sync("T", b"after").level == "SYNC_MEM(1)"
     assert all(node.running for node in group) and [node.pid for node in group] == pids
     for node in group:
-        log = node.log.replace("ended: the handshake was not finished", "")  # JeroMQ's silent ones
+        # JeroMQ's silent connections end in this way.
+        log = node.log.replace("ended: the handshake was not finished", "")
         assert "Traceback" not in log and "ended:" not in log, node.last_lines(20)
 
 

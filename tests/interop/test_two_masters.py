@@ -42,7 +42,7 @@ def test_their_logs_are_never_mixed(make_group, make_peer, ports, tmp_path):
     assert "hastore demote -c FILE --accept-loss" in status["reason"]
     with Producer([group[1].api]) as producer:
         producer.send_sync("T", b"goes on", queue=0)
-    assert_same_log(roots[1], group[2].store, end)  # it kept what it had
+    assert_same_log(roots[1], group[2].store, end)  # it kept its own bytes
 
     done = hastore("demote", "-c", str(group[2].path), "--accept-loss", "--json")
     assert done.returncode == 0, done.stderr

@@ -143,7 +143,7 @@ def test_a_classic_stream_has_no_negative_offsets(first):
         feed(StreamDecoder(control_frames=False), HEADER.pack(first, 16) + bytes(16), 5)
 
 
-def test_what_went_another_way_is_skipped():
+def test_spliced_bytes_are_skipped():
     decoder = StreamDecoder(control_frames=False)
     assert feed(decoder, data_header(100, 10), 12) == [FrameStart(100, 10)]
     decoder.skip(6)

@@ -154,7 +154,7 @@ def test_a_length_up_to_the_limit_is_taken(length):
     assert frame(bytes(length)) == struct.pack(">I", length) + bytes(length)
 
 
-def test_what_is_too_long_is_not_sent():
+def test_a_payload_that_is_too_long_is_not_sent():
     with pytest.raises(ProtocolError, match="limit"):
         frame(bytes(HELLO_BYTES_MAX + 1))
 

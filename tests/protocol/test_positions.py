@@ -18,7 +18,7 @@ def where(found):
     return {queue: place.queue_offset for queue, place in found.find("g", "t").items()}
 
 
-def test_a_body_comes_back_and_what_is_none_is_named():
+def test_a_body_round_trips_and_an_invalid_one_is_refused():
     body = CommitBody("g", "t", {0: (5, 65537, 100), 7: (9, None, None)}, {7: 3})
     assert decode_commit(encode_commit(body)) == body
     for raw in (b"{not json", b'{"group":"g"}', b'{"group":"g","topic":"t","positions":{"0":[1]}}'):
@@ -26,7 +26,7 @@ def test_a_body_comes_back_and_what_is_none_is_named():
             decode_commit(raw)
 
 
-def test_a_rewrite_behind_a_later_commit_changes_nothing():
+def test_a_rewrite_after_a_later_commit_changes_nothing():
     found = PositionMap()
     found.take(commit(5), 100)
     found.take(commit(3), 200)  # a commit that moves the position back
@@ -45,7 +45,7 @@ def test_an_origin_beyond_the_record_counts_as_the_record():
     assert where(found) == {0: 6}
 
 
-def test_whatever_is_read_first_the_latest_commit_holds():
+def test_the_latest_commit_holds_in_any_order_of_reading():
     seed = random.randrange(2**32)
     print(f"seed {seed}")
     chance = random.Random(seed)

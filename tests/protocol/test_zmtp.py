@@ -139,7 +139,7 @@ def test_the_socket_type_alone_decides(end: str) -> None:
     assert (state is State.OPEN) == (end == "DEALER"), failure
 
 
-def test_names_of_properties_know_no_case_and_strangers_are_skipped() -> None:
+def test_property_names_ignore_case_and_unknown_ones_are_skipped() -> None:
     more = property_of(b"Identity", b"me") + property_of(b"X-Other", b"\0" * 99)
     body = property_of(b"SOCKET-type", b"DEALER") + more
     assert check_every_cut(GREETING + command(b"READY", body))[2] is State.OPEN
@@ -310,7 +310,7 @@ def test_more_frames_than_the_limits_name_are_refused() -> None:
     assert failure == "a message of more than 2 frames"
 
 
-def test_what_came_before_an_error_is_told() -> None:
+def test_messages_before_an_error_are_returned() -> None:
     for wrong in (b"\xf0\0", command(b"READY"), command(b"ERROR", b"\3bye"), b"\4\0"):
         data = SHAKEN + message(b"1") + message(b"2", b"") + wrong + message(b"3")
         got, failure, _, _ = check_every_cut(data)
@@ -386,7 +386,7 @@ def test_a_wrong_command_is_refused(what: str) -> None:
 
 
 @pytest.mark.parametrize("name", [b"PONG", b"SUBSCRIBE", b"CANCEL", b"X"])
-def test_what_later_versions_may_say_is_skipped(name: bytes) -> None:
+def test_commands_of_later_versions_are_skipped(name: bytes) -> None:
     data = SHAKEN + command(name, bytes(200)) + command(name, bytes(MAX_COMMAND_BYTES - 20))
     assert check_every_cut(data + message(b"a"))[:2] == ([(b"a",)], None)
 
@@ -416,7 +416,7 @@ def test_after_a_failure_nothing_is_kept_and_nothing_comes() -> None:
         assert (connection.held_bytes, connection.has_output) == (0, False)
 
 
-def test_a_reason_is_cut_to_what_an_error_may_carry() -> None:
+def test_a_reason_is_cut_to_the_size_of_an_error() -> None:
     for reason in ("x" * 1_000, "ü" * 400, "\udc80" * 300):
         connection = opened()
         connection.fail(reason)

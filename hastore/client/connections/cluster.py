@@ -21,10 +21,9 @@ class ClusterView:
         self.epoch = 0
         self.master: str | None = None
         self.default_queues = 4
-        self.heard = False
 
     def learn(self, address: str, info: MapInfo) -> bool:
-        """Take a node's map; returns whether the master or its epoch has changed."""
+        """Take a node's map; returns whether it shows a new master, or a new epoch of it."""
         self.maps[address] = info
         for named in (*info.nodes.values(), info.master_api):
             if named is not None:
@@ -34,7 +33,6 @@ class ClusterView:
             self.epoch = info.epoch
             self.master = address
             self.default_queues = max(1, info.default_queues)
-            self.heard = True
             return moved
         if address == self.master and not info.writable:
             self.master = None

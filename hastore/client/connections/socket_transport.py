@@ -296,7 +296,7 @@ class SocketTransport:
             self._fail(connection, "closed by the node", now, arrivals)
             return
         connection.heard_ms = now
-        if connection.pinged_ms is not None:  # a PING's timer is earlier than a PONG's
+        if connection.pinged_ms is not None:  # the next PING is due before this PONG was
             connection.pinged_ms = None
             self._next_timer_ms = min(self._next_timer_ms, now + PING_MS)
         messages = zmtp.receive(data)
@@ -324,7 +324,7 @@ class SocketTransport:
     def _send_buffers(self, connection: _Connection, buffers: tuple[bytes, ...]) -> bool:
         """Give buffers to the kernel and keep the rest; False: the connection is broken.
 
-        Then nothing of them was sent, and the epoll tells of it.
+        Then none of the bytes was sent, and the epoll reports the error.
         """
         sock = connection.sock
         assert sock is not None

@@ -15,10 +15,10 @@ Both settle Futures and notify `_progress`. The thread alone notifies the waiter
 runs signal handlers in the main thread, so no exception of a handler interrupts that.
 
 An exception of a signal handler (KeyboardInterrupt) may interrupt a driving caller between any two
-instructions. Its put stays admitted: within IDLE_S the thread takes over, restarts the interrupted
-run (see `SendCore`), which drops the connection to the master, and goes on with the put. An
-interrupt between `admit` and `wake` leaves the put to the next wake-up. A handler that calls the
-producer itself may wait for a lock that the interrupted call holds.
+instructions. Its put stays admitted: within IDLE_S the thread takes over, restarts the core (see
+`SendCore`), which drops the connection to the master, and goes on with the put. An interrupt
+between `admit` and `wake` leaves the put to the next wake-up. A handler that calls the producer
+itself may wait for a lock that the interrupted call holds.
 
 Nothing here or below refers to the Producer. When the Producer is dropped, the thread goes on until
 all is settled, at the latest when the delivery timeout is over, and ends.

@@ -5,15 +5,16 @@
        +------ roll back ------+   refused, late, connection lost, another master
 
 Its driver (`io_driver.py` with a thread, `hastore.aio` on an event loop) calls `run_once` when a
-message arrived, was admitted or is due, and then notifies the Outcomes in `ended`.
+reply has arrived, an entry was admitted or a deadline is due, and then notifies the Outcomes in
+`ended`.
 
 One run of frames goes to one master over one connection (protocol/api.py, "Runs"). Any break in the
 sequence rolls the unsettled entries back and begins a new run, so the log keeps the order of the
-sequence numbers. A refused frame is certainly not stored. A frame without an answer makes its
-entries unknown for good: they may end as OutcomeUnknown, never as not stored.
+sequence numbers. A refusal means that this attempt stored nothing. A frame without an answer makes
+its entries unknown for good: they may end as OutcomeUnknown, never as certainly not stored.
 
-An exception of a signal handler may interrupt `run_once` anywhere. The next call then restarts from
-the window's entries, which alone say what is unsettled.
+An exception of a signal handler may interrupt `run_once` or `send_now` anywhere. The next call then
+restarts from the window's entries, which alone say what is unsettled.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ log = logging.getLogger(__name__)
 
 MAX_FRAMES = 8
 SMALL_FRAMES = 2  # with so many in flight only full frames are sent; messages gather meanwhile
-MAX_FRAME_RECORDS, HANDFUL = 256, 16
+MAX_FRAME_RECORDS, SMALL_WINDOW = 256, 16
 LATE_MS = 300.0  # after that without an answer the client asks which node is master
 ASK_MS = 100.0
 ATTEMPT_MS = 3_000  # how long a node may wait for a confirmation
@@ -66,13 +67,13 @@ class SendCore:
         self.master_found = False
         self.flush_to: float = 0
         self.ended: Ended = deque()
-        self.interrupted = False  # a run is under way, or was interrupted
+        self.interrupted = False  # a call is under way, or was interrupted
         self._unsent: deque[Entry] = deque()
         self._frames: dict[int, Frame] = {}
         self._rids = itertools.count(1)
         # One half of the window is in flight while the other half is made; a small window is faster
         # in one frame.
-        share = window.limit // 2 if window.limit > HANDFUL else window.limit
+        share = window.limit // 2 if window.limit > SMALL_WINDOW else window.limit
         self._frame_records = min(MAX_FRAME_RECORDS, share)
         self._attempt_ms = int(max(1.0, min(ATTEMPT_MS, options.delivery_timeout_ms)))
         self._run = 1
@@ -177,7 +178,7 @@ class SendCore:
         return f"messages not acknowledged: {named}"
 
     def _restart(self) -> None:
-        """Roll everything back: how far the interrupted run came is not known."""
+        """Roll everything back: how far the interrupted call came is not known."""
         for frame in self._frames.values():
             for entry in frame.entries:
                 self._mark_unknown(entry)
@@ -199,7 +200,7 @@ class SendCore:
             return 0.0
         return entry.queued_ms + self._options.linger_ms
 
-    # -- what arrives
+    # -- arrivals
 
     def _on_arrival(self, arrival: Arrival, now: float) -> None:
         reply = arrival.reply
@@ -255,7 +256,7 @@ class SendCore:
             self._pauses = 0
 
     def _on_refusal(self, frame: Frame, reply: api.PutDone, now: float) -> None:
-        """Send this frame again, and those after it, which the node refuses too (the run broke)."""
+        """Send this frame again, and the later ones, which the node refuses too in this run."""
         for entry in frame.entries:
             entry.status, entry.reason = reply.status, reply.reason
         later = [each for each in self._frames.values() if each.rid >= frame.rid]
@@ -293,15 +294,15 @@ class SendCore:
         if not self._options.idempotent:
             _settle_failure(entry, self.ended)
 
-    # -- time
+    # -- deadlines
 
     def _expire(self, now: float) -> None:
         expired = self._window.expired(now)
         if not expired:
             return
-        flying = {id(entry) for frame in self._frames.values() for entry in frame.entries}
+        in_flight = {id(entry) for frame in self._frames.values() for entry in frame.entries}
         for entry in expired:
-            entry.unknown |= id(entry) in flying
+            entry.unknown |= id(entry) in in_flight
             _give_up(entry, self._late_reason(), self.ended)
         self._unsent = in_order(self._unsent)
         self._window.release()

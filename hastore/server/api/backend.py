@@ -1,7 +1,7 @@
 """The interface between the client API and its node: store, confirmations, role and group.
 
-NodeBackend implements ApiBackend; tests use fakes. Unless a method says otherwise, any thread may
-call it, with the API's lock held.
+NodeBackend implements ApiBackend; tests use fakes. Any thread may call the methods; the API does so
+while it holds its own lock, so they must not call back into the API.
 """
 
 from __future__ import annotations

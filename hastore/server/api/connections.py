@@ -364,7 +364,7 @@ class Connections:
 
 
 def _affordable(limit: int) -> int:
-    """Return the possible number of connections; half of the descriptors are the store's."""
+    """Return how many connections may be open; half of the descriptors are for the store."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
         return limit

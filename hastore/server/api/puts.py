@@ -338,7 +338,7 @@ class PutHandler:
         return (statuses if differs else None), hosts, reason
 
     def _original(self, offset: int) -> Record | None:
-        """Return a duplicate's original; None if the disk cannot read it either."""
+        """Return a duplicate's original; None if it is gone or unreadable."""
         try:
             return self._backend.store.reader.record_at(offset)
         except (OSError, StoreError) as failure:

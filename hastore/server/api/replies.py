@@ -1,8 +1,8 @@
 """Replies of the client API: gathered during an iteration, sent together, bounded exactly.
 
-Replies of one iteration to one connection are sent by one system call. Bytes that the kernel does
-not take stay in the connection's `unsent` and are sent when the epoll reports room; the API never
-waits for a client that reads slowly. The API's lock is held in every call.
+Replies of one iteration to one connection are normally sent by one system call. Bytes that the
+kernel does not take stay in the connection's `unsent` and are sent when the epoll reports room; the
+API never waits for a client that reads slowly. The API's lock is held in every call.
 """
 
 from __future__ import annotations

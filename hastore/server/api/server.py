@@ -7,8 +7,8 @@ eventfd.
       +-- send the gathered replies <-- parked pulls <-- append all puts of this iteration at once
 
 A failure affects one request only (failures.py): its client gets the reason, or its connection is
-ended if the outcome is unknown. Only a failure of the epoll itself, or of memory, ends this thread,
-and with it the node.
+ended if the outcome is unknown. A failure outside of a request, such as one of the epoll, or a lack
+of memory ends this thread, and with it the node.
 
 Each iteration is bounded: one read per connection, and no further reads once DRAIN_BYTES of puts or
 replies or DRAIN_PUTS puts have come together, or ITERATION_MS have passed. Connections that were

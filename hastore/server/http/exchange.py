@@ -54,7 +54,7 @@ class Exchange:
 
     @property
     def room_bytes(self) -> int:
-        """How many bytes may be read before the request is complete or refused; at least 1."""
+        """The most bytes to read next, at least 1."""
         return MAX_HEAD_BYTES + 1 - self._received
 
     def receive(self, data: bytes) -> Request | Refusal | None:

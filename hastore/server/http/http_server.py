@@ -6,8 +6,8 @@
 
 One thread, non-blocking sockets, no keep-alive. The cost of untrusted clients is bounded: at most
 MAX_CONNECTIONS connections, the bounds of a request in exchange.py, and DEADLINE_MS from the accept
-to the last byte of the answer. If all connections are taken, a new one replaces the one that has
-waited longest for its client, so that slow clients never keep a quick one out.
+to the last byte of the answer. If all connections are taken, a new one replaces the oldest that
+waits for its client, so that slow clients never keep a quick one out.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Holds: retention keeps the files that a slave, or confirmation, still needs, while it progresses.
+"""The files that retention keeps, because a slave or the confirmed offset still needs them.
 
 RetentionService's thread calls `look`; any thread may read `lapsed`.
 """

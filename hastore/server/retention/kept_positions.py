@@ -210,12 +210,12 @@ class KeptPositions:
         the index alone, each removed copy would cause another one, and the copies would push
         messages out of the log for ever.
         """
-        anew = self._rewritten.get(pair)
+        rewritten = self._rewritten.get(pair)
         return (
-            anew is not None
-            and anew.offset >= first_offset
+            rewritten is not None
+            and rewritten.offset >= first_offset
             and all(
-                queue in anew.places and anew.places[queue].origin >= place.origin
+                queue in rewritten.places and rewritten.places[queue].origin >= place.origin
                 for queue, place in places.items()
             )
         )

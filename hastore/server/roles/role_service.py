@@ -69,10 +69,10 @@ class RoleService(Service):
         self._one_shot = one_shot
         self._read_config = read_config
         self._config = member.config  # the latest valid file; `member.config`: the one at the start
-        self._promoter = Promoter(member, self._open_ha, self._say, self.stopping.is_set)
+        self._promoter = Promoter(member, self._open_ha, self._set_reason, self.stopping.is_set)
         self._flags = Flags()
         self._self_promotion = False
-        self._unnoted_role = False  # node.json lacks the role of the open epoch
+        self._unsaved_role = False  # node.json lacks the role of the open epoch
         self._wakeup = threading.Event()
         self._superseded: tuple[int, str] | None = None
         self._next_try_ms = 0.0
@@ -99,11 +99,11 @@ class RoleService(Service):
         """The file's role while the node is master or becoming it, else SLAVE."""
         return Role.SLAVE.value if self.mode is Mode.FOLLOWING else self._config.role.value
 
-    def _note_superseded(self, epoch: int, who: str) -> None:
+    def _note_superseded(self, epoch: int, source: str) -> None:
         # The waiting puts end here, in the thread that saw the higher epoch: none of them may
         # still be answered with PUT_OK.
-        self._superseded = (epoch, who)
-        self._ha.close_epoch(f"epoch {epoch} of {who} supersedes it")
+        self._superseded = (epoch, source)
+        self._ha.close_epoch(f"epoch {epoch} of {source} supersedes it")
         self._wakeup.set()
 
     def _note_promise(self) -> None:
@@ -111,7 +111,7 @@ class RoleService(Service):
         if client is not None:
             client.drop_link()
 
-    def _say(self, text: str) -> None:
+    def _set_reason(self, text: str) -> None:
         self.reason = text
 
     def run(self) -> None:
@@ -121,12 +121,12 @@ class RoleService(Service):
             try:
                 self._tick()
             except OSError as error:  # for example, a full disk refuses node.json
-                self._stumble(f"the node's state cannot be saved: {error}")
+                self._tick_failed(f"the node's state cannot be saved: {error}")
             self._wakeup.wait(TICK_S)
             self._wakeup.clear()
         self._stop_client()
 
-    def _stumble(self, problem: str) -> None:
+    def _tick_failed(self, problem: str) -> None:
         """Go on after a failed tick: as master only while the write gate is open."""
         if problem != self.reason:
             log.error("%s; trying again", problem)
@@ -160,8 +160,8 @@ class RoleService(Service):
         changed = self._read_config()
         if self._superseded is not None:
             self._lose_role()
-        if self._unnoted_role and self.mode is Mode.MASTER:
-            self._note_role()
+        if self._unsaved_role and self.mode is Mode.MASTER:
+            self._save_role()
         if changed is not None:
             self._flip(changed)
         if self._config.role.is_master:
@@ -309,7 +309,7 @@ class RoleService(Service):
         silent = [str(reply.node) for reply in replies if reply.hello is None]
         if silent:
             self._wait_or_give_up(
-                f"its epoch {own} ended with a power loss; waiting for every node, still for node "
+                f"its epoch {own} ended with a power loss; every node must answer, missing: node "
                 f"{', '.join(silent)} (or run `hastore promote`)",
                 final=False,
             )
@@ -348,20 +348,20 @@ class RoleService(Service):
         # The epoch is open: this node is the master even if the role cannot be saved now.
         self.mode, self.reason, self._self_promotion = Mode.MASTER, None, False
         self._member.role = self._config.role.value
-        self._unnoted_role = True
+        self._unsaved_role = True
         log.warning(
             "%s in epoch %d from offset %d on", self._config.role.value, entry.epoch, entry.start
         )
         if self._config.role is Role.ASYNC_MASTER and self._member.peers:
             log.warning("ASYNC_MASTER: puts without acks are on this node alone")
         self.settled.set()
-        self._note_role()
+        self._save_role()
 
-    def _note_role(self) -> None:
+    def _save_role(self) -> None:
         """Save the role, durably; OSError if that fails, and the next tick tries again."""
         self._member.state.save(role_followed=self._config.role)
-        if self._unnoted_role:
-            self._unnoted_role = False
+        if self._unsaved_role:
+            self._unsaved_role = False
             self.reason = None
 
     def _watch_group(self) -> None:

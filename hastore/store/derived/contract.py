@@ -24,7 +24,7 @@ class Dispatched(NamedTuple):
 
     offset: int  # physical, of the record's first byte
     size: int
-    topic: str  # bytes that are not UTF-8 as surrogates
+    topic: str  # bytes that are not UTF-8 are decoded as surrogates
     queue_id: int
     queue_offset: int
     sys_flag: int
@@ -95,7 +95,7 @@ class RecordColumns(Sequence[Dispatched]):
     last_offset: int  # physical, of the last record
     end_offset: int  # just after the last record
     last_store_timestamp_ms: int  # of the last record
-    has_inner_batches: bool  # then the columns are not enough: take the records one by one
+    has_inner_batches: bool  # if true, the columns are incomplete: take the records one by one
 
     @abstractmethod
     def queue_runs(self) -> Sequence[QueueRun]:
@@ -112,7 +112,7 @@ class RecordColumns(Sequence[Dispatched]):
 
     @abstractmethod
     def keyed(self) -> KeyedRecords | None:
-        """Return the keys of all records except rollbacks; None when there are no keys."""
+        """Return the keys of all records except rollback records; None if there are none."""
         ...
 
     def pick(self, run: QueueRun) -> list[Dispatched]:
@@ -135,7 +135,7 @@ class ReplayableLog(Protocol):
 
     @property
     def file_size(self) -> int:
-        """Return the bytes of each commit log file."""
+        """Return the size of each commit log file in bytes."""
         ...
 
     def view(self, offset: int, max_bytes: int) -> AbstractContextManager[memoryview]:
@@ -153,15 +153,15 @@ class Dispatcher(Protocol):
         """Open the files for a replay from `offset`; drop the data of records at or beyond it.
 
         `synced` false: the kernel restarted, so only data that was flushed before `offset` was
-        noted can be trusted. Returns the offset from which this dispatcher needs the log, at most
-        `offset`.
+        saved is certain to be there. Returns the offset from which this dispatcher needs the log,
+        at most `offset`.
         """
         ...
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
-        """Take whole records in the log's order; ignore those it has already. OSError, StoreError.
+        """Take whole records in the log's order; ignore those that were taken before.
 
-        After a failure the same batch comes again.
+        Raises OSError or StoreError; replay then passes the same batch again.
         """
         ...
 

@@ -119,8 +119,8 @@ class CommitLog:
     def map_view(self, offset: int, max_bytes: int) -> LogView:
         """Lend the same bytes through the map, hot or cold, for walks by the sizes of records.
 
-        Such a walk touches few pages of a file. For starts and cuts only, because reading a bad
-        sector through the map is a SIGBUS.
+        Such a walk touches few pages of a file. Only record_walk.py uses it, for cuts and for the
+        end of the last whole record: a bad sector is a SIGBUS here.
         """
         file, size = self._bounds(offset, max_bytes)
         if file is None:
@@ -227,7 +227,7 @@ class CommitLog:
         return end
 
     def replica_failed(self, offset: int, size: int, failure: OSError) -> StoreError:
-        """Clear what a failed splice into `replica_range` left; returns the error to raise."""
+        """Clear the bytes of a failed splice into `replica_range`; returns the error to raise."""
         self._expect_end(offset)
         file = self.queue.find(offset)
         if file is None:
@@ -281,7 +281,7 @@ class CommitLog:
             return StoreFullError(f"{file.path}: {failure.strerror}")
         return self._health.fail(f"a write at offset {self.max_offset} failed", failure)
 
-    # -- cutting (under `lock`, nobody appends or syncs) ------------------------------------------
+    # -- cutting (under `lock`, with appends and syncs excluded) ----------------------------------
 
     def truncate(self, offset: int) -> None:
         """Cut the log at `offset`, durably: later files are removed, later bytes become zeros."""

@@ -190,7 +190,7 @@ def _may_be_longer(data: memoryview, at: int, left: int, wanted: int) -> bool:
 def _refuse_headless(commit_log: CommitLog, first: int) -> None:
     """Refuse to clear a log without a first record if data follow: StoreBrokenError.
 
-    After a resync a log may begin inside its first file, but only the lost limits page said so.
+    After a resync a log may begin inside its first file. The missing limits page would say so.
     """
     head = commit_log.queue.files[0].view
     size = len(head)

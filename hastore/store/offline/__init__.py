@@ -1,1 +1,1 @@
-"""A store read from another process: nothing is written, no lock is taken."""
+"""Read a store from another process, without a lock and without writing."""

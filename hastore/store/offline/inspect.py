@@ -1,7 +1,7 @@
-"""Dump, verify and count the log of any store, read-only, in use or not: `hastore log`.
+"""Dump, verify and count the log of any store, in use or not, read-only, for `hastore log`.
 
-All three read the log up to its last whole record and ignore the readable offset. A folder that
-holds log files directly will do too, so a tail in `rescued/` can be read.
+All three read the log up to its last whole record and ignore the readable offset. They also take a
+folder that holds log files directly, such as a tail in `rescued/`.
 """
 
 import base64
@@ -26,7 +26,7 @@ _PROGRESS_BYTES = 16 << 20
 
 @dataclass(frozen=True, slots=True)
 class Damage:
-    """A range of the log without records and blanks, where there should be some."""
+    """A range of the log that should consist of records or blanks, but does not."""
 
     offset: int
     end_offset: int
@@ -62,7 +62,7 @@ class Verification:
     stat: Stat
     damages: list[Damage] = field(default_factory=list)
     damaged_bytes: int = 0
-    units: int = 0  # of consume queues, that agree with the log
+    units: int = 0  # units of consume queues that agree with the log
     units_missing: int = 0  # replay has not reached their records yet
     units_wrong: list[str] = field(default_factory=list)
     units_wrong_count: int = 0
@@ -103,8 +103,9 @@ def dump(
 ) -> Iterator[dict[str, Any]]:
     """Yield an object for each record and blank that begins in [start, end), in the log's order.
 
-    `start` may lie inside a record. Stops at the first bytes that are neither. With `bodies` each
-    record has a `body`, or a `body_base64` if the body is not UTF-8. StoreError without a store.
+    `start` may lie inside a record. Stops at the first bytes that are neither a record nor a blank.
+    With `bodies` each record has a `body`, or a `body_base64` if the body is not UTF-8. Raises
+    StoreError without a store.
     """
     files = LogFiles(store, fs, bare_too=True)
     try:
@@ -178,14 +179,14 @@ def body_field(body: bytes) -> dict[str, str]:
 
 
 def stat(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None) -> Stat:
-    """Count the records of a log, by topic, up to its end or the first damage; StoreError."""
+    """Count a log's records by topic, up to its end or the first damage; raises StoreError."""
     return _examine(store, fs, progress, checked=False).stat
 
 
 def verify(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None) -> Verification:
     """Check every record (CRC, offset, lengths), also after damage, and compare the queues.
 
-    StoreError without a store.
+    Raises StoreError without a store.
     """
     return _examine(store, fs, progress, checked=True)
 
@@ -249,7 +250,7 @@ class _Examination:
         return result
 
     def _through(self, file: LogFile, files: list[LogFile], offset: int) -> int | None:
-        """Walk a file from a record's start, past damage; return where to continue, or None."""
+        """Walk a file from a record's start, past damage; return where to go on, None to stop."""
         while True:
             offset = self._walk_file(file, offset)
             if offset >= file.end:
@@ -270,7 +271,7 @@ class _Examination:
             offset = later
 
     def _next_good(self, files: list[LogFile], offset: int) -> int | None:
-        """Find the next valid record in `files`, from `offset` on; None without one."""
+        """Find the next valid record in `files`, from `offset` on; None if there is none."""
         for file in files:
             found = self._files.find_record(file, max(offset, file.start))
             if found is not None:

@@ -1,4 +1,4 @@
-"""The commit log's files, read from another process: no lock, nothing written.
+"""Read the commit log's files from another process, without a lock and without writing.
 
 Files may appear and disappear at any time; a file that retention removes stays readable while its
 map is open. A record start is an offset at which a record or a blank begins, or the log ends.
@@ -41,7 +41,7 @@ class LogFiles:
     """Find, map and scan the files under `commitlog/`; thread-safe."""
 
     def __init__(self, root: str, fs: FileSystem = REAL, *, bare_too: bool = False) -> None:
-        """Open a store; StoreError without a `commitlog` directory.
+        """Open a store; raises StoreError if it has no `commitlog` directory.
 
         With `bare_too` the folder may hold the log files themselves, as one in `rescued/` does.
         """
@@ -72,7 +72,7 @@ class LogFiles:
         return found
 
     def view(self, file: LogFile) -> memoryview:
-        """Map a file read-only; FileNotFoundError when retention removed it."""
+        """Map a file read-only; raises FileNotFoundError when retention removed it."""
         return self._open(file)[2]
 
     def _open(self, file: LogFile) -> tuple[File, mmap.mmap, memoryview]:
@@ -91,7 +91,7 @@ class LogFiles:
             return opened
 
     def close(self) -> None:
-        """Drop all maps; a map with a lent view ends with the view."""
+        """Drop all maps; a map is unmapped once no lent view uses it."""
         with self._lock:
             while self._maps:
                 self._maps.popitem()[1][0].close()
@@ -99,8 +99,8 @@ class LogFiles:
     def whole_end(self, start: int | None = None) -> int:
         """Return the end of the last whole record, walking from the record start `start`.
 
-        Without `start` the walk begins at the last file that begins with a record, and takes the
-        files before it to be whole.
+        Without `start` the walk begins at the last file that begins with a record or a blank, and
+        assumes that the files before it are whole.
         """
         files = self.list()
         if not files:
@@ -180,7 +180,7 @@ class LogFiles:
         return first.start
 
     def find_record(self, file: LogFile, offset: int) -> int | None:
-        """Find the first valid record of a file at or beyond `offset`; None without one."""
+        """Find the first valid record of a file at or beyond `offset`; None if there is none."""
         _, mapped, data = self._open(file)
         begin = offset - file.start + 4
         found: list[int] = []

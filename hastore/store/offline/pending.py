@@ -38,7 +38,8 @@ class Owed(Enum):
 class Pending:
     """A record that a broker would still act on.
 
-    `due_ms`: the delivery time of a delayed message, by RocketMQ's default delay levels.
+    `due_ms`: when a delayed message is due: its TIMER_OUT_MS, or by RocketMQ's default delay
+    levels. None for half messages, and if it is unknown.
     """
 
     kind: Owed
@@ -58,7 +59,7 @@ def find_pending(
 ) -> list[Pending]:
     """Return the pending records of the store at `path`, in the log's order; reads the whole log.
 
-    `progress` gets the bytes done and the total. StoreError, CorruptRecordError.
+    `progress` gets the bytes done and the total. Raises StoreError, CorruptRecordError.
     """
     with StoreReader(path) as reader:
         first, limit = reader.min_offset, reader.limit_offset
@@ -73,7 +74,7 @@ def find_pending(
 
 
 def pending_of(records: Iterable[Record]) -> list[Pending]:
-    """Return the records that are pending after `records`, given in the log's order."""
+    """Return those of `records`, which are in the log's order, that are pending at the end."""
     found: dict[_Name, Pending] = {}
     halves: dict[tuple[int, int], _Name] = {}
     for record in records:
@@ -98,7 +99,7 @@ def pending_of(records: Iterable[Record]) -> list[Pending]:
 
 
 def _name(kind: Owed, record: Record) -> _Name:
-    """Name a message across its copies: by UNIQ_KEY, or without one by its offset."""
+    """Return a name that all copies of a message share: its UNIQ_KEY, else its offset."""
     key = _text(record, b"UNIQ_KEY") or f"@{record.physical_offset}"
     return kind, _text(record, b"REAL_TOPIC"), key
 

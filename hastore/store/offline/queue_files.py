@@ -49,7 +49,7 @@ class _Queue:
                 self._files.append((int(name) // form.size, units, path))
 
     def bounds(self, low_offset: int, limit: int) -> tuple[int, int] | None:
-        """Return the unit numbers of records in [low_offset, limit); None without files."""
+        """Return the range of units with records in [low_offset, limit); None without files."""
         if not self._files:
             return None
         end = self._files[0][0]
@@ -76,7 +76,7 @@ class _Queue:
         return first, end
 
     def read(self, first: int, count: int) -> bytes:
-        """Return up to `count` units of one file; b"" without any."""
+        """Return up to `count` units of one file; b"" if there are none."""
         for start, units, path in self._files:
             if start <= first < start + units:
                 count = min(count, start + units - first)
@@ -85,11 +85,11 @@ class _Queue:
         return b""
 
     def next_start(self, unit: int) -> int | None:
-        """Return the first unit of the next file after `unit`; None without one."""
+        """Return the first unit of the next file after `unit`; None after the last file."""
         return min((start for start, _, _ in self._files if start > unit), default=None)
 
     def _search(self, path: str, count: int, holds: Callable[[int, int], bool]) -> int:
-        """Return how many leading units pass a test that holds for a prefix only."""
+        """Return how many leading units pass the test `holds`, which no unit after them passes."""
         try:
             file: File = self._fs.open(path, writable=False)
         except FileNotFoundError:  # retention removed it and the files before it
@@ -186,7 +186,7 @@ class QueueFiles:
 
     def _find(self, topic: str, queue_id: int) -> tuple[_Queue, bool]:
         if not is_directory_name(topic):
-            raise UsageError(f"topic {topic[:80]!r} names no queue")
+            raise UsageError(f"topic {topic[:80]!r} cannot name a queue")
         batches = f"{self._root}/batchconsumequeue/{topic}/{queue_id}"
         if self._fs.is_dir(batches):
             return _Queue(self._fs, batches, BATCH_UNIT), True
@@ -200,7 +200,7 @@ def _within(offset: int, size: int, limit: int) -> bool:
 
 
 def _take_units(result: QueueUnits, raw: bytes, unit: int, limit: int) -> int:
-    """Add the rows of raw units from number `unit`; returns how many units there were."""
+    """Add the records of raw units, the first of number `unit`; return the number of units."""
     count = len(raw) // UNIT.size
     columns = struct.unpack(f">{'qiq' * count}", raw)
     offsets, sizes, tags = columns[0::3], columns[1::3], columns[2::3]

@@ -1,12 +1,12 @@
-"""Read a store from another process: no lock, nothing written, in use or not.
+"""Read a store, in use or not, from another process, without a lock and without writing.
 
 A hastore store is read up to the readable offset that its node keeps on the limits page, a RocketMQ
 store up to the last whole record. Each record's CRC and offset are checked when it is read, so only
 whole records are returned. If the limit moves back meanwhile (a failover cut the log), reading ends
 there.
 
-`view` and `file_view` lend the log's pages without a copy. Bytes beyond the limit may change under
-them, and after a cut bytes below it too: callers that care compare `limit_offset` again after use.
+`view` and `file_view` lend the log's pages without a copy. Bytes beyond the limit may change while
+they are lent, and after a cut bytes below it too: to notice that, compare `limit_offset` after use.
 """
 
 from collections.abc import Iterator
@@ -27,12 +27,12 @@ class StoreReader:
     """A store's log and queues, read in place; thread-safe. Close it, or use it in a `with`."""
 
     def __init__(self, path: str, *, fs: FileSystem = REAL) -> None:
-        """Open the store in directory `path`; StoreError when there is none."""
+        """Open the store in directory `path`; raises StoreError when there is none."""
         self.path = path
         self._fs = fs
         self._files = LogFiles(path, fs)
         self._queues = QueueFiles(path, fs)
-        self._whole = 0  # the record end up to which a RocketMQ store was seen to be whole
+        self._whole = 0  # the last record end that was found in a RocketMQ store
 
     def __enter__(self) -> "StoreReader":
         return self
@@ -70,7 +70,7 @@ class StoreReader:
 
     @property
     def file_size(self) -> int:
-        """Return the bytes of a commit log file; 0 for a log without files."""
+        """Return the size of a commit log file in bytes; 0 for a log without files."""
         files = self._files.list()
         return files[0].size if files else 0
 
@@ -81,12 +81,15 @@ class StoreReader:
         return self._files.list()
 
     def file_view(self, file: LogFile) -> memoryview:
-        """Lend a whole file read-only, for numpy; FileNotFoundError when it is gone."""
+        """Lend a whole file read-only, for numpy; raises FileNotFoundError when it is gone."""
         return self._files.view(file)
 
     @contextmanager
     def view(self, offset: int, max_bytes: int) -> Iterator[memoryview]:
-        """Lend bytes from `offset`, of one file, up to the limit; empty at the end. StoreError."""
+        """Lend bytes of one file from `offset` on, up to the limit; raises StoreError.
+
+        The view is empty at the limit.
+        """
         file = self._file_of(offset)
         if file is None:
             yield memoryview(b"")
@@ -116,8 +119,8 @@ class StoreReader:
     ) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, bytes) of every whole record that begins in [start, end) below the limit.
 
-        `start` may lie inside a record: the next record is the first. StoreError when retention
-        removed the next record; CorruptRecordError for damage below the limit.
+        `start` may lie inside a record: the next record is then the first. Raises StoreError when
+        retention removed the next record, CorruptRecordError for damage below the limit.
         """
         offset = self.min_offset if start is None else max(start, 0)
         limit = self.limit_offset
@@ -161,7 +164,7 @@ class StoreReader:
         return self._queues.topics(low, limit)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
-        """Return (min, max) queue offsets up to the limit; None without such a queue."""
+        """Return (min, max) queue offsets up to the limit; None if the queue does not exist."""
         return self._queues.queue_range(topic, queue_id, self.min_offset, self.limit_offset)
 
     def queue_units(
@@ -184,7 +187,10 @@ class StoreReader:
     def queue_records(
         self, topic: str, queue_id: int, start: int | None = None, end: int | None = None
     ) -> Iterator[Record]:
-        """Yield the records of queue offsets [start, end); CorruptRecordError, StoreError."""
+        """Yield the records of queue offsets [start, end).
+
+        Raises CorruptRecordError, StoreError.
+        """
         limit = self.limit_offset
         for offset in self.queue_units(topic, queue_id, start, end, limit=limit).offsets:
             record = self.record_at(offset, limit)
@@ -201,7 +207,7 @@ class StoreReader:
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
         """Return the first queue offset stored at or after a time, else the queue's end.
 
-        None without such a queue.
+        None if the queue does not exist.
         """
         limits = self.queue_range(topic, queue_id)
         if limits is None:
@@ -221,7 +227,7 @@ class StoreReader:
     # -- inside ------------------------------------------------------------------------------------
 
     def _file_of(self, offset: int) -> LogFile | None:
-        """Return an offset's file; None after the last file, StoreError before the first."""
+        """Return an offset's file; None after the last file. Raises StoreError before the first."""
         files = self._files.list()
         for file in files:
             if file.start <= offset < file.end:

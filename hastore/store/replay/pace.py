@@ -32,7 +32,7 @@ class ReplayPace:
         self._grown_s = self._base_s
 
     def trickle(self) -> None:
-        """Note that small appends follow each other: each time they gather twice as long."""
+        """Note that small appends follow each other: double the time in which they gather."""
         self._grown_s = min(2 * self._grown_s, _LINGER_MAX_S)
 
     def linger_s(self) -> float:

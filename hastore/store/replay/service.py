@@ -1,4 +1,4 @@
-"""Replay: feed everything derived from the commit log. RocketMQ's ReputMessageService.
+"""Replay: feed everything derived from the commit log (RocketMQ's ReputMessageService).
 
 On master and slave alike, one thread walks the log from `dispatched_offset` and hands each batch of
 whole records to every dispatcher: consume queues, key index, deduplication window, queue offsets.
@@ -41,8 +41,8 @@ _IDLE_S = 1.0  # the longest sleep, in case a wake-up is lost
 class IndexBuildService(Service):
     """Replay the log into the dispatchers, in a thread of its own.
 
-    Lifecycle: `load()` once, then `start()`, `stop()`, `close()`. The owner calls `flush()` now and
-    then, and before `close()`. To cut the log: `with build.paused(): cut the log;
+    Lifecycle: `load()` once, then `start()`, `stop()`, `close()`. The owner calls `flush()` at
+    intervals, and before `close()`. To cut the log: `with build.paused(): cut the log;
     build.truncate(end)`.
     """
 
@@ -74,7 +74,7 @@ class IndexBuildService(Service):
         self._dispatched = 0
         self._seen_end = 0  # the log's end when replay last looked for records
         self._sync_failed: str | None = None  # why `synced` does not move any more
-        self._inherited = False  # the previous process may have left unknown files unsynced
+        self._inherited = False  # files of the previous process may be unsynced; unknown which
         self.blocked_reason: str | None = None  # why replay stands still, for the status; else None
         self.on_dispatched: Callable[[int], None] | None = None  # called in replay's thread
 
@@ -84,7 +84,7 @@ class IndexBuildService(Service):
         return self._dispatched
 
     def load(self) -> int:
-        """Open the dispatchers, cut to the log's end; return the offset where replay continues."""
+        """Open the dispatchers, cut them to the log; return the offset where replay continues."""
         end = self._log.max_offset
         dispatched, synced, trusted = self._state.load()
         self._inherited = trusted or dispatched > 0
@@ -116,7 +116,8 @@ class IndexBuildService(Service):
                     self._changed.notify_all()
             if not moved:
                 self._sleep()
-            elif self.on_dispatched is not None:  # not busy: it may wait for a thread in `paused`
+            elif self.on_dispatched is not None:
+                # Replay is not busy now, so the hook may wait for a thread that is in `paused`.
                 self.on_dispatched(self._dispatched)
             if moved:
                 self._rest(self._clock.monotonic_ms() - began_ms)
@@ -124,7 +125,7 @@ class IndexBuildService(Service):
     def replay(self) -> int:
         """Replay the whole log in the calling thread, before `start`; return `dispatched_offset`.
 
-        OSError, StoreError: from a dispatcher, or for bytes that are not a record.
+        Raises what a dispatcher raises, and StoreError for bytes that are not a record.
         """
         while self._step():
             continue
@@ -139,7 +140,7 @@ class IndexBuildService(Service):
             self.blocked_reason = f"replay stopped at offset {self._dispatched}: {failure}"
             return False
         if moved and self.blocked_reason is not None:
-            log.warning("replay goes on from offset %d", self._dispatched)
+            log.warning("replay continues from offset %d", self._dispatched)
             self.blocked_reason = None
         return moved
 
@@ -216,7 +217,7 @@ class IndexBuildService(Service):
                 self._changed.wait_for(
                     lambda: bool(self._waiters) or self.stopping.is_set(), linger_s
                 )
-        if quiet:  # now loading numpy delays nobody
+        if quiet:  # loading numpy delays nobody now
             self._load_vector_walker()
 
     def _rest(self, spent_ms: float) -> None:
@@ -242,7 +243,10 @@ class IndexBuildService(Service):
                 self._changed.notify_all()
 
     def watch(self, hook: Callable[[int], None], readers_wait: Callable[[], bool]) -> None:
-        """Call `hook(dispatched_offset)` in replay's thread after a move, soon if readers wait."""
+        """Make replay's thread call `hook(dispatched_offset)` whenever that offset has moved.
+
+        While `readers_wait()` is true, replay pauses less.
+        """
         self.on_dispatched = hook
         self.pace.readers_wait = readers_wait
 
@@ -316,10 +320,10 @@ class IndexBuildService(Service):
     def flush(self) -> None:
         """Make durable what was dispatched so far, then note its end as `synced`.
 
-        After a power loss replay continues from `synced`. OSError, StoreError: a later call may
-        succeed (a full disk). SyncFailedError, and at each call from then on: the kernel may have
-        dropped pages, so `synced` does not move again in this process, and the next start rebuilds
-        from there.
+        After a power loss replay continues from `synced`. Raises OSError or StoreError when a later
+        call may succeed (a full disk). Raises SyncFailedError, from then on at every call, when a
+        sync failed: the kernel may have dropped pages, so `synced` does not move again in this
+        process, and the next start rebuilds from there.
         """
         with self._flush_lock:
             if self._sync_failed is not None:

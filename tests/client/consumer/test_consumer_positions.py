@@ -45,7 +45,7 @@ def check_all_once(found: list[Message], count: int = COUNT) -> None:
         assert own == sorted(own)
 
 
-def position_after(consumer: Consumer) -> int:
+def read_so_far(consumer: Consumer) -> int:
     return sum(place.queue_offset for place in consumer.positions().values())
 
 
@@ -63,7 +63,7 @@ def test_a_commit_in_a_loop_covers_what_the_loop_has_seen(node: Node) -> None:
                 assert sum(p.queue_offset for p in consumer.committed().values()) == 7
             if len(seen) == 30:
                 break
-        assert position_after(consumer) == 30
+        assert read_so_far(consumer) == 30
         with pytest.raises(ZeroDivisionError):
             for message in consumer:
                 seen.append(message)
@@ -71,7 +71,7 @@ def test_a_commit_in_a_loop_covers_what_the_loop_has_seen(node: Node) -> None:
                     raise ZeroDivisionError
         consumer.commit()
     with Consumer("t", [node.address], group="g") as consumer:
-        assert position_after(consumer) == 42
+        assert read_so_far(consumer) == 42
         for message in consumer:
             seen.append(message)
             if len(seen) % 9 == 0:  # a `poll` in the body takes the messages that follow
@@ -359,7 +359,7 @@ def test_an_exception_of_a_signal_handler_loses_no_message(pair: tuple[Node, Nod
             else:
                 place = consumer.position(1)
                 cut(lambda place=place: consumer.seek(1, place))  # type: ignore[arg-type]
-            assert position_after(consumer) == len(found)
+            assert read_so_far(consumer) == len(found)
             longest_s = max(longest_s, time.monotonic() - began)
         assert consumer.poll(timeout_s=0.05) == []
     check_all_once(found)
@@ -381,10 +381,10 @@ def test_interrupted_seeks_have_moved_nothing(node: Node) -> None:
     with Consumer("t", [node.address]) as consumer:
         while cut.count < 60:
             seek = rng.choice(seeks)
-            place = position_after(consumer)
+            place = read_so_far(consumer)
             cut(lambda seek=seek: seek(consumer))  # type: ignore[arg-type]
             after = 400 if seek is seeks[1] else 0
-            assert position_after(consumer) == (after if cut.returned else place)
+            assert read_so_far(consumer) == (after if cut.returned else place)
         consumer.seek_to_earliest()
         assert len(consumer.poll(500)) > 0
 

@@ -72,9 +72,9 @@ def test_a_message_is_stored_as_it_was_sent(node: Node) -> None:
 def test_the_same_key_goes_to_the_same_queue(node: Node) -> None:
     with Producer([node.address]) as producer:
         keyed = {producer.send_sync("t", b"", key="k7").queue_id for _ in range(5)}
-        runs = [producer.send_sync("t", b"").queue_id for _ in range(8)]
+        queues = [producer.send_sync("t", b"").queue_id for _ in range(8)]
     assert len(keyed) == 1
-    assert sorted(runs) == [0, 0, 1, 1, 2, 2, 3, 3]
+    assert sorted(queues) == [0, 0, 1, 1, 2, 2, 3, 3]
 
 
 def test_many_messages_keep_their_order(node: Node) -> None:

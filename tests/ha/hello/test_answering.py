@@ -88,7 +88,7 @@ def test_a_survey_changes_nothing(pair):
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("purpose", list(Purpose))
-def test_who_is_no_member_is_refused_whatever_it_wants(pair, changes, word, purpose):
+def test_a_caller_outside_the_group_is_refused_for_any_purpose(pair, changes, word, purpose):
     """Its epoch does not turn the master read-only either."""
     made, mine, theirs = open_by_hand(
         pair, hello(pair, purpose=purpose, promised_epoch=9 << 16 | 2, **changes)
@@ -114,7 +114,7 @@ def test_another_file_size_is_refused(pair):
     assert isinstance(refused, Refused) and "commitlog_file_size" in refused.reason
 
 
-def test_who_promised_a_higher_epoch_turns_the_master_read_only(pair):
+def test_a_caller_with_a_higher_promise_turns_the_master_read_only(pair):
     refused = answer(pair, promised_epoch=9 << 16 | 2)
     assert isinstance(refused, Refused)
     assert not pair.member.open_epoch and pair.superseded == [9 << 16 | 2]
@@ -323,7 +323,7 @@ def test_another_version_is_refused():
     ],
     ids=range(13),
 )  # fmt: skip
-def test_a_strangers_bytes_close_their_connection_only(pair, data):
+def test_invalid_bytes_close_only_their_connection(pair, data):
     with peer(pair) as stranger:
         try:
             stranger.send(data)
@@ -370,7 +370,7 @@ def test_a_trickle_does_not_prolong_the_hello(pair):
                 time.sleep(0.05)
 
 
-def test_the_limit_drops_who_has_not_spoken_first(make_group):
+def test_the_limit_drops_silent_connections_first(make_group):
     group = make_group(2, ha={"max_connections": 4, "hello_timeout_ms": 20_000})
     node = group.start(1)
     node.promote()
@@ -395,7 +395,7 @@ def count_links():
     return count
 
 
-def test_many_strangers_leave_no_thread_and_no_descriptor(pair):
+def test_many_untrusted_peers_leave_no_thread_and_no_descriptor(pair):
     before = threading.active_count()
     descriptors = count_links()
     for n in range(60):
@@ -425,7 +425,7 @@ def follow_by_hand(node, **changes):
 
 
 @pytest.mark.parametrize("bad", [-1, -(2**63), "beyond", 2**63 - 1, "backwards"])
-def test_a_wrong_report_closes_and_releases_nobody(pair, bad):
+def test_a_wrong_report_closes_and_confirms_no_put(pair, bad):
     raw = follow_by_hand(pair)
     raw.report(0)
     end = pair.store.max_offset

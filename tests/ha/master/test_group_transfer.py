@@ -65,7 +65,7 @@ def test_progress_completes_in_offset_order(transfer, ends):
     assert ends.seen[0][2] == "SLAVES@10"
 
 
-def test_what_is_confirmed_already_does_not_wait(transfer, ends):
+def test_a_put_that_is_already_confirmed_does_not_wait(transfer, ends):
     transfer.advance(progress(1, 100))
     transfer.add(100, FAR, Need.SLAVES, ends("a"))
     assert ends.seen == [("a", Outcome.CONFIRMED, "SLAVES@100")] and transfer.waiting == 0
@@ -83,7 +83,7 @@ def test_each_need_has_its_own_limit(transfer, ends):
     assert set(ends.outcomes()) == set(Need)
 
 
-def test_a_disk_is_asked_to_sync_for_what_waits_for_it(transfer, ends, flushes):
+def test_a_sync_is_requested_for_puts_that_wait_for_the_disk(transfer, ends, flushes):
     transfer.advance(progress(1, 0))
     transfer.add(10, FAR, Need.SLAVES, ends("a"))
     assert not flushes

@@ -71,7 +71,7 @@ def test_another_nodes_store_is_refused(files, mine):
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b'{"node": 1}', b"\xff", b'{"node": "1", "store_id": 5}']
 )
-def test_a_state_that_is_none_is_refused_with_a_remedy(files, content):
+def test_an_invalid_state_is_refused_with_a_remedy(files, content):
     files.files["/n/hastore/node.json"] = content
     with pytest.raises(StoreBrokenError, match="new `node` number"):
         load(files)
@@ -119,7 +119,7 @@ def test_opening_an_epoch_drops_the_marks_in_one_step(files):
     assert (data.acks_min, data.acks_max, data.node_lists) == (1, 1, ((1, 2, 3),))
 
 
-def test_a_resynced_history_brings_what_its_last_entry_allowed(files):
+def test_a_resynced_history_brings_the_acks_of_its_last_entry(files):
     state = boot(files)
     state.promise(E3, 1, (1, 2, 3))
     state.replace_history((entry(E1, 0, 1), entry(E2, 5, 2, (1, 2))))
@@ -138,7 +138,7 @@ def test_a_resynced_history_brings_what_its_last_entry_allowed(files):
         ("written", True, False, True, False, True),  # a group of one is never unclean
     ],
 )
-def test_what_a_start_finds(files, ack_point, power, clean, alone, unclean, over):
+def test_a_start_detects_a_power_loss(files, ack_point, power, clean, alone, unclean, over):
     state = boot(files, ack_point)
     if clean:
         state.end_cleanly()

@@ -74,7 +74,7 @@ def test_three_from_empty(three):
     assert one.put_confirmed(b"x") in {("PUT_OK", "SYNC_MEM(1)"), ("PUT_OK", "SYNC_MEM(2)")}
 
 
-def test_one_alone_waits_and_says_for_whom(make_group):
+def test_a_lone_candidate_waits_and_names_the_missing_nodes(make_group):
     one = make_group(3).start(1)
     with pytest.raises(PromotionRefused, match="waiting for node 2, 3") as refused:
         one.promote()
@@ -154,7 +154,7 @@ def test_a_lagging_node_catches_up_before_it_opens(running):
     in_step(last, two)
 
 
-def test_a_candidate_cuts_its_own_tail_to_follow_the_greatest(running):
+def test_a_candidate_cuts_its_own_tail_to_follow_the_most_advanced(running):
     one, two, last = running
     two.unfollow()
     last.unfollow()
@@ -190,7 +190,7 @@ def test_no_catch_up_refuses_to_change_anything(running):
     assert two.linked
 
 
-def test_a_source_that_moves_on_in_the_middle_is_asked_anew(running, monkeypatch):
+def test_a_source_that_changes_during_the_copy_is_asked_again(running, monkeypatch):
     one, two, last = running
     last.unfollow()
     wait_for(lambda: len(one.ha.slaves()) == 1)

@@ -57,7 +57,7 @@ def test_a_large_range_is_bounded_and_ends_are_never_missed():
     assert 0 < min(gaps) and max(gaps) < 16 * MIB + WINDOW_BYTES
 
 
-def test_what_differs_as_long_as_a_gap_is_found():
+def test_a_difference_as_long_as_a_gap_is_found():
     end, equal = 200 * MIB, Bytes(200 * MIB)
     own = digest_of(equal, 0, end)
     assert equal.read == 64 * MIB
@@ -66,7 +66,7 @@ def test_what_differs_as_long_as_a_gap_is_found():
     assert digest_of(Bytes(end, range(91 * MIB, 91 * MIB + gap)), 0, end) != own
 
 
-def test_no_digest_of_what_is_not_there():
+def test_no_digest_of_missing_bytes():
     assert digest_of(Bytes(10, start=4), 3, 10) == b""
     assert digest_of(Bytes(10), 3, 11) == b""
     assert digest_of(Bytes(10), 3, 3) == b""
@@ -85,7 +85,7 @@ def test_no_digest_of_what_is_not_there():
         (((ZERO,), 0, 400), ((ZERO, ONE), 400, 900), None),  # retention has removed it
     ],
 )
-def test_the_range_is_what_only_epoch_0_vouches_for(mine, theirs, expected):
+def test_the_range_is_that_of_epoch_0(mine, theirs, expected):
     (history, low, end), (other, other_low, other_end) = mine, theirs
     assert classic_range(history, low, end, other, other_low, other_end) == expected
     assert classic_range(other, other_low, other_end, history, low, end) == expected
@@ -112,7 +112,7 @@ def test_a_slave_must_say_the_right_digest():
         assert isinstance(refused, Refused) and "RocketMQ master" in refused.reason, wrong
 
 
-def test_what_cannot_be_compared_any_more_is_not_gone_on_with():
+def test_a_log_that_cannot_be_compared_any_more_is_not_continued():
     view = MasterView(E1, E1, (ZERO, ONE), 400, 900, 1 << 30)
     fields = {"promised_epoch": E1, "history": (ZERO,), "max_offset": 400, "confirmed_offset": 0}
     assert answer_follow(view, make_hello(**fields)) == Resync(400, (ZERO,))
@@ -133,7 +133,7 @@ def classic(node, *bodies):
     node.state.take_entries([EpochEntry(0, 0, 1, (1, 2))])
 
 
-def test_who_followed_the_same_master_goes_on(make_group):
+def test_a_node_that_followed_the_same_master_continues(make_group):
     group = make_group(2)
     one, two = group.start(1), group.start(2)
     classic(one, b"a" * 100, b"b" * 100, b"c" * 100)
@@ -148,7 +148,7 @@ def test_who_followed_the_same_master_goes_on(make_group):
 
 
 @pytest.mark.parametrize("bodies", [(b"a", b"X"), (b"X", b"b"), (b"X",)])
-def test_who_followed_another_master_is_refused_and_keeps_its_bytes(make_group, bodies):
+def test_a_node_that_followed_another_master_is_refused_and_keeps_its_bytes(make_group, bodies):
     group = make_group(2)
     one, two = group.start(1), group.start(2)
     classic(one, b"a" * 100, b"b" * 100)
@@ -189,7 +189,7 @@ def test_a_promotion_catches_up_with_the_same_masters_log(make_group):
     assert one.bytes() == two.bytes()
 
 
-def test_the_reading_is_bounded_by_what_the_log_holds(make_group, monkeypatch):
+def test_reading_stops_at_the_ends_of_the_log(make_group, monkeypatch):
     """Windows that cross a file's end are read in pieces."""
     monkeypatch.setattr(digests, "WINDOWS", 4)
     monkeypatch.setattr(digests, "WINDOW_BYTES", 50_000)

@@ -123,7 +123,7 @@ def test_a_record_is_protected_when_its_end_is_confirmed(confirmed, kept):
         assert disk.store.confirmed_offset == 5
 
 
-def test_a_cut_inside_a_record_protects_what_is_behind():
+def test_a_cut_inside_a_record_protects_the_records_after_it():
     with pytest.raises(GroupDisagrees):
         Disk(confirmed=12).cut(6, 2)
 

@@ -120,7 +120,7 @@ def test_classic_slaves_count_beyond_where_their_stream_began():
     assert not uncounted.confirmed_with_classics(200)
 
 
-def test_levels_say_what_was_seen():
+def test_levels_say_what_was_observed():
     made = joined(2, flushed={2, 3})
     for node in NODES:
         made.report(node, node * 10, 100)

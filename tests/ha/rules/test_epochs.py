@@ -83,7 +83,7 @@ def test_entries_are_taken_over_as_in_the_model(mine, my_end, theirs):
         assert bound == next(e.start for e in theirs if e.epoch > after[-1].epoch)
 
 
-def test_the_common_point_in_words():
+def test_common_points_by_example():
     old, new, mine = entry(1, 0), entry(4, 50), entry(3, 40)
     assert common_point((old, mine), 70, (old, new), 90) == (40, 1)  # only I have epoch 3
     assert common_point((old, new), 70, (old, new), 90) == (70, 2)  # only shorter
@@ -100,7 +100,7 @@ def test_epoch_at_is_that_of_the_last_entry_at_or_below(history, offset):
 
 
 @given(histories(), st.integers(0, 9))
-def test_recovery_drops_what_starts_beyond_the_end(history, end):
+def test_recovery_drops_entries_that_start_beyond_the_end(history, end):
     kept = keep_until(history, end)
     assert history[: len(kept)] == kept
     assert all(e.start <= end for e in kept) and all(e.start > end for e in history[len(kept) :])
@@ -177,7 +177,7 @@ def test_without_its_empty_epochs_a_history_has_the_same_common_point(mine, more
         assert common_point(mine, my_end, shorter, end)[0] == full
 
 
-def test_what_both_have_forgotten_is_not_shared():
+def test_a_range_that_both_have_forgotten_is_not_shared():
     floor, new, mine = entry(FLOOR_EPOCH, 0), entry(4 << 16, 50), entry(3 << 16, 40)
     assert common_point((floor, mine), 70, (floor, new), 90) == (0, 0)
     assert forgotten_end((floor, mine), 70, (floor, new), 90) == 50
@@ -189,7 +189,7 @@ def test_what_both_have_forgotten_is_not_shared():
     assert common_point((floor,), 60, (floor, new), 90) == (0, 0)
 
 
-def test_entries_at_the_logs_end_give_way_together():
+def test_entries_at_the_logs_end_are_replaced_together():
     first, gone, new = entry(1, 0), entry(2, 50), entry(4, 50)
     assert agreed((first, gone), 50, (first, new)) == (first,)
     assert agreed((first, gone), 60, (first, new)) == (first, gone)  # it has bytes

@@ -39,7 +39,7 @@ def test_a_slave_at_its_own_end_streams_from_there():
     assert answer_follow(master(), both) == StreamFrom(900)
 
 
-def test_a_tail_that_nobody_shares_is_rewound():
+def test_an_unshared_tail_is_rewound():
     assert answer_follow(master(), slave(max_offset=700)) == RewindTo(500, 1)
     other = EpochEntry(E3, 450, 1, (1, 2, 3))
     later = master(epoch=4 << 16 | 1, promised_epoch=4 << 16 | 1)
@@ -77,7 +77,7 @@ def test_confirmed_data_beyond_a_lost_point_is_refused():
     assert isinstance(answer, Refused) and "--accept-loss" in answer.reason
 
 
-def test_a_log_whose_epochs_are_forgotten_is_copied_anew():
+def test_a_log_whose_epochs_are_forgotten_is_copied_again():
     floor = EpochEntry(FLOOR_EPOCH, 0, 1, (1, 2, 3))
     forgot = master(history=(floor, TWO))
     assert answer_follow(forgot, slave(max_offset=400, confirmed_offset=400)) == Resync(0, (floor,))
@@ -89,7 +89,7 @@ def test_a_log_whose_epochs_are_forgotten_is_copied_anew():
     assert answer_follow(forgot, slave(history=(), max_offset=0)) == StreamFrom(0)
 
 
-def test_an_interrupted_copy_of_another_log_begins_anew():
+def test_an_interrupted_copy_of_another_log_starts_again():
     floor = EpochEntry(FLOOR_EPOCH, 0, 1, (1, 2, 3))
     mine = {"history": (floor,), "max_offset": 400, "digest_to": 400}
     forgot = master(history=(floor, TWO), digest=b"a" * 32)
@@ -133,14 +133,14 @@ def test_every_answer_is_the_models(mine, my_end, theirs, their_end):
         ({"node": 9}, "list"), ({"store_id": "new"}, "store"),
     ],
 )  # fmt: skip
-def test_strangers_are_named(changes, word):
+def test_callers_outside_the_group_are_refused_with_the_reason(changes, word):
     known = {2: "ab" * 16}
     assert check_identity(make_hello(), "c", "g", 1, (1, 2, 3), known) is None
     problem = check_identity(make_hello(**changes), "c", "g", 1, (1, 2, 3), known)
     assert problem is not None and word in problem
 
 
-def test_a_cut_loses_what_is_confirmed_as_a_whole():
+def test_a_cut_loses_whole_confirmed_records_only():
     # Records of 100 bytes, the last whole one ends at 1000.
     assert not cut_loses_confirmed(500, 500, 100, 1000)
     assert not cut_loses_confirmed(500, 599, 100, 1000)  # the limit is inside the first record

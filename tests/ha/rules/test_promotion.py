@@ -95,7 +95,7 @@ def test_a_group_of_one_needs_itself():
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3), st.booleans()), min_size=1, max_size=5)
 )
-def test_the_greatest_is_by_epoch_then_end_and_rather_this_node(raws):
+def test_the_most_advanced_is_by_epoch_then_end_and_this_node_wins_ties(raws):
     answers = [PeerAnswer(n, e, end, dirty) for n, (e, end, dirty) in enumerate(raws, 1)]
     best = most_advanced(answers, 1)
     assert best.log_order == max((e, end) for e, end, _ in raws)

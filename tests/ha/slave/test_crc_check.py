@@ -138,7 +138,7 @@ def test_a_wrong_size_is_seen_before_the_record_is_reported(bit):
 
 
 @pytest.mark.parametrize("left", [BLANK_SIZE, 40, 87, 88, 200])
-def test_it_goes_on_behind_a_blank_of_any_size(left):
+def test_checking_continues_after_a_blank_of_any_size(left):
     first = bytes(record(0))
     file_size = len(first) + left
     second = bytearray(record(file_size))
@@ -221,7 +221,7 @@ def damage_in(
 
 
 @pytest.mark.parametrize("ack_point", list(AckPoint))
-def test_what_came_damaged_is_fetched_again_before_it_is_acknowledged(pair, monkeypatch, ack_point):
+def test_a_damaged_record_is_fetched_again_before_it_is_acknowledged(pair, monkeypatch, ack_point):
     master, slave = pair(ack_point)
     done = damage(monkeypatch, 1)
     reports: list[int] = []
@@ -239,7 +239,7 @@ def test_what_came_damaged_is_fetched_again_before_it_is_acknowledged(pair, monk
     assert master.put_confirmed(b"and on")[0] == "PUT_OK"
 
 
-def test_what_the_master_has_damaged_is_taken_once_and_said(pair, monkeypatch, caplog):
+def test_a_record_damaged_in_the_masters_log_is_accepted_with_a_notice(pair, monkeypatch, caplog):
     master, slave = pair(AckPoint.WRITTEN)
     at = master.store.max_offset
     done = damage(monkeypatch, FOREVER)

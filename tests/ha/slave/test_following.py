@@ -71,7 +71,7 @@ def test_a_put_is_confirmed_by_the_slave_and_everybody_learns_it(pair):
     in_step(master, slave)
 
 
-def test_a_backlog_of_several_files_comes_over_whole(pair, make_group):
+def test_a_backlog_of_several_files_is_copied_completely(pair, make_group):
     group = make_group(2)
     master, slave = group.start(1), group.start(2)
     master.promote()
@@ -93,7 +93,7 @@ def test_nothing_is_confirmed_without_the_slave(pair):
     wait_for(lambda: master.ha.can_confirm(flushed=False) is not None)
 
 
-def test_a_slave_without_a_link_shows_what_is_confirmed(pair):
+def test_a_slave_without_a_link_shows_confirmed_records_only(pair):
     _, master, slave = pair(role=Role.ASYNC_MASTER)
     master.put_confirmed(b"one")
     wait_for(lambda: slave.store.readable_offset == master.store.max_offset)
@@ -102,7 +102,7 @@ def test_a_slave_without_a_link_shows_what_is_confirmed(pair):
     assert slave.store.readable_offset == slave.store.confirmed_offset >= end
 
 
-def test_a_master_that_opens_shows_its_readers_what_its_mode_allows(make_group):
+def test_a_new_master_sets_the_readable_offset_of_its_mode(make_group):
     group = make_group(2, role=Role.ASYNC_MASTER)
     master = group.start(1)
     master.promote()
@@ -116,7 +116,7 @@ def test_a_master_that_opens_shows_its_readers_what_its_mode_allows(make_group):
     assert master.store.readable_offset == end
 
 
-def test_at_ack_point_flushed_only_what_the_disk_holds_is_reported(pair):
+def test_at_ack_point_flushed_only_synced_bytes_are_reported(pair):
     group, master, slave = pair(ha={"ack_point": AckPoint.FLUSHED})
     master.store.on_append = master.ha.on_append
     outcome = master.put_confirmed(b"one", need=Need.SLAVE_DISKS)
@@ -127,7 +127,7 @@ def test_at_ack_point_flushed_only_what_the_disk_holds_is_reported(pair):
     del group
 
 
-def test_what_another_thread_synced_is_reported_too(pair, monkeypatch):
+def test_bytes_that_another_thread_synced_are_reported_too(pair, monkeypatch):
     """The periodic flush may be quicker than the thread that syncs in order to report."""
     monkeypatch.setattr("hastore.ha.slave.slave_stream._ONE_SECOND", struct.pack("ll", 3_600, 0))
     _, master, slave = pair(ha={"ack_point": AckPoint.FLUSHED})
@@ -180,7 +180,7 @@ def test_heartbeats_keep_an_idle_link(pair):
     assert any(link_stays() for _ in range(10))
 
 
-def test_a_master_that_falls_silent_is_left(pair):
+def test_a_slave_leaves_a_silent_master(pair):
     _, master, slave = pair(ha={"housekeeping_interval_ms": 500, "heartbeat_interval_ms": 60_000})
     wait_for(lambda: slave.client.problem is not None and "silent" in slave.client.problem)
     wait_for(lambda: slave.linked)  # and it connects again
@@ -233,7 +233,7 @@ def test_an_old_tail_is_archived_and_cut(make_group):
     assert one.state.data.intent is None and not one.state.data.unclean
 
 
-def test_confirmed_records_are_never_cut_without_a_word(make_group):
+def test_confirmed_records_are_never_cut_without_accept_loss(make_group):
     group = make_group(2)
     one, two = group.start(1), group.start(2)
     two.promote()
@@ -311,7 +311,7 @@ def in_step_when_confirmed(one, two):
     in_step(one, two)
 
 
-def test_an_unclean_node_is_clean_once_it_has_what_the_master_had(make_group):
+def test_an_unclean_node_is_clean_once_it_has_reached_the_masters_end(make_group):
     group = make_group(2)
     one, two = group.start(1), group.start(2)
     one.promote()
@@ -379,7 +379,7 @@ def test_a_full_disk_pauses_the_slave_and_keeps_the_link(pair, monkeypatch):
     in_step(master, slave)
 
 
-def test_a_splice_that_fails_half_way_leaves_nothing_and_begins_anew(pair, monkeypatch):
+def test_a_splice_that_fails_half_way_leaves_nothing_and_starts_again(pair, monkeypatch):
     monkeypatch.setattr(slave_stream, "SPLICE_BYTES_MIN", 1_000)
     _, master, slave = pair()
     master.put_confirmed(b"one")

@@ -2,7 +2,7 @@
 
     header 40:  beginTimestamp (8)  endTimestamp (8)  beginPhyOffset (8)  endPhyOffset (8)
                 slots in use (4)  indexCount = keys + 1 (4)
-    slots:      n x 4, number of the slot's latest entry, 0 without one
+    slots:      n x 4, number of the slot's latest entry, 0 if it has none
     entries:    m x 20, entry 0 unused: keyHash (4)  physicalOffset (8)
                 seconds since beginTimestamp (4)  the slot's previous entry (4)
 
@@ -82,8 +82,8 @@ class Plan:
 class IndexFile:
     """An index file; mapped only while it is open for writing.
 
-    `slots` and `entries` are its sizes. Replay's thread writes; `find` may run in any thread, under
-    KeyIndex's lock.
+    `slots` and `entries` say how many it has room for. Replay's thread writes; `find` may run in
+    any thread, under KeyIndex's lock.
     """
 
     def __init__(self, fs: FileSystem, path: str, slots: int, entries: int) -> None:
@@ -97,16 +97,16 @@ class IndexFile:
 
     @property
     def full_size(self) -> int:
-        """Return the bytes of the file."""
+        """Return the size of the file in bytes."""
         return HEADER.size + SLOT.size * self.slots + ENTRY.size * self.entries
 
     @property
     def is_full(self) -> bool:
-        """Whether no key fits."""
+        """Whether the file has no room for another key."""
         return self.header.count >= self.entries
 
     def create(self) -> None:
-        """Create the file and allocate header and slots. StoreFullError, OSError."""
+        """Create the file and allocate header and slots; raises StoreFullError, OSError."""
         file = self._fs.open(self.path, create=True)
         try:
             file.allocate(HEADER.size + SLOT.size * self.slots)
@@ -149,7 +149,7 @@ class IndexFile:
         return memoryview(self._map)[HEADER.size : HEADER.size + SLOT.size * self.slots]
 
     def write_entries(self, plan: Plan) -> None:
-        """Write a plan's entries; they do not count until slots and header are stored. OSError."""
+        """Write a plan's entries, which count once slots and header are stored; raises OSError."""
         if plan.entries:
             assert self._file is not None
             self._file.pwrite(plan.entries, self._entry_at(plan.first))
@@ -179,7 +179,7 @@ class IndexFile:
                     break
                 number -= 1
                 slot = key_hash % self.slots
-                if self.slot(slot) == number:  # else killed before it was stored
+                if self.slot(slot) == number:  # else a kill came before it was stored
                     SLOT.pack_into(self._map, HEADER.size + SLOT.size * slot, previous)
                 if number < known and previous == 0:
                     header.slots_used -= 1
@@ -227,7 +227,7 @@ class IndexFile:
         self._map[: HEADER.size] = self.header.pack()
 
     def find(self, key_hash: int, max_entries: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return the offsets of a hash's entries, the latest first; times count in seconds."""
+        """Return the offsets of a hash's entries, the latest first; times are exact to 1 s."""
         file = self._fs.open(self.path, writable=False) if self._file is None else self._file
         try:
             found: list[int] = []
@@ -239,7 +239,7 @@ class IndexFile:
                 stored_ms = header.begin_timestamp_ms + row[2] * 1000
                 if row[0] == key_hash and stored_ms <= end_ms and stored_ms + 1000 > begin_ms:
                     found.append(row[1])
-                if row[3] >= number:  # damaged: a chain only goes back
+                if row[3] >= number:  # damaged: a chain leads to earlier entries only
                     break
                 number = row[3]
             return found
@@ -248,7 +248,7 @@ class IndexFile:
                 file.close()
 
     def sync(self) -> None:
-        """Sync the file, its map included; OSError."""
+        """Sync the file, its map included; raises OSError."""
         if self._file is not None:
             self._file.sync()
 

@@ -25,7 +25,7 @@ from hastore.store.fs.sync_files import sync_files
 _NAME_DIGITS = 17
 _NAME_FORM = "%Y%m%d%H%M%S%f"
 _READ_BYTES = 4096  # of a record, in the first read
-_ARRAYS_FROM_SLOTS = 64  # from this many slots on numpy is quicker
+_ARRAYS_FROM_SLOTS = 64  # numpy is faster from this many slots on
 
 
 class KeyIndex:
@@ -52,14 +52,14 @@ class KeyIndex:
         self._query_hasher = KeyHasher()
         self._lock = threading.Lock()
         self._files: list[IndexFile] = []  # the last one is open
-        self._spares: list[IndexFile] = []  # created for a batch that then failed
+        self._spares: list[IndexFile] = []  # created for a batch whose write failed
         self._unsynced: set[str] = set()
         self._names_changed = False
         self._next_offset = 0  # records below it are in the index
 
     @property
     def full_timestamp_ms(self) -> int:
-        """Return endTimestamp of the last full file, 0 without one: indexMsgTimestamp."""
+        """Return endTimestamp of the last full file, else 0; the checkpoint stores it."""
         full = [file.header.end_timestamp_ms for file in self._files if file.is_full]
         return full[-1] if full else 0
 
@@ -93,7 +93,7 @@ class KeyIndex:
     # -- replay ------------------------------------------------------------------------------------
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
-        """Add a batch's keys; OSError, StoreFullError: nothing of the batch was added."""
+        """Add a batch's keys; after OSError or StoreFullError none of them is in the index."""
         if isinstance(batch, RecordColumns) and batch.start_offset >= self._next_offset:
             self._dispatch_columns(batch)
             return
@@ -136,7 +136,7 @@ class KeyIndex:
                 put_all(plan, keys, first, end)
                 first = end
             if plan.header.count >= self._entries and keys.offsets[-1] < batch.last_offset:
-                plan = self._next_plan(plan, plans)  # a later record without a key starts it
+                plan = self._next_plan(plan, plans)  # started by a record without a key
         plans.append(plan)
         self._write(plans)
         self._next_offset = batch.end_offset
@@ -215,7 +215,7 @@ class KeyIndex:
                 self._discard(self._files.pop(0))
 
     def flush(self) -> None:
-        """Sync what was written since the last flush; OSError, SyncFailedError."""
+        """Sync what was written since the last flush; raises OSError, SyncFailedError."""
         with self._lock:
             paths, self._unsynced = self._unsynced, set()
             names_changed, self._names_changed = self._names_changed, False
@@ -242,7 +242,7 @@ class KeyIndex:
             self._spares = []
 
     def _rebuild_unsynced(self, limit: int) -> None:
-        """After a power loss: keep files surely synced; rebuild others from their entries."""
+        """After a power loss: keep files that are certainly synced, rebuild the others."""
         trusted = len(self._files)
         while trusted > 0:
             file = self._files[trusted - 1]
@@ -301,7 +301,7 @@ class KeyIndex:
         file.save_header()
 
     def _stored_ms(self, offset: int, otherwise: IndexHeader) -> int:
-        """Return a record's storeTimestamp; `otherwise`'s end when retention removed the record."""
+        """Return a record's storeTimestamp; if the record is gone, the end time of `otherwise`."""
         record = self._record_at(offset)
         return otherwise.end_timestamp_ms if record is None else record.store_timestamp_ms
 
@@ -335,7 +335,7 @@ class KeyIndex:
 
 
 def _apply(plan: Plan) -> None:
-    """Make a plan's written entries count: store first the slots, then the header."""
+    """Make a plan's written entries count: store the slots first, then the header."""
     if len(plan.slots) >= _ARRAYS_FROM_SLOTS:
         from hastore.store.derived.index.index_arrays import store_slots  # loads numpy
 

@@ -1,7 +1,7 @@
 """Queues of RocketMQ's inner batches: a unit for each batch record.
 
     physicalOffset (8)  size (4)  tagsCode (8)  storeTimestamp (8)
-    INNER_BASE (8): queue offset of its first message   INNER_NUM (2): its messages   -1 (4)   0 (4)
+    INNER_BASE (8): queue offset of the first message   INNER_NUM (2): its count   -1 (4)   0 (4)
 
 A unit's number is not a queue offset: the unit of a queue offset is found by binary search.
 """
@@ -25,9 +25,9 @@ class BatchConsumeQueue:
         self._last_offset = -1
 
     def put(self, record: Dispatched, base: int, count: int) -> None:
-        """Write the unit of a batch of `count` messages from queue offset `base`. OSError.
+        """Write the unit of a batch of `count` messages from queue offset `base`.
 
-        Ignores a record that has its unit already.
+        Ignores a record that has its unit already. Raises OSError.
         """
         if record.offset <= self._last_offset:
             return
@@ -46,7 +46,7 @@ class BatchConsumeQueue:
     def read(self, queue_offset: int, max_units: int) -> list[tuple[int, int, int, int]]:
         """Return (first queue offset, offset, size, tagsCode) of batches.
 
-        The first of them contains `queue_offset`; empty beyond the queue.
+        The first of them contains `queue_offset`. The list is empty for an offset beyond the queue.
         """
         if not self.min_queue_offset <= queue_offset < self.max_queue_offset:
             return []

@@ -33,7 +33,7 @@ UNIT = struct.Struct(">qiq")
 UNIT_BYTES = UNIT.size
 QUEUE_OFFSET_MAX = (1 << 62) // UNIT_BYTES
 _NAME_BYTES_MAX = 255
-_ARRAYS_FROM_UNITS = 64  # from this many units on numpy is quicker
+_ARRAYS_FROM_UNITS = 64  # numpy is faster from this many units on
 _NumberedUnit = tuple[int, tuple[int, int, int]]  # queue offset; offset, size, tags code
 
 
@@ -76,13 +76,13 @@ class ConsumeQueue:
         ]
 
     def commit(self) -> None:
-        """Write the pending units; OSError."""
+        """Write the pending units; raises OSError."""
         values = self.pending
         self.files.append(struct.pack(f">{'qiq' * (len(values) // 3)}", *values))
         values.clear()
 
     def append(self, units: memoryview) -> None:
-        """Write the units of records that continue the queue; OSError."""
+        """Write the units of records that continue the queue; raises OSError."""
         try:
             self.files.append(units)
         finally:
@@ -94,7 +94,7 @@ class ConsumeQueue:
         self.next = self.files.end
 
     def skip_to(self, queue_offset: int) -> None:
-        """Write the pending units, then blanks up to `queue_offset`; OSError."""
+        """Write the pending units, then blanks up to `queue_offset`; raises OSError."""
         if self.pending:
             self.commit()
         first = not self.files.starts
@@ -141,7 +141,7 @@ class UnitSelection:
         """Take from raw units, the first at queue offset `at`; False when the pull is complete."""
         if len(raw) < _ARRAYS_FROM_UNITS * UNIT_BYTES:
             return self.take_each(enumerate(UNIT.iter_unpack(raw), at))
-        import numpy as np  # lazily: loading it takes a quarter of a node's start
+        import numpy as np  # imported late: a node starts faster without numpy
 
         units = np.frombuffer(raw, np.dtype(UNIT_FIELDS))
         offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
@@ -192,7 +192,7 @@ class UnitSelection:
     def runs(self) -> tuple[Sequence[int], Sequence[int]]:
         """Return the starts and the ends of the log ranges that the records form.
 
-        In arrays, records that adjoin in the log are joined into one range.
+        If they are numpy arrays, records that are adjacent in the log become one range.
         """
         offsets, sizes = self.offsets, self.sizes
         if isinstance(offsets, list):
@@ -221,7 +221,7 @@ class UnitSelection:
 
 
 def is_directory_name(topic: str) -> bool:
-    """Whether a topic can name a directory: never a path, never outside the store."""
+    """Whether a topic is a safe directory name: one component of a path, inside the store."""
     raw = topic.encode("utf-8", "surrogateescape")
     return bool(
         0 < len(raw) <= _NAME_BYTES_MAX
@@ -244,20 +244,20 @@ class ConsumeQueueTable:
         self._batch_queues: dict[tuple[str, int], BatchConsumeQueue] = {}
         self._refused: set[str] = set()
         self.dispatched_timestamp_ms = 0  # storeTimestamp of the last record dispatched
-        self.flushed_timestamp_ms = 0  # the same, of the last flush: logicsMsgTimestamp
+        self.flushed_timestamp_ms = 0  # its value at the last flush, for the checkpoint
 
     # -- reading -----------------------------------------------------------------------------------
 
     def get(self, topic: str, queue_id: int) -> ConsumeQueue | None:
-        """Return the queue of single records; None without one."""
+        """Return the queue of single records; None if there is none."""
         return self._queues.get((topic, queue_id))
 
     def get_batch(self, topic: str, queue_id: int) -> BatchConsumeQueue | None:
-        """Return the queue of inner batches; None without one."""
+        """Return the queue of inner batches; None if there is none."""
         return self._batch_queues.get((topic, queue_id))
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
-        """Return (min, max) queue offsets over both kinds of queue; None without either."""
+        """Return (min, max) queue offsets over both kinds of queue; None if there is neither."""
         either = self.get(topic, queue_id), self.get_batch(topic, queue_id)
         found = [queue for queue in either if queue is not None]
         if not found:
@@ -268,7 +268,7 @@ class ConsumeQueueTable:
         )
 
     def read(self, topic: str, queue_id: int, queue_offset: int, max_units: int) -> list[Unit]:
-        """Return units from a queue offset on; an inner batch is one, at its first queue offset."""
+        """Return units from a queue offset on; an inner batch is one unit, at its first offset."""
         batches = self.get_batch(topic, queue_id)
         if batches is not None:
             found = [Unit(*unit) for unit in batches.read(queue_offset, max_units)]
@@ -291,8 +291,8 @@ class ConsumeQueueTable:
     ) -> int | None:
         """Return the queue offset of the first record stored at or after a time.
 
-        That is the queue's end when no such record exists. `store_time(offset)` reads a record's
-        storeTimestamp; None for one that is gone. Returns None without such a queue.
+        If no such record exists, return the queue's end; if the queue does not exist, None.
+        `store_time(offset)` returns a record's storeTimestamp, or None if the record is gone.
         """
         batches = self.get_batch(topic, queue_id)
         if batches is not None:
@@ -314,7 +314,7 @@ class ConsumeQueueTable:
     # -- replay ------------------------------------------------------------------------------------
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
-        """Write a batch's units, except those written already. OSError."""
+        """Write a batch's units, except those written already; raises OSError."""
         if isinstance(batch, RecordColumns) and not batch.has_inner_batches:
             for run in batch.queue_runs():
                 queue = self._queues.get((run.topic, run.queue_id))
@@ -356,7 +356,7 @@ class ConsumeQueueTable:
             raise
 
     def _put_special(self, record: Dispatched) -> bool:
-        """Handle a prepared record or an inner batch; False when it takes an ordinary unit."""
+        """Handle a prepared record or an inner batch; False when it needs an ordinary unit."""
         if record.sys_flag & FLAG_PREPARED:
             return True
         inner = inner_batch_of(record)
@@ -373,7 +373,7 @@ class ConsumeQueueTable:
         return True
 
     def _place(self, record: Dispatched, queue: ConsumeQueue | None) -> ConsumeQueue | None:
-        """Bring a queue to the record's queue offset; None when the record takes no unit."""
+        """Bring a queue to the record's queue offset; None when no unit is to be written."""
         if queue is not None and record.queue_offset < queue.next:
             return None  # it has its unit already
         if not self._may_store(record):
@@ -398,7 +398,7 @@ class ConsumeQueueTable:
         if record.topic not in self._refused and len(self._refused) < 1000:
             self._refused.add(record.topic)
             log.warning(
-                "no queue for topic %.80r queue %d queue offset %d: cannot name a file",
+                "no consume queue for topic %.80r queue %d queue offset %d: invalid name or number",
                 record.topic, record.queue_id, record.queue_offset,
             )  # fmt: skip
         return False
@@ -408,7 +408,7 @@ class ConsumeQueueTable:
     def load(self, offset: int, synced: bool) -> int:
         """Open all queues and cut them to `offset`.
 
-        `synced` false: units are looked at one by one, since a power loss may have left holes.
+        `synced` false: units are read one by one, because a power loss may have left holes.
         """
         self.reset()
         for topic, queue_id, directory in self._directories("consumequeue"):
@@ -441,7 +441,7 @@ class ConsumeQueueTable:
             batches.delete_before(min_offset)
 
     def flush(self) -> None:
-        """Sync all files written since the last flush; OSError."""
+        """Sync all files written since the last flush; raises OSError, SyncFailedError."""
         timestamp_ms = self.dispatched_timestamp_ms
         self._cache.flush()
         self.flushed_timestamp_ms = timestamp_ms

@@ -28,16 +28,16 @@ class FileCache:
         self._files: OrderedDict[str, File] = OrderedDict()
         self._dirty: set[str] = set()
         self._dirty_dirs: set[str] = set()
-        self._open_max = 0  # set at the first use: a node raises its limit while it starts
+        self._open_max = 0  # set at first use: by then the node has raised its limit
 
     def read(self, path: str, size: int, position: int) -> bytes:
-        """Return up to `size` bytes; OSError."""
+        """Return up to `size` bytes; raises OSError."""
         with self._lock:
             file = self._file(path)
         return file.pread(size, position)
 
     def write(self, path: str, data: bytes | memoryview, position: int) -> None:
-        """Write all of `data`; durable after `flush`. OSError."""
+        """Write all of `data`, durable after `flush`; raises OSError."""
         with self._lock:
             self._dirty.add(path)
             self._file(path).pwrite(data, position)
@@ -75,10 +75,10 @@ class FileCache:
             self._dirty_dirs.add(path.rpartition("/")[0])
 
     def flush(self) -> None:
-        """Make durable everything written before the call. OSError, SyncFailedError.
+        """Make durable everything written before the call; raises OSError, SyncFailedError.
 
         Syncs through descriptors of its own, so writers do not wait for the disk. After a failure
-        the next call syncs the same files again; after SyncFailedError its success proves nothing.
+        the next call syncs the same files again, but after SyncFailedError success proves nothing.
         """
         with self._lock:
             paths, self._dirty = self._dirty, set()

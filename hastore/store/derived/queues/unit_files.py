@@ -4,8 +4,8 @@
     size 0: nothing yet.  size 0x7FFFFFFF: a blank, a queue offset without a record.
 
 Unit n lies at byte n * unit_bytes of the queue; a file is named by its first byte's number, in 20
-digits. Files are created sparse at full size and written by pwrite, so a full disk is an OSError.
-Files need not be contiguous.
+digits. Files are created sparse at full size and written by pwrite, which raises OSError on a full
+disk. Files need not be contiguous.
 """
 
 import struct
@@ -38,8 +38,8 @@ class UnitFiles:
     def load(self, limit: int, *, whole: bool = False) -> None:
         """Find the files and drop every unit whose record does not end at or below `limit`.
 
-        If a file has another size, all files are replaced by blanks that keep the queue's end. An
-        empty file was being created when the process was killed; it is removed. `whole`: see `cut`.
+        If a file has an unexpected size, all files are replaced by blanks up to the queue's end.
+        Empty files, left by a kill while a file was created, are removed. `whole`: see `cut`.
         """
         names: list[str] = []
         sizes: list[int] = []
@@ -68,7 +68,7 @@ class UnitFiles:
         return f"{self.directory}/{file_name(start * self.unit_bytes)}"
 
     def read(self, unit: int, count: int) -> bytes:
-        """Return up to `count` units from `unit`, of one file and below `end`; b"" without any."""
+        """Return up to `count` units from `unit`, of one file and below `end`; b"" if none."""
         count = min(count, self.end - unit)
         starts = self.starts
         at = bisect_right(starts, unit) - 1
@@ -91,7 +91,7 @@ class UnitFiles:
         return offset, size
 
     def append(self, data: bytes | memoryview) -> None:
-        """Write whole units at `end`: one pwrite for each file; `end` moves with each. OSError."""
+        """Write whole units at `end`: a pwrite for each file, which moves `end`; raises OSError."""
         size = self.unit_bytes
         at = 0
         while at < len(data):
@@ -107,9 +107,10 @@ class UnitFiles:
             at += len(part)
 
     def skip_to(self, unit: int) -> None:
-        """Move `end` up to `unit` by writing blanks; files of blanks only are left out. OSError.
+        """Move `end` up to `unit` by writing blanks; raises OSError.
 
-        A blank after a record holds that record's offset + 1, so that offsets never decrease.
+        Files that would contain only blanks are not created. A blank after a record holds that
+        record's offset + 1, so that offsets never decrease.
         """
         per_file = self.units_per_file
         offset, size = self.place(self.end - 1)
@@ -163,7 +164,7 @@ class UnitFiles:
             self._cache.remove(self.path(start))
 
     def first_at(self, min_offset: int) -> int:
-        """Return the first unit whose record lies at or beyond `min_offset`; `end` without one."""
+        """Return the first unit whose record lies at or beyond `min_offset`, else `end`."""
         for start in self.starts:
             low, high = start, min(start + self.units_per_file, self.end)
             if low < high and self._precedes(high - 1, min_offset):
@@ -220,7 +221,7 @@ class UnitFiles:
 
     def _search(self, start: int, limit: int) -> int:
         """Count like `_count`, in a file without holes: by binary search."""
-        low = self._count(start, limit, _SEARCH_BYTES)  # in a store of many queues most are short
+        low = self._count(start, limit, _SEARCH_BYTES)  # with many queues, most are short
         high = self.units_per_file if low == _SEARCH_BYTES // self.unit_bytes else low
         while low < high:
             middle = (low + high) // 2

@@ -1,6 +1,7 @@
 """A batch of records as numpy columns: filled by the vector walk, read by the dispatchers.
 
-Used by replay's thread alone. It holds copies of headers and tails; bodies are not copied.
+Only replay's thread uses it. The batch has copies of headers and tails (topic and properties), but
+not of bodies.
 """
 
 from array import array
@@ -282,7 +283,7 @@ class ColumnBatch(RecordColumns):
     # -- by key ------------------------------------------------------------------------------------
 
     def keyed(self) -> KeyedRecords | None:
-        """Return the keys of all records but rollbacks; None without any key."""
+        """Return the keys of all records except rollback records; None if there are none."""
         parts: list[tuple[Any, Any]] = []  # rows, hashes
         single = [pair for pair in self._single.items() if b"KEY" in pair[1]]
         for alike in self._alike:
@@ -326,7 +327,7 @@ class ColumnBatch(RecordColumns):
             grown += java_hashes(tails[:, start:stop])
             hashes[:, number] = (grown & np.uint64(0xFFFFFFFF)).astype(np.int64)
         hashes = np.where(hashes & _SIGN, (1 << 32) - hashes, hashes)
-        hashes[hashes == _SIGN] = 0  # the least int has no absolute value
+        hashes[hashes == _SIGN] = 0  # Java's least int has no positive counterpart
         return hashes.ravel()
 
 
@@ -341,5 +342,6 @@ def _joined(parts: Iterable[Any]) -> Rows:
 def _producer_of(properties: bytes) -> tuple[bytes, int] | None:
     try:
         return producer_of(properties)
-    except ValueError:  # only a foreign master stores such properties: a record without producer
+    except ValueError:
+        # Only a RocketMQ master stores such properties. The record counts as without producer.
         return None

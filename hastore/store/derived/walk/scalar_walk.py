@@ -4,9 +4,10 @@ It is pure, and the reference for the vector walk (vector_walk.py), which must r
 records and stop at the same byte for the same reason. One `unpack_from` reads a record's header,
 and one slice its topic and properties (record/layout.py draws them).
 
-A record is taken when its lengths add up and its physicalOffset is its place. The body's CRC is not
-checked here. A put, recovery, and a slave on frames of up to 128 KiB check it; a slave that catches
-up takes longer frames unchecked (docs/ha-link.md), so a replayed body may be damaged.
+A record is taken when its lengths add up and its physicalOffset is its offset in the log. The
+body's CRC is not checked here. A put, recovery, and a slave on frames of up to 128 KiB check it; a
+slave that catches up takes longer frames unchecked (docs/ha-link.md), so a replayed body may be
+damaged.
 """
 
 import enum
@@ -72,7 +73,7 @@ class Walk(NamedTuple):
 
 
 class ScalarWalker:
-    """Walk whole records; holds caches of topics and tags, so each thread needs its own."""
+    """Walk whole records; has caches of topics and tags, so each thread needs its own walker."""
 
     def __init__(self) -> None:
         self._topics: dict[bytes, str] = {}
@@ -154,7 +155,7 @@ class ScalarWalker:
         return Walk(batch, at, Stop.END, size)
 
     def topic(self, raw: bytes) -> str:
-        """Return a topic as text; bytes that are not UTF-8 as surrogates."""
+        """Return a topic as text; bytes that are not UTF-8 are decoded as surrogates."""
         if len(self._topics) >= _CACHE_LIMIT:
             self._topics.clear()
         topic = raw.decode("utf-8", "surrogateescape")

@@ -28,7 +28,7 @@ _TENS = 10 ** np.arange(18, dtype=np.int64)
 
 
 def padded(width: int) -> int:
-    """Return the bytes gathered for a tail of `width` bytes: whole words."""
+    """Return how many bytes are gathered for a tail of `width` bytes: whole 8-byte words."""
     return -(-width // _WORD) * _WORD
 
 
@@ -183,7 +183,7 @@ def java_hashes(columns: Bytes) -> npt.NDArray[np.uint64]:
 
 
 def power_of_31(exponent: int) -> int:
-    """Return 31**exponent modulo 2**32: what `exponent` more units multiply a hash by."""
+    """Return 31**exponent modulo 2**32: `exponent` more characters multiply a hash by it."""
     return pow(31, exponent, 1 << 32)
 
 

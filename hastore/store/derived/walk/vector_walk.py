@@ -46,7 +46,7 @@ _WIDTHS_KEPT = 1024
 
 
 class VectorWalker:
-    """Walk whole records; holds the layouts seen last, so each thread needs its own."""
+    """Walk whole records; keeps recent layouts in a cache, so each thread needs its own walker."""
 
     def __init__(self, scalar: ScalarWalker, *, batch_min: int | None = None) -> None:
         """Prepare to walk; views of fewer than `batch_min` records are left to `scalar`."""
@@ -55,7 +55,7 @@ class VectorWalker:
         self._layouts: dict[tuple[int, bool], list[Layout]] = {}
 
     def walk(self, view: memoryview, base: int, left: int) -> Walk:
-        """Walk the records of `view`; returns the result of ScalarWalker.walk."""
+        """Walk the records of `view`; return what ScalarWalker.walk would return."""
         starts = _record_starts(view)
         if len(starts) >= self._batch_min:
             batch = self._read(view, base, np.array(starts, dtype=np.int64))
