@@ -97,7 +97,7 @@ class ZmtpConnection:
 
     @property
     def missing_bytes(self) -> int:
-        """The bytes that the incomplete frame lacks, at least; 0 between frames."""
+        """A lower bound of the bytes that the incomplete frame lacks; 0 between frames."""
         if self._pieces_missing:
             return self._pieces_missing
         return max(0, self._needed - len(self._buffer)) if self._buffer else 0

@@ -70,10 +70,10 @@ _MOVED = ("commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint
 class MessageStore:
     """The store of this process; all methods are thread-safe.
 
-    `on_append(start, end, data)` is called after each put, in the putting thread, which holds no
-    lock of the store then, but the write gate's if it is a node's. `data` are the appended bytes,
+    `on_append(start, end, data)` is called after each put, in the putting thread. That thread then
+    holds no lock of the store; in a node it holds the write gate's. `data` are the appended bytes,
     or None if the append was not uniform. `on_readable()` is called after each `set_limits`, in the
-    same thread.
+    thread that called that.
     """
 
     def __init__(
@@ -430,8 +430,8 @@ class MessageStore:
         """Append at `offset`, which must be the end; returns the new end.
 
         UsageError for another offset or bytes that cross a file's end. StoreFullError: nothing was
-        appended. The bytes of a failed write are cleared; StoreUncertainError, and the store is
-        closed, when they could not be.
+        appended. Any other failed write closes the store: StoreBrokenError if its bytes were
+        cleared, StoreUncertainError if not.
         """
         log = self.log
         with log.lock:

@@ -110,7 +110,7 @@ class LimitsPage:
     ) -> None:
         """Change some limits; with `sync` durably. OSError.
 
-        The recovery starts move up once `record_end` is RECOVERY_STEP_BYTES beyond the next one.
+        Both recovery starts move up when `record_end` is a step beyond `next_recovery_start`.
         """
         with self._guard:
             now = self.now
