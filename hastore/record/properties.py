@@ -57,7 +57,7 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
 def keys_of(properties: bytes) -> list[bytes]:
     """Return the keys of a record for the key index: UNIQ_KEY, then each word of KEYS.
 
-    If a name occurs twice, the last one counts, as in RocketMQ.
+    If a name occurs twice, its last value that is not empty counts, as in RocketMQ.
     """
     unique: bytes | None = None
     keys: bytes | None = None
@@ -75,7 +75,7 @@ def keys_of(properties: bytes) -> list[bytes]:
 def inner_count(raw: bytes) -> int:
     """Return how many messages an inner batch with these properties holds; 1 if they do not say."""
     count = find_property(raw, b"INNER_NUM") or b""
-    return max(1, int(count)) if count.isdigit() and len(count) <= 5 else 1  # an int16
+    return max(1, int(count)) if count.isdigit() and len(count) <= 5 else 1  # it is an int16
 
 
 def check_topic(topic: str) -> None:
