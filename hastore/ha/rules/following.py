@@ -180,8 +180,8 @@ def cut_loses_confirmed(
     of the log's last whole record.
 
     A record is confirmed only when its end is at or below `confirmed_offset`: an offset inside the
-    first record confirms nothing. A cut inside a record or a blank, below `confirmed_offset`, counts
-    as a loss when a whole record ends after it.
+    first record confirms nothing. A cut inside a record or a blank, and below `confirmed_offset`,
+    counts as a loss when a whole record ends after it.
     """
     if cut >= confirmed_offset:
         return False
