@@ -54,9 +54,9 @@ def count_valid(data: bytes, offsets: Any, sizes: Any) -> int:
 def _count_plain(
     data: bytes, offsets: npt.NDArray[Any], sizes: npt.NDArray[Any], ends: npt.NDArray[Any]
 ) -> int | None:
-    """Count as `count_valid` does, as columns.
+    """Return the same as `count_valid`, computed on numpy columns.
 
-    None unless all are V1 records between IPv4 hosts, and nothing but a CRC is wrong.
+    None unless all are V1 records between IPv4 hosts, with nothing wrong but some CRCs.
     """
     import numpy as np
 

@@ -43,7 +43,7 @@ FLAG_IPV6 = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
 FLAG_NEED_UNWRAP = 0x40  # RocketMQ's, for inner batches
 FLAG_INNER_BATCH = 0x80  # one record that holds several messages
 
-_FIELDS = (  # name and struct code, in the order of the bytes, of the header between IPv4 hosts
+_FIELDS = (  # of a header between IPv4 hosts: name and struct code, in the order of the bytes
     ("size", "i"),
     ("magic", "I"),
     ("body_crc", "i"),

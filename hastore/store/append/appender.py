@@ -249,7 +249,7 @@ class Appender:
                     results, data = appended
                     return results, start, log.max_offset, data
                 validated = self._append_validated(payloads, now_ms)
-            except StoreUncertainError as failure:  # of the only write, which had all records
+            except StoreUncertainError as failure:  # the only write failed, with all records
                 validated = [
                     _not_stored(entries, Status.TIMEOUT, failure)
                     for _, entries in map(self._validator.validate, payloads)

@@ -5,8 +5,8 @@ replay adds all records of the log that no put has added, both in the log's orde
 recognises a retry, even if the first attempt went to another master.
 
 The window holds at least the last 1024 numbers of each producer. The greatest number that has left
-it is the floor. A number up to the floor that is not in the window may be stored already, so its
-put is refused.
+it is the floor. A number at or below the floor that is not in the window may be stored already, so
+its put is refused.
 
 Puts call under the log's lock; replay, housekeeping, retention and cuts call from other threads.
 `_guard` protects the producers, `_saving` the snapshot; `_saving` is taken first.
@@ -33,9 +33,10 @@ from hastore.store.fs.filesystem import FileSystem
 from hastore.store.state.crc_frame import CrcFrame
 
 WINDOW = 1024  # sequence numbers of each producer
-# Of more, the one that wrote least recently is dropped: memory 128 MiB at most, snapshot 64 MiB.
+# If there are more, the one that wrote least recently is dropped. So the windows take at most 128
+# MiB, and the snapshot 64 MiB.
 _MAX_PRODUCERS = 4096
-_SNAPSHOT_STEP_BYTES = 16 << 20  # of log between snapshots: a start after a crash reads them again
+_SNAPSHOT_STEP_BYTES = 16 << 20  # log bytes between snapshots; a start after a crash rereads them
 _FRAME = CrcFrame(b"HSIW", 1)
 _HEAD = struct.Struct(">qI")
 _PRODUCER = struct.Struct(">qI")

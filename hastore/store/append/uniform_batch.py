@@ -45,7 +45,7 @@ _SEQUENCE = b"\x02" + SEQ + b"\x01"
 
 
 class UniformBatch(msgspec.Struct, frozen=True, gc=False):
-    """The records of a valid payload, as columns; `starts` are their positions in the payload."""
+    """The records of a valid payload, as columns; `starts` are their offsets in the payload."""
 
     payload: bytes
     topic: bytes
