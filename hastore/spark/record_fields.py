@@ -34,9 +34,9 @@ Bools = npt.NDArray[np.bool_]
 class RecordFields:
     """The fixed fields of the records at `positions` in `data`, and the bounds of their parts.
 
-    `base` is the physical offset of `data[0]`, or None for bytes from the network, whose place only
-    the records know. Raises CorruptRecordError if any of them is not a whole record, or its header
-    has another physical offset than its place.
+    `base` is the physical offset of `data[0]`, or None for bytes from the network. Raises
+    CorruptRecordError if any of the positions has no whole record, or if a record's header has
+    another physical offset than `base` and the position give.
     """
 
     def __init__(self, data: memoryview, positions: Ints, base: int | None) -> None:
@@ -45,7 +45,7 @@ class RecordFields:
         self.base = base
         self._refuse(
             (positions < 0) | (positions > len(data) - MIN_RECORD_SIZE),
-            "lies beyond the bytes that are there",
+            "does not fit into the bytes that are there",
         )
         self.sizes = self.gather("size")
         self._refuse(
@@ -56,7 +56,7 @@ class RecordFields:
         self._refuse((magic != V1_MAGIC) & (magic != V2_MAGIC), "has no record magic")
         self.physical_offsets = self.gather("physical_offset")
         if base is not None:
-            self._refuse(self.physical_offsets != positions + base, "knows another physical offset")
+            self._refuse(self.physical_offsets != positions + base, "has another physical offset")
         self.sys_flags = self.gather("sys_flag")
         self._locate_parts(magic == V2_MAGIC)
 
@@ -89,7 +89,7 @@ class RecordFields:
         )
 
     def gather(self, name: str, extra: Ints | None = None) -> Ints:
-        """Return an integer field of each record; it lies `extra` bytes further on in each."""
+        """Return an integer field of each record, read `extra` bytes after its usual place."""
         places = self.positions + offset_of(name)
         return self._at(numpy_format(name), places if extra is None else places + extra)
 
@@ -107,7 +107,7 @@ class RecordFields:
             for start, end in zip(self.body_starts.tolist(), self.body_ends.tolist(), strict=True)
         ]
         wrong = (np.array(computed, np.int64) & CRC_MASK) != self.body_crcs
-        self._refuse(wrong, "has a body of another CRC")
+        self._refuse(wrong, "has a body that does not match its CRC")
 
     def _refuse(self, wrong: Bools, what: str) -> None:
         if wrong.any():
@@ -126,12 +126,12 @@ class RecordFields:
 
     @cached_property
     def queue_ids(self) -> Ints:
-        """Return the queue numbers."""
+        """Return the queue ids."""
         return self.gather("queue_id")
 
     @cached_property
     def queue_offsets(self) -> Ints:
-        """Return the positions in the queues."""
+        """Return the queue offsets."""
         return self.gather("queue_offset")
 
     @cached_property
@@ -146,13 +146,13 @@ class RecordFields:
 
     @cached_property
     def reconsume_times(self) -> Ints:
-        """Return how often each message was returned for another delivery."""
+        """Return how often a consumer returned each message to be delivered again."""
         return self.gather("reconsume_times", self._extra)
 
     def host_rows(self, rows: Ints, *, born: bool, ipv6: bool) -> npt.NDArray[np.uint8]:
-        """Return the host (address and port) of the records `rows`, as rows of 8 bytes, or 20.
+        """Return the host (address and port) of each record in `rows`: 8 bytes, or 20 if `ipv6`.
 
-        All of these hosts must be of the family that `ipv6` says.
+        All of these hosts must be IPv6 if `ipv6`, else IPv4.
         """
         width = 20 if ipv6 else 8
         places = self.positions + (
