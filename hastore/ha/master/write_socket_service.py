@@ -5,7 +5,7 @@
 
 The appending thread pushes a small append itself when the slave is caught up and the link is free.
 The service's own thread sends the rest: appends that would block or are longer than 128 KiB, and
-the log to a slave that catches up; large ranges go by sendfile.
+the log to a slave that catches up; large ranges are sent by sendfile.
 """
 
 import os

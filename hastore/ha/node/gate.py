@@ -24,7 +24,7 @@ class WriteGate:
         self.epoch = epoch
 
     def close(self) -> None:
-        """Let nobody append; waits for an append in progress."""
+        """Close the gate for every writer; waits for an append in progress."""
         with self.lock:
             self.epoch = None
 

@@ -132,7 +132,7 @@ class Member:
             if self.state.data.promised_epoch == epoch and self.gate.epoch == epoch:
                 return Refused(f"this node follows epoch {epoch} already", epoch)
             was = self.open_epoch
-            # The disk first: if the write fails, nothing has changed and nobody gets an answer.
+            # The disk first: if the write fails, nothing has changed and no answer is sent.
             self.state.promise(epoch, hello.acks, hello.nodes, superseded=bool(was))
             self.gate.close()
             self.open_epoch = 0

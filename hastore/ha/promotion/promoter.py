@@ -169,7 +169,7 @@ class Promoter:
         )
 
     def _collect(self, epoch: int, required: Requirements) -> list[SurveyReply]:
-        """Promise the epoch itself, durably, then ask every other node; return their replies."""
+        """Make this node's promise, durably, then ask every other node; return their replies."""
         member = self._member
         self._say(f"asking for promises of epoch {epoch}")
         with member.gate.lock:

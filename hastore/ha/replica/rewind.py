@@ -78,7 +78,7 @@ def confirmed_for(store: ReplicaLog, hello: Hello, master: Hello) -> int:
     """Return the confirmed offset to send in `hello` to a master: at most the last common point, or
     this log's first offset where that is greater, unless a whole record beyond it is confirmed.
 
-    Slaves report parts of records, so the own confirmed offset may lie inside a record. Such an
+    Slaves report parts of records, so this node's confirmed offset may lie inside one. Such an
     offset confirms no record beyond the common point, and only this node knows where its records
     end.
     """
