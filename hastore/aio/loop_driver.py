@@ -119,7 +119,7 @@ class LoopDriver:
         loop.call_soon(self._on_ready)
 
     def send(self, topic: str, drafts: list[Draft], *, is_batch: bool) -> asyncio.Future[Any]:
-        """Queue messages that fit in one frame; cancelling the Future drops them while queued.
+        """Queue messages that fit in one frame; cancelling the Future drops them if still queued.
 
         The Future gets the SendResult; for a batch, a list of SendResults.
         """

@@ -48,7 +48,10 @@ class Producer(AsyncClosable):
         idempotent: bool = True,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Take the arguments of hastore.Producer; UsageError without a running event loop."""
+        """Take the arguments of hastore.Producer.
+
+        Raises UsageError if no event loop is running.
+        """
         options = make_options(
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
         )

@@ -86,7 +86,10 @@ class Record:
 
     @property
     def keys(self) -> list[str]:
-        """Return the keys as in the key index: UNIQ_KEY, then each word of KEYS."""
+        """Return UNIQ_KEY, then each word of KEYS; if a name occurs twice, its last value counts.
+
+        The key index (`keys_of`) ignores empty values, so the two differ if that value is empty.
+        """
         found = dict(self.property_pairs)
         unique = found.get("UNIQ_KEY")
         keys = [key for key in found.get("KEYS", "").split(" ") if key]

@@ -33,7 +33,7 @@ class Backend(Protocol):
     where: str  # the path or the addresses, for error texts
 
     def limit_offset(self) -> int | None:
-        """Return the physical offset at which the tasks stop reading; None for nodes."""
+        """Return the physical offset at which the tasks stop reading; None if nodes are read."""
         ...
 
     def available(self) -> dict[TopicPartition, OffsetRange]:
@@ -55,7 +55,7 @@ class Backend(Protocol):
     def log_range(self) -> tuple[int, int]:
         """Return the physical offsets `[start, end)` of the log that can be read now.
 
-        Raises UsageError for nodes.
+        Raises UsageError if nodes are read.
         """
         ...
 

@@ -1,4 +1,4 @@
-"""The options of the data source: names, defaults, precedence and errors as in Spark's for Kafka.
+"""The options of the data source; names, defaults, precedence and errors as in the Kafka source.
 
 Spark passes the names in lower case; this module restores their spelling. An unknown name is
 refused with the nearest known one: silently ignoring an option would change what a query reads.
@@ -72,7 +72,7 @@ _QUEUE_OPTIONS = frozenset(
 
 
 class Mode(enum.Enum):
-    """What the rows are."""
+    """What a row of the result is."""
 
     QUEUE = "queue"  # the messages of topics, by queue
     LOG = "log"  # every record of the commit log, by physical ranges

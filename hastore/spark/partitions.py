@@ -16,7 +16,7 @@ class QueueRange(InputPartition):
     """The range of one task: the offsets `[start, end)` of one queue.
 
     `limit` is the readable end of the log, a physical offset, when the query was planned. It is
-    None for nodes.
+    None if nodes are read.
     """
 
     topic: str

@@ -189,7 +189,7 @@ class SendFuture(Future[Value]):
     def notify(self) -> None:
         """Notify waiters and callbacks; a second call does no harm.
 
-        Called by the driver's thread, in which no exception of a signal handler is raised.
+        Called by the driver's thread, where no signal handler runs.
         """
         observers = self._observers
         if observers is None:

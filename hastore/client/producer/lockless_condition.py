@@ -1,6 +1,6 @@
 """A condition variable without a lock of its own.
 
-The methods of threading.Condition are Python code: an exception of a signal handler may leave the
+The methods of threading.Condition are Python code: an exception from a signal handler may leave the
 lock taken for good, and a finalizer that needs the lock may run in the thread that holds it. Here
 each waiting thread has a SimpleQueue of its own, whose `put` is one step that never blocks.
 """
