@@ -302,7 +302,7 @@ def decode_request(header: bytes) -> Request:
 
 
 def decode_reply(header: bytes) -> Reply:
-    """Decode a node's header frame; ProtocolError."""
+    """Decode a node's header frame. Raises ProtocolError."""
     try:
         return _replies.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:

@@ -57,7 +57,7 @@ def message_id(host: Host, offset: int) -> str:
 
 
 def parse_message_id(text: str) -> tuple[Host, int]:
-    """Split a message id into the storing host and the physical offset; UsageError."""
+    """Split a message id into the storing host and the physical offset. Raises UsageError."""
     try:
         raw = bytes.fromhex(text) if len(text) in (32, 56) else b""
     except ValueError:

@@ -16,7 +16,10 @@ _TOPIC = re.compile(r"[A-Za-z0-9_%|-]{1,127}", re.ASCII)
 
 
 def encode_properties(pairs: Sequence[tuple[str, str]]) -> bytes:
-    """Join pairs of name and value as RocketMQ 5.3 does, with a final 0x02; MessageIllegalError."""
+    """Join pairs of name and value as RocketMQ 5.3 does, with a final 0x02.
+
+    Raises MessageIllegalError.
+    """
     raw = "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode(
         "utf-8", "surrogateescape"
     )

@@ -46,7 +46,6 @@ from hastore.store.message_store import MessageStore
 log = logging.getLogger(__name__)
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-STOP_S = 4.0
 READY_WAIT_S = 60.0
 
 

@@ -162,7 +162,8 @@ class MessageStore:
     def lock(self) -> None:
         """Take the store's lock before `open`, so that a caller can read other files under it.
 
-        StoreInUseError, OSError. A failed `open` releases it; otherwise `close` or `unlock` does.
+        A failed `open` releases it; otherwise `close` or `unlock` does. Raises StoreInUseError,
+        OSError.
         """
         self._lock_file.take()
 
@@ -261,7 +262,7 @@ class MessageStore:
     # -- while it is open -------------------------------------------------------------------------
 
     def check_place(self) -> None:
-        """Close the store if its folder was moved, replaced or removed; StoreMovedError.
+        """Close the store if its folder was moved, replaced or removed. Raises StoreMovedError.
 
         Otherwise the node would write to open files in the moved folder, which a start does not
         find, and make new files at the old path, without the lock. Housekeeping calls this each
@@ -397,7 +398,7 @@ class MessageStore:
         return self._limits.now.readable_offset
 
     def set_limits(self, *, confirmed: int | None = None, readable: int | None = None) -> None:
-        """Publish confirmed and readable offset, which survive kill -9. StoreBrokenError."""
+        """Publish confirmed and readable offset, which survive kill -9. Raises StoreBrokenError."""
         try:
             self._limits.update(confirmed=confirmed, readable=readable)
         except OSError as failure:

@@ -55,7 +55,7 @@ class LogRetention:
             return self._log.queue.files[count - 1].end if count else None
 
     def delete_expired(self, hold_offset: int | None) -> int:
-        """Remove expired files, none from `hold_offset` on; returns how many. StoreError.
+        """Remove expired files, none from `hold_offset` on; returns how many. Raises StoreError.
 
         The log's lock is held only to take the files out of the log, not while the disk works: puts
         go on.

@@ -157,8 +157,8 @@ def digest_problem(hello: Hello, due: tuple[int, int] | None, own: bytes) -> str
         )
     if hello.digest != own and _only_forgotten(hello):
         return (
-            f"the bytes [{start}, {end}) differ, and where the two logs parted is forgotten: "
-            "it was too many epochs ago; promote the node that is ahead"
+            f"the bytes [{start}, {end}) differ, and the two logs diverged more epochs ago than a "
+            "history holds; promote the node that is ahead"
         )
     if hello.digest != own:
         return (

@@ -1,7 +1,7 @@
 """SlaveStream: the slave's end of one link. It receives, appends, and reports after each receive.
 
-Long bodies are spliced from the socket into the log's file; all else goes through one buffer. At
-ack point `flushed` a thread of its own syncs the log and reports after each sync.
+Long bodies are spliced from the socket into the log's file; all other bytes go through one buffer.
+At ack point `flushed` a thread of its own syncs the log and reports after each sync.
 """
 
 import fcntl

@@ -76,7 +76,7 @@ class CommitReader:
     ) -> tuple[bytes, int] | None:
         """Return the next commits and the queue offset after them; None at the end.
 
-        OSError, StoreError.
+        Raises OSError, StoreError.
         """
         try:
             found = source.pull(

@@ -89,7 +89,7 @@ class KeptPositions:
         self._epoch = 0
 
     def load(self) -> None:
-        """Read the file that an earlier process saved. OSError."""
+        """Read the file that an earlier process saved. Raises OSError."""
         if not self._fs.exists(self._path):
             return
         raw = self._fs.read_bytes(self._path, _FILE_BYTES_MAX)
@@ -118,7 +118,7 @@ class KeptPositions:
         """Save, durably, the commits below `end_offset`; return True once that is done.
 
         `pause()` is called between pieces of work; if it returns True, `gather` gives up and
-        returns False. StoreError, OSError.
+        returns False. Raises StoreError, OSError.
         """
         part = self._store_part()
         if part != self._kept[0]:

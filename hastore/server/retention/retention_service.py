@@ -63,7 +63,7 @@ class RetentionService(Service):
                 log.error("retention could not delete: %s", error)
 
     def look(self) -> int:
-        """Remove the files that may go now; return their number. StoreError, OSError."""
+        """Remove the files that may go now; return their number. Raises StoreError, OSError."""
         end = self._store.retention.expired_end(self._hold_offset())
         self._worked_ms = self._clock.monotonic_ms()
         if end is not None and not self._kept.gather(self._store, end, self._pause):

@@ -97,7 +97,10 @@ class RealFile:
             self.size = position + wanted
 
     def allocate(self, size: int) -> None:
-        """Reserve room for `size` bytes; the length becomes at least `size`. StoreFullError."""
+        """Reserve room for `size` bytes; the length becomes at least `size`.
+
+        Raises StoreFullError.
+        """
         try:
             os.posix_fallocate(self._descriptor, 0, size)
         except OSError as failure:

@@ -103,7 +103,7 @@ class AllocateService(Service):
             self.failure_reason = None
 
     def discard(self) -> None:
-        """Remove the spare, after `stop`: a closed store keeps no empty file. OSError."""
+        """Remove the spare, after `stop`: a closed store keeps no empty file. Raises OSError."""
         with self._changed:
             self._ready = False
             if self._fs.exists(self._path):

@@ -179,7 +179,10 @@ class CommitLog:
         return left if position and size + BLANK_SIZE > left else 0
 
     def roll(self) -> None:
-        """Fill the rest of the file with a blank, once the next file is ready. StoreFullError."""
+        """Fill the rest of the file with a blank, once the next file is ready.
+
+        Raises StoreFullError.
+        """
         file = self._writable()
         self.allocator.wait_ready()
         try:
@@ -209,7 +212,10 @@ class CommitLog:
         return end
 
     def replica_range(self, offset: int, max_bytes: int) -> FileRange:
-        """Return room at `offset`, which must be `max_offset`, to splice into. StoreFullError."""
+        """Return room at `offset`, which must be `max_offset`, to splice into.
+
+        Raises StoreFullError.
+        """
         self._expect_end(offset)
         file = self._writable()
         return file.range(offset, min(max_bytes, file.end - offset))

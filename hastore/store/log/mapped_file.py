@@ -42,7 +42,7 @@ class MappedFile:
         return self.opened is not None
 
     def pin(self) -> tuple[File, memoryview]:
-        """Return file and map, valid while they are held, also after a removal. OSError."""
+        """Return file and map, valid while they are held, also after a removal. Raises OSError."""
         return self.opened or self._open()
 
     @property

@@ -151,7 +151,7 @@ class MappedFileQueue:
             self._names_synced = added  # only now: another thread must not skip an unfinished sync
 
     def sync(self, start: int, end: int) -> None:
-        """Make the bytes [start, end) durable, and the files' names. OSError."""
+        """Make the bytes [start, end) durable, and the files' names. Raises OSError."""
         if self._names_added > self._names_synced:
             self.sync_names()
         for file in self.files:

@@ -84,7 +84,10 @@ class LimitsPage:
         self.now = Limits()
 
     def open(self, limits: Limits) -> None:
-        """Write these limits to both slots and sync; makes the page if it is absent. OSError."""
+        """Write these limits to both slots and sync; makes the page if it is absent.
+
+        Raises OSError.
+        """
         directory = f"{self._root}/hastore"
         file = self._fs.open(limits_path(self._root), create=True)
         try:
@@ -108,7 +111,7 @@ class LimitsPage:
         confirmed: int | None = None,
         readable: int | None = None,
     ) -> None:
-        """Change some limits; with `sync` durably. OSError.
+        """Change some limits; with `sync` durably. Raises OSError.
 
         Both recovery starts move up when `record_end` is a step beyond `next_recovery_start`.
         """
@@ -136,7 +139,7 @@ class LimitsPage:
             file.sync()
 
     def cut(self, end: int, *, recovery_start: int) -> None:
-        """Lower every limit to the log's new end, durably, before the bytes are cut. OSError.
+        """Lower every limit to the log's new end, durably, before a cut. Raises OSError.
 
         `recovery_start` is the start of a record at or below `end`. It replaces a recovery start
         beyond `end`.
@@ -161,7 +164,7 @@ class LimitsPage:
             file.sync()
 
     def restart(self, offset: int) -> None:
-        """Note, durably, that the log is empty and begins at `offset`. OSError."""
+        """Note, durably, that the log is empty and begins at `offset`. Raises OSError."""
         with self._guard:
             empty = self.now._replace(
                 sequence=self.now.sequence + 1,

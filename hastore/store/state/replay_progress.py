@@ -63,7 +63,10 @@ class ReplayState:
         self.synced = 0
 
     def load(self) -> Progress:
-        """Read the file; zeros when it is missing or damaged, or the sizes differ. OSError."""
+        """Read the file; zeros when it is missing or damaged, or the sizes differ.
+
+        Raises OSError.
+        """
         self.dispatched = self.synced = 0
         if not self._fs.exists(self._path):
             return Progress(0, 0, False)
@@ -78,12 +81,15 @@ class ReplayState:
         return Progress(dispatched, synced, boot_id == self._this_boot)
 
     def save_dispatched(self, offset: int) -> None:
-        """Note that the derived files were written up to `offset`; survives kill -9. OSError."""
+        """Note that the derived files were written up to `offset`; survives kill -9.
+
+        Raises OSError.
+        """
         with self._lock:
             self._write(offset, self.synced)
 
     def save_synced(self, offset: int) -> None:
-        """Note, durably, that the derived files are synced up to `offset`. OSError."""
+        """Note, durably, that the derived files are synced up to `offset`. Raises OSError."""
         with self._lock:
             self._write(max(self.dispatched, offset), offset)
             file = self._open()
@@ -94,18 +100,21 @@ class ReplayState:
         self._boot_id = self._this_boot
 
     def save(self, dispatched: int, synced: int) -> None:
-        """Set both offsets durably, before derived files are cut; they may move back. OSError."""
+        """Set both offsets durably, before derived files are cut; they may move back.
+
+        Raises OSError.
+        """
         with self._lock:
             self._write(dispatched, synced)
             file = self._open()
         file.sync()
 
     def sync_all(self) -> None:
-        """Sync the file system that the derived files are on. SyncFailedError, OSError."""
+        """Sync the file system that the derived files are on. Raises SyncFailedError, OSError."""
         sync_all(self._fs, self._path.rpartition("/")[0])
 
     def distrust(self) -> None:
-        """Make the next start replay from `synced` on, as after a power loss. OSError.
+        """Make the next start replay from `synced` on, as after a power loss. Raises OSError.
 
         After a failed sync the kernel may have dropped pages, so `dispatched` is not valid.
         """
