@@ -57,8 +57,8 @@ def catch_up(
         foreign = not state.history and store.max_offset > 0
         if not kept and forgotten_end(state.history, store.max_offset, history, end):
             raise PromotionRefused(
-                f"node {node} is ahead, and its log and this node's diverged more epochs ago than a "
-                f"history holds; promote node {node}, this node then copies its log",
+                f"node {node} is ahead, and its log and this node's diverged more epochs ago than "
+                f"a history holds; promote node {node}, this node then copies its log",
                 final=True,
             )
         # A common point of 0 alone is no reason to refuse: all of this log is a tail, and is cut.
