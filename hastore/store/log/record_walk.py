@@ -19,7 +19,7 @@ from hastore.store.log.commit_log import CommitLog
 def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
     """Return the store timestamp of the record at `offset`; None without one. Any thread may call.
 
-    StoreError if retention removed the record meanwhile. Raises OSError.
+    Raises StoreError if retention removed the record meanwhile, OSError if the disk fails to read.
     """
     with log.view(offset, MIN_RECORD_SIZE) as view:
         if len(view) < MIN_RECORD_SIZE:
