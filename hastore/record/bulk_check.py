@@ -56,8 +56,8 @@ def _count_plain(
 ) -> int | None:
     """Return the same as `count_valid`, computed on numpy columns.
 
-    Returns None if a record is not V1 between IPv4 hosts, or is invalid for another reason than
-    its CRC.
+    Returns None if a record is not V1 between IPv4 hosts, or is invalid for a reason other
+    than its CRC.
     """
     import numpy as np
 

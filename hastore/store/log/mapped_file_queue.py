@@ -73,7 +73,8 @@ class MappedFileQueue:
             if size != self.file_size:
                 raise StoreError(
                     f"{path} has {size} bytes but store.commitlog_file_size is {self.file_size}:"
-                    " set the key to the size of the store's other files, or restore this file"
+                    " set the key to the size with which the store was created, or restore the"
+                    " file"
                 )
             start = int(name)
             if found and start != found[-1].end:
