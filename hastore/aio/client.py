@@ -1,7 +1,7 @@
 """Runs a client's steps on an event loop, without a thread, for aio's Consumer and Admin.
 
-Running steps wait, and can be cancelled, only in `_Sleeper.sleep`, when all arrivals are processed.
-So after a cancelled call the core's state is consistent.
+Steps wait only in `_Sleeper.sleep`, after all arrivals are processed. Only there can a running call
+be cancelled, so the core's state is consistent afterwards.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class AsyncClient(AsyncClosable):
     async def _run(self, core: Core, steps: Steps[Result]) -> Result:
         """Run a core's steps; raises ClientError if the client is closed or forked."""
         self._lifecycle.check()
-        await asyncio.sleep(0)  # so that a loop of calls can be cancelled and lets others run
+        await asyncio.sleep(0)  # a task that calls in a loop can be cancelled, and others run
         async with self._turns:
             self._lifecycle.check()
             try:
                 core.begin_call()
                 result = await _drive(self._requester, steps)
                 core.end_call()
-            except (HastoreError, asyncio.CancelledError):  # between steps: consistent
+            except (HastoreError, asyncio.CancelledError):  # the state is consistent
                 core.end_call()
                 raise
             finally:
@@ -66,7 +66,7 @@ async def _drive(requester: Requester, steps: Steps[Result]) -> Result:
             if not arrivals and wait_s > 0.0:
                 due_s = transport.due_s()
                 await sleeper.sleep(wait_s if due_s < 0.0 else min(wait_s, due_s))
-                transport.sleep(0.0)  # resets a wake-up
+                transport.sleep(0.0)  # consumes a wake-up
                 arrivals = requester.collect()
             wait_s = steps.send(arrivals)
         steps.throw(ClosedMeanwhile("the client was closed"))
@@ -80,7 +80,7 @@ async def _drive(requester: Requester, steps: Steps[Result]) -> Result:
 
 
 class _Sleeper:
-    """One task's sleep, which an event of a descriptor or the timeout ends."""
+    """One task's sleep, which ends at an event of a descriptor or at the timeout."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

@@ -66,11 +66,11 @@ class Consumer(AsyncClient):
         while not life.closed:
             queue = await self._call(core.ready(POLL_S))
             while queue is not None and not life.closed:
-                ready, at = queue.ready, queue.taken  # read again: other tasks may take or seek
+                ready, at = queue.ready, queue.taken  # read anew: other tasks may take or seek
                 if at >= len(ready):
                     break
                 message = ready[at]
-                # No call between here and the yield: no signal handler runs in between.
+                # No call comes between here and the yield, so no signal handler runs in between.
                 queue.taken, queue.current = at + 1, message
                 yield message
 
@@ -93,7 +93,8 @@ class Consumer(AsyncClient):
         """Return up to `max_messages` messages; waits up to `timeout_s` for the first."""
         fetcher = self._core.fetcher
         taken = await self._call(self._core.poll(max_messages, timeout_s))
-        fetcher.undo = None  # last: if interrupted before, the next call returns the same messages
+        # The last step: after an interrupt before it, the next call returns the same messages.
+        fetcher.undo = None
         return taken
 
     async def positions(self) -> dict[int, Position]:
@@ -131,7 +132,8 @@ class Consumer(AsyncClient):
     async def commit(self) -> None:
         """Commit the positions under the group's name; see hastore.Consumer.
 
-        A cancelled commit may still be stored; all its positions have been reached.
+        A cancelled commit may still be stored. That does no harm: the consumer has reached all its
+        positions.
         """
         await self._call(self._core.commit())
 

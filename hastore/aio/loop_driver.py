@@ -1,9 +1,9 @@
-"""Drives the producer's core on an event loop: no thread, and nothing here waits.
+"""Drives the producer's core on an event loop, without a thread and without blocking.
 
     send --> queued --admit, once a master was found and if the window has room--> the core
 
 Messages sent within one iteration of the loop are admitted and sent together after it. The loop
-watches the transport's descriptor, and one timer. Nothing here refers to the Producer: when the
+watches the transport's descriptor and one timer. Nothing here refers to the Producer: when the
 Producer is dropped, the driver goes on with the messages under way as long as the loop runs.
 """
 
@@ -34,7 +34,7 @@ LINGER_S = 1.0
 
 
 class Delivery:
-    """The outcome of a put, and the asyncio Future that gets it, unless that was cancelled."""
+    """The outcome of a put. The asyncio Future `waiter` gets it, unless it was cancelled."""
 
     __slots__ = ("_ended", "_failure", "_receipt", "_value", "waiter")
 
@@ -80,17 +80,17 @@ class Delivery:
 
 
 class _Queued(msgspec.Struct, eq=False):
-    """The messages of one call that are not admitted yet; without drafts it is a flush."""
+    """The messages of one call that are not admitted yet; a flush if there are no drafts."""
 
     topic: str
     drafts: list[Draft]
     is_batch: bool
     waiter: asyncio.Future[Any]
-    expires_ms: float  # the call fails then if no master was found
+    expires_ms: float  # when the call fails if no master was found
 
 
 class LoopDriver:
-    """Send on a running event loop; every method except `detach` is called on it."""
+    """Send on a running event loop; every method except `detach` and `abandon` runs on it."""
 
     def __init__(
         self,
@@ -119,9 +119,10 @@ class LoopDriver:
         loop.call_soon(self._on_ready)
 
     def send(self, topic: str, drafts: list[Draft], *, is_batch: bool) -> asyncio.Future[Any]:
-        """Queue messages that fit in one frame; cancelling the Future drops them if still queued.
+        """Queue messages that fit in one frame.
 
-        The Future gets the SendResult; for a batch, a list of SendResults.
+        The Future gets the SendResult; for a batch, a list of SendResults. If it is cancelled while
+        the messages are queued, they are not sent.
         """
         self._window.check()
         expires_ms = self._clock.monotonic_ms() + self._options.delivery_timeout_ms
@@ -132,7 +133,7 @@ class LoopDriver:
         return waiter
 
     def flush(self) -> asyncio.Future[None]:
-        """Return a Future that ends when all messages sent before are settled."""
+        """Return a Future that ends when all earlier messages are settled."""
         self._window.check()
         waiter: asyncio.Future[None] = self._loop.create_future()
         self._queue.append(_Queued("", [], False, waiter, float("inf")))
@@ -141,7 +142,7 @@ class LoopDriver:
         return waiter
 
     def end(self, linger_s: float = LINGER_S, failure: Exception | None = None) -> None:
-        """Give up unsettled messages, with the failure if there is one, and disconnect."""
+        """Disconnect and end unsettled messages with an error, which names the failure if any."""
         if self.ended:
             return
         self.ended = True
@@ -166,11 +167,14 @@ class LoopDriver:
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the kernel has not taken yet; for `acks` 0, where no answer shows that."""
+        """Bytes that the kernel has not taken yet.
+
+        Needed for `acks` 0, where no answer shows that a put was sent.
+        """
         return self._transport.unsent_bytes
 
     def detach(self) -> str:
-        """Let the driver end once all is settled; return what is unsettled, as a text.
+        """Let the driver end once all is settled; return a text that names the unsettled messages.
 
         A finalizer may call this.
         """
@@ -203,7 +207,7 @@ class LoopDriver:
         self._finish_step(now)
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        """Run a step. If it raises, end: all waiters get the exception."""
+        """Run a step. If it raises, end the driver: all waiters get an error with the cause."""
         if self.ended:
             return
         try:
@@ -240,7 +244,7 @@ class LoopDriver:
         at = self._loop.time() + sleep_s
         if self._timer is not None:
             if self._timer.when() <= at:
-                return  # an early call costs less than a new timer
+                return  # a call that comes too early costs less than a new timer
             self._timer.cancel()
         self._timer = self._loop.call_at(at, self._on_timer)
 
@@ -264,11 +268,11 @@ class LoopDriver:
     # -- from the queue to the core
 
     def _admit(self, now: float) -> bool:
-        """Admit queued messages in order, as far as there is room; returns whether any was."""
+        """Admit queued calls in order, as far as there is room; return whether any was admitted."""
         admitted = False
         while self._queue:
             queued = self._queue[0]
-            if not queued.waiter.done():  # else it was cancelled before it was sent
+            if not queued.waiter.done():  # else the call was cancelled while it was queued
                 if queued.drafts:
                     if not self.core.master_found and now < queued.expires_ms:
                         break

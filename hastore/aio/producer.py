@@ -91,7 +91,8 @@ class Producer(AsyncClosable):
     ) -> SendResult:
         """Send a message and wait for its result; raises what hastore.Producer.send_sync does.
 
-        To have many in flight, gather many sends: sends of one loop iteration share frames.
+        To have many messages in flight, gather many sends: the sends of one iteration of the event
+        loop share frames.
         """
         self._check()
         draft = self._preparer.draft(topic, body, key, tags, properties, queue)
@@ -120,15 +121,16 @@ class Producer(AsyncClosable):
         return found
 
     async def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all messages sent so far are settled; False when `timeout_s` is over first."""
+        """Wait until all messages sent so far are settled; False if `timeout_s` is over first."""
         self._check()
         return await self._flush(waiting_limit("timeout_s", timeout_s))
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Wait for unsettled messages, at most `timeout_s` or the delivery timeout, then end.
+        """Wait for unsettled messages, at most `timeout_s`, and then end the producer.
 
-        If it is cancelled, it ends at once. A message that is not settled by then fails with its
-        last status, or with OutcomeUnknown. Does nothing in a forked child.
+        Without `timeout_s` it waits at most for the delivery timeout. If `close` is cancelled, the
+        producer ends at once. A message that is not settled by then fails with its last status, or
+        with OutcomeUnknown. Does nothing in a forked child.
         """
         if self._lifecycle.forked:
             return
@@ -142,7 +144,7 @@ class Producer(AsyncClosable):
                 await self._flush(limit_s)
                 until = self._loop.time() + LINGER_S
                 while self._driver.unsent_bytes and self._loop.time() < until:
-                    await asyncio.sleep(_POLL_S)  # here, because `end` would block the loop
+                    await asyncio.sleep(_POLL_S)  # waits here, because `end` would block the loop
         finally:
             self._driver.end(0.0 if self._driver.unsent_bytes else LINGER_S)
 

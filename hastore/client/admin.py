@@ -71,7 +71,7 @@ class AdminCore(Core):
         begin_ms: int | datetime.datetime,
         end_ms: int | datetime.datetime,
     ) -> Steps[list[Message]]:
-        """Ask for the messages with a key."""
+        """Ask for a topic's messages with a key."""
         topic, wanted = text("topic", topic), text("key", key_text("key", key))
         most = integer("max_messages", max_messages, 1, api.MAX_KEY_MESSAGES)
         begin = moment_ms("begin_ms", begin_ms, round_up=True)
@@ -93,7 +93,7 @@ class AdminCore(Core):
         return found[0]
 
     def _ask(self, make: Callable[[int], api.Request]) -> Steps[Answer]:
-        """Ask the master first, because its log is the most complete, then the slaves."""
+        """Ask the master first, because its log is the most complete. Then ask the slaves."""
         requester = self.requester
         yield from requester.survey(self._timeout_s)
         order = list(reversed(requester.cluster.replicas()))

@@ -1,8 +1,8 @@
 """Checks the arguments of the clients' methods, before anything is sent.
 
-A node that gets a malformed request closes the connection, which would look like an unreachable
-node. A refused argument raises UsageError, which names the argument, the given value and the values
-that are accepted.
+Without these checks, a node would close the connection at a malformed request, and the node would
+seem to be unreachable. A refused argument raises UsageError, which names the argument, the given
+value and the accepted values.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def text(name: str, given: object, most: int = MAX_NAME) -> str:
 
 
 def plain_text(given: object) -> str | None:
-    """Return a plain str for a str or a subclass of it; None for anything else."""
+    """Return the plain str of a str or of an instance of a subclass; None for anything else."""
     if type(given) is str:
         return given
     return str.__str__(given) if isinstance(given, str) else None
@@ -50,7 +50,8 @@ def plain_text(given: object) -> str | None:
 def value_text(name: str, given: object, expected: str = "a str") -> str:
     """Return the text of a message's property; raises UsageError for other types.
 
-    Surrogates are accepted: in a message that was read, they stand for bytes that are not UTF-8.
+    Surrogates are accepted, because in a property that was read they stand for bytes that are not
+    UTF-8.
     """
     found = plain_text(given)
     if found is not None and (found.isascii() or _is_utf8(found, "surrogateescape")):
@@ -83,7 +84,7 @@ def integer(name: str, given: object, low: int, high: int) -> int:
 
 
 def number(name: str, given: object, *, positive: bool = False) -> float:
-    """Return a number that is >= 0, or > 0 if `positive`; raises UsageError, also for NaN."""
+    """Return a number that is >= 0, or > 0 if `positive`; raises UsageError for others and NaN."""
     expected = "a positive number" if positive else "a number, 0 or more"
     if not isinstance(given, int | float) or isinstance(given, bool):
         raise refusal(name, given, expected)
@@ -93,7 +94,7 @@ def number(name: str, given: object, *, positive: bool = False) -> float:
 
 
 def seconds(name: str, given: object, *, positive: bool = False) -> float:
-    """Return a time in seconds; more than 23 days, or inf, means 23 days. Raises UsageError."""
+    """Return a time in seconds, at most 23 days (also for inf); raises UsageError."""
     return min(number(name, given, positive=positive), LONGEST_S)
 
 
@@ -125,9 +126,10 @@ def one_of(name: str, given: object, known: Iterable[str]) -> str:
 
 
 def moment_ms(name: str, given: object, *, round_up: bool) -> int:
-    """Return an int of ms since 1970, or a datetime with a time zone, as ms; raises UsageError.
+    """Return a point in time as ms since 1970; raises UsageError.
 
-    A datetime is rounded up to whole ms with `round_up`, else down.
+    It is given as an int of ms, or as a datetime with a time zone. A datetime is rounded to whole
+    ms: up with `round_up`, else down.
     """
     expected = "an int of ms since 1970 (UTC), from 0, or a datetime with a time zone"
     if isinstance(given, datetime.datetime):
@@ -145,7 +147,7 @@ def moment_ms(name: str, given: object, *, round_up: bool) -> int:
 
 
 def queue_ids(name: str, given: object) -> tuple[int, ...] | None:
-    """Return the queues without duplicates, None for all; raises UsageError."""
+    """Return the queue ids without duplicates, None for all queues; raises UsageError."""
     if given is None:
         return None
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):

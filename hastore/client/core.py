@@ -1,12 +1,12 @@
-"""The base of Consumer, Admin and Positions: a core that never waits, and its blocking driver.
+"""The base of Consumer, Admin and Positions: a core that never blocks, and its blocking driver.
 
     idle --begin_call--> in a call --end_call--> idle
                              |
                              +--interrupt--> inconsistent --begin_call, recover--> in a call
 
-A core's operations are steps (see `requester`); `Blocking` runs them for callers that wait,
-`hastore.aio` on an event loop. An exception from a signal handler may interrupt a call between any
-two instructions. Then `end_call` was not called, and the next call first recovers.
+A core's operations are steps (see `requester`). `Blocking` runs them for callers that wait;
+`hastore.aio` runs them on an event loop. An exception from a signal handler may interrupt a call
+between any two instructions. Then `end_call` was not called, and the next call recovers first.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ class Core:
         self._in_call = False
 
     def recover(self) -> None:
-        """Make the state consistent. Late answers are recognised by their request numbers."""
+        """Make the state consistent. Late answers need no care: their request numbers are old."""
         requester = self.requester
         # `open` may have been interrupted between two addresses.
         requester.transport.open(requester.cluster.addresses)
 
 
 class Blocking(Closable):
-    """Run a core's steps for blocking callers: one call at a time, the others wait for the lock."""
+    """Run a core's steps for blocking callers, one call at a time; other calls wait."""
 
     def __init__(self, core: Core, what: str) -> None:
         self._lock = threading.RLock()  # reentrant: a signal handler may close during a call
-        self._in_call = False  # a call is under way; only the holder of the lock uses it
+        self._in_call = False  # a call is under way; protected by the lock
         self._requester = core.requester
         self._lifecycle = Lifecycle(what, core.requester.abandon)
         self._lifecycle.watch(self, core.requester.drop)
@@ -60,7 +60,7 @@ class Blocking(Closable):
         self._requester.closing = True
         self._requester.transport.wake()
         with self._lock:
-            if not self._in_call:  # else the call that the signal handler interrupted closes
+            if not self._in_call:  # else this is a signal handler, and the interrupted call closes
                 self._requester.close()
 
     def _run(self, core: Core, steps: Steps[Result]) -> Result:
@@ -76,7 +76,7 @@ class Blocking(Closable):
                 core.begin_call()
                 result = self._requester.run(steps)
                 core.end_call()
-            except HastoreError:  # raised by the steps themselves, so the state is consistent
+            except HastoreError:  # the steps raised it, so the state is consistent
                 core.end_call()
                 raise
             finally:

@@ -4,10 +4,10 @@
       +---- fork, in the child ----> FORKED
 
 A client that is dropped, or still open when the interpreter ends, is closed with a ResourceWarning
-that names it. A finalizer does that, in any thread and in the middle of any code, so it takes no
-lock and waits for nothing. A client cannot be used in a forked child, because its thread and
-connections are the parent's: the child closes its copies of the descriptors, and each use in it
-raises ClientError.
+that names it. The finalizer that does this may run in any thread and in the middle of any code, so
+it takes no lock and waits for nothing. A client cannot be used in a forked child, because its
+thread and connections belong to the parent. The child closes its copies of the descriptors, and
+each use of the client in the child raises ClientError.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Lifecycle:
             raise ClientError(f"{self.what} is closed")
 
     def close(self) -> bool:
-        """Mark the client as closed; True for the first call, never in a forked child."""
+        """Mark the client as closed; True for the first call, but never in a forked child."""
         first = not (self.closed or self.forked)
         self.closed = True
         if self._finalizer is not None:

@@ -1,4 +1,7 @@
-"""Messages as a consumer gets them: checked on arrival, rarely used fields decoded on demand."""
+"""Messages as a consumer gets them.
+
+Messages are checked when a reply is decoded. Rarely used fields are decoded when they are read.
+"""
 
 from __future__ import annotations
 
@@ -40,8 +43,9 @@ _NO_END = 1 << 63
 class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A message as read from a replica: its body, queue and position.
 
-    `queue_offset` is its index in the queue, `offset` its place in the log in bytes; `epoch` is
-    None if the node did not state one. A message keeps only the bytes of its own record in memory.
+    `queue_offset` is its index in the queue, and `offset` its place in the log, in bytes. `epoch`
+    is None if the node did not state one. A message keeps only the bytes of its own record in
+    memory.
     """
 
     body: bytes
@@ -60,7 +64,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def record(self) -> Record:
-        """The record, decoded anew at each call."""
+        """The whole record, decoded anew at each access."""
         return decode_record(self._head + self.body + self._tail)
 
     @property
@@ -87,18 +91,18 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties; if a name occurs twice, its last value."""
+        """All properties. A name that occurs twice has its last value."""
         return dict(decode_properties(self._raw_properties()))
 
     @property
     def born_timestamp_ms(self) -> int:
-        """When the producer made it, in ms since 1970."""
+        """When the producer made the message, in ms since 1970."""
         born: int = _FLAGS_AND_BORN.unpack_from(self._head)[1]
         return born
 
     @property
     def store_timestamp_ms(self) -> int:
-        """When the master stored it, in ms since 1970."""
+        """When the master stored the message, in ms since 1970."""
         return self._stored()[0]
 
     @property
@@ -106,7 +110,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
         """The position after this message; without an epoch if the node did not state one."""
         next_offset = self.queue_offset + 1
         if _FLAGS_AND_BORN.unpack_from(self._head)[0] & FLAG_INNER_BATCH:
-            # A record that holds several messages of a producer.
+            # One record holds several messages of a producer.
             next_offset = self.queue_offset + inner_count(self._raw_properties())
         if self.epoch is None:
             return Position(next_offset)
@@ -141,16 +145,17 @@ def decode_messages(
 ) -> tuple[list[Message], CorruptRecordError | None]:
     """Read consecutive records as far as they are complete and their CRCs match.
 
-    Returns the messages before the first damage, and the error for it. `epochs` are (epoch, start
-    offset), ascending. physicalOffset is not checked: only the node knows the record's place.
+    Returns the messages before the first damaged bytes, and the error for those bytes or None.
+    `epochs` has (epoch, start offset), ascending. physicalOffset is not checked, because only the
+    node knows the record's place.
     """
     found: list[Message] = []
     add, unpack, checksum = found.append, _FRONT.unpack_from, crc32
     following = iter(epochs)
     epoch: int | None = None
     next_epoch, epoch_end = next(following, (0, _NO_END))
-    # The last valid tail: its bytes before the properties, its length, whether it has properties.
-    # Most tails are alike, so the next one is only compared with these.
+    # Of the last valid tail: its bytes before the properties, its length, and whether it has
+    # properties. Most tails are alike, so the next tail is only compared with these.
     start, tail_length, has_properties = b"", -1, False
     size_before = 0
     at, length = 0, len(payload)
@@ -205,10 +210,10 @@ def _take_alike(
     epoch_end: int,
     add: Callable[[Message], None],
 ) -> int:
-    """Add the records from `at` on whose fields have the same sizes as those of the last record.
+    """Add the records from `at` on, as long as their fields have the sizes of the last record's.
 
     This halves the time per record. Returns the offset of the first record that differs or is
-    damaged, which the caller checks. `start`: the common first bytes of their tails.
+    damaged; the caller checks it. `start`: the first bytes that all their tails share.
     """
     size, body_length = shape
     tail_length = size - HEADER_SIZE - body_length

@@ -50,7 +50,7 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def msg_id(self) -> str | None:
-        """Return the message id, None if the offset is not known."""
+        """The message id, None if the offset is not known."""
         if self.offset is None or len(self.host) < 8:
             return None
         host = Host(self.host[:-4], _PORT.unpack_from(self.host, len(self.host) - 4)[0])
@@ -63,7 +63,7 @@ def failure_of(
     """Return the exception for a put that did not end as PUT_OK.
 
     `unknown`: an earlier attempt may have stored the message, so a refusal of the last attempt does
-    not prove that it is not stored.
+    not prove that the message is not stored.
     """
     text = f"{status.value}: {reason}" if reason else status.value
     if status is Status.FLUSH_DISK_TIMEOUT:

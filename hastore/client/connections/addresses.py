@@ -14,8 +14,8 @@ DEFAULT = ("tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921")  # those of conf/
 def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:
     """Return the checked API addresses to start from; raises UsageError.
 
-    `bootstrap` is a list of "tcp://HOST:PORT", or one str with commas; the scheme may be left
-    out; "zmq+tcp://" connects through libzmq (the extra `zmq`). None means the addresses in the
+    `bootstrap` is a list of "tcp://HOST:PORT", or one str with commas. "tcp://" may be left out;
+    "zmq+tcp://" connects through libzmq (the extra `zmq`). None means the addresses in the
     environment variable HASTORE_BOOTSTRAP or, if that is not set, those of `conf/`.
     """
     if bootstrap is None:
@@ -43,7 +43,7 @@ def is_connectable(address: str) -> bool:
 
 
 def host_and_port(address: str) -> tuple[str, int]:
-    """Return the parts of a checked address; an IPv6 host without its brackets."""
+    """Return the host (IPv6 without brackets) and the port of a checked address."""
     host, _, port = address.partition("://")[2].rpartition(":")
     return host.strip("[]"), int(port)
 

@@ -1,4 +1,4 @@
-"""Decides which node is the master: the writable node of the greatest epoch. Pure."""
+"""Decides which node is the master: the writable node of the greatest epoch. It does no I/O."""
 
 from collections.abc import Iterable
 
@@ -9,10 +9,11 @@ MAX_ADDRESSES = 64
 
 
 class ClusterView:
-    """What a client knows of a group, from its nodes' maps: each node's view of the group.
+    """What a client knows of a group, from the nodes' maps. A map is one node's view of the group.
 
-    `epoch` is the greatest that a writable node has stated. `master` is that node's address, None
-    while the client looks for one. A node of a lower epoch is never followed, even if writable.
+    `epoch` is the greatest epoch that a writable node has stated. `master` is the address of the
+    latest such node, None while the client looks for one. A node of a lower epoch is never taken as
+    the master, even if it is writable.
     """
 
     def __init__(self, addresses: Iterable[str]) -> None:
@@ -48,7 +49,7 @@ class ClusterView:
             self.addresses.append(address)
 
     def lose(self) -> None:
-        """Forget the master, which refused or is gone."""
+        """Forget the master, because it has refused a request or is gone."""
         self.master = None
 
     def replicas(self) -> list[str]:

@@ -1,9 +1,9 @@
 """Requests to nodes and their answers, for Consumer, Admin and Positions.
 
-An operation is a generator, called its steps, that never waits itself: it yields how many seconds
-to wait at most, and receives the arrivals. `Requester.run` runs steps for blocking callers,
-`hastore.aio` runs them on an event loop. Both wait in one place, where a call can be cancelled, or
-ended by `close`.
+An operation is a generator, called its steps. It never waits itself: it yields how many seconds to
+wait at most, and receives the arrivals. `Requester.run` runs steps for blocking callers;
+`hastore.aio` runs them on an event loop. Each of them waits in one place only, where a call can be
+cancelled or ended by `close`.
 
     OPEN --close()--> CLOSING --the call under way ends, if any--> CLOSED
 """
@@ -78,7 +78,7 @@ class Requester:
         return next(self._rids)
 
     def deadline(self, timeout_s: float) -> float:
-        """Return the monotonic ms at which `timeout_s` is over."""
+        """Return the time at which `timeout_s` is over, in monotonic ms."""
         return self._clock.monotonic_ms() + timeout_s * 1000.0
 
     def left_s(self, deadline_ms: float) -> float:
@@ -88,7 +88,7 @@ class Requester:
     def run(self, steps: Steps[Result]) -> Result:
         """Run steps to their end, waiting for arrivals between them.
 
-        When the client is closed the steps get ClosedMeanwhile, which they may handle or raise.
+        If the client is closed, ClosedMeanwhile is raised in the steps, which may handle it.
         """
         transport = self.transport
         try:
@@ -147,7 +147,8 @@ class Requester:
     ) -> Steps[dict[str, api.Reply]]:
         """Ask every known address; return the replies by address.
 
-        Ends early once every connected node has answered; waits up to CONNECT_MS for connections.
+        Ends early once every connected node has answered. Addresses without a connection have
+        CONNECT_MS to connect, or longer as long as no node has replied.
         """
         deadline = self.deadline(timeout_s)
         asked: dict[str, int] = {}
@@ -181,7 +182,7 @@ class Requester:
             )
 
     def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
-        """Ask the master, and look for it until `timeout_s` is over.
+        """Ask the master; look for it and repeat the request until `timeout_s` is over.
 
         Then returns the refusal if the last attempt was refused, else raises UnreachableError. Only
         for requests that may be repeated.
@@ -193,7 +194,7 @@ class Requester:
             master = self.cluster.master
             try:
                 if master is not None:
-                    refusal = None  # an unanswered attempt may have been accepted
+                    refusal = None  # this attempt may be accepted, even if it gets no answer
                     reply, payload = yield from self.ask(master, make, left)
                     if not (isinstance(reply, api.PutDone) and reply.status.is_refusal):
                         return reply, payload
@@ -217,7 +218,7 @@ class Requester:
     def ask_any(
         self, addresses: Iterable[str], make: Callable[[int], api.Request], timeout_s: float
     ) -> Steps[Answer]:
-        """Ask the nodes one by one until one gives an answer other than Failed."""
+        """Ask one node after another until one answers with a reply other than Failed."""
         failure: ClientError | None = None
         for address in addresses:
             try:

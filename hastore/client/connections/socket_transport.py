@@ -5,9 +5,9 @@
        +--------------------- any error, after a pause -----------------+
 
 The owner calls `collect` and `send`, which do not wait. An exception from a signal handler may
-interrupt either of them anywhere. From then on `send` refuses. The next `collect` finds `_in_call`
-still set: it reports all connections as down and opens new ones, because it cannot know what was
-read, sent or reported.
+interrupt either of them anywhere. After that, `send` refuses all messages until the next `collect`.
+That call finds `_in_call` still set. It reports all connections as down and opens new ones, because
+it cannot know what was read, sent or reported.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ log = logging.getLogger(__name__)
 
 CONNECT_MS = 5_000.0  # from SYN to READY
 RECEIVE_BYTES = 64 * 1024
-RECEIVE_BYTES_MAX = 1024 * 1024  # when that much of one frame is missing
+RECEIVE_BYTES_MAX = 1024 * 1024  # the largest read, while a frame is incomplete
 CLOSING_READS_MAX = 64
 JOIN_BYTES_MAX = 32 * 1024  # a payload up to this size is joined with its header
 _LIMITS = (MAX_REPLY_BYTES, MAX_REPLY_BYTES)
@@ -77,7 +77,7 @@ class _Connection:
         self.targets: Targets = []  # (family, address), in the resolver's order
         self.attempts = 0
         self.pause_ms = RECONNECT_MS
-        self.due_ms = 0.0  # when the next attempt begins, or this one ends
+        self.due_ms = 0.0  # when the next attempt begins, or the current attempt times out
         self.heard_ms = 0.0
         self.pinged_ms: float | None = None  # when the unanswered PING was sent
         self.unsent: deque[bytes | memoryview] = deque()
@@ -86,7 +86,7 @@ class _Connection:
 
 
 class _Wakeup:
-    """An eventfd that stays open as long as any thread may write to it."""
+    """An eventfd that stays open as long as a thread may write to it."""
 
     def __init__(self) -> None:
         self.descriptor = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -127,7 +127,7 @@ class SocketTransport:
                 self._open_new(address)
 
     def reopen(self, address: str) -> None:
-        """Replace a connection; only the new one's "up" is reported, no "down"."""
+        """Replace a connection; reports no "down", only the "up" of the new connection."""
         self._open_new(address)
 
     def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
@@ -140,14 +140,14 @@ class SocketTransport:
         ):
             return False
         if self._in_call:
-            return False  # a call was interrupted: `collect` restarts the connections
+            return False  # a call was interrupted; the next `collect` restarts the connections
         if payload is None:
             buffers: tuple[bytes, ...] = (encode_front(api.encode(message)),)
         else:
             front = encode_front(api.encode(message), len(payload))
             joined = len(payload) <= JOIN_BYTES_MAX
             buffers = (front + payload,) if joined else (front, payload)
-        self._in_call = True  # after encoding: if that fails, nothing has changed
+        self._in_call = True  # set after encoding, which changes nothing if it fails
         sent = self._send_buffers(connection, buffers)
         self._in_call = False
         return sent
@@ -183,10 +183,11 @@ class SocketTransport:
                 except BlockingIOError:
                     continue  # another thread that sleeps here was first
                 finally:
-                    # After the read: a `wake` in between needs no write, since `collect` follows.
-                    # Also after an exception: else no later `wake` would have an effect.
+                    # Cleared after the read: a `wake` in between needs no write, because `collect`
+                    # follows. Also cleared after an exception, else later calls of `wake` would do
+                    # nothing.
                     self._woken = False
-        self._ready = events  # another thread may replace them: epoll reports them again
+        self._ready = events  # another thread may replace them; epoll then reports them again
 
     def fileno(self) -> int:
         """Return the epoll's descriptor, which is readable when `collect` may have something."""
@@ -254,7 +255,7 @@ class SocketTransport:
         self._closed = True
         for connection in self._connections.values():
             if connection.sock is not None:
-                # Nothing else: parent and child share the epoll instance behind its descriptor.
+                # Not unregistered: parent and child share the epoll instance behind its descriptor.
                 connection.sock.close()
                 connection.sock = None
         self._connections.clear()
@@ -276,10 +277,10 @@ class SocketTransport:
             connection.state = _State.HANDSHAKE
             self._send_buffers(connection, (connection.zmtp.take_output(),))
             return
-        if mask & ~select.EPOLLOUT:  # errors and the end of the stream are found by reading
+        if mask & ~select.EPOLLOUT:  # a read finds errors and the end of the stream
             self._receive(connection, now, arrivals)
         if mask & select.EPOLLOUT and connection.sock is sock and not self._flush(connection):
-            self._receive(connection, now, arrivals)  # finds the error
+            self._receive(connection, now, arrivals)  # the read finds the error
 
     def _receive(self, connection: _Connection, now: float, arrivals: list[Arrival]) -> None:
         sock, zmtp = connection.sock, connection.zmtp
@@ -296,7 +297,7 @@ class SocketTransport:
             self._fail(connection, "closed by the node", now, arrivals)
             return
         connection.heard_ms = now
-        if connection.pinged_ms is not None:  # the next PING is due before this PONG's deadline
+        if connection.pinged_ms is not None:  # the next PING is due before the timer of this PONG
             connection.pinged_ms = None
             self._next_timer_ms = min(self._next_timer_ms, now + PING_MS)
         messages = zmtp.receive(data)
@@ -317,14 +318,14 @@ class SocketTransport:
             arrivals.append(
                 Arrival(connection.address, reply, message[1] if len(message) > 1 else b"")
             )
-        if zmtp.failure is not None:  # last: the replies before it are valid
+        if zmtp.failure is not None:  # checked last: the replies before it are valid
             log.warning("client: %s: %s", connection.address, zmtp.failure)
             self._fail(connection, zmtp.failure, now, arrivals)
 
     def _send_buffers(self, connection: _Connection, buffers: tuple[bytes, ...]) -> bool:
         """Give buffers to the kernel and keep the rest; False if the connection is broken.
 
-        If it is broken, none of the bytes was sent, and epoll reports the error.
+        If it is broken, these bytes were not sent, and epoll reports the error.
         """
         sock = connection.sock
         assert sock is not None
@@ -389,7 +390,7 @@ class SocketTransport:
             arrivals.append(Arrival(connection.address, None, up=False))
 
     def _disconnect(self, connection: _Connection, *, in_order: bool = False) -> None:
-        """Close the socket, if any; with `in_order` the bytes already sent still arrive."""
+        """Close the socket, if any. With `in_order`, bytes already sent still arrive."""
         connection.state = _State.WAITING
         connection.unsent.clear()
         connection.unsent_bytes = 0
@@ -451,7 +452,7 @@ class SocketTransport:
         self._next_timer_ms = min(self._next_timer_ms, connection.due_ms)
 
     def _on_resolved(self, connection: _Connection, targets: Targets) -> None:
-        """Take the result of a look-up; called by its thread."""
+        """Take the result of a look-up; the look-up's thread calls this."""
         self._resolved.append((connection, targets))
         self.wake()
 
@@ -476,7 +477,7 @@ class SocketTransport:
             self._next_timer_ms = min(self._next_timer_ms, due_ms)
 
     def _check_timers(self, connection: _Connection, now: float, arrivals: list[Arrival]) -> float:
-        """Do what is due on a connection; returns when its next timer is due."""
+        """Run a connection's timers that are due; return when the next one is."""
         if connection.state is _State.UP:
             return self._check_heartbeat(connection, now, arrivals)
         if now < connection.due_ms:
@@ -506,17 +507,17 @@ class SocketTransport:
         return (connection.pinged_ms or now) + PONG_MS
 
     def _restart(self, arrivals: list[Arrival]) -> None:
-        """Open all connections anew after an interrupted call, whose effect is not known."""
+        """Open all connections anew, because the effect of an interrupted call is not known."""
         log.debug("client: a call was interrupted, all connections are opened anew")
         self._ready = []
         now = self._clock.monotonic_ms()
         for connection in self._connections.values():
             self._disconnect(connection)
-            # Its last report may have been received or not: "down" may be reported twice.
+            # The owner may have missed the last report, so "down" may be reported twice.
             arrivals.append(Arrival(connection.address, None, up=False))
             connection.pause_ms, connection.due_ms = RECONNECT_MS, now
         for descriptor, connection in list(self._by_descriptor.items()):
-            # Left by an interrupted `_disconnect` or `_open_new`.
+            # An interrupted `_disconnect` or `_open_new` has left it.
             log.debug("client: %s: a descriptor was left open", connection.address)
             del self._by_descriptor[descriptor]
         self._next_timer_ms = now

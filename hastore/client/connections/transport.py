@@ -1,8 +1,9 @@
 """The interface of a client's connections, which both transports implement, and its types.
 
-A transport has one connection for each address and reconnects when it breaks. A message is sent at
-once or refused, never queued for a connection that is down; unsent bytes of a broken connection are
-dropped. So the client knows what may have been sent, and decides what to send again.
+A transport has one connection for each address, and reconnects when the connection breaks. A
+message is taken or refused at once, never queued for a connection that is down. Unsent bytes of a
+broken connection are dropped. So the client knows which messages may have been sent, and decides
+which to send again.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import NamedTuple, Protocol
 from hastore.protocol import api
 
 MAX_REPLY_BYTES = 16 * 1024 * 1024
-RECONNECT_MS = 50.0  # doubled at each failure
+RECONNECT_MS = 50.0  # the pause before a reconnect, doubled at each failure
 RECONNECT_MS_MAX = 1_000.0
 PING_MS = 2_000.0  # of silence before a PING
-PONG_MS = 4_000.0  # without an answer to a PING, then the connection is dropped
-UNSENT_BYTES_MAX = 32 * 1024 * 1024  # of one connection: not yet taken by the kernel
+PONG_MS = 4_000.0  # from a PING; without an answer the connection is then dropped
+UNSENT_BYTES_MAX = 32 * 1024 * 1024  # bytes of one connection that the kernel has not taken
 
 
 class Arrival(NamedTuple):
@@ -30,7 +31,7 @@ class Arrival(NamedTuple):
 
 
 class Transport(Protocol):
-    """The connections of one client; one thread at a time uses it, except `wake` and `sleep`."""
+    """The connections of one client; one thread at a time, except for `wake` and `sleep`."""
 
     @property
     def addresses(self) -> list[str]:
@@ -54,7 +55,7 @@ class Transport(Protocol):
         ...
 
     def collect(self) -> list[Arrival]:
-        """Return what has arrived; "up" precedes the replies of that connection.
+        """Return what has arrived; a connection's "up" precedes its replies.
 
         Does not wait. Also reconnects if a reconnect is due.
         """
@@ -63,8 +64,8 @@ class Transport(Protocol):
     def sleep(self, timeout_s: float) -> None:
         """Sleep until `collect` may have something, `wake` was called or the time is over.
 
-        A timeout of -1 means no limit. Uses no connection: a second thread may sleep here while the
-        first uses the transport.
+        A timeout of -1 means no limit. `sleep` uses no connection, so one thread may sleep while
+        another uses the transport.
         """
         ...
 
@@ -81,7 +82,7 @@ class Transport(Protocol):
         ...
 
     def due_s(self) -> float:
-        """Return the seconds after which `collect` is due even without an arrival, -1 for never."""
+        """Return the seconds until `collect` is due without an arrival; -1: it is not."""
         ...
 
     @property

@@ -2,7 +2,7 @@
 
 No request waits for a connection (ZMQ_IMMEDIATE and NOBLOCK): `send` refuses a request that libzmq
 does not take at once, and libzmq drops the requests queued for a connection that breaks. So the
-client knows what may have been sent, and decides what to send again.
+client knows which requests may have been sent, and decides which to send again.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ log = logging.getLogger(__name__)
 _NOBLOCK = int(zmq.NOBLOCK)
 _MORE = int(zmq.NOBLOCK | zmq.SNDMORE)
 _POLLIN = int(zmq.POLLIN)
-# The first frame of a monitor's message: the event's number, its value. zmq.utils.monitor reads it
-# too, but imports asyncio.
+# The first frame of a monitor's message: the event's number and its value. zmq.utils.monitor could
+# read it, but imports asyncio.
 _EVENT = struct.Struct("=Hi")
 _MONITORED = zmq.EVENT_HANDSHAKE_SUCCEEDED | zmq.EVENT_DISCONNECTED
 
 
 @dataclass(slots=True)
 class _Connection:
-    """One address's DEALER socket and its monitor; `up`: it is connected."""
+    """One address's DEALER socket and the socket's monitor."""
 
     address: str
     dealer: zmq.Socket[bytes]
@@ -125,7 +125,7 @@ class ZmqTransport:
         """Sleep until something may have arrived; uses no socket.
 
         libzmq signals an arrival once (its descriptor is edge-triggered), and any use of a socket
-        may consume the signal. So there is no sleep between a use and the next `collect`.
+        may consume the signal. So after a use this does not sleep until `collect` was called.
         """
         for descriptor, _ in self._epoll.poll(0.0 if self._signalled else timeout_s):
             if descriptor == self._wakeup:
@@ -134,8 +134,9 @@ class ZmqTransport:
                 except BlockingIOError:
                     continue  # another thread that sleeps here was first
                 finally:
-                    # After the read: a `wake` in between needs no write, since `collect` follows.
-                    # Also after an exception: else no later `wake` would have an effect.
+                    # Cleared after the read: a `wake` in between needs no write, because `collect`
+                    # follows. Also cleared after an exception, else later calls of `wake` would do
+                    # nothing.
                     self._woken = False
             else:
                 self._signalled = True
@@ -149,7 +150,7 @@ class ZmqTransport:
         return 0.0 if self._signalled else -1.0
 
     def close(self, linger_s: float = 1.0) -> None:
-        """Close all connections; requests not yet sent get `linger_s` more."""
+        """Close all connections; unsent requests get `linger_s` more."""
         if self._closed:
             return
         self._closed = True
@@ -162,7 +163,7 @@ class ZmqTransport:
 
     @property
     def unsent_bytes(self) -> int:
-        """Return 0: libzmq does not say."""
+        """Return 0, because libzmq does not state the number."""
         return 0
 
     def abandon(self) -> None:
@@ -170,7 +171,7 @@ class ZmqTransport:
         self._closed = True
 
     def collect(self) -> list[Arrival]:
-        """Return what has arrived; "up" precedes the replies of that connection."""
+        """Return what has arrived; a connection's "up" precedes its replies."""
         arrivals: list[Arrival] = []
         if not self._signalled:
             return arrivals

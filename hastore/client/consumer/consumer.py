@@ -32,9 +32,9 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 
 
 class Consumer(Blocking):
-    """Read messages and commit positions; used by one thread at a time, `close` from any.
+    """Read messages and commit positions; one thread at a time, but any thread may call `close`.
 
-    `position` is the position after the last message that `poll` has returned or an iteration has
+    A queue's position is after its last message that `poll` has returned or an iteration has
     yielded. A call that raises, even an exception from a signal handler, has moved no position: the
     next call returns the same messages.
     """
@@ -57,14 +57,14 @@ class Consumer(Blocking):
         """Start to connect; raises only UsageError, for wrong arguments.
 
         `group`: start from its committed positions and commit under its name. `start` is for queues
-        without a committed position. `queues`: None reads all queues of the topic. `on_lost`: what
-        to do when retention or a failover has removed a position: raise PositionLostError, or
-        continue at the earliest, the latest, or the last common position. `timeout_s` bounds each
-        request except `poll`.
+        without a committed position. `queues`: None reads all queues of the topic. `on_lost` is for
+        a position that retention or a failover has removed: raise PositionLostError, or continue at
+        the earliest, the latest, or the common position, the last that is still valid. `timeout_s`
+        bounds each request except `poll`.
 
         A pull returns up to `max_bytes`. `prefetch_bytes` bounds the records fetched or requested
-        for the next polls. Each queue may have two pulls of 16 KiB, or of one larger message, even
-        if that exceeds the bound. Small messages take about twice their bytes once decoded.
+        for the next polls. Whatever the bound, each queue may have two pulls of 16 KiB, or of one
+        larger message. Small decoded messages take about twice the memory of their bytes.
         """
         reading = make_reading(
             topic,
@@ -85,18 +85,18 @@ class Consumer(Blocking):
     def __iter__(self) -> Iterator[Message]:
         """Yield messages as they arrive, until the consumer is closed.
 
-        The position moves past each message when it is yielded: a `commit` in the loop's body or
-        after a `break` covers the messages that the body has seen.
+        The position moves past each message when that message is yielded. A `commit` in the loop's
+        body or after a `break` covers the messages that the body has seen.
         """
         core, life = self._core, self._lifecycle
         while not life.closed:
             queue = self._call(core.ready(POLL_S))
             while queue is not None and not life.closed:
-                ready, at = queue.ready, queue.taken  # read again: the loop's body may seek or poll
+                ready, at = queue.ready, queue.taken  # read anew: the loop's body may seek or poll
                 if at >= len(ready):
                     break
                 message = ready[at]
-                # No call between here and the yield: no signal handler runs in between.
+                # No call comes between here and the yield, so no signal handler runs in between.
                 queue.taken, queue.current = at + 1, message
                 yield message
 
@@ -118,14 +118,16 @@ class Consumer(Blocking):
     def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[Message]:
         """Return up to `max_messages` messages; waits up to `timeout_s` for the first.
 
-        Returns [] if none came or the consumer was closed meanwhile. If a position is lost and
-        `on_lost` is "raise", raises PositionLostError: seek, then poll again. If a replica returned
-        damaged bytes, raises CorruptRecordError: the position stays before them, and the next poll
-        asks another replica if there is one.
+        Returns [] if none came or the consumer was closed meanwhile.
+
+        Raises PositionLostError if a position is lost and `on_lost` is "raise"; the caller then
+        seeks and polls again. Raises CorruptRecordError if a replica returned damaged bytes. The
+        position stays before these bytes, and the next poll asks another replica if there is one.
         """
         fetcher = self._core.fetcher
         taken = self._call(self._core.poll(max_messages, timeout_s))
-        fetcher.undo = None  # last: if interrupted before, the next call returns the same messages
+        # The last step: after an interrupt before it, the next call returns the same messages.
+        fetcher.undo = None
         return taken
 
     def positions(self) -> dict[int, Position]:
@@ -163,10 +165,11 @@ class Consumer(Blocking):
     def commit(self) -> None:
         """Commit the positions under the group's name, as durable as any message.
 
-        Raises what Producer.send_sync would; committing again is harmless. Commits nothing and
-        raises PositionBehindError if the group's position in a queue is ahead of this consumer's,
-        unless a seek or `on_lost` moved the consumer: consumers of one group do not share its
-        messages.
+        Raises what Producer.send_sync would; committing again is harmless.
+
+        If the group's position in a queue is ahead of this consumer's, commits nothing and raises
+        PositionBehindError, because consumers of one group do not share its messages. A queue in
+        which a seek or `on_lost` has moved this consumer may go back.
         """
         self._call(self._core.commit())
 

@@ -1,4 +1,4 @@
-"""The core of hastore.Consumer and hastore.aio.Consumer: reads a topic in steps, never waits."""
+"""The core of hastore.Consumer and hastore.aio.Consumer: reads a topic in steps, never blocks."""
 
 from __future__ import annotations
 
@@ -63,8 +63,9 @@ class Reading(NamedTuple):
 class ConsumerCore(Core):
     """Read messages and commit positions.
 
-    A move by `poll` or a seek is final once the caller has set `fetcher.undo` to None, as the last
-    step before it returns. If a call is interrupted before that, the next call undoes the move.
+    A `poll` or a seek moves positions. The caller makes the move final by setting `fetcher.undo` to
+    None, as its last step before it returns. If a call is interrupted before that, the next call
+    undoes the move.
     """
 
     def __init__(self, requester: Requester, clock: Clock, reading: Reading) -> None:
@@ -87,7 +88,7 @@ class ConsumerCore(Core):
         keep_freed(reading.prefetch_bytes)
 
     def begin_call(self) -> None:
-        """Begin a call; undoes the moves of the last one if it was interrupted."""
+        """Begin a call. If the last call was interrupted, its moves are undone."""
         if self.fetcher.undo is not None:
             self.recover()
         self.fetcher.settle()
@@ -99,7 +100,7 @@ class ConsumerCore(Core):
         super().recover()
 
     def poll(self, max_messages: int, timeout_s: float) -> Steps[list[Message]]:
-        """Take available messages; [] when the time is over or the client was closed meanwhile."""
+        """Take available messages; [] if the time is over first, or the client is closed."""
         max_messages = integer("max_messages", max_messages, 1, MAX_INT64)
         timeout_s = waiting_time("timeout_s", timeout_s)
         try:
@@ -110,7 +111,7 @@ class ConsumerCore(Core):
         return found or []
 
     def ready(self, timeout_s: float) -> Steps[QueueReader | None]:
-        """Return a queue with messages and take none; None when `poll` would return []."""
+        """Return a queue that has messages, without taking any; None if `poll` would return []."""
         try:
             yield from self._prepare(self._timeout_s)
             return (yield from self._find(self.fetcher.find_ready, timeout_s))
@@ -170,7 +171,7 @@ class ConsumerCore(Core):
     # -- internal
 
     def _find(self, look: Callable[[], Result], timeout_s: float) -> Steps[Result]:
-        """Call `look` until it finds something or the time is over; return its last result."""
+        """Call `look` until its result is not empty or the time is over; return its last result."""
         requester, fetcher = self.requester, self.fetcher
         deadline = requester.deadline(timeout_s)
         fetcher.pump()
@@ -197,7 +198,7 @@ class ConsumerCore(Core):
         return found
 
     def _prepare(self, timeout_s: float) -> Steps[None]:
-        """Find the queues and the start position in each, once."""
+        """Before the first use, find the queues and the start position in each."""
         if self.fetcher.queues:
             return
         ranges = yield from self._ranges(max(timeout_s, self._timeout_s))
@@ -207,7 +208,7 @@ class ConsumerCore(Core):
             start = Position(first if self._start == "earliest" else end)
             place = committed.get(queue_id, start)
             readers[queue_id] = QueueReader(queue_id, place, place)
-        self.fetcher.queues = readers  # all at once: a call may be interrupted anywhere
+        self.fetcher.queues = readers  # in one step: a call may be interrupted anywhere
 
     def _ranges(self, timeout_s: float) -> Steps[dict[int, tuple[int, int]]]:
         reply, _ = yield from self._ask(lambda rid: api.AskTopics(rid, self.topic), timeout_s)
@@ -225,7 +226,7 @@ class ConsumerCore(Core):
     def _ask(
         self, make: Callable[[int], api.Request], timeout_s: float | None = None
     ) -> Steps[Answer]:
-        """Ask the master if there is one, else the replica with the greatest readable offset."""
+        """Ask the master first, then the other replicas, by their readable offset."""
         limit = self._timeout_s if timeout_s is None else timeout_s
         requester = self.requester
         yield from requester.survey(limit)

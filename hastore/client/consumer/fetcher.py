@@ -1,9 +1,9 @@
 """Fetches messages from one replica, one pull per queue in flight; switches if it stalls.
 
-The reply to a pull is a chunk. It is decoded when the reader needs it. While the reader takes these
-messages, the next pull is in flight. So each queue holds at most two pulls: one as messages, one as
-a chunk or in flight. `prefetch_bytes` bounds the sum over all queues: it limits the bytes that each
-pull requests, but to no less than 16 KiB or one message.
+The reply to a pull is a chunk. It is decoded when the reader needs its messages. While the reader
+takes them, the next pull is in flight. So each queue holds at most two pulls: one as messages, one
+as a chunk or in flight. `prefetch_bytes` bounds the sum over all queues by limiting the bytes that
+each pull requests. This limit is at least 16 KiB, and a pull returns at least one message.
 
 Slaves are asked first. The fetcher switches to another replica when the connection breaks, when the
 replica does not answer, or when its readable offset has not moved for a second while another's is
@@ -24,10 +24,10 @@ from hastore.errors import PositionLostError
 from hastore.protocol import api
 
 WAIT_MS = 1_000  # of a long poll
-ANSWER_MS = 1_500.0  # after WAIT_MS and this time without an answer: switch to another replica
+ANSWER_MS = 1_500.0  # after WAIT_MS and this time without an answer, another replica is asked
 REFRESH_MS = 1_000.0
 RETRY_MS = 50.0
-PUMP_MS = 1.0  # between reads from the network while messages are available
+PUMP_MS = 1.0  # between reads from the network, while there are messages to take
 PULL_BYTES_MIN = 16 * 1024
 POLICIES = ("raise", "earliest", "latest", "common")
 
@@ -54,7 +54,7 @@ class Fetcher:
         self.queues: dict[int, QueueReader] = {}
         self.undo: list[tuple[QueueReader, Position | Message]] | None = None
         # `sought`: queues that a seek or `on_lost` has moved since the last commit. `_seeking`: the
-        # queues of the last seek, until that is final.
+        # queues of the last seek, until that seek is final.
         self.sought: set[int] = set()
         self._seeking: frozenset[int] = frozenset()
         self.policy = "raise"
@@ -69,12 +69,12 @@ class Fetcher:
     def take(self, most: int) -> list[Message]:
         """Take messages from the queues in turn, starting with another queue each time.
 
-        `undo` then has the position that each queue had before. The caller sets it to None once the
+        `undo` then has each queue's earlier position. The caller sets `undo` to None once the
         messages are delivered; until then `recover` restores these positions.
 
-        Raises PositionLostError or CorruptRecordError for a queue whose valid messages are all
-        taken, if the queues before it had none. After damage, the queue's next pull starts at the
-        reader's position, and goes to another replica if there is one.
+        Raises PositionLostError or CorruptRecordError for a queue without messages left, if no
+        queue before it in turn had messages. After a CorruptRecordError the queue's next pull
+        starts at the reader's position, and goes to another replica if there is one.
         """
         taken: list[Message] = []
         moved: list[tuple[QueueReader, Position | Message]] = []
@@ -91,7 +91,7 @@ class Fetcher:
         return taken
 
     def find_ready(self) -> QueueReader | None:
-        """Return a queue with decoded messages, None if there is none; raises as `take` does."""
+        """Return a queue with decoded messages, None if there is none; raises what `take` does."""
         for queue in self._in_turn():
             if self._has_ready(queue):
                 return queue
@@ -99,7 +99,7 @@ class Fetcher:
         return None
 
     def seek(self, places: Mapping[int, Position]) -> None:
-        """Continue at these positions; as after `take`, the caller sets `undo` to None."""
+        """Continue at these positions; the caller sets `undo` to None as after `take`."""
         queues = [self.queues[queue_id] for queue_id in places if queue_id in self.queues]
         self.undo = [(queue, queue.current) for queue in queues]
         self._seeking = frozenset(queue.queue_id for queue in queues)
@@ -128,7 +128,7 @@ class Fetcher:
             yield queues[(self._first_queue + index) % len(queues)]
 
     def _has_ready(self, queue: QueueReader) -> bool:
-        """Whether a queue has messages; first sends its next pull and decodes its chunk, if any."""
+        """Whether a queue has messages; if not, sends its next pull and decodes its chunk."""
         if queue.taken < len(queue.ready):
             return True
         chunk = queue.chunk
@@ -249,9 +249,9 @@ class Fetcher:
     def _pulled_nothing_ahead(self, queue: QueueReader, status: api.PullStatus) -> None:
         """Handle a reply without records to a pull ahead of the reader.
 
-        A loss that it reports concerns the fetch position, not the reader's. A later pull asks for
-        the reader's position: at once if a failover has cut the log, else after the reader has
-        taken its messages.
+        A loss that the reply reports concerns the fetch position, not the reader's. A later pull
+        asks for the reader's position. If a failover has cut the log, that is the next pull;
+        otherwise it waits until the reader has taken its messages.
         """
         if status is api.PullStatus.HISTORY_DIFFERS:
             queue.seek(queue.next)
@@ -308,7 +308,7 @@ class Fetcher:
         self._seen_readable = -1
 
     def _switch_replica(self) -> None:
-        """Switch to another replica, which gets the pulls in flight again."""
+        """Leave the replica; the next one gets the pulls that are in flight."""
         if self.source is not None:
             self._rejected.add(self.source)
         self.source = None

@@ -1,7 +1,8 @@
 """Reads and writes the committed positions of all groups; converts from and to RocketMQ's file.
 
 A RocketMQ broker keeps its positions in `config/consumerOffset.json`, as TOPIC@GROUP -> queue ->
-offset. A queue offset means the same message on both sides, so a consumer continues where it was.
+offset. A queue offset means the same message to a broker and to hastore, so a consumer continues
+where it was.
 """
 
 from __future__ import annotations
@@ -36,7 +37,8 @@ from hastore.protocol.positions import PositionMap, decode_commit
 Offsets = dict[int, int]  # queue -> the next queue offset
 MAX_QUEUES = 1_024  # of a commit
 _TABLE = "offsetTable"
-# RocketMQ writes numbers as keys, which is not JSON. Strings match too, to be left unchanged.
+# RocketMQ writes numbers as keys, which is not JSON. The pattern matches whole strings too, so that
+# nothing inside a string is changed.
 _NUMBER_KEY = re.compile(r'("(?:\\.|[^"\\])*")|([{,]\s*)(\d+)(\s*:)')
 _names: msgspec.json.Decoder[tuple[api.Group, api.Name]] = msgspec.json.Decoder(
     tuple[api.Group, api.Name]
@@ -77,7 +79,7 @@ def format_offsets(positions: Mapping[tuple[str, str], Offsets]) -> str:
 def fit(offsets: Offsets, ranges: Mapping[int, tuple[int, int]]) -> Offsets:
     """Return the offsets, moved into each queue's range, as a broker would do.
 
-    A queue that the log does not have is left out.
+    Queues that the log does not have are left out.
     """
     return {
         queue: min(max(offset, ranges[queue][0]), ranges[queue][1])
@@ -172,7 +174,7 @@ class Positions(Blocking):
     def commit(self, group: str, topic: str, offsets: Offsets, *, allow_back: bool = False) -> None:
         """Commit positions, as durable as any message; raises what Producer.send_sync would.
 
-        If a position would move back, and `allow_back` is False, commits nothing and raises
+        Without `allow_back`, a commit that would move a position back commits nothing and raises
         PositionBehindError.
         """
         self._run(self._core, self._core.commit(group, topic, offsets, allow_back))

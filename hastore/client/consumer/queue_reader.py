@@ -21,11 +21,11 @@ class Chunk(NamedTuple):
 
 @dataclass(slots=True, eq=False)
 class QueueReader:
-    """One queue: `current` is the reader's position, `fetch` that of the next pull.
+    """One queue: `current` is the reader's position, `fetch` the position of the next pull.
 
-    `current` is a Position, or the last message that the reader has taken. Everything else was
-    fetched after it and may be dropped and fetched again. `fetch` is None while the next pull must
-    wait until the reader has taken everything: that pull then begins at the reader's position.
+    `current` is a Position, or the last message that the reader has taken. All other messages were
+    fetched after it; they may be dropped and fetched again. `fetch` is None while the next pull
+    must wait until the reader has taken all messages. That pull begins at the reader's position.
     """
 
     queue_id: int
@@ -34,7 +34,7 @@ class QueueReader:
     chunk: Chunk | None = None
     ready: list[Message] = field(default_factory=list)  # decoded
     taken: int = 0  # of `ready`
-    damage: CorruptRecordError | None = None  # of the bytes after `ready`
+    damage: CorruptRecordError | None = None  # in the bytes after `ready`
     rid: int | None = None
     sent_ms: float = 0.0
     not_before_ms: float = 0.0
@@ -48,11 +48,11 @@ class QueueReader:
 
     @property
     def is_drained(self) -> bool:
-        """Whether everything fetched was taken."""
+        """Whether all fetched messages were taken."""
         return self.chunk is None and self.taken == len(self.ready)
 
     def seek(self, position: Position) -> None:
-        """Continue at a position; drops everything fetched or in flight."""
+        """Continue at a position; drops all messages fetched or in flight."""
         self.current = self.fetch = position
         self.chunk = None
         self.ready, self.taken = [], 0
@@ -84,7 +84,7 @@ class QueueReader:
         return chunk.payload
 
     def decode(self, chunk: Chunk) -> None:
-        """Decode a chunk; records after damage in it are dropped."""
+        """Decode a chunk; records after damaged bytes are dropped."""
         self.ready, damage = decode_messages(chunk.payload, chunk.epochs)
         self.taken = 0
         if damage is None:
@@ -95,4 +95,4 @@ class QueueReader:
             damage = CorruptRecordError(text)
             self.ready = []
         self.damage = damage
-        self.rid = self.fetch = None  # drops a pull after the damage
+        self.rid = self.fetch = None  # ignores the answer of the pull in flight

@@ -1,20 +1,22 @@
 """The Future of a put: a stdlib Future that costs almost nothing until a thread waits for it.
 
 A stdlib Future makes a Condition, two lists and six attributes in its constructor, and takes the
-Condition's lock when it ends: 20 % of a put's cost in the producer. This one makes them for the
-first waiter or callback, and builds the result from the node's answer when it is asked for.
+Condition's lock when it ends: 20 % of a put's cost in the producer. SendFuture makes most of them
+only for the first waiter or callback. It builds the result from the node's answer when a caller
+asks for the result.
 
     PENDING --settle, succeed, fail--> FINISHED --notify--> waiters and callbacks know
 
-The change of `_state` is the one step that ends it. An interrupt before that step leaves the Future
-pending; an interrupt after it leaves a notification to be repeated, which does no harm. No waiter
-is missed: a waiter makes `_observers`, then reads the state; the driver changes the state, then
-reads `_observers`. At least one of the two sees the change of the other.
+The change of `_state` ends the Future in one step. After an interrupt before that step, the Future
+is still pending. After an interrupt later, the notification is repeated, which does no harm. No
+waiter is missed: a waiter makes `_observers`, then reads the state; the driver changes the state,
+then reads `_observers`. At least one of the two sees the change of the other.
 
-Slots avoid a crash of CPython 3.11: it makes an instance's dict at a write that finds no room in
-the class's shared keys, and a garbage collection may run in the middle. If a finalizer then lets
-another thread write to the same instance, that thread makes a dict too, and the values are freed
-twice (seen with `gdb` in `settle`). A slot is written in one step.
+The attributes are slots, which avoids a crash of CPython 3.11. Without slots, CPython makes an
+instance's dict when an attribute is written for which the class's shared keys have no room. A
+garbage collection may run in the middle of that. If a finalizer then lets another thread write to
+the same instance, that thread makes a dict too, and the values are freed twice (seen with `gdb` in
+`settle`). A slot is written in one step.
 """
 
 from __future__ import annotations
@@ -37,11 +39,11 @@ _PENDING = "PENDING"  # the stdlib's own names
 _FINISHED = "FINISHED"
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
 _CONDITION_S = 1.0  # an interrupted waiter may have left the Condition's lock taken
-_making = threading.RLock()  # reentrant: a finalizer that runs inside may wait for a Future
+_making = threading.RLock()  # reentrant: a finalizer may run while it is held and use a Future
 
 
 class Outcome(Protocol):
-    """The outcome of a put. The methods that end it return whether `notify` must be called."""
+    """The outcome of a put. Each method that ends it returns whether `notify` must be called."""
 
     def settle(self, topic: str, reply: PutDone, begin: int, end: int | None = None) -> bool:
         """End it with the stored record at index `begin` of a reply, or with all up to `end`."""
@@ -71,15 +73,16 @@ class _Observers:
 
     def __init__(self) -> None:
         self.ended = LocklessCondition()
-        # One callback in each list: the thread that pops it calls it.
+        # Each list has one callback. The thread that pops it calls it, so it is called once.
         self.calls: list[list[Callable[[Any], object]]] = []
-        self.condition: threading.Condition | None = None  # made when the stdlib asks for it
-        self.waiters: list[Any] = []  # the stdlib's
-        self.notified = False  # whether the stdlib's waiters were notified
+        # `_condition` and `_waiters` of a stdlib Future, which `wait` and `as_completed` use.
+        self.condition: threading.Condition | None = None  # made at the first access
+        self.waiters: list[Any] = []
+        self.notified = False  # whether `waiters` were notified
 
 
 class SendFuture(Future[Value]):
-    """The caller's Future; `cancel` always returns False, since a message cannot be recalled."""
+    """The caller's Future; `cancel` returns False, because a message cannot be recalled."""
 
     __slots__ = ("_exception", "_observers", "_receipt", "_result", "_state")
 
@@ -132,7 +135,7 @@ class SendFuture(Future[Value]):
             try:
                 raise failure
             finally:
-                del self, failure  # else the traceback and the frame make a cycle
+                del self, failure  # else the traceback and the frame refer to each other
         receipt = self._receipt
         if receipt is not None:
             self._result = results_of(*receipt)
@@ -157,7 +160,7 @@ class SendFuture(Future[Value]):
         """End it with the stored record at index `begin` of a reply, or with all up to `end`."""
         self._receipt = (topic, reply, begin, end)
         if self._exception is not None:
-            self._exception = None  # from an interrupted `fail`
+            self._exception = None  # an interrupted `fail` has left it
         self._state = _FINISHED
         return self._observers is not None
 
@@ -225,7 +228,7 @@ class SendFuture(Future[Value]):
 
     def _make_call(self, call: list[Callable[[Any], object]]) -> None:
         try:
-            fn = call.pop()  # one step: the thread that gets it calls it
+            fn = call.pop()  # one step: only one thread gets the callback
         except IndexError:
             return
         try:

@@ -1,27 +1,28 @@
 """Drives the producer's core: in a thread of its own, or in the caller of a single blocking put.
 
-A blocking put that wakes the thread and waits for it costs two thread switches, 25 % of its
+If a blocking put wakes the thread and waits for it, the two thread switches are 25 % of the put's
 latency. So a caller that finds nothing else under way runs the core itself until its put has ended.
 Meanwhile the thread sleeps on a descriptor of its own.
 
-    by the thread    the thread sleeps on the transport; `wake` wakes it there
-    by callers       the thread is idle; a caller sleeps on the transport during its put
+    driven by the thread    the thread sleeps on the transport; `wake` wakes it there
+    driven by callers       the thread is idle; a caller sleeps on the transport during its put
 
-A caller takes over by taking `_driving`. The thread takes over again when a caller leaves work
-unfinished, when another thread sends, and when no caller has come for IDLE_S. The driver holds
-`_driving`: a caller also while it sleeps, the thread only while it works.
+A caller takes over by taking the lock `_driving`. The thread takes over again when a caller leaves
+work unfinished, when another thread sends, or when no caller has come for IDLE_S. A driving caller
+holds `_driving` even while it sleeps; the thread holds it only while it works.
 
-Both settle Futures and notify `_progress`. The thread alone notifies the waiters of Futures: Python
-runs signal handlers in the main thread, so no handler's exception interrupts that.
+Callers and the thread settle Futures and notify `_progress`. Only the thread notifies the waiters
+of Futures: Python runs signal handlers in the main thread, so no handler's exception interrupts it.
 
 An exception from a signal handler (KeyboardInterrupt) may interrupt a driving caller between any
 two instructions. Its put stays admitted: within IDLE_S the thread takes over, restarts the core
-(see `SendCore`), which drops the connection to the master, and goes on with the put. An interrupt
-between `admit` and `wake` leaves the put to the next wake-up. A handler that calls the producer may
-wait for ever, for a lock that the interrupted call holds.
+(see `SendCore`), which drops the connection to the master, and goes on with the put. After an
+interrupt between `admit` and `wake`, the put is sent at the next wake-up. A handler that calls the
+producer may wait for ever for a lock that the interrupted call holds.
 
-Neither this module nor the modules that it uses refer to the Producer. When the Producer is
-dropped, the thread goes on until all is settled, at most for the delivery timeout, and then ends.
+Neither this module nor the modules that it uses refer to the Producer, so that an unused Producer
+can be freed. Its thread then goes on until all messages are settled, at most for the delivery
+timeout, and ends.
 """
 
 from __future__ import annotations
@@ -49,10 +50,10 @@ IDLE_S = 0.05
 
 
 class IoDriver:
-    """Run the core until `stop`, or after `detach` until all is settled.
+    """Run the core until `stop` is called or, after `detach`, until all messages are settled.
 
-    `_stopped` and `_detached` are plain attributes because an Event has a lock; setting one is
-    followed by `_wake_all`.
+    `_stopped` and `_detached` are plain attributes because an Event has a lock. The method that
+    sets one of them then calls `_wake_all`.
     """
 
     def __init__(
@@ -63,14 +64,14 @@ class IoDriver:
         addresses, self._transport = make_transport(addresses, clock)
         self._transport.open(addresses)
         self.core = SendCore(addresses, options, window, self._transport)
-        self._progress = LocklessCondition()  # the window has moved, or a master was found
+        self._progress = LocklessCondition()  # notified after each `run_once`
         self._driving = threading.Lock()
         self._stopped = False
         self._detached = False
         self._forked = False
         self._callers_drive = False
         self._caller_is_driving = False
-        self._caller_puts = 0  # tells the idle thread whether callers still come
+        self._caller_puts = 0  # the idle thread sees by it whether callers still come
         self._idle_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._close_idle_event = weakref.finalize(self, os.close, self._idle_event)
         self._idle_poll = select.poll()
@@ -84,16 +85,16 @@ class IoDriver:
         self._thread.start()
 
     def wake(self) -> None:
-        """Make the driver look for work; any thread calls this after it has made a change."""
+        """Make the driver look for work; any thread calls this after a change."""
         self._transport.wake()
         if self._callers_drive and not self._caller_is_driving:
             os.eventfd_write(self._idle_event, 1)
 
     def drive_from_caller(self, future: SendFuture[Any]) -> None:
-        """Run the core until the future ends, if no other put is under way; else wake the driver.
+        """Run the core until the future ends if no other put is under way; else wake the driver.
 
-        The put was admitted before. Returns early if the driver is stopped, or if other Futures
-        have ended: the thread must notify their waiters.
+        The caller has admitted the put. Returns early if the driver is stopped, or if other Futures
+        have ended, because only the thread notifies their waiters.
         """
         core = self.core
         if self._driving.locked():
@@ -114,7 +115,7 @@ class IoDriver:
                             if self._progress.sleepers:
                                 self._progress.notify_all()
                 finally:
-                    # First, so that `wake` wakes the idle thread from here on.
+                    # Cleared first: from here on `wake` wakes the idle thread.
                     self._caller_is_driving = False
                     if core.interrupted or core.under_way():
                         self._callers_drive = False
@@ -134,12 +135,12 @@ class IoDriver:
         self._wait_for(has_room)
 
     def wait_found(self, timeout_s: float) -> bool:
-        """Wait until a master was found; False if the time is up first."""
+        """Wait until a master was found; False if the time is over first."""
         self._wait_for(lambda: self.core.master_found or self._window.closed, timeout_s)
         return self.core.master_found
 
     def flush(self, timeout_s: float | None) -> bool:
-        """Wait until all that was admitted so far is settled; False when the time is up first."""
+        """Wait until all entries admitted so far are settled; False if the time is over first."""
         seq = self._window.next_seq
         self.core.flush_to = max(self.core.flush_to, seq)
         self.wake()
@@ -151,14 +152,14 @@ class IoDriver:
         self._progress.notify_all()
 
     def stop(self, timeout_s: float = 5.0) -> None:
-        """Give up what is unsettled, end the thread and wait for it, at most `timeout_s`."""
+        """Give up unsettled entries, end the thread and wait at most `timeout_s` for it."""
         self._stopped = True
         self._wake_all()
         if self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
     def detach(self) -> str:
-        """Let the thread end once all is settled; return what is unsettled, as a text.
+        """Let the thread end once all is settled; return a text that names the unsettled messages.
 
         Takes no lock and does not wait.
         """
@@ -194,10 +195,10 @@ class IoDriver:
     # -- the thread
 
     def _run(self) -> None:
-        """Drive until stopped, or detached with nothing under way; then settle the rest."""
+        """Drive the core until `_is_finished`; then end all unsettled messages."""
         try:
             self._drive()
-        except BaseException as failure:  # all waiting and later calls get it: none hangs
+        except BaseException as failure:  # waiting and later calls get it, so none hangs
             log.exception("ProducerSender died")
             self._end(failure)
         else:
@@ -219,7 +220,7 @@ class IoDriver:
                 if not self._is_finished():
                     self._transport.sleep(sleep_s)
                 continue
-            if not idle:  # this thread may have taken a wake-up that was meant for the caller
+            if not idle:  # this thread may have consumed a wake-up that was meant for the caller
                 self._transport.wake()
             idle = True
             self._wait_idle()
@@ -227,7 +228,7 @@ class IoDriver:
                 try:
                     self._caller_is_driving = False  # an interrupted caller may have left it set
                     interrupted = self.core.interrupted
-                    self._run_once()  # expiry, and news of the connections
+                    self._run_once()  # for deadlines and changes of the connections
                     no_caller_came = self._caller_puts == seen
                     seen = self._caller_puts
                     if no_caller_came or interrupted or self.core.under_way():
@@ -250,9 +251,9 @@ class IoDriver:
             os.eventfd_read(self._idle_event)
 
     def _end(self, failure: BaseException | None) -> None:
-        """Settle the rest, with the thread's failure if there is one."""
+        """End all unsettled messages, with the thread's failure if there is one."""
         if failure is not None:
-            self._stopped = True  # a driving caller sees it and releases `_driving`
+            self._stopped = True  # makes a driving caller release `_driving`
             self._wake_all()
         try:
             with self._driving:
@@ -271,5 +272,5 @@ class IoDriver:
         while ended:
             try:
                 ended.popleft().notify()
-            except BaseException:  # raised by a caller's callback: it must not end the thread
+            except BaseException:  # from a caller's callback, which must not end the thread
                 log.exception("a Future's callback failed")

@@ -25,20 +25,21 @@ class LocklessCondition:
         self.sleepers: list[SimpleQueue[None]] = []
 
     def notify_all(self) -> None:
-        """Make all waiting threads check again; any thread, also a finalizer or signal handler."""
+        """Make all waiting threads check again; finalizers and signal handlers may call it too."""
         for sleeper in tuple(self.sleepers):
-            if sleeper.empty():  # else that thread is about to check again anyway
+            if sleeper.empty():  # else that thread is about to check again
                 sleeper.put(None)
 
     def wait_for(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait until `is_true`, at most `timeout_s` (None: no limit); returns whether it is."""
+        """Wait at most `timeout_s` until `is_true()` (None: no limit); return its last result."""
         if is_true():
             return True
         deadline_ms = None
         if timeout_s is not None:
             deadline_ms = SYSTEM_CLOCK.monotonic_ms() + timeout_s * 1000.0
         sleeper: SimpleQueue[None] = SimpleQueue()
-        # Before the check: a notifier makes its change first, then looks for sleepers.
+        # Added before the check, so that no change is missed: a notifier makes its change first,
+        # then looks for sleepers.
         self.sleepers.append(sleeper)
         try:
             while not is_true():

@@ -36,7 +36,7 @@ _TOPICS_KEPT = 1_024
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
-    """A message for `send_batch`; takes the arguments of `send`, raises UsageError for others."""
+    """A message for `send_batch`: the arguments of `send`, which raise UsageError if refused."""
 
     body: bytes
     key: str | bytes | None = None
@@ -74,9 +74,10 @@ class Preparer:
     """Check and encode one producer's messages; may be shared between threads."""
 
     def __init__(self, address: str, options: SendOptions) -> None:
-        """Set each message's bornHost: the local address of a connection to the node at `address`.
+        """Make the encoder. Its bornHost is the local address of a connection to `address`.
 
-        A host name is looked up in the background; until it is known, bornHost is zeros.
+        If `address` has a host name, the name is looked up in the background, and bornHost is zeros
+        until its address is known.
         """
         self.producer_id = secrets.token_hex(8)
         encoder = RecordEncoder(self.producer_id if options.idempotent else None, NO_HOST)
@@ -94,10 +95,13 @@ class Preparer:
         self.encode = self._encoder.encode
 
     def check(self, topic: str, body: bytes) -> bytes:
-        """Return the body; raises MessageIllegalError if no master would take body or topic."""
+        """Return the body as bytes; raises MessageIllegalError for one that no master would take.
+
+        It is also raised for such a topic. Raises UsageError for a wrong type.
+        """
         try:
             is_known = topic in self._topics
-        except TypeError:  # a list, for instance: refused below
+        except TypeError:  # not hashable, such as a list; refused below
             is_known = False
         if not is_known:
             if not isinstance(topic, str):
@@ -114,7 +118,7 @@ class Preparer:
         return body
 
     def choose_queue(self, topic: str, key: str | None, queues: int) -> int:
-        """Return the key's queue; without a key, each queue in turn."""
+        """Return the key's queue; without a key, the queues take turns."""
         if key is not None:
             return zlib.crc32(key.encode("utf-8", "surrogateescape")) % queues
         count = self._next_queue.get(topic, 0)
@@ -130,7 +134,7 @@ class Preparer:
         properties: Properties,
         queue: int | None,
     ) -> Draft:
-        """Return the checked message; raises UsageError, MessageIllegalError."""
+        """Return the checked message; raises UsageError or MessageIllegalError."""
         body = self.check(topic, body)
         pairs = pairs_of(key, tags, properties)
         queue_id = None if queue is None else queue_of("queue", queue)
@@ -141,7 +145,7 @@ class Preparer:
     ) -> list[list[Draft]]:
         """Return the checked messages in their order, split into parts of one frame each.
 
-        `queue` is for messages that name none.
+        `queue` is the queue of messages that name none.
         """
         if isinstance(messages, _ONE_BODY) or not isinstance(messages, Iterable):
             raise refusal("messages", messages, "a list of bytes or of OutgoingMessages")
@@ -229,7 +233,7 @@ def _pairs_in(argument: str, properties: object) -> list[tuple[str, str]]:
 
 
 def _own_host(targets: Targets) -> Host:
-    """Return the local address of a connection to one of the targets; zeros if there is none."""
+    """Return the local address of a connection to a target; zeros if none can be reached."""
     for family, target in targets:
         try:
             with socket.socket(family, socket.SOCK_DGRAM) as probe:  # no packet is sent

@@ -42,11 +42,12 @@ class Producer(Closable):
 
     With `idempotent`, each message carries the producer's random id and a sequence number, so a
     retry is stored only once, even by another master. At most `max_in_flight` (1 to 1 024) messages
-    are unsettled; further sends wait. A message that is not settled within `delivery_timeout_s`
-    fails with its last status, or with OutcomeUnknown.
+    may be unsettled at a time; further sends wait. A message that is not settled within
+    `delivery_timeout_s` fails with its last status, or with OutcomeUnknown.
 
     A producer that is dropped without `close` warns (ResourceWarning); its thread goes on with the
-    messages under way. In a forked child it raises ClientError. It cannot be pickled or copied.
+    messages under way. In a forked child each call raises ClientError, and `close` does nothing. A
+    producer cannot be pickled or copied.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class Producer(Closable):
         idempotent: bool = True,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Start to connect, and start the sending thread; raises only UsageError.
+        """Start to connect and start the sending thread; the only error raised is UsageError.
 
-        `acks`: who confirms a message. 0: no node; 1: the master; "all": also the group's `acks`
-        slaves; None: the master's default ("all" under a SYNC_MASTER). `sync_flush`: confirm after
-        the sync to disk. `linger_ms`: how long a message may wait for others while its frame is not
-        full (`batch_bytes`, 256 messages).
+        `acks`: which nodes confirm a message. 0: none; 1: the master; "all": the master and as many
+        slaves as the group's `acks`; None: the default of the master's role ("all" for SYNC_MASTER,
+        else 1). `sync_flush`: these nodes confirm after the sync to disk. `linger_ms`: how long a
+        message may wait for others. It does not wait once its frame is full: `batch_bytes`, or 256
+        messages.
         """
         options = make_options(
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
@@ -81,7 +83,7 @@ class Producer(Closable):
         self._driver = IoDriver(addresses, options, self._window, clock)
         self._lifecycle = Lifecycle(describe("Producer", addresses), self._driver.abandon)
         self._lifecycle.watch(self, self._driver.detach)
-        # If `close` is interrupted, this finalizer ends the thread.
+        # If `close` is interrupted, this second finalizer still ends the thread.
         weakref.finalize(self, self._driver.detach).atexit = False
         self._driver.start()
 
@@ -110,12 +112,12 @@ class Producer(Closable):
         properties: Properties = NO_PROPERTIES,
         queue: int | None = None,
     ) -> Future[SendResult]:
-        """Send a message; the Future ends with its SendResult or an exception of hastore.errors.
+        """Send a message; its Future gets the SendResult or an exception of hastore.errors.
 
         The same key always goes to the same queue; without `key` and `queue`, the queues take
-        turns. Raises MessageIllegalError at once for a message that no master would take, and
-        UnreachableError if no master was found within the delivery timeout (only a master states
-        the number of queues).
+        turns. Raises MessageIllegalError at once for a message that no master would take. Without
+        `queue`, raises UnreachableError if no master was found within the delivery timeout, because
+        only a master states the number of queues.
         """
         future = self._send(topic, body, key, tags, properties, queue)
         self._driver.wake()
@@ -149,8 +151,8 @@ class Producer(Closable):
     ) -> Future[list[SendResult]]:
         """Send messages in order, in as few frames as possible; the Future has all results.
 
-        `queue` is for messages that name none. A batch is not atomic: when the Future ends with an
-        exception, some of its messages may be stored.
+        `queue` is the queue of messages that name none. A batch is not atomic: if the Future ends
+        with an exception, some of its messages may be stored.
         """
         self._lifecycle.check()
         parts: list[Future[list[SendResult]]] = []
@@ -160,15 +162,15 @@ class Producer(Closable):
         return _joined(parts)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all messages sent so far are settled; False if `timeout_s` is over first."""
+        """Wait until all messages sent so far are settled; False if `timeout_s` ends first."""
         self._lifecycle.check()
         return self._driver.flush(waiting_limit("timeout_s", timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait for unsettled messages, at most `timeout_s` or the delivery timeout, then end.
+        """Wait for unsettled messages, at most `timeout_s`, and then end the producer.
 
-        A message that is not settled by then fails with its last status, or with OutcomeUnknown.
-        Does nothing in a forked child.
+        Without `timeout_s` it waits at most for the delivery timeout. A message that is not settled
+        by then fails with its last status, or with OutcomeUnknown. Does nothing in a forked child.
         """
         limit_s = waiting_limit("timeout_s", timeout_s)
         first = self._lifecycle.close()
@@ -196,7 +198,7 @@ class Producer(Closable):
     ) -> SendFuture[SendResult]:
         """Admit a message; the caller then wakes or runs the driver."""
         window, preparer = self._window, self._preparer
-        if window.closed:  # before the lock, which may stay taken in a forked child
+        if window.closed:  # read without the lock: a forked child may find that taken for good
             self._lifecycle.check()
         body = preparer.check(topic, body)
         pairs, text = _NO_PAIRS, None
@@ -211,7 +213,7 @@ class Producer(Closable):
             queue_id = queue_of("queue", queue)
         future: SendFuture[SendResult] = SendFuture()
         while True:
-            with window.lock:  # numbers are given in the order of sending
+            with window.lock:  # so numbers rise in the order in which messages are admitted
                 if window.has_room(1):
                     seq = window.next_seq
                     born_ms = self._clock.wall_ms()
@@ -262,7 +264,8 @@ def _joined(parts: list[Future[list[SendResult]]]) -> Future[list[SendResult]]:
     whole: SendFuture[list[SendResult]] = SendFuture()
 
     def go_on(place: int) -> None:
-        # One part after the other, so that the caller and the thread never run this at once.
+        # Waits for one part at a time, so that the caller and the thread never run this at the
+        # same time.
         while place < len(parts) and parts[place].done():
             place += 1
         if place < len(parts):

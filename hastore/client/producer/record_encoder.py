@@ -1,7 +1,7 @@
 """Encodes a producer's messages as records.
 
-The bytes are those of `build_record`. Parts that are the same in every message of a producer are
-computed once.
+The bytes equal those of `build_record`. Parts that are the same in every message of a producer are
+computed only once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hastore.record.properties import encode_properties
 
 _TOPICS_KEPT = 1_024
 _LENGTH = struct.Struct(">H")
-# The header between IPv4 hosts: seven values to pack instead of seventeen; the others are zero.
+# The header between IPv4 hosts. Seven values are packed instead of seventeen; the others are zero.
 _FRONT = header_struct(
     *("unsigned_size", "magic", "body_crc", "queue_id", "born_timestamp_ms", "born_host"),
     "body_length",
@@ -46,13 +46,14 @@ class RecordEncoder:
         if producer_id is not None:
             self._numbered = f"{PRODUCER_ID}\x01{producer_id}\x02{SEQUENCE}\x01".encode()
         self._topics: dict[str, bytes] = {}
-        # The last message without properties: its topic, the length of its sequence number, and the
-        # bytes between body and number. One tuple, replaced at once: other threads encode too.
+        # Of the last message without properties: its topic, the length of its sequence number, and
+        # the bytes between its body and that number. Other threads encode too, so this is one tuple
+        # that is replaced in one step.
         self._last: tuple[str | None, int, bytes] = None, 0, b""
 
     def learn_host(self, born_host: Host) -> None:
         """Set the bornHost of later messages; any thread may call this."""
-        self._is_ipv6 |= born_host.is_ipv6  # first, so that the packed IPv4 form is no longer used
+        self._is_ipv6 |= born_host.is_ipv6  # first: no IPv6 host goes into `_FRONT`
         self._born_host = born_host
         self._born = born_host.packed
 
@@ -97,7 +98,7 @@ class RecordEncoder:
         return b"".join((front, body, name, _LENGTH.pack(len(properties)), properties))
 
     def _learn(self, topic: str) -> bytes:
-        """Return the topic with its length before it; empty if the length takes two bytes."""
+        """Return the topic after its length byte; b"" if its length needs two bytes."""
         raw = topic.encode("utf-8")
         name = bytes((len(raw),)) + raw if 0 < len(raw) <= V1_MAX_TOPIC_BYTES else b""
         if len(self._topics) < _TOPICS_KEPT:

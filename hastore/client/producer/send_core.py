@@ -1,12 +1,12 @@
-"""The producer's core: finds the master, sends in order, settles. It has no thread and never waits.
+"""The producer's core: finds the master, sends messages in order and settles their Futures.
 
     unsent --transmit--> frames in flight --reply--> settled
        ^                       |
        +------ roll back ------+   refused, late, connection lost, another master
 
-Its driver (`io_driver.py` with a thread, `hastore.aio` on an event loop) calls `run_once` when a
-reply has arrived, an entry was admitted or a deadline is due, and then notifies the Outcomes in
-`ended`.
+The core has no thread and never waits. Its driver (`io_driver.py` with a thread, `hastore.aio` on
+an event loop) calls `run_once` when a reply has arrived, an entry was admitted or a deadline is
+due. Afterwards the driver notifies the Outcomes in `ended`.
 
 One run of frames goes to one master over one connection (protocol/api.py, "Runs"). Any break in the
 sequence rolls the unsettled entries back and begins a new run, so the log keeps the order of the
@@ -36,9 +36,9 @@ from hastore.protocol import api
 log = logging.getLogger(__name__)
 
 MAX_FRAMES = 8
-SMALL_FRAMES = 2  # with so many in flight, only full frames are sent, so messages gather
+SMALL_FRAMES = 2  # with so many frames in flight only full ones are sent, so messages gather
 MAX_FRAME_RECORDS, SMALL_WINDOW = 256, 16
-LATE_MS = 300.0  # without an answer; then the client asks which node is master
+LATE_MS = 300.0  # a frame unanswered for so long is late: the client asks which node is master
 ASK_MS = 100.0
 ATTEMPT_MS = 3_000  # how long a node may wait for a confirmation
 ATTEMPT_SLACK_MS = 1_000.0
@@ -53,8 +53,8 @@ _UNCONFIRMED = (Status.FLUSH_SLAVE_TIMEOUT, Status.FLUSH_DISK_TIMEOUT)
 class SendCore:
     """Send the window's entries to the master until they are settled.
 
-    `ended`: settled Outcomes that are to be notified. `master_found`: a master was found at least
-    once. `flush_to`: entries below this sequence number do not linger.
+    `ended`: settled Outcomes that are still to be notified. `master_found`: a master was found at
+    least once. `flush_to`: entries below this sequence number do not linger.
     """
 
     def __init__(
@@ -98,7 +98,10 @@ class SendCore:
         self.interrupted = False
 
     def send_now(self, now: float) -> None:
-        """Send admitted entries as far as the connection takes them; then call `run_once`."""
+        """Send admitted entries as far as the connection takes them.
+
+        The caller calls `run_once` afterwards.
+        """
         if self.interrupted:
             self.run_once(now)
             return
@@ -108,7 +111,7 @@ class SendCore:
         self.interrupted = False
 
     def sleep_s(self, now: float) -> float:
-        """Return the seconds until `run_once` is due even without an arrival, -1 for never."""
+        """Return the seconds until `run_once` is due without an arrival; -1: it is not."""
         if self._window.incoming:
             return 0.0
         until = _NEVER
@@ -129,19 +132,19 @@ class SendCore:
         return -1.0 if until == _NEVER else max(0.0, until - now) / 1000.0
 
     def under_way(self) -> int:
-        """Return the number of entries to send, frames in flight and Outcomes to notify."""
+        """Return how many entries to send, frames in flight and Outcomes to notify there are."""
         waiting = len(self._window.incoming) + len(self._unsent)
         return waiting + len(self._frames) + len(self.ended)
 
     def is_idle(self) -> bool:
-        """Whether all is settled and notified; a late answer may still come."""
+        """Whether every entry is settled and its Outcome notified; a late answer may still come."""
         return not self._window.incoming and self._window.is_settled and not self.ended
 
     def fail(self, failure: BaseException) -> None:
-        """End because the driver has failed: unsettled and later sends raise errors that say so."""
+        """End after the driver has failed; unsettled and later sends get an error that says so."""
         reason = f"the producer has failed: {failure!r}"
         self._window.close(f"{reason}; make a new one")
-        if self.interrupted:  # which entries were sent is not known
+        if self.interrupted:  # any entry may have been sent
             for entry in self._window.entries():
                 entry.unknown = True
         self.end(reason)
@@ -160,14 +163,17 @@ class SendCore:
         self._window.release()
 
     def abandon(self) -> None:
-        """End the unsettled entries in a forked child; the parent sends them. Takes no lock."""
+        """End the unsettled entries in a forked child; its parent sends them. Takes no lock."""
         self._window.closed = True
         for entry in self._window.entries():
             entry.unknown = True
             _give_up(entry, "the process was forked; the parent keeps the message", self.ended)
 
     def unacknowledged(self) -> str:
-        """Return a text with the number of unsettled messages, "" for none; takes no lock."""
+        """Return a text with the number of unsettled messages, "" if there are none.
+
+        Takes no lock.
+        """
         topics: dict[str, int] = {}
         for entry in self._window.entries():
             if not entry.settled:
@@ -178,7 +184,7 @@ class SendCore:
         return f"messages not acknowledged: {named}"
 
     def _restart(self) -> None:
-        """Roll everything back, because it is not known how far the interrupted call came."""
+        """Roll all entries back: how far the interrupted call came is not known."""
         for frame in self._frames.values():
             for entry in frame.entries:
                 self._mark_unknown(entry)
@@ -188,14 +194,14 @@ class SendCore:
         self._window.take()
         for entry in self._window.entries():
             if entry.settled:
-                self.ended.append(entry.future)  # may not have been notified
+                self.ended.append(entry.future)  # it may not have been notified yet
         self._unsent = in_order(self._window.entries())
         self._window.release()
         if self.cluster.master is not None:
             self._transport.reopen(self.cluster.master)
 
     def _ready_ms(self, entry: Entry) -> float:
-        """Return the monotonic ms at which an entry need not linger any more."""
+        """Return when an entry's linger time is over, in monotonic ms."""
         if entry.first_seq < self.flush_to:
             return 0.0
         return entry.queued_ms + self._options.linger_ms
@@ -244,7 +250,7 @@ class SendCore:
             for entry in frame.entries:
                 entry.status, entry.reason = reply.status, reply.reason
                 self._mark_unknown(entry)
-            self._on_refusal(frame, reply, now)  # sends it again, before the later ones
+            self._on_refusal(frame, reply, now)  # this frame goes again, before the later ones
             return
         again = _settle_reply(frame, reply, self.ended, retry_stored=self._options.idempotent)
         del self._frames[frame.rid]
@@ -256,7 +262,7 @@ class SendCore:
             self._pauses = 0
 
     def _on_refusal(self, frame: Frame, reply: api.PutDone, now: float) -> None:
-        """Send this frame again, and the later ones, which the node refuses too in this run."""
+        """Send this frame and all later ones again: the node refuses the rest of this run."""
         for entry in frame.entries:
             entry.status, entry.reason = reply.status, reply.reason
         later = [each for each in self._frames.values() if each.rid >= frame.rid]
@@ -289,9 +295,9 @@ class SendCore:
             self._window.release()
 
     def _mark_unknown(self, entry: Entry) -> None:
-        """Note that an attempt may have stored the entry; without HS_SEQ end it.
+        """Note that an attempt may have stored the entry.
 
-        Without HS_SEQ, a second attempt could store it twice.
+        An entry without HS_SEQ is ended, because a second attempt could store it twice.
         """
         entry.unknown = True
         if not self._options.idempotent:
@@ -316,7 +322,7 @@ class SendCore:
         return f"{self.cluster.master} did not answer in time"
 
     def _check_answers(self, now: float) -> None:
-        """Ask for the master when none is known or a frame is late; drop a dead connection."""
+        """Ask for the master if none is known or a frame is late; replace a dead connection."""
         if self._frames:
             age = now - next(iter(self._frames.values())).sent_ms
             if age > ATTEMPT_MS + ATTEMPT_SLACK_MS:
@@ -353,7 +359,7 @@ class SendCore:
                 return
             first = entries[0]
             if first.expires_ms - now < LAST_TRY_MS and first.status.is_refusal:
-                self._paused_until_ms = first.expires_ms  # then it ends with the known refusal
+                self._paused_until_ms = first.expires_ms  # it then fails with the known refusal
                 return
             if not self._send(master, entries, count, now):
                 self._paused_until_ms = now + PAUSES_MS[0]
@@ -388,7 +394,7 @@ class SendCore:
         payload = entries[0].payload
         if len(entries) > 1:
             payload = b"".join([entry.payload for entry in entries])
-        # First: an interrupted `send` may have sent it.
+        # Noted before it is sent: an interrupted `send` may have sent it.
         self._frames[rid] = Frame(rid, master, entries, count, now)
         if not self._transport.send(master, put, payload):
             del self._frames[rid]
@@ -408,7 +414,7 @@ class SendCore:
 def _settle_reply(
     frame: Frame, reply: api.PutDone, ended: Ended, *, retry_stored: bool
 ) -> list[Entry]:
-    """Settle a frame's entries; return those to send again: stored, but not confirmed."""
+    """Settle a frame's entries; return the entries to send again (stored, not confirmed)."""
     again: list[Entry] = []
     place = 0
     if frame.count != len(reply.offsets):
@@ -444,7 +450,10 @@ def _settle_reply(
 
 
 def _settle_whole(frame: Frame, reply: api.PutDone, ended: Ended) -> None:
-    """Settle a frame whose answer does not list its records: refused, or not understood."""
+    """Settle a frame whose answer does not list its records.
+
+    The node has refused the frame, or the answer does not fit it.
+    """
     statuses = set(reply.statuses or [reply.status])
     refused = len(statuses) == 1 and not next(iter(statuses)).is_stored
     for entry in frame.entries:
@@ -455,14 +464,14 @@ def _settle_whole(frame: Frame, reply: api.PutDone, ended: Ended) -> None:
 
 
 def _settle_unasked(entries: list[Entry], ended: Ended) -> None:
-    """Settle entries that no node answers (`acks` 0): only that they were sent is known."""
+    """Settle entries with `acks` 0, which no node answers; PUT_OK then means only "sent"."""
     for entry in entries:
         results = [SendResult(Status.PUT_OK, entry.topic, 0) for _ in range(entry.count)]
         _succeed(entry, results, ended)
 
 
 def _give_up(entry: Entry, reason: str, ended: Ended) -> None:
-    """End an entry; one that was never sent is certainly not stored."""
+    """End an entry as failed; an entry that was never sent is certainly not stored."""
     if entry.status is Status.TIMEOUT and not entry.unknown:
         entry.status = Status.SERVICE_NOT_AVAILABLE
     entry.reason = entry.reason or reason

@@ -1,10 +1,10 @@
 """The unsettled messages of a producer: entries, frames in flight, and the window over them.
 
-Entries are settled in any order, but the window starts at the oldest unsettled one. So the sequence
-numbers in use never span more than a node's deduplication window, and a retry is always recognised.
+Entries are settled in any order. The window starts at the oldest unsettled entry, and its size is
+at most that of a node's deduplication window. So a node always recognises a retry.
 
     admit --> incoming --take--> order --release, once settled--> gone
-              (any thread)       (the driver alone)
+              (any thread)       (only the driver)
 
 Each arrow is one step: an exception from a signal handler between two steps loses no entry.
 """
@@ -34,13 +34,13 @@ class Entry(msgspec.Struct, eq=False):
     queued_ms: float
     expires_ms: float
     unknown: bool = False
-    status: Status = Status.TIMEOUT  # of the last answer; TIMEOUT: none yet
+    status: Status = Status.TIMEOUT  # of the last answer; TIMEOUT also if none has come yet
     reason: str = ""
-    result: SendResult | None = None  # of an attempt that was stored, but not confirmed
+    result: SendResult | None = None  # of the attempt that stored it, if it is not confirmed
 
     @property
     def settled(self) -> bool:
-        """Whether its Future has ended; not stored a second time, so there is no contradiction."""
+        """Whether its Future has ended; there is no second flag, which could contradict it."""
         return self.future.done()
 
 
@@ -67,7 +67,7 @@ class Window:
         self.incoming: deque[Entry] = deque()
         self._order: deque[Entry] = deque()
         self.next_seq = 0
-        self.base_seq = 0  # not above the oldest unsettled number
+        self.base_seq = 0  # at most the oldest unsettled number
         self.closed = False
         self.why_closed = "the producer is closed"
 
@@ -80,12 +80,12 @@ class Window:
         if self.next_seq + count - self.base_seq <= self.limit:
             return True
         if self._is_empty():
-            self.base_seq = self.next_seq  # an interrupted `admit` left numbers that no entry has
+            self.base_seq = self.next_seq  # an interrupted `admit` left numbers without entries
         return self.next_seq + count - self.base_seq <= self.limit
 
     def admit(self, entry: Entry) -> None:
         """Add an entry and use up its numbers; the caller holds the lock."""
-        self.next_seq = entry.first_seq + entry.count  # first: no number is ever used twice
+        self.next_seq = entry.first_seq + entry.count  # first, so that no number is used twice
         self.incoming.append(entry)
 
     def has_settled(self, seq: int) -> bool:
@@ -98,12 +98,12 @@ class Window:
             return self._is_empty()
 
     def take(self) -> list[Entry]:
-        """Return the entries admitted since the last call; called by the driver alone."""
+        """Return the entries admitted since the last call; only the driver calls this."""
         taken: list[Entry] = []
         incoming, order = self.incoming, self._order
         while incoming:
             entry = incoming[0]
-            if not order or order[-1] is not entry:  # else the last call was interrupted here
+            if not order or order[-1] is not entry:  # else an interrupted call has added it
                 order.append(entry)
             taken.append(entry)
             incoming.popleft()
@@ -140,7 +140,8 @@ class Window:
 
     def entries(self) -> list[Entry]:
         """Return all entries not yet released, by sequence number; a finalizer may call this."""
-        incoming = tuple(self.incoming)  # first: `take` leaves an entry in one or in both
+        # Read before `_order`: `take` adds an entry there before it removes it here.
+        incoming = tuple(self.incoming)
         return list(dict.fromkeys((*self._order, *incoming)))
 
     def check(self) -> None:
@@ -149,7 +150,7 @@ class Window:
             raise ClientError(self.why_closed)
 
     def close(self, why: str | None = None) -> None:
-        """Admit nothing any more. `why`: the text of later errors, unless already closed."""
+        """Admit nothing any more. `why`: the text of later errors, unless closed before."""
         with self.lock:
             if why is not None and not self.closed:
                 self.why_closed = why
@@ -157,7 +158,8 @@ class Window:
 
     def _is_empty(self) -> bool:
         """Whether there is no entry; the caller holds the lock."""
-        return not self.incoming and not self._order  # in this order: see `take`
+        # `incoming` is read first, because `take` moves entries from it to `_order`.
+        return not self.incoming and not self._order
 
 
 def in_order(entries: Iterable[Entry]) -> deque[Entry]:
