@@ -1,1 +1,1 @@
-"""The HELLO exchange between nodes: ask, answer, survey the group."""
+"""The HELLO exchange between nodes: call a node, answer a call, survey the group."""

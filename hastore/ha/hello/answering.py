@@ -1,5 +1,6 @@
-"""The answerer's side of HELLO: identify the caller, then serve its purpose (docs/ha-link.md,
-"HELLO"). The connection's reader calls it.
+"""The answerer's side of HELLO: identify the caller, then do what it asks for.
+
+docs/ha-link.md, "HELLO", describes the exchange. The connection's reader calls `answer_call`.
 """
 
 import ipaddress
@@ -42,14 +43,17 @@ class AnsweredConnection(Protocol):
 
     member: Member  # this node
     sock: socket.socket
-    address: str  # the caller's
+    address: str  # the caller's address
 
     def identify(self, hello: Hello) -> None:
         """Note who the caller is; it has proved that it has the secret, if one is configured."""
         ...
 
     def follow(self, hello: Hello) -> FollowAnswer:
-        """Answer a caller that wants to follow; StreamFrom registers its stream."""
+        """Answer a caller that wants to follow.
+
+        If the answer is StreamFrom, the caller's stream is registered.
+        """
         ...
 
     def start_stream(self) -> None:
@@ -61,8 +65,8 @@ def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
     """Answer a HELLO whose magic has been read; True when a stream follows on the connection.
 
     Nothing changes before the caller has proved that it has the secret, if one is configured.
-    Raises AuthenticationError or ProtocolError for a fault of the caller, OSError when it has left
-    or is too slow.
+    Raises AuthenticationError or ProtocolError for a fault of the caller, OSError when the caller
+    has left or is too slow.
     """
     member, sock = connection.member, connection.sock
     sock.sendall(ANSWER_MAGIC)
@@ -84,7 +88,7 @@ def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
         sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
         _copy(connection, hello)
     elif isinstance(answer, Refused):
-        # A node that waits repeats its survey each second; the answer tells it the reason.
+        # DEBUG for a survey: a node repeats it each second, and the answer tells it the reason.
         level = logging.DEBUG if hello.purpose is Purpose.SURVEY else logging.INFO
         log.log(level, "refused %s of node %d: %s", hello.purpose.value, hello.node, answer.reason)
     return False
@@ -97,7 +101,7 @@ def _decide(connection: AnsweredConnection, hello: Hello) -> Answer:
         return Refused(problem)
     if hello.purpose is Purpose.PROMISE:
         return _promise(connection, hello)
-    # A master that sees a higher epoch, anywhere, turns read-only at once and durably.
+    # A master that meets a higher epoch in any HELLO turns read-only at once, durably.
     member.observe_epoch(max(hello.promised_epoch, last_epoch(hello.history)), f"node {hello.node}")
     if hello.purpose is Purpose.SURVEY:
         return Surveyed()
@@ -130,8 +134,8 @@ def _promise(connection: AnsweredConnection, hello: Hello) -> Answer:
 
 
 def _copy(connection: AnsweredConnection, hello: Hello) -> None:
-    """Send the range. Before each piece check that this node's promise, last epoch and log end are
-    those that the caller expects.
+    """Send the range in pieces. Before each piece, check that this node's promise, last epoch and
+    log end are those that the caller expects.
     """
     member, sock = connection.member, connection.sock
     store, state = member.store, member.state

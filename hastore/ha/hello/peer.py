@@ -1,6 +1,6 @@
 """The caller's side of HELLO: open a connection to another node's HA port.
 
-Calls block, at most until their deadline.
+The functions block, at most until their deadline.
 """
 
 import socket
@@ -47,7 +47,7 @@ class Deadline:
         self._end_ms = clock.monotonic_ms() + timeout_ms
 
     def left_s(self) -> float:
-        """Return the seconds left; TimeoutError after the deadline."""
+        """Return the seconds left; raises TimeoutError after the deadline."""
         left = (self._end_ms - self._clock.monotonic_ms()) / 1000.0
         if left <= 0:
             raise TimeoutError("the peer is too slow")
@@ -86,9 +86,9 @@ def receive_frame(sock: socket.socket, deadline: Deadline) -> bytes:
 def call(address: str, hello: Hello, secret: bytes | None, clock: Clock, timeout_ms: float) -> Call:
     """Connect, say HELLO and return the peer's answer, all within `timeout_ms`.
 
-    The socket of the result is blocking, without a timeout. OSError: the peer is not reachable or
-    too slow. ClassicPeerError: it is a RocketMQ master. ProtocolError, AuthenticationError: the
-    peer erred.
+    The socket of the result is blocking, without a timeout. Raises OSError when the peer is not
+    reachable or too slow, ClassicPeerError when it is a RocketMQ master, and ProtocolError or
+    AuthenticationError when it breaks the protocol or does not belong to this group.
     """
     deadline = Deadline(clock, timeout_ms)
     sock = socket.create_connection(split_address(address), timeout=deadline.left_s())
@@ -98,8 +98,8 @@ def call(address: str, hello: Hello, secret: bytes | None, clock: Clock, timeout
         magic = receive_exactly(sock, MAGIC_BYTES, deadline)
         if magic == CALL_MAGIC:
             raise ClassicPeerError(
-                f"{address} speaks RocketMQ's classic HA protocol; to follow it set "
-                "ha.classic_master to it"
+                f"{address} speaks RocketMQ's classic HA protocol; to follow it, set "
+                "ha.classic_master to this address"
             )
         if magic != ANSWER_MAGIC:
             raise ProtocolError(f"{address} does not speak this version of the HA protocol")

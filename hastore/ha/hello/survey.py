@@ -1,4 +1,4 @@
-"""Ask all other nodes of the group at once, for their state (a survey) or for promises."""
+"""Ask all other nodes of the group in parallel, for their state (a survey) or for promises."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -31,9 +31,9 @@ def ask_all(
     timeout_ms: float = CALL_TIMEOUT_MS,
     **extra: Any,
 ) -> list[SurveyReply]:
-    """Call every other node except those in `skip`, in parallel; returns within about `timeout_ms`.
+    """Call every other node except those in `skip`, in parallel; return their replies.
 
-    `extra` are further fields of the HELLO.
+    It takes at most about `timeout_ms`. `extra` are further fields of the HELLO.
     """
     peers = [(node, address) for node, address in member.peers if node not in skip]
     if not peers:
@@ -49,7 +49,7 @@ def ask_all(
 def ask_one(
     member: Member, node: int, address: str, purpose: Purpose, *, timeout_ms: float, **extra: Any
 ) -> SurveyReply:
-    """Call one node and close the connection; a failure is the reply's `problem`."""
+    """Call one node and close the connection. A failure is returned as the reply's `problem`."""
     try:
         opened = call(
             address, member.hello(purpose, **extra), member.secret, member.clock, timeout_ms
@@ -62,8 +62,9 @@ def ask_one(
 
 
 def check_peer(member: Member, hello: Hello, node: int, address: str) -> None:
-    """Raise ProtocolError when another node answers at this address, or the node is not a member of
-    the group. A known number with another store is no member: its promises were lost with its disk.
+    """Raise ProtocolError when another node answers at this address, or the peer is no member.
+
+    A peer with a known number and another store is no member: its promises were lost with its disk.
     """
     if hello.node != node:
         raise ProtocolError(

@@ -12,7 +12,10 @@ log = logging.getLogger(__name__)
 
 
 class AcceptSocketService(Service):
-    """Accept connections and pass each to `accept`, which owns the socket unless it raises."""
+    """Accept connections and pass each to `accept`, which then owns the socket.
+
+    If `accept` raises, this service closes the socket.
+    """
 
     def __init__(
         self, accept: Callable[[socket.socket, str], None], *, on_failure: OnFailure

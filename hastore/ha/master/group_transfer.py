@@ -1,8 +1,8 @@
 """GroupTransferService: synchronous puts that wait until enough slaves and disks hold them.
 
-The thread that makes progress completes the waiting puts itself, in offset order: ReadSocketService
-after a report, the flush thread after a sync, with `acks: 0` the appending thread. This service's
-own thread only ends the waits whose deadline has passed.
+The thread that makes progress completes the waiting puts itself, in offset order. That is
+ReadSocketService after a report, the flush thread after a sync, and with `acks: 0` the appending
+thread. This service's own thread only ends the waits whose deadline has passed.
 """
 
 import threading
@@ -17,12 +17,12 @@ from hastore.clock import Clock
 from hastore.service import OnFailure, Service
 
 
-class Need(IntEnum):  # looked up for each put: unlike an Enum's, its hash is C code
+class Need(IntEnum):  # a dict key for each put: its hash is C code, that of an Enum is not
     """What a put waits for."""
 
     MASTER_DISK = 0
     SLAVES = 1
-    SLAVE_DISKS = 2  # and the master's disk
+    SLAVE_DISKS = 2  # the slaves' disks and the master's
 
 
 class Outcome(Enum):
@@ -43,9 +43,11 @@ class _Waiter(msgspec.Struct):
 
 
 class Progress(NamedTuple):
-    """The log offset up to which each need is met. The one with the greater `serial` is newer.
+    """The log offset up to which each need is met.
 
-    `level(need, end_offset)` returns the level observed for a put that ends there.
+    Of two, the one with the greater `serial` is newer. `level(need, end_offset)` returns the level
+    of a put that ends at `end_offset`. `by_classics(end_offset)` returns whether such a put is
+    confirmed when RocketMQ slaves count.
     """
 
     serial: int
@@ -58,8 +60,8 @@ class Progress(NamedTuple):
 class GroupTransferService(Service):
     """Complete waiting puts, each exactly once, from any thread.
 
-    A put's `done` is called without a lock. `after_done` is called once after each batch of puts
-    that end together, but not for a put that ends within `add`.
+    A put's `done` is called while no lock is held. `after_done` is called once after each batch of
+    puts that end together, but not for a put that ends within `add`.
     """
 
     def __init__(
@@ -98,7 +100,7 @@ class GroupTransferService(Service):
     ) -> None:
         """Wait until `need` is met up to `end_offset` or the monotonic clock passes `deadline_ms`.
 
-        `done(outcome, level)` may be called before this returns. `epoch` is that of the append: if
+        `done(outcome, level)` may be called before this returns. `epoch` is that of the append. If
         that epoch has ended meanwhile, the put ends at once, unconfirmed, because progress of a
         later epoch must not confirm it.
         """
@@ -127,8 +129,8 @@ class GroupTransferService(Service):
     def advance(self, progress: Progress) -> None:
         """Complete the puts that the progress covers.
 
-        Threads race here: progress older than another thread's, or than the end of its epoch, is
-        ignored.
+        Threads may call this in any order. Progress is ignored if newer progress has come, or if
+        its epoch has ended.
         """
         ready: list[tuple[Need, list[_Waiter]]] = []
         with self._lock:
@@ -151,10 +153,10 @@ class GroupTransferService(Service):
             self.after_done()
 
     def abandon(self, serial: int) -> int:
-        """End every wait because the epoch has ended; return how many. The records are stored, but
-        not known to be confirmed.
+        """End every wait because the epoch has ended; return the number of waits.
 
-        Progress of an earlier `serial` is ignored from now on.
+        The records are stored, but not known to be confirmed. Progress of an earlier `serial` is
+        ignored from now on.
         """
         with self._lock:
             self._serial = max(serial, self._serial)
@@ -213,8 +215,10 @@ def _met(progress: Progress, need: Need, end_offset: int) -> bool:
 
 
 def _confirm(need: Need, waiters: list[_Waiter], level: Callable[[Need, int], str]) -> None:
-    """End waits that are met, in offset order. Slaves that hold a put hold all earlier ones: if the
-    first and the last put have the same level, so have all between them.
+    """Confirm puts whose need is met, in offset order.
+
+    A slave that holds a put holds all earlier ones. So if the first and the last put have the same
+    level, all puts between them have it too.
     """
     last = level(need, waiters[-1].end_offset)
     alike = len(waiters) == 1 or level(need, waiters[0].end_offset) == last
@@ -227,7 +231,7 @@ def _timeout(need: Need) -> Outcome:
 
 
 def _insert(queue: deque[_Waiter], waiter: _Waiter) -> None:
-    """Insert in offset order: a duplicate has the end offset of its original, an earlier put."""
+    """Insert in offset order. A duplicate put has an earlier end offset: that of its original."""
     place = len(queue)
     while place and queue[place - 1].end_offset > waiter.end_offset:
         place -= 1

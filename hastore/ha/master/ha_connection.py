@@ -6,8 +6,8 @@
       a classic slave's report -> STREAM, where allowed
     STREAM: ReadSocketService receives reports, WriteSocketService sends data
 
-HAConnection owns the teardown: any thread that finds the link broken calls `close(reason)`, once or
-several times.
+HAConnection owns the teardown: any thread that finds the link broken calls `close(reason)`. Only
+the first call has an effect.
 """
 
 import logging
@@ -38,11 +38,14 @@ class ConnectionOwner(Protocol):
     member: Member
 
     def follow(self, connection: "HAConnection", hello: Hello) -> FollowAnswer:
-        """Answer a slave that wants to follow; StreamFrom registers the connection's stream."""
+        """Answer a slave that wants to follow; with StreamFrom, register the stream."""
         ...
 
     def classic_start(self, report: int) -> int:
-        """Return where a RocketMQ slave's stream starts; ProtocolError outside the log."""
+        """Return where a RocketMQ slave's stream starts.
+
+        Raises ProtocolError when `report` is outside the log.
+        """
         ...
 
     def join_classic(self, connection: "HAConnection", offset: int) -> None:
@@ -50,7 +53,7 @@ class ConnectionOwner(Protocol):
         ...
 
     def on_report(self, connection: "HAConnection", offset: int) -> None:
-        """Count a checked report; called by the connection's reader."""
+        """Count a checked report; the connection's reader calls it."""
         ...
 
     def note_failure(self, what: str) -> None:
@@ -76,7 +79,7 @@ class SlaveStatus:
 
     @property
     def name(self) -> str:
-        """How messages name it; a node keeps its name over a new connection."""
+        """The slave's name in messages; a node has the same name on each connection."""
         return _name(self.node, self.address)
 
 
@@ -90,11 +93,11 @@ class HAConnection:
         self.member = owner.member
         self.sock = sock
         self.address = address
-        # Unique in this process: tells a node's latest connection from its earlier ones.
+        # Unique in this process; it tells a node's latest connection from earlier ones.
         self.connection_id = connection_id
         self.hello: Hello | None = None
         self.classic = False
-        self.spoken = False  # it has completed HELLO, or reported as a classic slave
+        self.spoken = False  # the peer has completed HELLO, or reported as a classic slave
         self.ack_offset: int | None = None
         self.writer: WriteSocketService | None = None
         self.reader = ReadSocketService(self)
@@ -113,14 +116,14 @@ class HAConnection:
 
     @property
     def reached_offset(self) -> int:
-        """The slave's last report; before the first one the start of its stream."""
+        """The slave's last report, or the start of its stream before the first report."""
         writer = self.writer
         assert writer is not None
         return writer.start_offset if self.ack_offset is None else self.ack_offset
 
     @property
     def name(self) -> str:
-        """How messages name the slave."""
+        """The slave's name in messages."""
         return _name(self.node, self.address)
 
     def status(self, end: int, gap_max: int) -> SlaveStatus:
@@ -140,12 +143,12 @@ class HAConnection:
         )
 
     def identify(self, hello: Hello) -> None:
-        """Note who the peer is; it has proved that it has the secret, if one is configured."""
+        """Note who the peer is. If a secret is configured, the peer has proved that it has it."""
         self.hello = hello
         self.spoken = True
 
     def follow(self, hello: Hello) -> FollowAnswer:
-        """Answer a slave that wants to follow; StreamFrom registers this connection's stream."""
+        """Answer a slave that wants to follow; with StreamFrom, register this connection."""
         return self.owner.follow(self, hello)
 
     def start_stream(self) -> None:
@@ -156,7 +159,7 @@ class HAConnection:
     def open_stream(
         self, offset: int, *, frame_bytes_max: int, classic: bool
     ) -> WriteSocketService:
-        """Prepare the stream from `offset` on; starting the writer starts it."""
+        """Prepare the stream from `offset` on; it begins when the returned writer is started."""
         member, config = self.member, self.member.config.ha
         self.writer = WriteSocketService(
             self.sock,
@@ -190,15 +193,16 @@ class HAConnection:
         self.owner.forget(self)
 
     def thread_failed(self, name: str, failure: BaseException) -> None:
-        """End only this connection on a failure of one of its threads; the status shows it.
+        """End this connection, not the node, after a failure of one of its threads.
 
-        A slave connects again, and no untrusted peer can end the node.
+        The status shows the failure, and a slave connects again. An untrusted peer must not be able
+        to end the node.
         """
         self.owner.note_failure(f"{name} of {self.address} failed: {failure!r}")
         self.close(repr(failure))
 
     def release(self) -> None:
-        """Free the descriptors; called by the reader at its end, after the writer has ended."""
+        """Stop the writer and free the descriptors; the reader calls it at its end."""
         if self.writer is not None and self.writer.stop():
             self.writer.release()
         self.sock.close()
@@ -214,7 +218,7 @@ class ReadSocketService(Service):
         self._connection = connection
 
     def run(self) -> None:
-        """Serve the connection to its end. A peer's error closes it, with a logged reason."""
+        """Serve the connection to its end. A peer's error closes it, and the reason is logged."""
         connection = self._connection
         try:
             connection.close(self._serve())
@@ -256,10 +260,11 @@ class ReadSocketService(Service):
         config = connection.member.config.ha
         report = int.from_bytes(first, "big", signed=True)
         if report < 0:
-            raise ProtocolError("neither a HELLO nor a RocketMQ slave's report")
+            raise ProtocolError("the caller sent neither a HELLO nor a RocketMQ slave's report")
         if not config.allow_classic_peers:
             raise ProtocolError(
-                "a RocketMQ slave's report; set ha.allow_classic_peers: true to serve such slaves"
+                "a RocketMQ slave wants to follow; to serve such slaves, set "
+                "ha.allow_classic_peers: true"
             )
         offset = connection.owner.classic_start(report)
         connection.classic = connection.spoken = True
@@ -303,13 +308,13 @@ class ReadSocketService(Service):
         for report in reports:
             if report < 0 or (last is not None and report < last):
                 raise ProtocolError(
-                    f"a report went back from {last} to {report}; no put was confirmed by it"
+                    f"a report went back from {last} to {report}; it confirmed no put"
                 )
             last = report
         if last is not None and last > writer.reach_offset:
             raise ProtocolError(
                 f"a report of {last}, beyond {writer.reach_offset}, the end of the sent bytes; "
-                "no put was confirmed by it"
+                "it confirmed no put"
             )
         connection.ack_offset = last
         if last is not None:

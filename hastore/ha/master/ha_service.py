@@ -1,10 +1,10 @@
 """HAService: the master's side of replication.
 
-It accepts connections in every role and streams the log as a master. Appending threads, the flush
-thread and the connections' readers call it.
+It accepts connections in every role, and streams the log while the node is master. Appending
+threads, the flush thread and the connections' readers call it.
 
-Lock order: the write gate before `_lock`. No lock is held while a waiting put's `done` runs or a
-socket blocks.
+Lock order: the write gate before `_lock`. No lock of this class is held while a waiting put's
+`done` runs or a socket blocks.
 """
 
 import itertools
@@ -43,14 +43,14 @@ class HAService:
         self._serial = 0  # numbers the Progress made under `_lock`, so that older ones are ignored
         self._connection_ids = itertools.count(1)
         self.push2_slave_max_offset = 0
-        self.failure: str | None = None  # of the last connection that a defect of this node ended
+        self.failure: str | None = None  # why a defect of this node last ended a connection
 
     def note_failure(self, what: str) -> None:
-        """Note for the status, until a restart, that a defect of this node ended a connection."""
+        """Note that a defect of this node ended a connection, for the status until a restart."""
         self.failure = f"{what}; the node continues, its log has the details: report it"
 
     def bind(self, address: str) -> str:
-        """Bind the HA port and return the bound address; OSError when it is taken."""
+        """Bind the HA port and return the bound address; raises OSError when it is taken."""
         return self.acceptor.bind(address)
 
     def stop(self) -> None:
@@ -109,8 +109,10 @@ class HAService:
         self._note_limits()
 
     def accept(self, sock: socket.socket, address: str) -> None:
-        """Take a new connection. At the limit, the oldest connection that has not said HELLO is
-        dropped for it; if there is none, the new connection is refused.
+        """Take a new connection.
+
+        At the limit it replaces the oldest connection that has neither completed HELLO nor sent a
+        RocketMQ slave's report. If there is no such connection, the new one is refused.
         """
         limit = self.member.config.ha.max_connections
         with self._lock:
@@ -143,7 +145,10 @@ class HAService:
                 self._table.classics.pop(connection.connection_id, None)
 
     def follow(self, connection: HAConnection, hello: Hello) -> FollowAnswer:
-        """Answer a slave that wants to follow; StreamFrom also registers it, without a report."""
+        """Answer a slave that wants to follow.
+
+        If the answer is StreamFrom, the slave is registered; no report of it counts yet.
+        """
         member = self.member
         digest = own_digest(member.store, hello)  # reads up to 64 MiB, so not under the gate's lock
         with member.gate.lock:
@@ -170,7 +175,7 @@ class HAService:
     def classic_start(self, report: int) -> int:
         """Return where a RocketMQ slave's stream starts, given its first report.
 
-        ProtocolError when the report is outside this log, or this node is not master.
+        Raises ProtocolError when the report is outside this log, or this node is not master.
         """
         store = self.member.store
         if not self.member.open_epoch:
@@ -182,8 +187,8 @@ class HAService:
             return max(last, store.min_offset)
         if not store.min_offset <= report <= store.max_offset:
             raise ProtocolError(
-                f"the RocketMQ slave's log ends at {report}, this log is [{store.min_offset}, "
-                f"{store.max_offset}); empty that slave's store to start it anew"
+                f"the RocketMQ slave's log ends at {report}, but this log covers "
+                f"[{store.min_offset}, {store.max_offset}); empty that slave's store to start anew"
             )
         return report
 
@@ -208,7 +213,7 @@ class HAService:
             other.close("the same node has connected again")
 
     def on_append(self, start: int, end: int, data: bytearray | None = None) -> None:
-        """Push an append to every slave that is caught up; called by the appending thread.
+        """Push an append to every slave that is caught up; the appending thread calls it.
 
         `data` are the bytes of [start, end); None when the caller does not have them in one piece.
         """
@@ -223,7 +228,7 @@ class HAService:
             self.advance()
 
     def on_report(self, connection: HAConnection, offset: int) -> None:
-        """Count a report, complete the puts that it confirms; called by the connection's reader."""
+        """Count a report, and complete the puts that it confirms. The reader calls it."""
         with self._lock:
             table = self._table
             if table is None:
@@ -243,7 +248,7 @@ class HAService:
             self._note_limits()
 
     def on_flushed(self, _offset: int) -> None:
-        """Complete the puts that waited for this node's disk; called by the flush thread."""
+        """Complete the puts that waited for this node's disk; the flush thread calls it."""
         self.advance()
 
     def advance(self) -> None:
@@ -257,7 +262,10 @@ class HAService:
             self._note_limits()
 
     def _compute_progress(self, table: AckTable) -> tuple[Progress, bool]:
-        """Return how far each need is met, and whether the limits moved; call with `_lock` held."""
+        """Return how far each need is met, and whether the confirmed offset moved.
+
+        The caller holds `_lock`.
+        """
         store = self.member.store
         flushed = store.flushed_offset
         own = flushed if self.member.counts_flushed else store.max_offset
@@ -292,7 +300,7 @@ class HAService:
                 connection.writer.note_limits()
 
     def _level(self, need: Need, end_offset: int) -> str:
-        """Return the level observed for a put that ends there; never a higher one."""
+        """Return the level that a put that ends at `end_offset` has for certain."""
         if need is Need.MASTER_DISK:
             return "MASTER_DISK"
         with self._lock:
@@ -314,8 +322,9 @@ class HAService:
             )
 
     def never_flushed(self) -> str | None:
-        """Return why the slaves' configuration prevents any confirmation of a put with sync_flush;
-        None when it does not.
+        """Return why the slaves' configuration lets no put with sync_flush be confirmed.
+
+        Returns None when such a put can be confirmed.
         """
         with self._lock:
             table = self._table

@@ -1,11 +1,11 @@
 """WriteSocketService: streams the log to one slave.
 
-    sent_offset     the next byte to send; all below was handed to the kernel, except `_rest`
-    _rest           bytes that a non-blocking push could not hand over; sent before anything else
+    sent_offset     the next byte to send; all bytes below are in the kernel, except `_rest`
+    _rest           bytes that a non-blocking push could not hand over; they are sent first
 
 The appending thread pushes a small append itself when the slave is caught up and the link is free.
-The service's own thread sends the rest: appends that would block or are longer than 128 KiB, and
-the log to a slave that catches up; large ranges are sent by sendfile.
+The service's own thread sends everything else: appends that would block or are longer than 128 KiB,
+and the log for a slave that catches up. It sends large ranges by sendfile.
 """
 
 import os
@@ -23,8 +23,8 @@ from hastore.service import OnFailure, Service
 
 PUSH_BYTES_MAX = 128 * 1024
 SENDFILE_BYTES_MIN = 64 * 1024
-LIMITS_DELAY_MS = 5.0  # how long moved limits wait for data that they can be sent with
-ACTIVE_MS = 50.0  # so long after a send the thread wakes up every LIMITS_DELAY_MS
+LIMITS_DELAY_MS = 5.0  # moved limits wait so long for data, to be sent with it
+ACTIVE_MS = 50.0  # for so long after a send the thread wakes up every LIMITS_DELAY_MS
 
 Limits = tuple[int, int]
 
@@ -63,20 +63,21 @@ class WriteSocketService(Service):
         self._on_broken = on_broken
         self._lock = threading.Lock()
         self._eventfd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # No wake-up after the close: the descriptor's number may then be another file's.
+        # Held for each wake-up and for the close: afterwards the descriptor's number may be that of
+        # another file, which no wake-up may write to.
         self._eventfd_lock = threading.Lock()
-        self._flowing = False  # no push before the answer to HELLO was sent
+        self._flowing = False  # no push may precede the answer to HELLO
         self._watching = False  # the thread wakes up within LIMITS_DELAY_MS by itself
         self._last_send_ms = clock.monotonic_ms()
         self._rest = b""
         self._broken = False
         self.start_offset = start_offset
         self.sent_offset = start_offset
-        # The end of all bytes that may have been sent; a report beyond it is false.
+        # The end of all bytes that may have been sent; no true report is beyond it.
         self.reach_offset = start_offset
 
     def push(self, start: int, end: int, data: bytearray | None = None) -> None:
-        """Try to send [start, end) at once, without blocking; else wake the thread to send it."""
+        """Send [start, end) now if that does not block; otherwise let the thread send it."""
         if not self._lock.acquire(blocking=False):
             self.wake()
             return
@@ -131,12 +132,12 @@ class WriteSocketService(Service):
                     self._send_all()
                 if poller.poll(self._pause_ms()):
                     os.eventfd_read(eventfd)
-        except (OSError, HastoreError) as error:  # of the link, or of reading the log
+        except (OSError, HastoreError) as error:  # the link broke, or the log could not be read
             self._broken = True
             self._on_broken(f"sending from offset {self.sent_offset} failed: {error}")
 
     def release(self) -> None:
-        """Close the wake-up descriptor, after the thread has ended; later pushes do nothing."""
+        """Close the wake-up descriptor once the thread has ended; later pushes do nothing."""
         with self._lock, self._eventfd_lock:
             self._broken = True
             if self._eventfd is not None:
@@ -150,7 +151,7 @@ class WriteSocketService(Service):
         if self._watching:
             return LIMITS_DELAY_MS
         if self._tell_limits and self._limits() != self._limits_sent:
-            return 0  # they moved since they were last sent
+            return 0  # the limits have moved since they were last sent
         return max(1.0, self._heartbeat_ms - idle)
 
     def _push(self, start: int, end: int, data: bytearray | memoryview) -> None:
@@ -181,7 +182,7 @@ class WriteSocketService(Service):
         offset, limit = self.sent_offset, self._frame_bytes_max
         while self._starts and self._starts[0] <= offset:
             self._starts.pop(0)
-        if self._starts:  # no frame crosses an epoch's start: the slave takes over the entry there
+        if self._starts:  # no frame crosses an epoch's start, where the slave adopts its entry
             limit = min(limit, self._starts[0] - offset)
         size = min(limit, self._store.max_offset - offset)
         if size <= 0:

@@ -1,1 +1,1 @@
-"""A node in its group: its durable state, its write gate, its log as replication sees it."""
+"""The parts of a node in its group: durable state, write gate, and the log's interface."""

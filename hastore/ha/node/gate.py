@@ -1,8 +1,8 @@
 """The write gate: at any moment at most one epoch's writer may append to a node's log.
 
-A node promises an epoch while it holds the gate's lock: the gate is closed for every writer of a
-lower epoch before the log's end is read. So after the node has answered a candidate, nothing of a
-lower epoch is appended, neither by this node as master nor by its link to one.
+A node promises an epoch while it holds the gate's lock. It closes the gate for every writer before
+it reads the log's end for its answer. So after the answer to a candidate nothing of a lower epoch
+is appended, neither by this node as master nor by its link to a master.
 """
 
 import threading
@@ -10,9 +10,10 @@ from types import TracebackType
 
 
 class WriteGate:
-    """Holds the epoch that may append now: a master's own, or that of a slave's link; None: closed.
+    """Knows the epoch that may append now: a master's own epoch, or that of a slave's link.
 
-    Thread-safe: `lock` is held for each append and for each change of `epoch`.
+    `epoch` is None while the gate is closed. Thread-safe: `lock` is held for each append and for
+    each change of `epoch`.
     """
 
     def __init__(self) -> None:
@@ -20,7 +21,7 @@ class WriteGate:
         self.epoch: int | None = None
 
     def open(self, epoch: int) -> None:
-        """Let `epoch`'s writer append; the caller holds the lock and has checked the promise."""
+        """Let the writer of `epoch` append; the caller holds the lock, has checked the promise."""
         self.epoch = epoch
 
     def close(self) -> None:
@@ -29,7 +30,7 @@ class WriteGate:
             self.epoch = None
 
     def entered(self, epoch: int) -> "Entered":
-        """Hold the lock for a `with` block, which gets False when `epoch` may not append now."""
+        """Hold the lock for a `with` block; `as` gets False when `epoch` may not append now."""
         return Entered(self, epoch)
 
 

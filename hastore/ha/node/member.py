@@ -27,8 +27,8 @@ class Member:
     """The state that the parts of a node's HA side share.
 
     `open_epoch` changes only under the gate's lock. `on_superseded(epoch, who)` is called after a
-    higher epoch has turned this master read-only, `on_promise()` after each promise; both without
-    the gate's lock, in the thread that met the epoch.
+    higher epoch has turned this master read-only. `on_promise()` is called after each promise.
+    Both run without the gate's lock, in the thread that met the epoch.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Member:
         self.on_failure = on_failure
         self.gate = WriteGate()
         self._addresses = dict(config.nodes)
-        self.open_epoch = 0  # the epoch in which this node takes writes; 0: it does not
+        self.open_epoch = 0  # the epoch in which this node takes writes; 0: none
         self.role = "SLAVE"  # the present one, for HELLO and status
         self.on_superseded: Callable[[int, str], None] = _ignore
         self.on_promise: Callable[[], None] = _nothing
@@ -67,7 +67,7 @@ class Member:
         return [(n, a.ha) for n, a in known if n != self.config.node]
 
     def learn_nodes(self, nodes: Mapping[int, NodeAddress]) -> None:
-        """Add the nodes that a changed configuration adds: the next promotion asks them.
+        """Add the nodes that a changed configuration adds, so that the next promotion asks them.
 
         Until a restart a removed node stays, and a node with a new address keeps its old one.
         """
@@ -77,14 +77,14 @@ class Member:
     def counts_flushed(self) -> bool:
         """Whether this node, as master, counts only the synced part of its own log.
 
-        That includes ack point `flushed`: such a node is not marked unclean after a power loss, so
+        A node with ack point `flushed` does so too. After a power loss it is not marked unclean, so
         it must not have counted bytes that its disk did not have.
         """
         return self.config.store.flush is Flush.SYNC or self.config.ha.ack_point is AckPoint.FLUSHED
 
     def hello(self, purpose: Purpose, **extra: Any) -> Hello:
         """Describe this node at this moment, for a HELLO."""
-        # `open_epoch` first: the history read after it then has that epoch's entry.
+        # `open_epoch` is read before the history, which then has that epoch's entry.
         open_epoch = self.open_epoch
         data, store = self.state.data, self.store
         max_offset = store.max_offset
@@ -121,8 +121,10 @@ class Member:
         )
 
     def promise(self, hello: Hello) -> Promised | Refused:
-        """Promise the candidate's epoch. Before this returns the promise is durable and no writer
-        of a lower epoch may append.
+        """Promise the candidate's epoch, or refuse.
+
+        When this returns a Promised, the promise is durable and no writer of a lower epoch may
+        append.
         """
         epoch, candidate = hello.promised_epoch, hello.node
         with self.gate.lock:
@@ -132,7 +134,7 @@ class Member:
             if self.state.data.promised_epoch == epoch and self.gate.epoch == epoch:
                 return Refused(f"this node follows epoch {epoch} already", epoch)
             was = self.open_epoch
-            # The disk first: if the write fails, nothing has changed and no answer is sent.
+            # Written before anything changes: if the write fails, no answer is sent.
             self.state.promise(epoch, hello.acks, hello.nodes, superseded=bool(was))
             self.gate.close()
             self.open_epoch = 0
@@ -150,7 +152,10 @@ class Member:
         return answer
 
     def observe_epoch(self, epoch: int, who: str) -> None:
-        """Turn a master of a lower epoch than `epoch`, which `who` has, read-only, durably."""
+        """If this node is master of an epoch below `epoch`, turn it read-only, durably.
+
+        `who` names the node that has `epoch`, for the log.
+        """
         with self.gate.lock:
             was = self.open_epoch
             if not was or epoch <= was:
@@ -164,7 +169,10 @@ class Member:
             self._tell(was, epoch, who)
 
     def step_down(self) -> bool:
-        """Stop being master without a higher epoch, as in a demotion; False if it was no master."""
+        """Stop being master without a higher epoch, as in a demotion.
+
+        Return whether this node was master.
+        """
         with self.gate.lock:
             was = self.open_epoch
             self.gate.close()

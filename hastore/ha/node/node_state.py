@@ -3,7 +3,7 @@
 
 When a method that changes the state returns, the file and its directory are synced. Nothing that
 depends on the change may be sent, acknowledged or opened earlier. `confirmed_offset` and
-`flushed_offset` need no sync and are on the store's limits page.
+`flushed_offset` are not in this file: they need no sync, and are on the store's limits page.
 """
 
 import secrets
@@ -42,8 +42,8 @@ class Durable(msgspec.Struct, kw_only=True):
     role_followed: Role = Role.SLAVE
     promised_epoch: int = 0
     history: History = ()
-    # The smallest and greatest `acks` of the last entry and of the promises since, and all of their
-    # node lists.
+    # Of the last entry and of the promises made since then: the smallest and the greatest `acks`,
+    # and all node lists.
     acks_min: int | None = None
     acks_max: int | None = None
     node_lists: tuple[tuple[int, ...], ...] = ()
@@ -55,7 +55,7 @@ class Durable(msgspec.Struct, kw_only=True):
     superseded_by: int = 0  # the epoch that turned this master read-only; 0: none
     intent: CutIntent | None = None
     known_stores: dict[int, str] = {}
-    aside: int = 0  # how often the store was set aside; part of the archive's name
+    aside: int = 0  # how often the store was set aside; a part of the archive's name
 
 
 class NodeState:
@@ -71,10 +71,11 @@ class NodeState:
     def load(self, node: int, cluster: str, group: str) -> None:
         """Read the file, or make the identity of a new node.
 
-        StoreBrokenError when the file is unreadable or belongs to another node.
+        Raises StoreBrokenError when the file is unreadable or belongs to another node.
         """
         if not self._fs.exists(self._path):
-            # Made only here: a folder that vanishes while the node runs must not come back empty.
+            # Only here is the folder made: if it vanishes while the node runs, no empty one may
+            # replace it.
             self._fs.make_dirs(self._directory)
             self._data = Durable(
                 node=node, store_id=secrets.token_hex(16), cluster=cluster, group=group
@@ -101,7 +102,7 @@ class NodeState:
 
     @property
     def data(self) -> Durable:
-        """Return the present state; for reading only. Each change makes a new one."""
+        """Return the present state. Do not change it: each change makes a new object."""
         assert self._data is not None, "load() comes first"
         return self._data
 
@@ -126,11 +127,11 @@ class NodeState:
             self._data = data
 
     def begin_boot(self, ack_point: str, *, alone: bool, log_end: int) -> None:
-        """Note a start, and whether a power loss took bytes, before the node answers anyone.
+        """Note a start, and whether a power loss may have taken bytes, before the node answers.
 
-        A changed boot id without a clean stop means a power loss: it ends the epoch and, if the ack
-        point then in force was `written`, marks the node unclean (never in a group of one:
-        `alone`). Entries that start beyond the log's end are removed.
+        A changed boot id without a clean stop means a power loss, which ends the epoch. If the ack
+        point at that time was `written`, the node is also marked unclean, except in a group of one
+        (`alone`). Entries that start beyond the log's end are removed.
         """
         with self._lock:
             data = self.data
@@ -159,8 +160,8 @@ class NodeState:
     ) -> None:
         """Raise the promise, durably.
 
-        `acks` and `nodes` are those of the promised epoch; `superseded`: this node is master, and
-        the epoch turns it read-only.
+        `acks` and `nodes` are those of the promised epoch. With `superseded` this node is master,
+        and the epoch turns it read-only.
         """
         with self._lock:
             data = self.data
@@ -173,7 +174,7 @@ class NodeState:
                 self.save(**changes)
 
     def take_entries(self, entries: Sequence[EpochEntry], keep: int | None = None) -> None:
-        """Append a master's entries, durably, after the first `keep` own ones (None: all).
+        """Keep the first `keep` entries (None: all) and append a master's, in one durable write.
 
         The promised epoch's own entry resets `acks_min`, `acks_max` and `node_lists`.
         """
@@ -190,7 +191,10 @@ class NodeState:
             self.save(**changes)
 
     def replace_history(self, entries: Sequence[EpochEntry]) -> None:
-        """Take a whole history (RESYNC), durably, with what its last entry may have in force."""
+        """Replace the whole history, durably, for a resync.
+
+        The `acks` and the node list of its last entry are added to those that may be in force.
+        """
         with self._lock:
             changes: dict[str, object] = {"history": tuple(entries)}
             if entries:
@@ -198,8 +202,8 @@ class NodeState:
             self.save(**changes)
 
     def open_epoch(self, entry: EpochEntry) -> None:
-        """Append a promotion's own entry and clear `unclean`, `epoch_over` and `superseded_by`, in
-        one durable step. The node may open after it.
+        """Append a promotion's entry and clear `unclean`, `epoch_over` and `superseded_by`, in one
+        durable write. The node may take writes after it.
         """
         with self._lock:
             self.save(

@@ -13,8 +13,8 @@ from hastore.store.message_store import FileRange
 class ReplicaLog(Protocol):
     """A log that replication reads in ranges, appends bytes to, and cuts.
 
-    One thread at a time appends, truncates or begins the log; any number of threads read it.
-    Written bytes survive kill -9, flushed bytes a power loss.
+    Only one thread at a time changes the log; any number of threads read it. Written bytes survive
+    kill -9, flushed bytes a power loss.
     """
 
     file_size: int
@@ -26,7 +26,7 @@ class ReplicaLog(Protocol):
 
     @property
     def max_offset(self) -> int:
-        """The end of the written bytes; on a slave perhaps inside a record."""
+        """The end of the written bytes; on a slave it may be inside a record."""
         ...
 
     @property
@@ -36,17 +36,17 @@ class ReplicaLog(Protocol):
 
     @property
     def flushed_offset(self) -> int:
-        """All below is synced; bytes beyond it may be synced too."""
+        """All bytes below are synced; later bytes may be synced too."""
         ...
 
     @property
     def confirmed_offset(self) -> int:
-        """All below is known to be on `acks + 1` nodes."""
+        """All bytes below are known to be on `acks + 1` nodes."""
         ...
 
     @property
     def readable_offset(self) -> int:
-        """The end of what readers may see."""
+        """The end of the bytes that readers may see."""
         ...
 
     def set_limits(self, *, confirmed: int | None = None, readable: int | None = None) -> None:
@@ -62,9 +62,9 @@ class ReplicaLog(Protocol):
         ...
 
     def append_replica(self, offset: int, data: bytes | memoryview) -> int:
-        """Append at `offset`, which must be the end; return the new end.
+        """Append at `offset`, which must be the log's end; return the new end.
 
-        StoreFullError: nothing was appended.
+        Raises StoreFullError if the disk is full; then nothing was appended.
         """
         ...
 
@@ -77,7 +77,7 @@ class ReplicaLog(Protocol):
         ...
 
     def replica_failed(self, offset: int, size: int, failure: OSError) -> StoreError:
-        """Clear the bytes that a failed splice left in its range; return the error to raise."""
+        """Clear the bytes that a failed splice left in its range; return the caller's error."""
         ...
 
     def begin_at(self, offset: int) -> None:
@@ -85,7 +85,7 @@ class ReplicaLog(Protocol):
         ...
 
     def set_aside(self, name: str) -> str:
-        """Move all files to `rescued/<name>/` and continue with an empty log; return that path."""
+        """Move all files to `rescued/<name>/`, and return that path; the log is then empty."""
         ...
 
     def archive(self, offset: int, name: str) -> int:
@@ -99,7 +99,7 @@ class ReplicaLog(Protocol):
     def flush(self) -> int:
         """Sync all written bytes; return `flushed_offset`.
 
-        StoreBrokenError: the store is closed until a restart.
+        Raises StoreBrokenError if it fails; the store is then closed until a restart.
         """
         ...
 
@@ -123,7 +123,7 @@ class ReplicaLog(Protocol):
     def record_size(self, offset: int, *, check: bool = False) -> int | None:
         """Return the size of the whole record at `offset`, None when there is none.
 
-        Only the record's header is checked, with `check` all of it, CRC included.
+        Only the record's header is checked; with `check` the whole record is, CRC included.
         """
         ...
 

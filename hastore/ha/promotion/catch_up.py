@@ -1,5 +1,6 @@
-"""A promotion's catch-up: copy the log of a more advanced node (docs/failover.md, "Promotion",
-step 4). Called by the thread that promotes.
+"""A promotion's catch-up: copy the missing part of the log from a more advanced node.
+
+It is step 4 of docs/failover.md, "Promotion". The thread that promotes calls it.
 """
 
 import logging
@@ -40,13 +41,14 @@ def catch_up(
     accept_loss: bool,
     on_progress: Callable[[int, int], None],
 ) -> None:
-    """Bring this log to the state that `node` answered with its promise: cut to the common point,
-    then copy bytes and entries up to `end`.
+    """Make this log equal to that of `node` as its promise described it.
 
-    Raises PromotionRefused when the source has changed since it answered; with `final` when the
-    source lacks bytes that this log needs (`source_min` is its first byte) or the logs share no
-    known history. Raises GroupDisagrees when a confirmed record would be cut, unless `accept_loss`.
-    Calls `on_progress(done, due)`, in bytes.
+    The log is cut to the common point, then bytes and entries are copied up to `end`. `source_min`
+    is the source's first byte. `on_progress(done, due)` is called with numbers of bytes.
+
+    Raises PromotionRefused when the source has changed since it answered. The refusal is `final`
+    when the source lacks bytes that this log needs, or when the logs share no known history. Raises
+    GroupDisagrees when a confirmed record would be cut and `accept_loss` is False.
     """
     store, state = member.store, member.state
     _compare(member, node, address, history, source_min, end)
@@ -57,11 +59,11 @@ def catch_up(
         foreign = not state.history and store.max_offset > 0
         if not kept and forgotten_end(state.history, store.max_offset, history, end):
             raise PromotionRefused(
-                f"node {node} is ahead, and its log and this node's diverged more epochs ago than "
-                f"a history holds; promote node {node}, this node then copies its log",
+                f"node {node} is ahead, and the two logs diverged more epochs ago than a history "
+                f"holds; promote node {node}; this node then copies its log",
                 final=True,
             )
-        # A common point of 0 alone is no reason to refuse: all of this log is a tail, and is cut.
+        # A common point of 0 alone is no reason to refuse: all of this log is then cut as a tail.
         if common < store.min_offset or foreign:
             raise PromotionRefused(
                 f"node {node} is ahead and shares no history with this node's log; promote "
@@ -98,8 +100,10 @@ def catch_up(
 def _compare(
     member: Member, node: int, address: str, history: History, source_min: int, end: int
 ) -> None:
-    """Compare the bytes that no epoch vouches for, before anything is cut or copied: ask for a COPY
-    of zero bytes, with their digest. Raises PromotionRefused, final, when the bytes differ.
+    """Compare the bytes that no epoch vouches for, before anything is cut or copied.
+
+    This asks for a COPY of zero bytes and sends the digest with it. Raises PromotionRefused, final,
+    when the bytes differ.
     """
     digest = digest_fields(member, history, source_min, end)
     if digest:
@@ -109,7 +113,7 @@ def _compare(
 
 
 def _ask(member: Member, hello: Hello, node: int, address: str, *, final: bool) -> Call:
-    """Call for a copy; PromotionRefused, with `final`, when the source refuses."""
+    """Ask for a copy. Raises PromotionRefused, with this `final`, when the source refuses."""
     opened = call(address, hello, member.secret, member.clock, member.config.ha.hello_timeout_ms)
     try:
         check_peer(member, opened.hello, node, address)
@@ -184,4 +188,4 @@ def _receive_some(sock: socket.socket, buffer: memoryview) -> int:
 
 
 def _refuse_full() -> None:
-    raise PromotionRefused("the disk is full during the catch-up; make room")
+    raise PromotionRefused("the disk became full during the catch-up; make room")

@@ -1,6 +1,7 @@
-"""Carry out a promotion (docs/failover.md, "Promotion"): survey, promise, count, catch up, open.
+"""Carry out a promotion: survey, promise, count the answers, catch up, open the epoch.
 
-RoleService calls it from its thread. The decisions are in ha/rules/promotion.py.
+docs/failover.md, "Promotion", has the rules; ha/rules/promotion.py decides by them. RoleService
+calls the Promoter from its thread.
 """
 
 import logging
@@ -30,8 +31,9 @@ class Flags:
 
 
 class Promoter:
-    """Carries out attempts to promote this node. One thread uses it; the write gate keeps all
-    other writers out of the log.
+    """Attempts to promote this node.
+
+    Only one thread uses it. The write gate keeps all other writers out of the log.
     """
 
     def __init__(
@@ -45,17 +47,17 @@ class Promoter:
         self._on_open = on_open  # called under the gate's lock, right before the gate opens
         self._say = say  # receives the progress, for the status
         self._stopping = stopping
-        self._tried_epoch = 0  # of this promotion's last attempt that asked for promises
+        self._tried_epoch = 0  # the last epoch for which this promotion asked promises
 
     def attempt(
         self, config: Config, flags: Flags, *, before_promise: Callable[[], None]
     ) -> EpochEntry:
-        """Try once; return the opened epoch's entry. Raises PromotionRefused when it failed, with
-        `final` if further attempts would fail too.
+        """Try once; return the opened epoch's entry.
 
         `config` has the new epoch's `acks` and node list. Nothing changes before the survey has
         enough answers. Then this calls `before_promise`, which stops following a master, and asks
-        for the promises.
+        for the promises. Raises PromotionRefused when the attempt failed, with `final` if further
+        attempts would fail too.
         """
         member = self._member
         required = self._requirements(config)
@@ -86,13 +88,15 @@ class Promoter:
             required = _with_known(required, replies)
         self._require_enough(required, answers, replies, flags)
         self._catch_up(epoch, answers, replies, flags)
-        # Entries taken over may have other `acks` and lists, which need more answers.
+        # The catch-up may bring entries with other `acks` and lists, which need more answers.
         self._require_enough(_widest(required, self._requirements(config)), answers, replies, flags)
         return self._open(epoch, required)
 
     def _check_no_refusal(self, replies: list[SurveyReply], flags: Flags) -> None:
-        """Refuse the promotion, unless it is forced, when a node refuses the survey: it does not
-        accept this node's identity. A node that lost its disk must not open under its old number.
+        """Refuse the promotion when a node refuses the survey, unless `force_unclean` is set.
+
+        Such a node does not accept this node's identity. For example, this node may have lost its
+        disk: it must then not become master under its old number.
         """
         for reply in replies:
             if isinstance(reply.answer, Refused) and not flags.force_unclean:
@@ -105,7 +109,7 @@ class Promoter:
         self._tried_epoch = 0
 
     def _check_overtaken(self, replies: list[SurveyReply]) -> None:
-        """Refuse, finally, when another node has opened since this promotion's last attempt."""
+        """Refuse, finally, when another node has opened a higher epoch since the last attempt."""
         for reply in replies:
             if (
                 self._tried_epoch
@@ -211,7 +215,7 @@ class Promoter:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
         except PromotionRefused:
             raise
-        except GroupDisagrees as error:  # another attempt would fence the others, and fail too
+        except GroupDisagrees as error:  # a retry would fence others, and fail
             raise PromotionRefused(str(error), final=True) from error
         except HastoreError as error:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
@@ -245,7 +249,9 @@ class Promoter:
     def _check_promise(self, epoch: int) -> None:
         promised = self._member.state.data.promised_epoch
         if promised != epoch:
-            raise PromotionRefused(f"epoch {promised} was promised to another node meanwhile")
+            raise PromotionRefused(
+                f"this node has promised epoch {promised} to another node meanwhile"
+            )
 
     def wait_replayed(self) -> None:
         """Wait until replay has read the log to its end."""
@@ -261,7 +267,7 @@ class Promoter:
 
 
 def _with_known(required: Requirements, replies: list[SurveyReply]) -> Requirements:
-    """Add the `acks` and node lists in force that other nodes know; a fresh node knows none."""
+    """Add the `acks` and node lists that other nodes know. A fresh node knows none itself."""
     for reply in replies:
         if isinstance(reply.answer, Promised) and reply.answer.acks_min is not None:
             low, high = reply.answer.acks_min, reply.answer.acks_max
@@ -276,7 +282,7 @@ def _with_known(required: Requirements, replies: list[SurveyReply]) -> Requireme
 
 
 def _widest(required: Requirements, other: Requirements) -> Requirements:
-    """Return the requirements with everything that either side says may be in force."""
+    """Return requirements with every `acks` and node list that either argument has in force."""
     return replace(
         required,
         acks_min=min(required.acks_min, other.acks_min),

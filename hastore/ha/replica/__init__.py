@@ -1,1 +1,1 @@
-"""Changes to this node's log that follow another node's: append, cut back, compare."""
+"""Match this node's log with another node's: append its bytes, cut back, compare digests."""

@@ -1,14 +1,15 @@
 """Digests of bytes that no epoch vouches for.
 
 Epoch 0 of a history names no writer: two nodes may have followed two RocketMQ masters, and only the
-bytes show it. So before a node continues from such bytes, both ends compare a digest of them:
+bytes show whether they did. So before a node continues from such bytes, a digest of both nodes'
+bytes is compared. It covers
 
     up to 64 MiB     all bytes
     beyond           1024 windows of 64 KiB, evenly spread; the last one ends where the range ends
 
-Logs that differ at the end of the range are always told apart. So is any differing stretch that is
-at least as long as the distance of two windows (16 MiB of 16 GiB). A shorter one in the middle may
-remain unnoticed; `cmp` of the stopped nodes' files finds it.
+A difference in the last 64 KiB of the range is always noticed. So is any differing stretch that is
+at least as long as the distance of two windows (16 MiB of 16 GiB). A shorter stretch in the middle
+may remain unnoticed; `cmp` of the stopped nodes' files finds it.
 """
 
 import hashlib
@@ -43,7 +44,7 @@ def digest_of(store: ReplicaLog, start: int, end: int) -> bytes:
         while place < stop:
             with store.view(place, min(stop - place, READ_BYTES)) as view:
                 if not view:
-                    return b""  # retention has removed it meanwhile
+                    return b""  # retention has removed these bytes meanwhile
                 digest.update(view)
                 place += len(view)
     return digest.digest()
@@ -52,7 +53,10 @@ def digest_of(store: ReplicaLog, start: int, end: int) -> bytes:
 def digest_fields(
     member: Member, history: History, min_offset: int, max_offset: int
 ) -> dict[str, Any]:
-    """Return a HELLO's digest fields for a node with this history and log; {} if none are due."""
+    """Return the digest fields of a HELLO to a node with this history and log; {} if none are due.
+
+    The other node's log is [`min_offset`, `max_offset`).
+    """
     mine = member.state.history
     due = classic_range(
         mine, member.store.min_offset, member.store.max_offset, history, min_offset, max_offset
@@ -67,5 +71,5 @@ def digest_fields(
 
 
 def own_digest(store: ReplicaLog, hello: Hello) -> bytes:
-    """Return the digest of this log's bytes in the range that a caller named; b"" without one."""
+    """Return the digest of this log's bytes in the range a caller named; b"" without a range."""
     return digest_of(store, hello.digest_from, hello.digest_to) if hello.digest else b""

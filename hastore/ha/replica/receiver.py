@@ -16,9 +16,9 @@ log = logging.getLogger(__name__)
 class Receiver:
     """Append what one peer sends, while the gate is open for its epoch.
 
-    A history entry is taken over, durably, when the log ends exactly at its start: before that
-    offset is reported, and before a byte beyond it is written. ProtocolError when the epoch may
-    not append any more.
+    A history entry is taken over, durably, when the log ends exactly at the entry's start. This
+    happens before that offset is reported, and before a byte beyond it is written. Methods raise
+    ProtocolError when the epoch may not append any more.
     """
 
     def __init__(self, member: Member, epoch: int, history: History) -> None:
@@ -44,8 +44,9 @@ class Receiver:
         return room
 
     def append(self, offset: int, data: memoryview, while_full: Callable[[], None]) -> None:
-        """Append a piece of a body. While the disk is full this calls `while_full`, which waits,
-        and tries again.
+        """Append a piece of a body.
+
+        While the disk is full, this calls `while_full`, which waits, and then tries again.
         """
         gate, store = self._member.gate, self._member.store
         while len(data):
@@ -75,11 +76,11 @@ class Receiver:
         size: int,
         while_full: Callable[[], None],
     ) -> None:
-        """Append `size` bytes at `offset`. They are in a pipe; `move(fd, position, size)` writes
-        them into the log's file and returns how many it wrote.
+        """Append `size` bytes at `offset`, which are in a pipe.
 
-        Raises StoreError when a move fails: the rest of the bytes in the pipe cannot be recovered,
-        so the link must end.
+        `move(fd, position, size)` moves bytes from the pipe into the log's file, and returns how
+        many. Raises StoreError when a move fails: the bytes that are left in the pipe cannot be
+        recovered, so the link must end.
         """
         store = self._member.store
         while size:

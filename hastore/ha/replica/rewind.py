@@ -1,10 +1,11 @@
-"""Cut a log back to a common point, in steps that a crash may interrupt anywhere
-(docs/failover.md, "Following and rejoin").
+"""Cut a log back to a common point, in steps that a crash may interrupt anywhere.
+
+docs/failover.md, "Following and rejoin", has the rules.
 
     1 archive the tail, synced -> 2 write the intent -> 3 clear the bytes, synced
       -> 4 cut the history and drop the intent, in one durable write
 
-After a crash between 2 and 4, `finish_cut` repeats the rest before any HELLO. A crash before 2
+After a crash between 2 and 4, `finish_cut` repeats steps 3 and 4 before any HELLO. A crash before 2
 leaves an unneeded archive, and nothing is cut.
 """
 
@@ -30,25 +31,25 @@ def cut_back(
     why: str,
     archive: bool = True,
 ) -> int:
-    """Archive and cut the log beyond `offset`, keep the first `entries` history entries; return the
-    number of bytes archived.
+    """Archive the log beyond `offset` and cut it; return the number of archived bytes.
 
-    `archive` is False for a tail that the master has just sent and will send again. The caller
-    holds the write gate. Raises GroupDisagrees when a whole confirmed record would be cut, unless
-    `accept_loss`; ReplicationError when `offset` or `entries` are outside this log.
+    The first `entries` history entries stay. `archive` is False for a tail that the master has just
+    sent and will send again. The caller holds the gate's lock. Raises GroupDisagrees when a whole
+    confirmed record would be cut and `accept_loss` is False. Raises ReplicationError when `offset`
+    or `entries` are outside this log.
     """
     end = store.max_offset
     if not store.min_offset <= offset <= end or not 0 <= entries <= len(state.history):
         raise ReplicationError(
-            f"{why}: no cut at {offset} with {entries} entries; this log is "
-            f"[{store.min_offset}, {end}) with {len(state.history)}"
+            f"{why}: cannot cut at {offset} and keep {entries} history entries: this log covers "
+            f"[{store.min_offset}, {end}) and has {len(state.history)} entries"
         )
     if loses_confirmed(store, offset):
         if not accept_loss:
             raise GroupDisagrees(
                 f"{why}: cutting at {offset} would lose confirmed records up to "
                 f"{store.confirmed_offset}; the group disagrees. Compare `hastore status` of all "
-                "nodes; to give them up here (they are archived under rescued/), run "
+                "nodes; to give up these records here (they are archived under rescued/), run "
                 "`hastore demote --accept-loss` for this node"
             )
         log.error(
@@ -57,7 +58,7 @@ def cut_back(
         )
     archived = 0
     if archive and offset < end:
-        # Needless for a tail that is only a part of a record, but harmless.
+        # A tail that is only a part of a record needs no archive, but one does no harm.
         archived = store.archive(offset, f"{state.last_epoch}-{offset}")
     state.save(intent=CutIntent(offset, entries))
     finish_cut(store, state)
@@ -75,12 +76,14 @@ def loses_confirmed(store: ReplicaLog, cut: int) -> bool:
 
 
 def confirmed_for(store: ReplicaLog, hello: Hello, master: Hello) -> int:
-    """Return the confirmed offset to send in `hello` to a master: at most the last common point, or
-    this log's first offset where that is greater, unless a whole record beyond it is confirmed.
+    """Return the confirmed offset to send in `hello` to a master.
 
-    Slaves report parts of records, so this node's confirmed offset may lie inside one. Such an
-    offset confirms no record beyond the common point, and only this node knows where its records
-    end.
+    It is lowered to the last common point, or to this log's first offset if that is greater. It is
+    not lowered if this log has a whole confirmed record beyond that point.
+
+    Slaves report parts of records, so this node's confirmed offset may lie inside a record. If it
+    lies inside the first record after the common point, no record after that point is confirmed.
+    The master cannot tell, because only this node knows where its records end.
     """
     common, _ = common_point(hello.history, hello.max_offset, master.history, master.max_offset)
     point = max(common, hello.min_offset)
@@ -91,14 +94,19 @@ def confirmed_for(store: ReplicaLog, hello: Hello, master: Hello) -> int:
 
 def entries_at(history: History, offset: int, shared: int) -> int:
     """Return how many entries a cut at `offset` leaves: the `shared` ones, and all that start at or
-    below `offset`. Entries that the master does not know are dropped later, in the step that takes
-    over what follows them (`epochs.agreed`).
+    below `offset`.
+
+    Entries that the master does not know stay for now. They are dropped in the same durable write
+    that takes over the master's next entry, or bytes that follow (`epochs.agreed`).
     """
     return max(shared, sum(1 for entry in history if entry.start <= offset))
 
 
 def finish_cut(store: ReplicaLog, state: NodeState) -> None:
-    """Carry out the cut of the intent, or repeat it after a crash. Does nothing without one."""
+    """Carry out the cut that the intent describes, also after a crash.
+
+    Does nothing if there is no intent.
+    """
     intent = state.data.intent
     if intent is None:
         return

@@ -1,1 +1,1 @@
-"""The rules of replication. Pure: acknowledgements, epochs, promotion, following."""
+"""The rules of replication as pure functions: acknowledging, epochs, promotion, following."""

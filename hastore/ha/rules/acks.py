@@ -2,9 +2,9 @@
 
 A master has one table per epoch that it opens; HAService calls it under its own lock.
 
-Invariants: 0 <= report <= what was sent on that connection (the caller checks this); a node counts
-once, on its latest connection; `confirmed_offset` never falls within a table, and `confirm` never
-moves it above the master's own copy.
+Invariants: a report is at least 0 and at most the end of the bytes sent on its connection (the
+caller checks this). A node counts once, on its latest connection. `confirmed_offset` of a table
+never falls, and `confirm` never moves it above the end of the master's own copy.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 
 @dataclass(slots=True)
 class Reporter:
-    """One slave's latest report in this epoch; `flushed`: it reports only synced bytes."""
+    """One slave's latest report in this epoch. With `flushed` it reports only synced bytes."""
 
     connection_id: int
     flushed: bool
@@ -21,7 +21,10 @@ class Reporter:
 
 @dataclass(slots=True)
 class ClassicReporter:
-    """A RocketMQ slave's latest report; it counts only for puts that end after its stream began."""
+    """A RocketMQ slave's latest report, and where its stream began.
+
+    It counts only for puts that end beyond `began`.
+    """
 
     began: int | None = None
     offset: int = 0
@@ -33,7 +36,7 @@ class AckTable:
 
     acks: int
     epoch_start: int
-    nodes: frozenset[int]  # the epoch's node list: a promotion asks these, so only they may confirm
+    nodes: frozenset[int]  # the epoch's node list; a promotion asks only these
     count_classic: bool = False
     classics_alone: int = 0  # how many RocketMQ slaves the puts of a group of one wait for
     confirmed_offset: int = 0
@@ -44,7 +47,7 @@ class AckTable:
     def join(self, node: int, connection_id: int, flushed: bool) -> None:
         """Take a new connection of a node; its earlier connection and reports no longer count.
 
-        A node that is not in the epoch's list is served but never counted.
+        A node that is not in the epoch's list never counts: a promotion would not ask it.
         """
         if node in self.nodes:
             self.reporters[node] = Reporter(connection_id, flushed)
@@ -64,10 +67,10 @@ class AckTable:
         return True
 
     def confirm(self, own_offset: int) -> int:
-        """Advance and return the confirmed offset; `own_offset` is the end of the master's copy at
-        its own ack point.
+        """Advance and return the confirmed offset.
 
-        The confirmed offset does not move until the `acks`-th greatest report has reached the
+        `own_offset` is the end of the master's copy at its own ack point. The confirmed offset does
+        not move until the `acks`-th greatest report has reached the
         epoch's start: an older epoch's tail is confirmed only together with the start of the new
         one (Raft's rule).
         """
@@ -87,8 +90,8 @@ class AckTable:
 
     @property
     def needed(self) -> int:
-        """How many slaves a synchronous put waits for: `acks`, or in a group of one the RocketMQ
-        slaves that count.
+        """How many slaves a synchronous put waits for: `acks`; in a group of one, a number of
+        RocketMQ slaves if they count.
         """
         return self.acks or (self.classics_alone if self.count_classic else 0)
 
@@ -97,7 +100,7 @@ class AckTable:
         return self.confirmed_offset if self.acks or not self.needed else 0
 
     def confirmed_with_classics(self, end_offset: int) -> bool:
-        """Whether enough slaves, counted RocketMQ slaves included, hold a put that ends there."""
+        """Whether enough slaves, RocketMQ slaves included, hold a put that ends at this offset."""
         if not self.count_classic or self.needed == 0:
             return False
         holders = self.holders(end_offset)
@@ -116,7 +119,7 @@ class AckTable:
         return count
 
     def level(self, end_offset: int, *, flushed: bool) -> str:
-        """Return the level observed for a put that ends there; never a higher one."""
+        """Return the level that a put that ends at `end_offset` has for certain."""
         name = "SYNC_DISK" if flushed else "SYNC_MEM"
         holders = self.holders(end_offset, flushed_only=flushed)
         if holders >= max(self.acks, 1):
@@ -175,12 +178,12 @@ class AckTable:
         if linked + to_come >= self.needed:
             return None
         return (
-            f"a put with sync_flush needs {_slaves(self.needed)} with ha.ack_point: flushed, of "
-            f"those connected {linked} have it; set ha.ack_point: flushed on the slaves"
+            f"a put with sync_flush needs {_slaves(self.needed)} with ha.ack_point: flushed, "
+            f"{linked} of the connected slaves have it; set ha.ack_point: flushed on the slaves"
         )
 
     def _greatest(self, *, flushed_only: bool) -> int | None:
-        """Return the `acks`-th greatest report; None with fewer reports, and when `acks` is 0."""
+        """Return the `acks`-th greatest report; None if there are fewer, or if `acks` is 0."""
         if self.acks == 1:  # the hot path: no sorting
             best = None
             for reporter in self.reporters.values():

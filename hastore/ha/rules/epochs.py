@@ -5,8 +5,8 @@ A history is a tuple of entries whose epochs strictly rise and whose starts neve
 master. Offsets are bytes.
 
 A history is bounded (`prune`), so that it always fits in a HELLO. If entries whose epochs wrote
-bytes must be removed for that, one entry of FLOOR_EPOCH replaces them: the history no longer says
-who wrote those bytes. Like epoch 0 it names no writer.
+bytes must be removed for that, one entry of FLOOR_EPOCH replaces them. The history then no longer
+says who wrote those bytes: FLOOR_EPOCH, like epoch 0, names no writer.
 """
 
 import itertools
@@ -16,11 +16,11 @@ from hastore.protocol.hello import WireEpoch as EpochEntry
 History = tuple[EpochEntry, ...]
 
 CLASSIC_EPOCH = 0  # of bytes that came from a RocketMQ master
-FLOOR_EPOCH = 0xFFFF  # of bytes whose entries were removed; below every node's own epochs
+FLOOR_EPOCH = 0xFFFF  # of bytes whose entries were removed; less than every node's epochs
 _NAMELESS = (CLASSIC_EPOCH, FLOOR_EPOCH)  # two logs may hold different bytes under one of these
 
 ENTRIES_MAX = 512
-RECENT_ENTRIES = 64  # the newest ones; of these, entries that wrote nothing stay too
+RECENT_ENTRIES = 64  # so many of the newest stay even if their epochs wrote nothing
 HISTORY_BYTES_MAX = 32 * 1024  # of a HELLO's 64 KiB
 
 __all__ = [
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def epoch_node(epoch: int) -> int:
-    """Return the number of the node that owns the epoch, 0 when none does."""
+    """Return the number of the node that owns the epoch, 0 when no node owns it."""
     return 0 if epoch == FLOOR_EPOCH else epoch & 0xFFFF
 
 
@@ -83,9 +83,9 @@ def keep_until(history: History, end: int) -> History:
 def prune(history: History) -> History:
     """Return the history within its bounds: ENTRIES_MAX entries, HISTORY_BYTES_MAX encoded.
 
-    First the older entries of epochs that wrote nothing are removed. A log that still has such an
+    First, the older entries of epochs that wrote nothing are removed. A log that still has such an
     entry finds the same common point by the entry before it. If that is not enough, at most the
-    newest ENTRIES_MAX / 2 entries stay, and one entry of FLOOR_EPOCH replaces the older ones. The
+    newest ENTRIES_MAX / 2 entries stay, and one entry of FLOOR_EPOCH replaces all older ones. The
     last entry always stays.
     """
     if _fits(history, ENTRIES_MAX, HISTORY_BYTES_MAX):
@@ -110,15 +110,17 @@ def prune(history: History) -> History:
 
 
 def _fits(history: History, entries: int, size_bytes: int) -> bool:
-    """Whether it is within both bounds; an entry takes at most 27 bytes, and 3 per node."""
+    """Whether a history is within both bounds. An entry takes at most 27 bytes and 3 per node."""
     if len(history) > entries:
         return False
     return sum(27 + 3 * len(entry.nodes) for entry in history) <= size_bytes
 
 
 def forgotten_end(mine: History, my_end: int, theirs: History, their_end: int) -> int:
-    """Return the offset up to which two logs that share no epoch may still hold equal bytes: the
-    greater end of their FLOOR_EPOCH ranges, at most the shorter log's end. 0 when neither has one.
+    """Return the offset up to which two logs that share no epoch may still hold equal bytes.
+
+    It is the greater end of their FLOOR_EPOCH ranges, but at most the shorter log's end. It is 0
+    when neither log has such a range.
     """
     ends = [
         _end_of(history, 0, end)
@@ -131,12 +133,12 @@ def forgotten_end(mine: History, my_end: int, theirs: History, their_end: int) -
 def common_point(mine: History, my_end: int, theirs: History, their_end: int) -> tuple[int, int]:
     """Return the last common point and how many of my entries are shared.
 
-    Walk both histories from the newest epoch back to the newest one that they share; the common
-    point is the smaller of both ends of that epoch. (0, 0) when they share none.
+    Both histories are walked back to the newest epoch that they share. Its bytes end at some offset
+    in each log; the common point is the smaller one. The result is (0, 0) when they share no epoch.
 
     FLOOR_EPOCH counts as shared only when my log has nothing else and lies wholly inside the other
-    log's range of it, as an interrupted copy does. Where any two other logs parted in that range
-    is not known.
+    log's range of it, as an interrupted copy does. Any other two logs may have parted anywhere in
+    that range.
     """
     index, other = _newest_shared(mine, theirs)
     if index is None:
@@ -150,11 +152,11 @@ def common_point(mine: History, my_end: int, theirs: History, their_end: int) ->
 def classic_range(
     mine: History, my_min: int, my_end: int, theirs: History, their_min: int, their_end: int
 ) -> tuple[int, int] | None:
-    """Return the bytes [start, end) that both logs claim to share although no epoch names their
-    writer: bytes of a RocketMQ master, or of FLOOR_EPOCH. None when the logs share an epoch of a
-    node, or nothing.
+    """Return the bytes [start, end) that must be compared, because no epoch names their writer.
 
-    The two logs may have followed two RocketMQ masters. Both sides compute the same range.
+    Both logs claim to share them: bytes of a RocketMQ master, or of FLOOR_EPOCH. But the two nodes
+    may have followed two RocketMQ masters. Returns None when the logs share an epoch of a node, or
+    nothing. Both sides compute the same range.
     """
     common, kept = common_point(mine, my_end, theirs, their_end)
     if not kept or mine[kept - 1].epoch not in _NAMELESS:
@@ -168,8 +170,9 @@ def classic_range(
 def nothing_to_compare(
     mine: History, my_min: int, my_end: int, theirs: History, their_min: int, their_end: int
 ) -> bool:
-    """Whether bytes without a named writer cannot be compared: my log has them below the common
-    point, but retention has removed them from the other log.
+    """Whether bytes without a named writer should be compared, but cannot be.
+
+    My log has such bytes below the common point, but retention has removed them from the other log.
     """
     common, kept = common_point(mine, my_end, theirs, their_end)
     if not kept or mine[kept - 1].epoch not in _NAMELESS or common <= my_min:
@@ -178,13 +181,13 @@ def nothing_to_compare(
 
 
 def agreed(mine: History, my_end: int, theirs: History) -> History:
-    """Return my entries up to the newest shared one, if all entries after it start at my log's end;
-    else all of mine.
+    """Return the entries that my log keeps when it takes over the master's entries or bytes.
 
-    Those entries wrote nothing, so the master's entries, or bytes of the epoch before them, may
-    replace them, in one durable step. If they were dropped earlier, a crash could leave this log
-    with a lower last epoch than it had when its records were confirmed. An older epoch's tail would
-    then win against it.
+    They are mine up to the newest shared entry if all later ones start at my log's end, else all of
+    mine. The later entries wrote nothing, so the master's entries, or bytes of the epoch before
+    them, may replace them in one durable write. If they were dropped earlier, a crash could leave
+    this log with a lower last epoch than it had when its records were confirmed. An older epoch's
+    tail would then win against this log.
     """
     if not theirs:
         return mine  # a RocketMQ master has no history
@@ -194,8 +197,8 @@ def agreed(mine: History, my_end: int, theirs: History) -> History:
 
 
 def due_entries(mine: History, my_end: int, theirs: History) -> History:
-    """Return the master's entries that a slave takes over now: those that start exactly at its
-    log's end.
+    """Return the master's entries that a slave takes over now: they start exactly at the slave's
+    log end.
     """
     due = []
     for entry in _following(mine, theirs):
@@ -206,8 +209,9 @@ def due_entries(mine: History, my_end: int, theirs: History) -> History:
 
 
 def next_start(mine: History, theirs: History) -> int | None:
-    """Return where the next entry to take over starts, None without one. No byte is written beyond
-    it before the entry is taken over.
+    """Return where the next entry to take over starts; None if there is none.
+
+    No byte is written beyond that offset before the entry is taken over.
     """
     following = _following(mine, theirs)
     return following[0].start if following else None
@@ -223,7 +227,7 @@ def _following(mine: History, theirs: History) -> History:
 
 
 def _newest_shared(mine: History, theirs: History) -> tuple[int | None, int]:
-    """Return the indices of the newest epoch that both have: in mine (None: none), in theirs."""
+    """Return the index in mine (None: no such epoch) and in theirs of the newest shared epoch."""
     places = {entry.epoch: index for index, entry in enumerate(theirs)}
     for index in range(len(mine) - 1, -1, -1):
         other = places.get(mine[index].epoch)

@@ -1,7 +1,8 @@
 """The decisions of HELLO and of a rejoin (docs/failover.md, "Following and rejoin").
 
-Whether a caller is a member of the group, where its stream starts, which bytes have to be compared
-first, and whether a cut loses confirmed records. Pure: a node and the simulation run the same code.
+They say whether a caller is a member of the group, where its stream starts, which bytes have to be
+compared first, and whether a cut loses confirmed records. The functions are pure: a node and the
+simulation run the same code.
 """
 
 from dataclasses import dataclass
@@ -42,13 +43,13 @@ def check_identity(
     """Return why the caller is not a member of the group, None when it is."""
     if hello.cluster != cluster or hello.group != group:
         return (
-            f"wrong cluster: the caller is of {hello.cluster}/{hello.group}, this node of "
+            f"wrong cluster: the caller belongs to {hello.cluster}/{hello.group}, this node to "
             f"{cluster}/{group}; check `cluster` and `group`"
         )
     if hello.node == node:
         return f"node number {node} is this node's own; give each node its own `node`"
     if hello.node not in nodes:
-        return f"node {hello.node} is not in the list of this node; add it to `nodes`"
+        return f"node {hello.node} is not in this node's list; add it to `nodes`"
     if known.get(hello.node, hello.store_id) != hello.store_id:
         return (
             f"node number {hello.node} is known with another store; a node whose disk was lost or "
@@ -61,8 +62,8 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
     """Decide what an open master answers to a slave; changes nothing.
 
     A slave that has promised a higher epoch is refused with that epoch: the master must then turn
-    read-only. A slave that has promised only a lower epoch is refused until it promises this one:
-    until then the candidate that has its promise may rely on its log as it is.
+    read-only. A slave that has promised only a lower epoch is refused until it promises this one.
+    Until then the candidate to which it made the lower promise may rely on its log as it is.
     """
     if hello.promised_epoch > master.promised_epoch:
         return Refused(
@@ -73,11 +74,11 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
         return Refused("promise this master's epoch before following it", master.epoch)
     if hello.file_size != master.file_size:
         return Refused(
-            f"commit log files of {hello.file_size} bytes, the master's have {master.file_size}; "
+            f"the slave's log files have {hello.file_size} bytes, the master's {master.file_size}; "
             "set store.commitlog_file_size to the same on every node (with an empty store)"
         )
     if hello.max_offset == 0 and master.min_offset == 0:
-        # The slave has no bytes to set aside, at most entries that the master does not share.
+        # The slave has no bytes to set aside, but it may have entries that the master lacks.
         _, kept = common_point(hello.history, 0, master.history, master.max_offset)
         return RewindTo(0, kept) if kept < len(hello.history) else StreamFrom(0)
     due = digest_due(hello, master.history, master.min_offset, master.max_offset)
@@ -93,7 +94,7 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
         master.history, master.min_offset, master.max_offset,
     )  # fmt: skip
     if kept == 0 or blind or common < max(master.min_offset, hello.min_offset):
-        # Or the slave's retention has passed the common point: the slave cannot cut back to it.
+        # Also if the slave's retention has passed the common point: it cannot cut back to that.
         known = common if kept else _known_shared(master, hello)
         if hello.confirmed_offset > max(known, hello.min_offset) and not hello.accept_loss:
             return Refused(
@@ -110,12 +111,12 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
 
 
 def _known_shared(master: MasterView, hello: Hello) -> int:
-    """Return the offset up to which the slave's confirmed data is taken for the master's, although
-    neither history says where the two logs parted; the resync copies that range again.
+    """Return the offset up to which the master is taken to have the slave's confirmed data.
 
-    It is the end of the forgotten range plus the longest record, or 0 when nothing is forgotten.
-    The slave's confirmed offset may lie inside a record that a promotion has cut off; a whole
-    confirmed record beyond the range belongs to another log.
+    Neither history says where the two logs parted. The offset is the end of the forgotten range
+    plus the longest record, or 0 when nothing is forgotten. The longest record is added because the
+    slave's confirmed offset may lie inside a record that a promotion has cut off. A whole confirmed
+    record beyond the range belongs to another log.
     """
     end = forgotten_end(hello.history, hello.max_offset, master.history, master.max_offset)
     return end + RECORD_BYTES_MAX if end else 0
@@ -126,14 +127,14 @@ def _resync(master: MasterView) -> Resync:
 
 
 def _only_forgotten(hello: Hello) -> bool:
-    """Whether the caller's log has only bytes of FLOOR_EPOCH: the start of an interrupted copy."""
+    """Whether the caller's log has only bytes of FLOOR_EPOCH, as an interrupted copy has."""
     return last_epoch(hello.history) == FLOOR_EPOCH
 
 
 def digest_due(
     hello: Hello, history: History, min_offset: int, max_offset: int
 ) -> tuple[int, int] | None:
-    """Return the range whose digest the caller must send, None when none is needed.
+    """Return the range whose digest the caller must send; None when it must send none.
 
     The answerer's log is [`min_offset`, `max_offset`) with `history`.
     """
@@ -143,7 +144,7 @@ def digest_due(
 
 
 def digest_problem(hello: Hello, due: tuple[int, int] | None, own: bytes) -> str | None:
-    """Return why the bytes in the range `due` do not match, None when they do, or without `due`.
+    """Return why the bytes in the range `due` do not match; None if they match or `due` is None.
 
     `own` is the digest of this node's bytes in the range that the caller named.
     """
@@ -179,9 +180,9 @@ def cut_loses_confirmed(
     the size of the record at `cut` (None: no whole record starts there). `whole_offset` is the end
     of the log's last whole record.
 
-    A record is confirmed only when its end is at or below `confirmed_offset`: an offset inside the
-    first record confirms nothing. A cut inside a record or a blank, and below `confirmed_offset`,
-    counts as a loss when a whole record ends after it.
+    A record is confirmed only when its end is at or below `confirmed_offset`. So an offset inside
+    the first record confirms nothing. A cut below `confirmed_offset` that is inside a record or a
+    blank counts as a loss when a whole record ends after the cut.
     """
     if cut >= confirmed_offset:
         return False

@@ -1,7 +1,7 @@
 """The decisions of a promotion (docs/failover.md, "Promotion").
 
-Whether a node may promise an epoch, whether the answers suffice, whose log is the most advanced.
-Pure: a node and the simulation run the same code.
+They say whether a node may promise an epoch, whether the answers suffice, and whose log is the most
+advanced. The functions are pure: a node and the simulation run the same code.
 """
 
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from hastore.ha.rules.epochs import EpochEntry, History, epoch_node, last_epoch
 def may_promise(promised_epoch: int, candidate: int, epoch: int) -> str | None:
     """Return why a node cannot promise `epoch` to `candidate`, None when it can.
 
-    It promises only an epoch above its promise, or the same epoch again to the same candidate.
+    A node promises an epoch above its last promise, or the same epoch again to the same candidate.
     """
     if epoch_node(epoch) != candidate:
         return f"epoch {epoch} does not belong to node {candidate}"
@@ -47,9 +47,9 @@ class Requirements:
     acks: int  # of the configuration; the new epoch will have it
     acks_min: int
     acks_max: int
-    # The node lists of the last entry and of the promises since that differ from `nodes`.
+    # The node lists that may still be in force and differ from `nodes`.
     old_nodes: tuple[tuple[int, ...], ...] = ()
-    fresh: bool = False  # its history is empty: it does not know what is in force in its group
+    fresh: bool = False  # its history is empty, so it does not know what is in force
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Verdict:
 
     @property
     def reason(self) -> str:
-        """Return which nodes the promotion waits for, as text."""
+        """Return what the promotion lacks, as a text for people."""
         text = f"promotion needs {self.needed} clean nodes and has {self.clean}"
         if self.missing:
             text += "; waiting for node " + ", ".join(map(str, self.missing))
@@ -76,9 +76,10 @@ class Verdict:
 def judge(required: Requirements, answers: list[PeerAnswer]) -> Verdict:
     """Decide whether the answers include a node of every set that may have confirmed a put.
 
-    R = N - (smallest acks) clean nodes are needed. When `acks` or the node list differ from those
-    of the last entry or of a promise since, every node of the new list must answer, and R clean
-    nodes of each old list. A fresh node does not know the smallest `acks`; it assumes at most 1.
+    R = N - (smallest acks) clean nodes are needed. If `acks` or the node list differ from those of
+    the last entry or of a later promise, every node of the new list must answer. Then R clean nodes
+    of each old list are needed too. A fresh node does not know the smallest `acks`; it assumes at
+    most 1.
     """
     by_node = {answer.node: answer for answer in answers}
     clean = {node for node, answer in by_node.items() if not answer.unclean}
@@ -107,8 +108,9 @@ def judge(required: Requirements, answers: list[PeerAnswer]) -> Verdict:
 
 
 def most_advanced(answers: list[PeerAnswer], own: int) -> PeerAnswer:
-    """Return the answer with the most advanced log, unclean nodes included; this node's own answer
-    unless another log is beyond its log.
+    """Return the answer with the most advanced log, unclean nodes included.
+
+    It is this node's own answer unless another log is more advanced than its log.
     """
     best = next(answer for answer in answers if answer.node == own)
     for answer in answers:

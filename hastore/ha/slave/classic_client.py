@@ -1,14 +1,14 @@
 """ClassicHAClient: follows the RocketMQ master that `ha.classic_master` names, by the classic
 protocol (docs/ha-link.md).
 
-The protocol has no handshake, identity or epoch: its bytes are epoch 0 of this log's history. An
-empty log starts at the offset of the master's first frame. Frames and heartbeats must continue any
-other log exactly.
+The protocol has no handshake, identity or epoch: the received bytes are epoch 0 of this log's
+history. An empty log starts at the offset of the master's first frame. If the log is not empty,
+each frame and heartbeat must continue it exactly.
 
-RocketMQ can write an unreadable record (a topic of at most 127 characters and more than 127 bytes).
-At its next start it cuts its own log there, with all that follows. A slave does not keep such a
-record: it archives the record and what follows in `rescued/`, ends its log before it, and follows
-again when the master has something else at that offset.
+RocketMQ can write an unreadable record: its topic has at most 127 characters, but more than 127
+bytes. At its next start RocketMQ cuts this record and all that follows. This slave does not keep
+the record either: it archives the record and all that follows in `rescued/`, and ends its log
+before the record. It follows again when the master has something else at that offset.
 """
 
 import logging
@@ -28,19 +28,19 @@ log = logging.getLogger(__name__)
 
 RECONNECT_S = 5.0
 CONNECT_S = 5.0
-STUCK_MS = 1_000.0  # when replay has made no progress for so long, the record there is checked
-HEAD_BYTES = 64  # of a record; its offset, time and CRC tell it from any other
+STUCK_MS = 1_000.0  # if replay makes no progress for so long, the record at that place is checked
+HEAD_BYTES = 64  # so many bytes of a record identify it, by its offset, time and CRC
 _UNREADABLE = (
-    "its record at %d is unreadable: at its next start RocketMQ cuts its own log there, with all "
-    "that follows. This node has what came before; the received part of the rest is in rescued/. "
-    "Stop the producers of such a topic (up to 127 characters, but more bytes), let the broker's "
-    "consumers read to the end, then promote this node; or restart the broker, and this node "
-    "continues by itself"
+    "its record at %d is unreadable: at its next start RocketMQ cuts this record and all that "
+    "follows. This node keeps all earlier records; the received part of the rest is in rescued/. "
+    "Stop the producers of such a topic (up to 127 characters, but more than 127 bytes), let the "
+    "broker's consumers read to the end, then promote this node; or restart the broker, and this "
+    "node continues by itself"
 )
 
 
 class ClassicHAClient(Follower):
-    """Follow a RocketMQ master; reconnects every 5 s, as RocketMQ's own slaves do."""
+    """Follow a RocketMQ master; connect again every 5 s, as RocketMQ's own slaves do."""
 
     def __init__(self, member: Member, address: str) -> None:
         super().__init__(member, f"connecting to the RocketMQ master {address}")
@@ -73,8 +73,8 @@ class ClassicHAClient(Follower):
     def _cut_unreadable_tail(self) -> None:
         """Cut off an unreadable record that this node had received but not cut when it stopped.
 
-        This happens before it connects: the master may have cut its own log there meanwhile.
-        CorruptRecordError after a cut.
+        This node does so before it connects, because the master may have cut its own log there
+        meanwhile. Raises CorruptRecordError after a cut.
         """
         store = self._member.store
         end = store.whole_offset
@@ -86,7 +86,7 @@ class ClassicHAClient(Follower):
             raise CorruptRecordError(_UNREADABLE % offset)
 
     def _cut_unreadable(self, offset: int) -> None:
-        """Cut the log before an unreadable record; the received bytes are archived."""
+        """Cut the log before an unreadable record, and archive the cut bytes."""
         member = self._member
         store, state = member.store, member.state
         with member.gate.lock:
@@ -135,13 +135,13 @@ class ClassicStream(SlaveStream):
         with member.gate.lock:
             if member.state.last_epoch != CLASSIC_EPOCH or member.open_epoch:
                 raise ProtocolError(
-                    "this log was written in an epoch of its own group and cannot follow RocketMQ "
-                    "any more; use an empty store"
+                    "this log has bytes of an epoch of this node's own group, so it cannot follow "
+                    "a RocketMQ master any more; use an empty store"
                 )
             if member.state.data.promised_epoch > CLASSIC_EPOCH:
                 raise ProtocolError(
-                    f"epoch {member.state.data.promised_epoch} of this node's own group is "
-                    "promised, so no master of a lower epoch is followed; remove ha.classic_master"
+                    f"this node has promised epoch {member.state.data.promised_epoch} of its own "
+                    "group, so it follows no RocketMQ master; remove ha.classic_master"
                 )
             if not member.state.history and member.store.max_offset > member.store.min_offset:
                 self._begin_history(member.store.min_offset)  # RocketMQ wrote this store
@@ -160,14 +160,14 @@ class ClassicStream(SlaveStream):
     def _met_damage(self, damaged: DamagedRecordError) -> None:
         """Warn of a damaged record and keep it, as RocketMQ's own slaves do."""
         log.warning(
-            "the record at %d of the RocketMQ master has a wrong CRC, and was kept as RocketMQ's "
+            "the record at %d of the RocketMQ master has a wrong CRC; it was kept, as RocketMQ's "
             "own slaves keep it; `hastore log verify` tells more",
             damaged.offset,
         )
         self._crcs = CrcCheck(self._member.store)
 
     def _fall_back(self) -> None:
-        """Keep the readable offset: it does not depend on the link."""
+        """Keep the readable offset, because it does not depend on the link."""
 
     def _begin_history(self, start: int) -> None:
         config = self._member.config

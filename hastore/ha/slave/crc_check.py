@@ -1,8 +1,8 @@
-"""CrcCheck: checks each received record before it is reported: its offset and its body's CRC.
+"""CrcCheck: checks received records before they are reported: their offsets and bodies' CRCs.
 
-It checks frames of up to CHECKED_BYTES_MAX, which is all that a master pushes to a slave that is
-caught up. Longer frames go to a slave that catches up; to check them would take a third to a half
-more CPU (docs/ha-link.md has the figures). SlaveStream calls it in its receiving thread.
+Only frames of up to CHECKED_BYTES_MAX are checked. A slave that is caught up gets no longer ones.
+Longer frames go to a slave that catches up; a check of them would take a third to a half more CPU
+(docs/ha-link.md has the figures). SlaveStream calls it in its receiving thread.
 """
 
 from collections.abc import Container
@@ -24,23 +24,24 @@ from hastore.record.layout import (
     header_struct,
 )
 
-CHECKED_BYTES_MAX = 128 * 1024  # the most that a master pushes at once
+CHECKED_BYTES_MAX = 128 * 1024  # the most that a master pushes in one frame
 _FRONT = header_struct(
     "size", "magic", "body_crc", "physical_offset", "sys_flag", "body_length"
 )  # between IPv4 hosts
-_TAIL_BYTES_MAX = 2 * (2 + 0xFFFF)  # of topic and properties, which follow the body
+_TAIL_BYTES_MAX = 2 * (2 + 0xFFFF)  # the most that topic and properties take after the body
 
 
 class DamagedRecordError(ProtocolError):
     """A received record is damaged, on the way or in the master's log; it is not reported.
 
-    `crc` is that of all its received bytes, to recognize the same bytes when they come again.
+    `crc` recognizes the same bytes when they come again. It is the CRC of the record's first
+    HEADER_SIZE bytes, or of the whole record if its body does not fit or has a wrong CRC.
     """
 
     def __init__(self, offset: int, crc: int) -> None:
         super().__init__(
             f"the received record at {offset} is damaged: its header or its body's CRC is wrong; "
-            "it is not acknowledged, and is fetched again"
+            "the record is not acknowledged, and is fetched again"
         )
         self.offset = offset
         self.crc = crc
@@ -49,8 +50,8 @@ class DamagedRecordError(ProtocolError):
 class CrcCheck:
     """Check the whole records of one link's frames.
 
-    A record starts at `record_start`, if that is not None. Damaged records in `accepted`, as
-    (offset, CRC), pass: the master has sent the same bytes twice.
+    A record starts at `record_start`, if that is not None. `accepted` lists damaged records, as
+    (offset, CRC), that pass because the master has sent the same bytes twice.
     """
 
     def __init__(
@@ -62,12 +63,13 @@ class CrcCheck:
         self._log = log
         self._record_start = record_start
         self._accepted = accepted
-        self._next: int | None = None  # start of the first unchecked record; None: unknown
+        # Where checking goes on; None: unknown, until the next short frame.
+        self._next: int | None = None
         self._frame = 0  # where the latest frame starts
         self._aligned = False  # whether a record is known to start at `_next`
 
     def begin(self, offset: int, size: int) -> None:
-        """Note a frame's header; a long frame passes unchecked."""
+        """Note a frame's header. A long frame is not checked."""
         if size > CHECKED_BYTES_MAX:
             self._next = None
         elif size:
@@ -78,36 +80,41 @@ class CrcCheck:
     def take(self, offset: int, data: memoryview) -> None:
         """Check the whole records in a piece of a frame, in memory; raises DamagedRecordError.
 
-        A piece that starts inside a record is left to `check`.
+        `check` checks a piece that starts inside a record, after it has been appended.
         """
         if self._next == offset:
             at = self._walk(data, offset)
             if at is not None:
                 self._next = offset + at
-            elif self._aligned:  # a blank
+            elif self._aligned:  # a blank, or an accepted record with a wrong size
                 self._next = None
 
     def check(self, end: int) -> None:
-        """Check whole records that `take` left, up to the log's end; raises DamagedRecordError."""
+        """Check whole records that `take` has not checked, up to the log's end.
+
+        Raises DamagedRecordError.
+        """
         start = self._next
         while start is not None and start < end:
             with self._log.view(start, end - start) as view:
                 at, seen = self._walk(view, start), len(view)
             if start + seen < end:
-                start += seen  # a file's end: the next file starts with a record
+                start += seen  # the view ends at a file's end; the next file starts with a record
                 self._aligned = True
             elif at is None and not self._aligned and start < self._frame < end:
-                start = self._frame  # it was inside a record; the latest frame may start with one
+                # No record starts at `start`; one may start where the latest frame does.
+                start = self._frame
             else:
                 start = None if at is None else start + at
                 break
         self._next = start
 
     def _walk(self, view: memoryview, start: int) -> int | None:
-        """Return where the first incomplete record starts; None at a blank, or when the frame turns
-        out to start inside a record.
+        """Return where the first incomplete record starts, relative to `start`.
 
-        The CRC does not cover a record's size: a wrong size shows when no record follows there.
+        Return None if that is unknown: after a blank, if no record starts at `start`, or after an
+        accepted record with a wrong size. The CRC does not cover a record's size. A wrong size is
+        noticed because no record begins where it says that this one ends.
         """
         at, end, unpack, checksum = 0, len(view), _FRONT.unpack_from, crc32
         last = -1  # where the latest whole record starts
@@ -155,7 +162,8 @@ class CrcCheck:
     def _has_wrong_size(self, view: memoryview, at: int, start: int) -> bool:
         """Refuse the record at `at` (-1: none) if its size does not match its parts.
 
-        True when the wrong size was accepted before: then the start of the next record is unknown.
+        A record in `accepted` is not refused. True is then returned: its size is wrong, so the
+        start of the next record is unknown.
         """
         if at < 0:
             return False
@@ -172,7 +180,7 @@ class CrcCheck:
 
 
 def _claims_too_much(view: memoryview, at: int, start: int, body_at: int, length: int) -> bool:
-    """Whether the size of the record at `at`, which ends beyond the view, exceeds its parts."""
+    """Whether the size of the record at `at` exceeds its parts; it ends beyond the view."""
     size, magic = _FRONT.unpack_from(view, at)[:2]
     end, after, topic_at = len(view), at + size, body_at + length
     if length < 0 or not topic_at + 3 <= after <= topic_at + _TAIL_BYTES_MAX:

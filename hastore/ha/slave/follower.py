@@ -1,4 +1,4 @@
-"""Follower: the base of the slave's two clients, a thread that owns one link to a master."""
+"""Follower: the base class of HAClient and ClassicHAClient; its thread owns a link to a master."""
 
 import logging
 import threading
@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Follower(Service):
-    """The thread HAClient; other threads may call `drop_link()` and `stop()`."""
+    """The thread named HAClient; other threads may call `drop_link()` and `stop()`."""
 
     def __init__(self, member: Member, problem: str) -> None:
         super().__init__("HAClient", on_failure=member.on_failure)
@@ -25,7 +25,8 @@ class Follower(Service):
         self.problem: str | None = problem  # why no stream flows; None while one does
         # The followed master's node number; a RocketMQ master has none.
         self.master: int | None = None
-        self.known_master: tuple[int, int] | None = None  # (epoch, node) open in the last survey
+        # The newest master that the last survey found: (its epoch, its node number).
+        self.known_master: tuple[int, int] | None = None
 
     @property
     def linked(self) -> bool:
@@ -33,7 +34,10 @@ class Follower(Service):
         return self._stream is not None
 
     def drop_link(self) -> None:
-        """Close the link, if there is one, and look for a master at once, as after a promise."""
+        """Close the link, if there is one, and look for a master at once.
+
+        Called, for example, when the node has made a promise.
+        """
         with self._lock:
             stream = self._stream
         if stream is not None:

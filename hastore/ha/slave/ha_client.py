@@ -1,4 +1,4 @@
-"""HAClient: finds the group's master, says HELLO, and obeys the answer.
+"""HAClient: finds the group's master, sends it HELLO, and obeys the answer.
 
     survey -> the open master of the greatest epoch -> promise its epoch -> HELLO (FOLLOW)
       StreamFrom -> stream until the link breaks       RewindTo -> archive, cut, HELLO again
@@ -34,14 +34,14 @@ DAMAGED_MAX = 10_000  # how many damaged records are remembered
 
 
 class HAClient(Follower):
-    """Follow the group's master; a node makes a new one each time it becomes a follower."""
+    """Follow the group's master. A node makes a new HAClient each time it becomes a follower."""
 
     def __init__(self, member: Member) -> None:
         super().__init__(member, "no master found yet")
         self.archived_bytes = 0
         # After a rewind: this log's history, and how many of its entries the master knows.
         self._told_shared: tuple[History, int] = ((), 0)
-        self._came_damaged: dict[int, int] = {}  # offset -> CRC of the bytes that came there last
+        self._came_damaged: dict[int, int] = {}  # offset -> CRC of its last damaged record
         self._damaged: set[tuple[int, int]] = set()  # (offset, CRC) that came twice
 
     def run(self) -> None:
@@ -64,7 +64,7 @@ class HAClient(Follower):
                 pause = min(pause * 1.5, SURVEY_PAUSE_MAX_S)
 
     def _follow_once(self) -> bool:
-        """Survey, say HELLO and obey the answer; True when the next round should follow at once."""
+        """Survey, say HELLO and obey the answer; True when this should be called again at once."""
         replies = ask_all(self._member, Purpose.SURVEY)
         masters = [reply for reply in replies if reply.hello is not None and reply.hello.open_epoch]
         if not masters:
@@ -102,9 +102,9 @@ class HAClient(Follower):
     def _hello(self, master: Hello, **digest: Any) -> Hello:
         """Return the HELLO to follow a master.
 
-        It leaves out the entries at this log's end that a master has just said it does not know;
-        they stay on the disk until the entries or bytes that replace them arrive. The confirmed
-        offset is lowered to the common point if that loses no whole record (`confirmed_for`).
+        Entries at this log's end are left out if a master's answer has just said that it does not
+        know them. They stay on the disk until the entries or bytes that replace them arrive. The
+        confirmed offset may be lowered to the common point (`confirmed_for` says when).
         """
         hello = self._member.hello(Purpose.FOLLOW, accept_loss=self.accept_loss, **digest)
         history, shared = self._told_shared
@@ -141,7 +141,7 @@ class HAClient(Follower):
     def _stream_from(self, opened: Call, offset: int) -> None:
         hello, end = opened.hello, self._member.store.max_offset
         if offset != end:
-            raise ProtocolError(f"a stream from {offset}, this log ends at {end}")
+            raise ProtocolError(f"the stream starts at {offset}, but this log ends at {end}")
         stream = SlaveStream(
             self._member,
             opened.sock,
@@ -159,12 +159,12 @@ class HAClient(Follower):
             raise
 
     def _cut_damaged(self, master: Hello, damaged: DamagedRecordError) -> None:
-        """Cut the log before a damaged record, so that it is fetched again. When the same bytes
-        come again, the master's log has them: from then on they are accepted, with a notice.
+        """Cut the log before a damaged record, so that the record is fetched again.
 
-        The cut also happens after a promise, and while this node stops: the record was not
-        reported, but if it stayed it would count as a good one. Nothing is archived: the master has
-        the bytes, and archives of a link that damages records repeatedly would fill the disk.
+        If the same bytes come a second time, the master's log has them. From then on they are
+        accepted, with a notice. The log is cut even after a promise, and while this node stops: a
+        record that stays in the log counts as good. Nothing is archived, because the master has the
+        bytes, and archives of a link that damages records repeatedly would fill the disk.
         """
         member = self._member
         with member.gate.lock:
@@ -180,8 +180,8 @@ class HAClient(Follower):
                 self._damaged.clear()
             self._damaged.add((damaged.offset, damaged.crc))
             self.notice = (
-                f"the record at {damaged.offset} is damaged in the master's log (node "
-                f"{master.node}), which sent the same bytes twice; it was copied as it is. "
+                f"the record at {damaged.offset} is damaged in the master's log: node "
+                f"{master.node} sent the same bytes twice; the record was copied as it is. "
                 "`hastore log verify` on both nodes' stores tells more"
             )
             log.warning("%s", self.notice)
@@ -190,7 +190,7 @@ class HAClient(Follower):
         self._came_damaged[damaged.offset] = damaged.crc
 
     def _check_promise(self, master: Hello) -> None:
-        """Refuse to obey a master that was superseded meanwhile; the caller holds the gate."""
+        """Raise ProtocolError if the master was superseded; the caller holds the gate's lock."""
         promised = self._member.state.data.promised_epoch
         if self.stopping.is_set() or promised != master.open_epoch:
             raise ProtocolError(f"epoch {master.open_epoch} is not the promised {promised}")
@@ -214,7 +214,7 @@ class HAClient(Follower):
     def _resync(self, master: Hello, answer: Resync) -> None:
         """Set the store aside and start empty at the master's first offset.
 
-        After a crash in between, the answer to the next HELLO says what is still to be done.
+        After a crash in the middle, the answer to the next HELLO says what is still to be done.
         """
         member = self._member
         store, state = member.store, member.state
@@ -223,7 +223,7 @@ class HAClient(Follower):
             self._check_promise(master)
             if store.free_bytes() < needed:
                 raise StoreFullError(
-                    f"a resync needs {needed} bytes beside the old store and the disk has "
+                    f"a resync needs {needed} bytes beside the old store, but the disk has only "
                     f"{store.free_bytes()} free; make room, or empty rescued/"
                 )
             state.save(unclean=True, aside=state.data.aside + 1)

@@ -1,7 +1,7 @@
 """SlaveStream: the slave's end of one link. It receives, appends, and reports after each receive.
 
 Long bodies are spliced from the socket into the log's file; all other bytes go through one buffer.
-At ack point `flushed` a thread of its own syncs the log and reports after each sync.
+At ack point `flushed` another thread, FlushReporter, syncs the log and reports after each sync.
 """
 
 import fcntl
@@ -34,8 +34,9 @@ _ONE_SECOND = struct.pack("@ll", 1, 0)
 class SlaveStream:
     """One link of a slave to its master, until it breaks. HAClient's thread runs it.
 
-    `master_end` is the master's log end in its HELLO: an unclean slave becomes clean when its log
-    reaches it. `accepted` are (offset, CRC) of damaged records to accept.
+    `master_end` is the end of the master's log, as its HELLO says: an unclean slave becomes clean
+    when its own log has reached that offset. `accepted` lists damaged records to accept, as
+    (offset, CRC).
     """
 
     def __init__(
@@ -58,8 +59,8 @@ class SlaveStream:
         self._told: Confirmed | None = None
         # A record starts at the dispatched offset: headers can be checked from there on.
         self._crcs = CrcCheck(member.store, accepted, member.store.dispatched_offset)
-        self._checked = member.store.max_offset  # end of the checked part; no report is beyond
-        self._bulk = False  # long bodies arrive: receive headers alone, so that bodies are spliced
+        self._checked = member.store.max_offset  # no report exceeds this end
+        self._bulk = False  # long bodies come: receive headers alone, splice the bodies
         self._flushed = member.config.ha.ack_point is AckPoint.FLUSHED
         self._heartbeat_ms = member.config.ha.heartbeat_interval_ms
         self._send_lock = threading.Lock()
@@ -76,7 +77,10 @@ class SlaveStream:
             log.debug("shutdown of the link: %s", error)
 
     def run(self) -> None:
-        """Stream until the link ends, then close the gate; ProtocolError when the master erred."""
+        """Stream until the link ends, then close the gate.
+
+        Raises ProtocolError when the master breaks the protocol or is superseded.
+        """
         member = self._member
         self._open_gate()
         flusher = _FlushReporter(self) if self._flushed else None
@@ -100,13 +104,13 @@ class SlaveStream:
         member = self._member
         with member.gate.lock:
             if member.state.data.promised_epoch != self.epoch:
-                raise ProtocolError(f"epoch {self.epoch} is not the promised one; trying again")
+                raise ProtocolError(f"epoch {self.epoch} is not the promised epoch; trying again")
             member.gate.open(self.epoch)
 
     def report(self, now_ms: float | None = None) -> None:
         """Report the log's end at the ack point, if it grew or a heartbeat is due."""
         store, gate = self._member.store, self._member.gate
-        # Under the gate, so that an epoch's start is not reported before its entry is taken over.
+        # The gate's lock keeps an epoch's start from being reported before its entry is taken over.
         with gate.lock:
             if gate.epoch != self.epoch:
                 raise ProtocolError(f"epoch {self.epoch} is superseded; nothing is reported in it")
@@ -174,7 +178,7 @@ class SlaveStream:
             self._crcs.check(end)
         except DamagedRecordError as damaged:
             self._met_damage(damaged)
-        # Set before `flushed_offset` is read, so that one of the two threads reports.
+        # Set before `flushed_offset` is read: so this thread or FlushReporter reports the offset.
         self._checked = end
         if not self._flushed or store.flushed_offset > (self._reported or 0):
             self.report(now_ms)
@@ -190,12 +194,12 @@ class SlaveStream:
         """Refuse a frame or heartbeat whose offset is not this log's end."""
         if offset != self._member.store.max_offset:
             raise ProtocolError(
-                f"the master sends offset {offset}, this log ends at "
+                f"the master sends offset {offset}, but this log ends at "
                 f"{self._member.store.max_offset}"
             )
 
     def _splice(self, pipe: "_Pipe") -> bool:
-        """Move a part of a body by splice; False when the master has closed the link."""
+        """Splice a part of a body into the log; False when the master has closed the link."""
         got = pipe.fill(self._sock.fileno(), self._decoder.body_left)
         if got:
             self._receiver.append_spliced(self._decoder.offset, pipe.drain, got, self._while_full)
@@ -203,7 +207,7 @@ class SlaveStream:
         return got > 0
 
     def _follow_limits(self) -> None:
-        """Set the limits that the master sent, each at most this log's end."""
+        """Set the limits that the master sent, but none beyond this log's end."""
         told, store = self._told, self._member.store
         if told is None:
             return
@@ -213,12 +217,12 @@ class SlaveStream:
             store.set_limits(confirmed=max(confirmed, known), readable=readable)
 
     def _fall_back(self) -> None:
-        """Set the readable offset back to the confirmed one: the link has ended."""
+        """Set the readable offset back to the confirmed one, because the link has ended."""
         store = self._member.store
         store.set_limits(readable=store.confirmed_offset)
 
     def _note_clean(self) -> None:
-        """Clear `unclean`, durably, once the log has reached the end in the master's HELLO."""
+        """Clear `unclean`, durably, once this log has reached `master_end`."""
         member = self._member
         store = member.store
         master_end = self._master_end
@@ -254,7 +258,7 @@ class _FlushReporter(Service):
         stream = self._stream
         store = stream._member.store
         try:
-            # Not `flushed_offset`, which the periodic flush may have moved without a report.
+            # Not `flushed_offset`: the periodic flush may have moved that without a report.
             reported = 0
             while not self.stopping.is_set():
                 if store.wait_beyond(reported, 0.2) > reported:
@@ -284,11 +288,14 @@ class _Pipe:
         os.close(self._write)
 
     def fill(self, source: int, size: int) -> int:
-        """Move up to `size` bytes from a socket; 0 at its end, BlockingIOError without data."""
+        """Move up to `size` bytes from a socket into the pipe, and return how many.
+
+        Returns 0 at the end of the stream; raises BlockingIOError when no data comes in time.
+        """
         return os.splice(source, self._write, min(size, PIPE_BYTES))
 
     def drain(self, target: int, position: int, size: int) -> int:
-        """Move `size` bytes into a file; return `size`."""
+        """Move `size` bytes from the pipe into a file; return `size`."""
         left = size
         while left:
             done = os.splice(self._read, target, left, offset_dst=position)
