@@ -14,7 +14,8 @@ The bounds, and what happens at each:
     messages per read               about MESSAGES_MAX         the next read is smaller
     connections                     api.max_connections, but   the oldest silent one is ended; if
                                     at most half of the        there is none, the latest one
-                                    descriptors less 64
+                                    descriptors less 64, or
+                                    64 if that is less
     half-open connections           TCP keep-alive, 30 s       ended
 """
 
