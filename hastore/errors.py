@@ -1,15 +1,15 @@
 """The exception tree of hastore.
 
-The type tells whose fault it is; the text names what failed and the remedy.
+The type says where the cause lies; the text names the failure and the remedy.
 
     HastoreError
     |-- UsageError                 the caller's arguments are wrong (exit code 2)
-    |   `-- MessageIllegalError    MESSAGE_ILLEGAL, PROPERTIES_SIZE_EXCEEDED: no master accepts it
+    |   `-- MessageIllegalError    no master accepts it: MESSAGE_ILLEGAL, PROPERTIES_SIZE_EXCEEDED
     |-- ConfigError                a configuration file or key is wrong (exit code 2)
     |-- StoreError                 the store or its disk failed (exit code 3)
     |   |-- StoreInUseError        another process holds the store's lock
     |   |-- StoreBrokenError       damaged or missing bytes, or a failed sync
-    |   |   |-- StoreUncertainError  bytes of a failed write may remain, so a restart may find them
+    |   |   |-- StoreUncertainError  bytes of a failed write may remain; a restart may find them
     |   |   `-- StoreMovedError    the store's folder is no longer where it was opened
     |   |-- SyncFailedError        a sync of derived files failed; a restart rebuilds them
     |   |-- StoreFullError         no room for the next file; nothing was appended
@@ -26,7 +26,7 @@ The type tells whose fault it is; the text names what failed and the remedy.
         |-- DurabilityError        stored, but not confirmed at the requested level
         |   |-- FlushDiskTimeout
         |   `-- FlushSlaveTimeout
-        |-- OutcomeUnknown         TIMEOUT: no answer, or a failed disk; it may be stored
+        |-- OutcomeUnknown         TIMEOUT: no answer, or a failed disk; the message may be stored
         |-- PositionBehindError    a commit would move its group back; nothing was committed
         |-- PositionLostError      the position was deleted, cut away, or is beyond the end
         `-- UnreachableError       no node answered
@@ -94,7 +94,7 @@ class StoreBrokenError(StoreError):
 
 
 class StoreUncertainError(StoreBrokenError):
-    """A write failed and its bytes could not be cleared: the next start may find the record."""
+    """A write failed and its bytes could not be cleared; the next start may find the record."""
 
 
 class StoreMovedError(StoreBrokenError):
@@ -102,7 +102,7 @@ class StoreMovedError(StoreBrokenError):
 
 
 class SyncFailedError(StoreError):
-    """A sync of consume queues or key index failed: entries may get lost, even if readable now."""
+    """A sync of consume queues or key index failed; entries may be lost, even if readable now."""
 
 
 class StoreFullError(StoreError):
@@ -132,7 +132,7 @@ class ReplicationError(HastoreError):
 class PromotionRefused(ReplicationError):
     """A promotion found too few answers, a node ahead, or a higher epoch.
 
-    `final`: another attempt would be refused too.
+    If `final` is true, another attempt would be refused too.
     """
 
     def __init__(self, message: str, *, final: bool = False) -> None:
@@ -184,14 +184,14 @@ class PositionBehindError(ClientError):
     """A commit without `allow_back` would move its group back; nothing was committed.
 
     The text names the group and both positions. Consumers of one group do not share its messages:
-    each reads them all.
+    each consumer reads them all.
     """
 
 
 class PositionLostError(ClientError):
     """The position is below the minimum offset, beyond the end, or was cut away by a failover.
 
-    `queue_id` is its queue; `common` is the last position that is still valid, None if unknown.
+    `queue_id` is the position's queue; `common` is the last valid position, None if unknown.
     """
 
     def __init__(self, message: str, queue_id: int | None = None, common: object = None) -> None:

@@ -1,4 +1,4 @@
-"""Ask a single node for its status, so that dead nodes of its group cost no time."""
+"""Ask one node for its status, without waiting for dead nodes of its group."""
 
 import time
 from collections.abc import Sequence
@@ -11,14 +11,14 @@ from hastore.protocol import api
 
 REPLAY_S = 5.0  # replay lags by milliseconds, unless it is stuck
 _POLL_S = 0.01
-_ANSWER_S = 1.0  # a hanging node must not hold up the command for long
+_ANSWER_S = 1.0  # a node that hangs must not delay the command for long
 
 
 def wait_replayed(addresses: Sequence[str]) -> None:
-    """Wait until the master among `addresses` has replayed what its log held when first asked.
+    """Wait until the master among `addresses` has replayed its log, up to its end at the call.
 
     A put is acknowledged before replay enters its message into queues and index. After this wait a
-    command finds each message that was acknowledged before it. Without a master, and when replay
+    command finds each message that was acknowledged before it. If there is no master, or replay
     takes longer than `REPLAY_S`, the command goes on with the messages that replay has reached.
     """
     for address in addresses:

@@ -33,7 +33,7 @@ _NO_ARGUMENTS: tuple[type[Exception], ...] = tuple(
 
 
 class Seconds(click.FloatRange):
-    """A time to wait, in seconds: above 0 (`or_none`: or 0), and not NaN, which never elapses."""
+    """A time to wait, in seconds: above 0; with `or_none` 0 too. Not NaN, which never elapses."""
 
     def __init__(self, *, or_none: bool = False) -> None:
         super().__init__(0, min_open=not or_none)
@@ -41,14 +41,14 @@ class Seconds(click.FloatRange):
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> float:
-        """Return the number; fail as click does for text that is not a number in range."""
+        """Return the number; fail as click does if the text is not a number in the range."""
         seconds = float(super().convert(value, param, ctx))
         if math.isnan(seconds):
             self.fail(f"{value!r} is not a time to wait.", param, ctx)
         return seconds
 
 
-_WIDE = 100_000  # columns of a pipe: no line is wrapped or shortened
+_WIDE = 100_000  # columns if stdout is a pipe: no line is wrapped or shortened
 stdout: "Console"
 stderr: "Console"
 
@@ -135,7 +135,7 @@ def fitting_table(
 ) -> list[str]:
     """Return the lines of a table that is at most `width` characters wide (None: no limit).
 
-    Columns that do not fit are left out, the last ones first, but never the first `keep`. The
+    If not all columns fit, the last ones are left out, but never the first `keep` columns. The
     columns named in `right` are aligned to the right.
     """
     sizes = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
@@ -161,9 +161,9 @@ def terminal_columns() -> int | None:
 def program(name: str) -> str:
     """Return the command by which this user can run `hastore`, `hastore-master` or `hastore-slave`.
 
-    Prefers the program in the folder of the one that was called: its bare name if the PATH leads to
-    it, else its path. Without such a program: the bare name if the PATH has one, else this Python
-    with `-m hastore`.
+    The program in the folder of the running program comes first: by its bare name if the PATH leads
+    to it, else by its path. If that folder has none, it is the bare name if the PATH has one, else
+    this Python with `-m hastore`.
     """
     called = sys.argv[0]
     beside = os.path.join(os.path.dirname(called), name)
@@ -211,7 +211,7 @@ def progress_bar(*, visible: bool = True) -> "Progress":
 def bootstrap_addresses(given: str | None) -> list[str]:
     """Return the nodes' client addresses: `given`, else HASTORE_BOOTSTRAP, else those in `conf/`.
 
-    `conf/` is that of the working directory, else that of the checkout. Raises UsageError for a bad
+    `conf/` is searched in the working directory, then in the checkout. Raises UsageError for a bad
     address, and when no address is found.
     """
     text = given or os.environ.get("HASTORE_BOOTSTRAP")

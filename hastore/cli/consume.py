@@ -22,11 +22,11 @@ from hastore.client.results import Message
 from hastore.errors import ClientError, UsageError
 
 POLL_S = 1.0
-PATIENCE_S = 10.0  # how long a slave that is read may lag behind the master
+PATIENCE_S = 10.0  # for a slave that lags behind the master: longest wait for its messages
 
 
 def read_topic(addresses: list[str], topic: str, wait_s: float) -> Iterator[list[Message]]:
-    """Yield batches from the topic's start, until none has come for `wait_s` seconds."""
+    """Yield batches from the topic's start, until no batch has come for `wait_s` seconds."""
     with Consumer(topic, addresses) as consumer:
         while batch := consumer.poll(max_messages=5_000, timeout_s=wait_s):
             yield batch

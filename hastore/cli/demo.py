@@ -1,11 +1,11 @@
-"""`hastore demo`: a pair on real data, a kill, a flip, the proof that nothing was lost, Spark.
+"""`hastore demo`: run a pair on real data, kill and flip, prove that nothing was lost, query.
 
     1 start a master and a slave      4 wait for both, prove that nothing was lost
     2 produce the flights             5 query with Spark, compare with the CSV
     3 kill, flip, rejoin half-way     6 leave nothing running
 
-Steps 2 and 3 overlap: the producer goes on in its own thread while its master is killed. A proof
-that fails ends the command with exit code 1.
+Steps 2 and 3 overlap: the producer goes on in its own thread while its master is killed. A failed
+proof ends the command with exit code 1.
 """
 
 import pathlib
@@ -54,7 +54,7 @@ SYNC_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class DemoReport:
-    """The results of the demo, which `--json` prints; also prints its progress."""
+    """Holds the results of the demo, which `--json` prints; prints the progress."""
 
     folder: pathlib.Path
     quiet: bool
@@ -70,7 +70,7 @@ class DemoReport:
 
 
 def run_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: bool) -> DemoReport:
-    """Run all steps in `folder`; raises ProofError when a proof fails, else the step's own error.
+    """Run all steps in `folder`; raises ProofError or the failed step's error.
 
     Both nodes are stopped when this returns or raises.
     """
@@ -88,7 +88,7 @@ def run_demo(rows: int, folder: pathlib.Path, *, with_spark: bool, quiet: bool) 
         if with_spark:
             report.step(5, "Read the topic from the slave with Spark and check it against the CSV")
             plot = folder / "delays.png"
-            # Node 1 is the slave now. Spark reads over its API, as a job on another machine would.
+            # Node 1 is the slave now. Spark reads over its API, like a job on another machine.
             with stderr.status("    Spark is starting and reading ..."):
                 messages = compare_with_spark(
                     master.api, TOPIC, read_delays(rows), plot, report.print

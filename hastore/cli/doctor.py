@@ -33,7 +33,7 @@ from hastore.store.fs.filesystem import REAL
 from hastore.store.offline.log_files import LogFiles
 from hastore.store.state.limits import read_limits
 
-MIN_FREE_FILES = 4  # room for log files allocated ahead, and for queues and index
+MIN_FREE_FILES = 4  # log files that must fit: those allocated ahead, and room for queues and index
 _CONNECT_S = 1.0
 
 
@@ -47,7 +47,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check; a bad one's text includes the remedy."""
+    """The result of one check. If it is BAD, the text includes the remedy."""
 
     check: str
     verdict: Verdict
@@ -105,7 +105,7 @@ def _store(config: Config, runs: bool) -> Iterator[Finding]:
 
 
 def _file_size_problem(root: str, expected: int) -> str | None:
-    """Return why a node would not start with the log files that exist; None when it would."""
+    """Return why a node would not start with the existing log files; None if it would start."""
     if not REAL.is_dir(f"{root}/commitlog"):
         return None
     try:
@@ -114,7 +114,7 @@ def _file_size_problem(root: str, expected: int) -> str | None:
     except StoreError as broken:
         return str(broken)
     for file in files:
-        # The last file may be too short after a crash: recovery extends it when it knows the size.
+        # After a crash the last file may be too short. A start extends it to the known size.
         torn = file is files[-1] and file.size < expected
         if file.size == expected or torn and limits is not None and limits.file_size == expected:
             continue
@@ -153,7 +153,7 @@ def _peers(config: Config) -> Iterator[Finding]:
 
 
 def _peer(config: Config, number: int, address: str) -> tuple[Verdict, str]:
-    """Say HELLO to another node, which proves the secret and identifies itself."""
+    """Say HELLO to another node. The answer proves the secret and says which node it is."""
     try:
         hello, answer = ask_peer(config, address, _CONNECT_S * 1_000)
     except OSError as failure:

@@ -1,9 +1,9 @@
 """The flip: `hastore promote` and `hastore demote` edit a file, then wait for the node to follow.
 
-The one-time flags of a command, and the request for a new promotion of the present master, reach
-the node as `hastore/once.json` in its store; the node removes the file when it has used it. The
-configuration stays edited even when the node refuses or is late: a node that lacks answers of other
-nodes tries again each second.
+A command passes its one-time flags, or the request for a new epoch of the present master, to the
+node in the file `hastore/once.json` of the node's store. The node removes the file after use. The
+configuration stays edited even when the node refuses or is late, because a node that lacks answers
+of other nodes tries again each second.
 """
 
 import json
@@ -26,7 +26,7 @@ from hastore.config.model import Config, Role
 from hastore.errors import HastoreError, PromotionRefused
 from hastore.store.fs.filesystem import REAL
 
-PATIENCE_S = 10.0  # without progress
+PATIENCE_S = 10.0  # the longest wait without progress
 REFUSED_AFTER_S = 3.0  # a node notices the edit within a second; a refusal is final after this
 _POLL_S = 0.1
 _ANSWER_S = 1.0
@@ -36,7 +36,7 @@ Status = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class OneShotFlags:
-    """The one-time flags of the operator."""
+    """The one-time flags that the operator has given."""
 
     no_catch_up: bool = False
     force_unclean: bool = False
@@ -53,9 +53,9 @@ def promote(
 ) -> Status:
     """Make the node of the file at `path` a master; return its status once it takes writes.
 
-    Raises PromotionRefused when the node refuses or is late, and HastoreError when it does not
-    answer: the file stays edited. Raises UsageError when the node runs with another file, and
-    HastoreError when flags cannot reach it: nothing was edited.
+    Raises PromotionRefused when the node refuses or is late, HastoreError when it does not answer;
+    in both cases the file stays edited. Before the file is edited, raises UsageError when the node
+    runs with another file, and HastoreError when flags cannot reach the node.
     """
     config = load_config(path)
     before = _ask(config)
@@ -84,9 +84,9 @@ def demote(
 ) -> Status:
     """Make the node of the file at `path` a slave; return its status once it is one.
 
-    Raises HastoreError when the node does not answer or is late: the file stays edited. Raises
-    UsageError when the node runs with another file, and HastoreError when a flag cannot reach it:
-    nothing was edited.
+    Raises HastoreError when the node does not answer or is late; the file stays edited. Before the
+    file is edited, raises UsageError when the node runs with another file, and HastoreError when a
+    flag cannot reach the node.
     """
     config = load_config(path)
     before = _ask(config)
@@ -98,8 +98,8 @@ def demote(
     edit_role(path, Role.SLAVE)
 
     def followed(status: Status) -> bool:
-        # A superseded node is a SLAVE even before it reads the edited file. Until it has read it,
-        # its reason is among its problems, because the file that it knows says master.
+        # A superseded node is a SLAVE even before it reads the edited file. Until then its
+        # reason is among its problems, because the content that it knows says master.
         settled = status["reason"] not in status.get("problems", [])
         return bool(status["role"] == Role.SLAVE.value) and settled
 
@@ -115,7 +115,7 @@ def _name(config: Config) -> str:
 
 
 def _write_once(config: Config, command: str, flags: OneShotFlags, before: Status) -> None:
-    """Write once.json durably before the file is edited: the edit makes the node read it."""
+    """Write once.json durably; the edit of the configuration then makes the node read it."""
     folder = os.path.join(config.store.root, "hastore")
     if not REAL.is_dir(folder):
         remedy = "run the command in the directory where the node was started"
@@ -144,7 +144,7 @@ def _wait(
     """Poll the node until `followed(status)`; raise after `patience_s` without progress."""
     began = last_move = time.monotonic()
     seen: Status | None = None
-    reasons: Counter[str] = Counter()  # reports the most frequent one: an attempt hides it briefly
+    reasons: Counter[str] = Counter()  # the most frequent one is reported
     while time.monotonic() - last_move < patience_s:
         status = _ask(config)
         if status is not None:
@@ -178,7 +178,7 @@ def _wait(
 
 
 def _remedy(path: str, reason: str) -> str:
-    """Return the operator's choices after a promotion that was refused or is late."""
+    """Return the text of the operator's choices after a refused or late promotion."""
     call_off = f"`hastore demote -c {path}` cancels the promotion"
     awaited = re.search(r"waiting for node ([0-9]+(?:, [0-9]+)*)", reason)
     if awaited is None:
@@ -245,10 +245,10 @@ def promote_command(
     patience_s: float,
     as_json: bool,
 ) -> None:
-    """Make a node the master: edit its file, wait until it takes writes.
+    """Make a node the master: edit its file, and wait until the node takes writes.
 
     A node that is the master already begins a new epoch. Exit code 1 when the node refuses or is
-    late: the file stays edited, and a node that waits for other nodes' answers keeps trying.
+    late. The file then stays edited, and a node that waits for other nodes' answers keeps trying.
     """
     began = time.monotonic()
     role = Role.ASYNC_MASTER if to_async else Role.SYNC_MASTER
@@ -265,7 +265,7 @@ def promote_command(
 @_patience
 @with_json
 def demote_command(path: str, accept_loss: bool, patience_s: float, as_json: bool) -> None:
-    """Make a node a slave: edit its file, wait until it is one."""
+    """Make a node a slave: edit its file, and wait until the node is a slave."""
     began = time.monotonic()
     status = demote(path, OneShotFlags(accept_loss=accept_loss), patience_s)
     _report(status, time.monotonic() - began, as_json=as_json)

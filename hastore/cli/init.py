@@ -63,15 +63,15 @@ def render(
 @click.option(
     "--port", default=BASE_PORT, show_default=True, type=click.IntRange(1_024, 65_000),
     metavar="P",
-    help="The first node's api port; ha and http are the next two; the next node begins 10 higher.",
+    help="The first node's api port. Its ha and http ports follow; the next node begins 10 higher.",
 )  # fmt: skip
 @with_json
 def init_command(folder: str, count: int, port: int, as_json: bool) -> int:
     """Write DIR/node1.yaml and so on, with comments, and DIR/secret (mode 0600); print the commands
     that start the group.
 
-    All nodes are on loopback; to use several machines, edit the addresses under `nodes`, the same
-    in every file. Exit code 2 when one of the files exists; none is ever overwritten.
+    All nodes are on loopback. To use several machines, edit the addresses under `nodes`; they must
+    be the same in every file. Exit code 2 when one of the files exists: init overwrites no file.
     """
     place = pathlib.Path(folder).absolute()
     ports = {number: port + 10 * (number - 1) for number in range(1, count + 1)}

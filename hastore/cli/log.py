@@ -46,7 +46,7 @@ def dump_command(
 ) -> None:
     """Print every record and blank that begins in [from, to), in the log's order.
 
-    With --body print each body too: as a JSON string (the field `body`), or in base64
+    With --body it prints each body too: as a JSON string (the field `body`), or in base64
     (`body_base64`) when it is not UTF-8.
     """
     for entry in inspect.dump(path, start, end, bodies=bodies):
@@ -70,7 +70,7 @@ def dump_command(
 @with_store
 @with_json
 def verify_command(path: str, as_json: bool) -> int:
-    """Check every record (CRC, offset, lengths) and the consume queues; exit code 3 when damaged.
+    """Check every record (CRC, offset, lengths) and the consume queues; exit code 3 for damage.
 
     A record's CRC covers only its body: damage to properties, times or flags may go unnoticed.
     """
@@ -131,7 +131,7 @@ def pending_command(path: str, as_json: bool) -> None:
     """List delayed messages that a RocketMQ broker has not delivered yet, and half messages
     (transactions) that are neither committed nor rolled back.
 
-    hastore stores such messages, but neither delivers nor ends them.
+    hastore stores such messages, but does not deliver, commit or roll back any.
     """
     with progress_bar() as progress:
         task = progress.add_task("searching", total=None, note="")

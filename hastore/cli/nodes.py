@@ -13,9 +13,9 @@ SLAVE = "slave"
 
 
 def check(path: str, overrides: dict[str, str], kind: str | None) -> Config:
-    """Return the configuration.
+    """Return the configuration in the file at `path`.
 
-    Raises ConfigError when it is wrong, or when `kind` does not start its role.
+    Raises ConfigError when the configuration is wrong, or has a role that `kind` does not start.
     """
     config = load_config(path, overrides)
     if kind is not None and config.role.is_master != (kind == MASTER):

@@ -15,9 +15,9 @@ from hastore.protocol.hello import NONCE_BYTES, Answer, Hello, Purpose
 def ask_peer(config: Config, address: str, timeout_ms: float) -> tuple[Hello, Answer]:
     """Return the HELLO of the node at `address`, and its answer to a survey.
 
-    The survey has no epoch and no history, so that the node does not act on it. Raises OSError when
-    the node does not answer, and AuthenticationError, ClassicPeerError and ProtocolError as
-    `peer.call` does: a peer with another secret closes the connection (ProtocolError).
+    The survey has no epoch and no history, so the node does not act on it. Raises OSError when the
+    node does not answer, and AuthenticationError, ClassicPeerError or ProtocolError as `peer.call`
+    does. A peer with another secret closes the connection, which is a ProtocolError.
     """
     path = config.ha.secret_file
     secret = None if path is None else pathlib.Path(path).read_bytes().strip()

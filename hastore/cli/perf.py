@@ -29,7 +29,7 @@ from hastore.protocol.api import WINDOW
 
 
 class Tally:
-    """Outcomes and latencies of calls, added by the producer's thread; limits calls in flight."""
+    """Outcomes and latencies of calls; the producer's thread adds them. Limits calls in flight."""
 
     def __init__(self, in_flight: int) -> None:
         self.latencies_ms: list[float] = []
@@ -59,9 +59,9 @@ class Tally:
 def summarise(
     messages: int, size: int, seconds: float, latencies_ms: list[float], tally: Tally | None
 ) -> dict[str, Any]:
-    """Return the fields that both perf commands print; a latency is that of one call, in ms.
+    """Return the fields that both perf commands print; each latency is of one call, in ms.
 
-    Messages that were read count as `acked`: a node serves only readable ones.
+    Messages that were read count as `acked`, because a node serves only readable messages.
     """
     ordered = sorted(latencies_ms)
 
@@ -120,7 +120,7 @@ def perf_group() -> None:
     show_default=True,
     type=click.IntRange(1, WINDOW),
     metavar="K",
-    help="Calls in flight at a time; 1: each call waits for its answer.",
+    help="The most calls in flight; with 1, each call waits for its answer.",
 )
 @click.option(
     "--batch",
@@ -209,7 +209,7 @@ def _send(
 @with_bootstrap
 @with_json
 def perf_consume(topic: str, count: int, bootstrap: str | None, as_json: bool) -> int:
-    """Read COUNT messages from the topic's start; a latency is the time of one batch."""
+    """Read COUNT messages from the topic's start; each latency is the time of one batch."""
     messages = size = 0
     latencies_ms: list[float] = []
     with progress_bar() as progress:

@@ -1,4 +1,4 @@
-"""`hastore positions`: import and export consumers' positions as a RocketMQ broker's file."""
+"""`hastore positions`: import and export consumers' positions in a RocketMQ broker's format."""
 
 import pathlib
 import sys
@@ -28,7 +28,7 @@ class ImportResult:
     topic: str
     outcome: str
     positions: Offsets
-    corrected: tuple[int, ...] = ()  # queues whose position was outside the queue
+    corrected: tuple[int, ...] = ()  # queues whose imported position was outside the queue
 
     def show(self, as_json: bool) -> None:
         """Print the outcome, as JSON or as text."""

@@ -41,7 +41,7 @@ def parse_acks(text: str | None) -> Acks:
 with_acks = click.option(
     "--acks",
     type=click.Choice(["0", "1", "all"]),
-    help="Who confirms: nobody (0), the master (1), slaves too (all). "
+    help="Which nodes confirm: none (0), the master (1), slaves too (all). "
     "Default: all under a SYNC_MASTER, else 1.",
 )
 with_sync_flush = click.option(
@@ -102,7 +102,7 @@ class _Printer(threading.Thread):
         self._futures.put(future)
 
     def run(self) -> None:
-        """Print until None comes; keep an error of stdout in `broken`, and go on counting."""
+        """Print until None comes. An error of stdout is kept in `broken`; counting then goes on."""
         while (future := self._futures.get()) is not None:
             code, fields, problem = describe(future)
             self.sent += 1
@@ -124,7 +124,7 @@ class _Printer(threading.Thread):
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines; of a line that is too long, only as much as is needed to refuse it."""
+    """Yield the lines; cut a line over the limit so that it is still too long to be accepted."""
     while line := file.readline(MAX_LINE_BYTES + 2):
         rest = line
         while len(rest) == MAX_LINE_BYTES + 2 and not rest.endswith(b"\n"):
@@ -196,9 +196,9 @@ def produce_command(
 ) -> int:
     """Send each line of a file or of stdin as a message to TOPIC.
 
-    Exit code 1: some messages were not stored, and the outcome of all is known. Exit code 4: some
-    are stored but not confirmed, or their outcome is unknown. With --json the object of a failed
-    message also has `line` and `reason`.
+    Exit code 1: some messages were not stored, and the outcome of every message is known. Exit code
+    4: some messages are stored but not confirmed, or their outcome is unknown. With --json the
+    object of a failed message also has `line` and `reason`.
     """
     addresses = bootstrap_addresses(bootstrap)
     check_topic(topic)

@@ -29,7 +29,7 @@ _POLL_S = 0.2
 _POLL_ANSWER_S = 1.0
 _OFFSETS = ("max_offset", "confirmed_offset", "readable_offset")
 _SLAVE = "this node is a slave"  # the beginning of a slave's `reason`
-_KEEP = 3  # columns that a narrow terminal shows too: node, role, epoch
+_KEEP = 3  # columns that even a narrow terminal shows: node, role, epoch
 
 
 @click.command("status", short_help="Show roles, epochs, offsets and slaves.")
@@ -56,7 +56,7 @@ def status_command(
 ) -> int:
     """Show roles, epochs, offsets and slaves.
 
-    Exit code 1 when no node answers, and with --wait when the group is not complete and in sync in
+    Exit code 1 when no node answers; with --wait also when the group is not complete and in sync in
     time. Exit code 4 when nodes answer but none of them takes writes.
     """
     addresses = bootstrap_addresses(bootstrap)
@@ -101,12 +101,12 @@ def no_master_text(statuses: list[dict[str, Any]]) -> str | None:
 
 
 def _wait(addresses: list[str], wait_s: float) -> bool:
-    """Poll until the group is complete and in sync; False when it is not in time."""
+    """Poll until the group is complete and in sync; False if that takes longer than `wait_s`."""
     deadline = time.monotonic() + wait_s
     while True:
         with Admin(
             addresses, timeout_s=_POLL_ANSWER_S
-        ) as admin:  # a new one each time: nodes may be starting
+        ) as admin:  # a new Admin each time, because nodes may be starting
             try:
                 statuses = [info.status for info in admin.status()]
                 maps = admin.maps().values()
@@ -127,10 +127,10 @@ def _in_sync(status: dict[str, Any], group: set[int]) -> bool:
 
 
 def not_following_text(status: dict[str, Any], *, headless: bool) -> str | None:
-    """Return why a slave follows no master; None when it follows one, and for a master.
+    """Return why a slave follows no master; None for a master, and for a slave that follows one.
 
-    None too when the only reason is that the group has no open master (`headless`): the command
-    prints that once for the whole group.
+    If the group has no open master (`headless`) and that is the only reason, returns None too: the
+    command prints it once for the whole group.
     """
     reason: str | None = status["reason"]
     if status["role"] != "SLAVE" or reason is None or reason.endswith(" is the master"):

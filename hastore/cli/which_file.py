@@ -11,8 +11,8 @@ from hastore.errors import UsageError
 def file_mismatch(path: str, config: Config, status: Mapping[str, Any]) -> str | None:
     """Return how the running node differs from the file at `path`; None if it follows that file.
 
-    When the path that the node names does not exist on this machine, the files count as the same: a
-    node in a container has other paths.
+    If the path that the node names does not exist on this machine, the files are taken to be the
+    same, because a node in a container has other paths.
     """
     known = status.get("config")
     runs = f"is node {status['node']} of {status.get('cluster')}/{status.get('group')}"
@@ -37,7 +37,7 @@ def check_file(command: str, path: str, config: Config, status: Mapping[str, Any
 
 
 def pending_texts(path: str | None, status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each key whose new value is not in force yet; it says when it will be."""
+    """Yield a line for each key whose new value is not in force yet: when will it be in force?"""
     for change in status.get("config_pending") or []:
         until = "the next start"
         if change["counts_from"] == "promotion":

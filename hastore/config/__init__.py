@@ -1,1 +1,1 @@
-"""A node's configuration: the typed model, its checks, and the file it is read from."""
+"""A node's configuration: the typed model, its checks, and the file that it is read from."""

@@ -21,7 +21,7 @@ class Mark(Protocol):
 
 
 class Places:
-    """The line of each dotted key, so that an error can name it; a key of `-o` has none."""
+    """The line of each dotted key, for error texts; a key given by `-o` has no line."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -40,7 +40,7 @@ class Places:
         self._lines[key] = self._lines.get(other)
 
     def line(self, key: str) -> int | None:
-        """Return the line of the key, else of the nearest section around it, else None."""
+        """Return the line of the key, or of the nearest section around it, or None."""
         while key:
             line = self._lines.get(key)
             if line is not None:
@@ -80,7 +80,7 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is a loopback address or the name localhost; other names count as not."""
+    """Whether a host is a loopback address or the name localhost; False for all other names."""
     if host == "localhost":
         return True
     try:
@@ -90,7 +90,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_config(config: Config, places: Places) -> None:
-    """Raise ConfigError, with file, line and key, for a configuration that contradicts itself."""
+    """Raise ConfigError, with file, line and key, if the configuration contradicts itself."""
     for key, name in (("cluster", config.cluster), ("group", config.group)):
         if not _NAME.fullmatch(name):
             remedy = "use 1 to 127 of A-Z a-z 0-9 _ . -, with a letter or digit first"

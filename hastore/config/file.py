@@ -8,7 +8,7 @@ relative path is relative to the working directory of the process that reads the
 
 msgspec could convert the file into the structs, but its errors have no line, hide the key of a
 mapping such as `nodes`, and name neither the allowed values nor a remedy. Units, ranges and
-suggestions would need code of our own all the same.
+suggestions would still need code of our own.
 """
 
 import difflib
@@ -72,7 +72,7 @@ def parse_config(text: str, path: str, overrides: Mapping[str, str] | None = Non
 
 
 def _check_secret(config: Config, places: Places) -> None:
-    """Raise ConfigError for a secret that is unreadable, open to others, or of the wrong length."""
+    """Raise ConfigError for a secret that is unreadable, open to other users, or of wrong length."""
     path = config.ha.secret_file
     if path is None:
         return
@@ -107,7 +107,7 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, str]:
 
 
 def config_error(path: str, key: str, problem: str, remedy: str) -> ConfigError:
-    """Return the error, with its line, for a problem of `key` that the caller found."""
+    """Return the error, with the line, for a problem of `key` that the caller found."""
     reader = _Reader(path)
     reader.config(reader.compose(_read_text(path)))
     return reader.places.error(key, problem, remedy)
@@ -116,8 +116,8 @@ def config_error(path: str, key: str, problem: str, remedy: str) -> ConfigError:
 def edit_role(path: str, role: Role) -> None:
     """Write `role` into the file at `path`, durably and atomically, and keep its comments.
 
-    A master follows no other node, so a master's role also sets `ha.classic_master` to null. When
-    the result would not be valid, raises ConfigError and leaves the file as it is.
+    A master follows no other node, so a master's role also sets `ha.classic_master` to null. If
+    the result would not be valid, raises ConfigError and leaves the file unchanged.
     """
     from ruamel.yaml import YAML  # a node that only reads its file does not need it
     from ruamel.yaml.comments import CommentedMap
@@ -205,7 +205,7 @@ class _Reader:
         self.places = Places(path)
 
     def compose(self, text: str) -> yaml.MappingNode:
-        """Return the file's top mapping; raises ConfigError when it is not YAML, or no mapping."""
+        """Return the file's top mapping; raises ConfigError if the text is no YAML mapping."""
         path = self.places.path
         try:
             root = yaml.compose(text, Loader=yaml.SafeLoader)
@@ -253,7 +253,7 @@ class _Reader:
         mapping.value.append((_key(last), yaml.ScalarNode(tag, text)))
 
     def config(self, root: yaml.MappingNode) -> Config:
-        """Return the configuration; each value is converted, and checked against its range."""
+        """Return the configuration; converts each value and checks its range."""
         top = self._entries(root, "", _TOP_KEYS)
         for key in ("cluster", "group", "node", "role", "nodes", "store"):
             if key not in top:

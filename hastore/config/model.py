@@ -13,7 +13,7 @@ DAY_MS = 86_400_000
 
 
 class Unit(Enum):
-    """What a number counts. In the file, sizes and times have a suffix such as MiB or ms."""
+    """The unit of a number. In the file, sizes and times have a suffix such as MiB or ms."""
 
     ITEMS = "items"
     BYTES = "bytes"
@@ -45,12 +45,12 @@ class Role(Enum):
 
     @property
     def is_master(self) -> bool:
-        """Whether a node of this role is to take writes."""
+        """Whether a node of this role should take writes."""
         return self is not Role.SLAVE
 
 
 class AckPoint(Enum):
-    """What a slave's report promises: bytes in the page cache, or bytes on the disk."""
+    """What a slave's report states: its bytes in the page cache, or its bytes on the disk."""
 
     WRITTEN = "written"
     FLUSHED = "flushed"
@@ -71,7 +71,7 @@ class SyncFrom(Enum):
 
 
 class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
-    """The three addresses of a node; port 0 binds a free one."""
+    """The three addresses of a node; port 0 binds a free port."""
 
     api: str  # "tcp://HOST:PORT"
     ha: str  # "HOST:PORT"
@@ -79,11 +79,11 @@ class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """When whole commit log files are deleted, oldest first; None: never for that reason."""
+    """When whole commit log files are deleted, oldest first. None: not for that reason."""
 
     max_age_ms: Annotated[int, Range(Unit.MILLISECONDS, 1, 36_500 * DAY_MS)] | None = None
     max_size_bytes: Annotated[int, Range(Unit.BYTES, 1, 2**62)] | None = None
-    # How long a slave, or the confirmed offset, may make no progress and still keep files.
+    # If a slave, or the confirmed offset, makes no progress for this long, its hold ends.
     hold_ms: Annotated[int, Range(Unit.MILLISECONDS, 0, 3_650 * DAY_MS)] = 3_600_000
     check_interval_ms: Milliseconds = 10_000
 
@@ -95,7 +95,7 @@ class StoreConfig(msgspec.Struct, frozen=True, kw_only=True):
     commitlog_file_size: Annotated[
         int, Range(Unit.BYTES, 4 * KIB, 2 * GIB - 1, "RocketMQ's positions in a file are 32-bit")
     ] = GIB
-    warm_files: bool = False  # read new commit log files ahead, so that they are in memory
+    warm_files: bool = False  # load new commit log files into memory ahead of use
     flush: Flush = Flush.ASYNC
     flush_interval_ms: Milliseconds = 500
     flush_timeout_ms: Milliseconds = 5_000

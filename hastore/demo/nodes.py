@@ -97,7 +97,7 @@ class Node:
         self._reap()
 
     def stop(self) -> None:
-        """Stop the process with SIGTERM, and by force after STOP_TIMEOUT_S, if it runs."""
+        """Stop the process, if it runs, with SIGTERM; after STOP_TIMEOUT_S with SIGKILL."""
         if self.process is None:
             return
         self.process.send_signal(signal.SIGTERM)
@@ -146,8 +146,8 @@ def make_pair(folder: pathlib.Path, file_size: str) -> tuple[Node, Node]:
 def free_ports(count: int) -> Sequence[int]:
     """Return loopback ports that are free now.
 
-    Ports below the kernel's range for outgoing connections come first: otherwise such a connection
-    could take the port of a node that is down for a moment.
+    Ports below the kernel's range for outgoing connections come first: otherwise an outgoing
+    connection could take the port of a node that is down for a moment.
     """
     text = pathlib.Path("/proc/sys/net/ipv4/ip_local_port_range").read_text()
     candidates = list(range(10_000, int(text.split()[0])))

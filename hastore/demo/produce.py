@@ -12,19 +12,19 @@ from hastore.demo.data import Flight
 from hastore.demo.proof import Acknowledged
 from hastore.errors import HastoreError
 
-DELIVERY_TIMEOUT_S = 120.0  # longer than any flip: the producer retries until it is over
+DELIVERY_TIMEOUT_S = 120.0  # longer than any flip, so the producer retries until the flip is over
 
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """The longest time without an acknowledgement; `after`: how many came before it."""
+    """The longest time without an acknowledgement; `after` counts acknowledgements before it."""
 
     seconds: float
     after: int
 
 
 class FlightProducer(threading.Thread):
-    """Send flights in a thread of its own: replicated synchronously, idempotent, many in flight."""
+    """Send flights in its own thread: replicated synchronously, idempotent, many in flight."""
 
     def __init__(
         self, addresses: list[str], topic: str, flights: Iterable[Flight], rows: int
@@ -77,7 +77,7 @@ class FlightProducer(threading.Thread):
                 self._fail(HastoreError(f"row {row} was not acknowledged: {failure}"))
                 return
             result = future.result()
-            assert result.offset is not None  # a put with acks has one
+            assert result.offset is not None  # every acknowledged put has an offset
             now = time.monotonic()
             if now - self._last_ack > self.silence.seconds:
                 self.silence = Silence(now - self._last_ack, self.count)

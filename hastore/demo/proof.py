@@ -33,9 +33,9 @@ def prove_exactly_once(
 ) -> int:
     """Read all of `topic` from the store at `store`; return the number of messages.
 
-    `acknowledged` has an entry for each row that was sent; None: it was not acknowledged. Raises
-    ProofError for a message that is missing, duplicate, changed, unknown, or at another offset than
-    was acknowledged.
+    `acknowledged` has an entry for each row that was sent, None if it was not acknowledged. Raises
+    ProofError for a message that is missing, duplicate, changed, unknown, or not at its
+    acknowledged offset.
     """
     seen = bytearray(len(acknowledged))
     count = 0
@@ -104,7 +104,7 @@ def prove_identical_logs(left: pathlib.Path, right: pathlib.Path) -> int:
 
 
 def prove_identical_queues(left: pathlib.Path, right: pathlib.Path, topic: str) -> int:
-    """Compare a topic's consume queues, which each node builds itself; return the unit count."""
+    """Compare a topic's consume queues, which each node builds by itself; return the unit count."""
     units = 0
     with StoreReader(str(left)) as one, StoreReader(str(right)) as other:
         ranges = one.topics()[topic]
@@ -120,7 +120,7 @@ def prove_identical_queues(left: pathlib.Path, right: pathlib.Path, topic: str) 
 
 
 def count_archived(store: pathlib.Path) -> tuple[int, int]:
-    """Return how many records, and bytes, the node has cut off its log and archived."""
+    """Return the numbers of records and of bytes that the node has cut off its log."""
     records = size = 0
     folder = store / "rescued"
     for path in sorted(folder.rglob("*")) if folder.is_dir() else []:

@@ -16,7 +16,7 @@ from hastore.spark.java_runtime import find_java
 
 PORTS = 6  # three for each node
 LOG_FILE_BYTES = 64 * MIB  # a few files, so that the log rolls over
-_FLIGHT_BYTES = 480  # of log per flight; 457 when measured
+_FLIGHT_BYTES = 480  # of log per flight; measured: 457
 _OTHER_BYTES = 64 * MIB  # consume queues and key index of a node
 _SPARK_PACKAGES = ("pyspark", "pyarrow", "matplotlib")
 _SPARK_MIN = (4, 1)

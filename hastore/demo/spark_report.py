@@ -14,7 +14,7 @@ _FIELDS = ("carrier", "dep_delay", "arr_delay")
 class CarrierDelays:
     """The flights of one carrier.
 
-    Sums are in minutes, over the flights whose delay is known (that of cancelled ones is not).
+    Sums are in minutes, over the flights with a known delay; cancelled flights have none.
     """
 
     carrier: str
@@ -48,7 +48,7 @@ def delays_per_carrier(spark: SparkSession, source: str, topic: str) -> list[Car
     `source` is a store's directory or the nodes' addresses. Messages without a carrier have the
     carrier "".
     """
-    # Read as strings first, so that a number and the same number in quotes are equal.
+    # Read the fields as strings, so that a number with or without quotes gives the same value.
     kind = StructType([StructField(name, StringType()) for name in _FIELDS])
     flight = F.from_json(F.col("value").cast("string"), kind)
     flights = read_topic(spark, source, topic).select(flight.alias("flight"))

@@ -5,15 +5,15 @@
 
 A payload is a sequence of commit log records (docs/formats.md): in a Put as the client built them,
 in a reply as they are stored. `rid` is the client's number for the request; the reply repeats it.
-Every request gets exactly one reply, with three exceptions: a Put with `acks` 0 gets none, a
-malformed message ends its connection, and so does a failure that leaves it unknown whether a Put is
+Every request gets exactly one reply, with three exceptions. A Put with `acks` 0 gets none. A
+malformed message ends its connection. So does a failure after which it is unknown whether a Put is
 stored.
 
-Runs. Many puts of one connection are in flight and still keep their order: each has the number of
-its `run` and its place `at` in the run. A node takes place 0 of a new run with a greater number, or
-the place after the last one that it took, and refuses any other as BUSY. So after a refused or lost
-put the rest of its run is refused too, and the client sends all unsettled puts again, in order, as
-a new run. Puts of run 0 are not checked this way.
+Runs keep the order of the puts of one connection, although many are in flight. Each put has the
+number of its `run` and its place `at` in the run. A node takes the next place of the current run,
+or place 0 of a run with a greater number; it refuses any other put as BUSY. So after a refused or
+lost put, the rest of its run is refused too. The client then sends all unsettled puts again, in
+order, as a new run. Puts of run 0 are not checked this way.
 """
 
 from enum import Enum
@@ -41,7 +41,7 @@ class PullStatus(Enum):
     """What a pull found."""
 
     FOUND = "FOUND"
-    NO_NEW = "NO_NEW"  # nothing readable at the position yet, or this replica's log ends before it
+    NO_NEW = "NO_NEW"  # nothing is readable at the position yet, or this node's log ends before it
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     OFFSET_TOO_LARGE = "OFFSET_TOO_LARGE"
     NO_SUCH_QUEUE = "NO_SUCH_QUEUE"
@@ -60,7 +60,7 @@ class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class Position(_Message, frozen=True):
-    """The next queue offset; epoch and offset of the record before it, None if they are unknown."""
+    """The next queue offset, and the epoch and offset of the record before it (None: unknown)."""
 
     queue_offset: Int64
     epoch: Int64 | None = None
@@ -73,8 +73,8 @@ class Position(_Message, frozen=True):
 class Put(_Message, frozen=True, tag="put"):
     """Append the payload's records.
 
-    `acks`: None is the node's default, 0 asks for no reply, 1 waits for the master alone, -1 for
-    the slaves too.
+    `acks`: None means the node's default; 0 asks for no reply; 1 waits for the master alone; -1
+    waits for the slaves too.
     """
 
     rid: Int64
@@ -172,10 +172,10 @@ Request = Put | Question
 
 
 class PutDone(_Message, frozen=True, tag="put."):
-    """The outcome of a Put: `status` holds for every record, unless `statuses` lists them.
+    """The outcome of a Put; `status` applies to all records, unless `statuses` has one for each.
 
     `offsets`, `queue_ids` and `queue_offsets` have one entry per record (0 for a record that was
-    not stored); they are empty when nothing was stored. `level` names only what was observed.
+    not stored); they are empty when nothing was stored. `level` states only what was observed.
     """
 
     rid: int
@@ -187,7 +187,7 @@ class PutDone(_Message, frozen=True, tag="put."):
     queue_offsets: list[int] = []
     statuses: list[Status] | None = None
     host: bytes = b""  # the storing host, for message ids: address, then port as int32
-    hosts: dict[int, bytes] = {}  # by index of the record: of duplicates that another node stored
+    hosts: dict[int, bytes] = {}  # of duplicates that another node stored: record's index to host
     reason: str = ""
     master: str | None = None  # the API address of the master, as the refusing node believes
 
@@ -197,14 +197,14 @@ class Pulled(_Message, frozen=True, tag="pull."):
 
     `epochs` are the (epoch, start offset) entries of the node's history that cover the records.
     `common` is set with HISTORY_DIFFERS only. `last_offset` is the log offset of the last record;
-    it lets the client ask for the next records before it has read these.
+    with it the client can ask for the next records before it has read these.
     """
 
     rid: int
     status: PullStatus
     next_queue_offset: int = 0
     min_queue_offset: int = 0
-    max_queue_offset: int = 0  # the end of what is readable here
+    max_queue_offset: int = 0  # the end of the queue's readable part on this node
     count: int = 0
     epochs: list[tuple[int, int]] = []
     common: Position | None = None
@@ -226,11 +226,11 @@ class TimeFound(_Message, frozen=True, tag="time."):
 
 
 class MapInfo(_Message, frozen=True):
-    """A node's view of its group: its own state, and which node it believes is the master."""
+    """A node's view of its group: its own state, and the master that it knows."""
 
     node: int
     role: str
-    epoch: int  # the last one of the node's history
+    epoch: int  # the last epoch of the node's history
     writable: bool
     readable_offset: int = 0
     master_node: int | None = None
@@ -292,7 +292,7 @@ def encode(message: Request | Reply) -> bytes:
 
 
 def decode_request(header: bytes) -> Request:
-    """Decode a client's header frame; ProtocolError, also for one over 64 KiB."""
+    """Decode a client's header frame. Raises ProtocolError, also for a header over 64 KiB."""
     if len(header) > MAX_HEADER_BYTES:
         raise ProtocolError(f"a header of {len(header)} bytes; at most {MAX_HEADER_BYTES}")
     try:

@@ -5,8 +5,8 @@
                       heartbeat       a data frame whose bodySize is 0
                       control frame   | 1: 1 bit | type: 63 bits | length: int32 | payload |
 
-Integers are big-endian. An offset is never negative, so the first bit tells a control frame from a
-data frame. A control frame's payload has at most 4096 bytes; only hastore nodes send any.
+Integers are big-endian. An offset is never negative, so the first bit tells control frames from
+data frames. A control frame's payload has at most 4096 bytes; only hastore nodes send any.
 """
 
 import struct
@@ -88,12 +88,11 @@ class ReportDecoder:
 
 
 class StreamDecoder:
-    """Decode a master's bytes into events. A body is passed on in pieces as they arrive, never
-    buffered.
+    """Decode a master's bytes into events; passes a body on in pieces, without buffering.
 
     States: in a header (fewer than 12 bytes of it seen), in a control payload, in a body
     (`body_left` > 0; the next byte belongs at `offset`). A caller that moves body bytes itself, by
-    splice, says so with `skip()`.
+    splice, then calls `skip()`.
     """
 
     def __init__(self, *, control_frames: bool) -> None:
@@ -127,7 +126,7 @@ class StreamDecoder:
             take = min(due - len(self._head), end - at)
             piece = data[at : at + take]
             at += take
-            if take < due:  # incomplete: join it with what follows
+            if take < due:  # incomplete: join it with the bytes that follow
                 self._head += piece
                 if len(self._head) < due:
                     return

@@ -4,15 +4,15 @@ Pure: bytes in, messages out.
 
     caller                                     answerer
       | CALL_MAGIC (8 bytes, sign bit set)        |
-      |------------------------------------------>|  a RocketMQ master echoes it in a heartbeat,
-      |              ANSWER_MAGIC (8 bytes)       |  which tells the caller that it is one
+      |------------------------------------------>|  a RocketMQ master echoes it in a heartbeat;
+      |              ANSWER_MAGIC (8 bytes)       |  so the caller recognises a RocketMQ master
       |<------------------------------------------|
       | length:uint32, HELLO                      |
       |------------------------------------------>|
       |                     length:uint32, HELLO  |
       |<------------------------------------------|
       | length:uint32, proof (empty: no secret)   |
-      |------------------------------------------>|  the answerer acts only now
+      |------------------------------------------>|  only now does the answerer act
       |   length:uint32, proof | length, answer   |
       |<------------------------------------------|
 
@@ -54,9 +54,7 @@ class Purpose(Enum):
 
 
 class WireEpoch(msgspec.Struct, frozen=True, array_like=True):
-    """One entry of an epoch history: the epoch that wrote from `start` on, with its `acks` and its
-    node list.
-    """
+    """One entry of an epoch history: an epoch, the offset of its first byte, `acks`, nodes."""
 
     epoch: int
     start: int
@@ -65,9 +63,7 @@ class WireEpoch(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True):
-    """A node's description of itself. Offsets are bytes in the log; `max_offset` is the end of
-    what is written.
-    """
+    """A node's description of itself; `max_offset` is the end of the log's written bytes."""
 
     purpose: Purpose
     cluster: str
@@ -75,7 +71,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     node: int
     store_id: str
     role: str
-    open_epoch: int  # the epoch in which it takes writes now; 0: it takes none
+    open_epoch: int  # the epoch in which the node takes writes now; 0: it takes none
     promised_epoch: int
     history: tuple[WireEpoch, ...]
     min_offset: int
@@ -98,7 +94,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     digest_from: int = 0
     digest_to: int = 0
     digest: bytes = b""
-    accept_loss: bool = False  # FOLLOW: the operator gives up what differs in this log
+    accept_loss: bool = False  # FOLLOW: the operator accepts that differing records are cut
 
 
 class Surveyed(msgspec.Struct, frozen=True, tag="surveyed"):
@@ -106,15 +102,16 @@ class Surveyed(msgspec.Struct, frozen=True, tag="surveyed"):
 
 
 class Promised(msgspec.Struct, frozen=True, tag="promised"):
-    """The promise is durable; this is the node's state right after it. A promotion counts this
-    state, not the one in the HELLO before.
+    """The promise is durable; the fields are the node's state right after it.
+
+    A promotion uses this state, not the state in the HELLO that came before.
     """
 
     history: tuple[WireEpoch, ...]
     max_offset: int
     unclean: bool
-    # All that this node knows of which `acks` and node lists may be in force, the promised epoch's
-    # included: smallest and greatest `acks`, every node list.
+    # The values that may be in force as far as this node knows, the promised epoch's included:
+    # smallest and greatest `acks`, every node list.
     acks_min: int | None = None
     acks_max: int | None = None
     node_lists: tuple[tuple[int, ...], ...] = ()
@@ -127,8 +124,9 @@ class StreamFrom(msgspec.Struct, frozen=True, tag="stream_from"):
 
 
 class RewindTo(msgspec.Struct, frozen=True, tag="rewind_to"):
-    """The slave archives and cuts its log beyond `offset`, keeps its first `entries` history
-    entries, and says HELLO again.
+    """The slave archives its log beyond `offset`, cuts it there, and says HELLO again.
+
+    It keeps the first `entries` entries of its history.
     """
 
     offset: int
@@ -136,8 +134,9 @@ class RewindTo(msgspec.Struct, frozen=True, tag="rewind_to"):
 
 
 class Resync(msgspec.Struct, frozen=True, tag="resync"):
-    """The slave sets its store aside, takes `entries` as its history, starts an empty log at
-    `offset`, and says HELLO again.
+    """The slave sets its store aside, starts an empty log at `offset`, and says HELLO again.
+
+    It takes `entries` as its history.
     """
 
     offset: int
@@ -145,7 +144,7 @@ class Resync(msgspec.Struct, frozen=True, tag="resync"):
 
 
 class CopyFrom(msgspec.Struct, frozen=True, tag="copy_from"):
-    """The range follows in data frames, while the source has the expected epoch and log end."""
+    """The range follows in data frames, as long as the source has the expected epoch and end."""
 
     offset: int
 
@@ -174,7 +173,7 @@ def frame(payload: bytes) -> bytes:
 
 
 def frame_length(header: bytes) -> int:
-    """Return the length that a frame's header announces; ProtocolError beyond 64 KiB."""
+    """Return the length that a frame's header announces; ProtocolError if it is over 64 KiB."""
     (length,) = _LENGTH.unpack(header)
     if length > HELLO_BYTES_MAX:
         raise ProtocolError(f"a frame of {length} bytes; at most {HELLO_BYTES_MAX} are allowed")

@@ -1,9 +1,9 @@
-"""The records of the topic HASTORE_POSITIONS, and which of them is in force. Pure.
+"""The records of the topic HASTORE_POSITIONS, and the rule for which is in force. Pure.
 
 A commit is one such record. Before retention removes it, the master rewrites its positions in a new
-record, whose `origins` has the offset of the original commit. Of all records of a group for a queue
-the one with the greatest origin is in force, in whatever order they are read. So a rewrite that
-comes after a later commit changes nothing, and no position moves back.
+record, whose `origins` has the offset of the original commit. Of all records of a group for a
+queue, the one with the greatest origin is in force; the order in which they are read does not
+matter. So a rewrite in the log after a newer commit changes nothing, and no position moves back.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class CommitBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of a record, in JSON; `origins`: offsets of the commits it repeats, by queue."""
+    """The body of a record, in JSON; `origins` has the offset of the original commit by queue."""
 
     group: Annotated[str, msgspec.Meta(min_length=1)]
     topic: Name
@@ -65,7 +65,7 @@ def decode_commit(raw: bytes) -> CommitBody:
 
 
 class PositionMap:
-    """The current positions by group and topic; with `bounded` limited in number and memory.
+    """The current positions by group and topic. `bounded` limits their number and memory.
 
     One thread changes the map. A mapping that `find` has returned never changes.
     """
@@ -133,7 +133,7 @@ class PositionMap:
 
 
 def origin_of(body: CommitBody, queue: int, record_offset: int) -> int:
-    """Return the origin of a queue's position: from `origins`, at most the record's own offset."""
+    """Return the origin of a queue's position: that in `origins`, at most the record's offset."""
     return min(body.origins.get(queue, record_offset), record_offset)
 
 

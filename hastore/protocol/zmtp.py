@@ -12,9 +12,10 @@ Versions 3.1 and 3.0, mechanism NULL, DEALER towards ROUTER. Both ends use the s
     PING       data is ttl: 2 bytes | context, at most 16 bytes;  PONG has the context
     ERROR      data is reason length: 1 byte | reason
 
-The caller passes received bytes to `receive` and sends what `take_output` returns: the greeting,
-READY, PONGs, and the ERROR that tells a failed connection's peer why, before the caller closes it.
-`encode_front` frames messages to send; it needs no state. No message may be sent before `is_open`.
+The caller passes received bytes to `receive` and sends the bytes that `take_output` returns: the
+greeting, READY, PONGs, and an ERROR with the reason when the connection failed. The caller closes a
+failed connection after that. `encode_front` frames messages to send; it needs no state. No message
+may be sent before `is_open`.
 
 A frame's size is checked before any byte of its body is kept, and only received bytes take memory.
 Messages and failure do not depend on how the received bytes are split.
@@ -31,7 +32,7 @@ Message = tuple[bytes, ...]  # the frames of a message, at least one
 
 GREETING_BYTES = 64
 MAX_COMMAND_BYTES = 512
-PIECE_BYTES = 4 * 1024  # smaller pieces of a frame's body are joined, larger ones kept as they are
+PIECE_BYTES = 4 * 1024  # smaller pieces of a frame's body are joined; larger ones are kept
 MORE, LONG, COMMAND = 0x01, 0x02, 0x04
 _KNOWN_FLAGS = MORE | LONG | COMMAND
 _SIGNATURE = b"\xff\0\0\0\0\0\0\0\x01\x7f"  # the padding as libzmq writes it
@@ -65,15 +66,15 @@ class State(Enum):
 class ZmtpConnection:
     """One end of one connection.
 
-    `limits` bounds a message: the bytes of its first frame, of its second and so on. A message
-    with more frames is an error.
+    `limits` has the greatest size of a message's first frame, of its second frame and so on. A
+    message with more frames is an error.
     """
 
     def __init__(self, socket_type: SocketType, limits: tuple[int, ...]) -> None:
         self._type = socket_type
         self._limits = limits
         self._buffer = bytearray()  # received bytes of an incomplete frame
-        self._needed = GREETING_BYTES  # bytes that the buffer must hold before the next parsing
+        self._needed = GREETING_BYTES  # bytes that the buffer must hold before it is parsed again
         self._pieces: list[bytes | bytearray] = []  # of the body of an incomplete long frame
         self._pieces_bytes = 0  # received, with the frame's flags and size
         self._pieces_missing = 0
@@ -116,8 +117,8 @@ class ZmtpConnection:
     def receive(self, data: bytes) -> list[Message]:
         """Take received bytes; return the messages that they complete.
 
-        If the peer violates the protocol, `failure` says how, and the messages before the violation
-        are still returned. The caller then sends `take_output()` and closes; later bytes are
+        If the peer violates the protocol, `failure` says how. The messages before the violation are
+        still returned. The caller then sends `take_output()` and closes; later bytes are
         dropped.
         """
         messages: list[Message] = []
@@ -147,7 +148,7 @@ class ZmtpConnection:
         return messages
 
     def fail(self, reason: str) -> None:
-        """Fail this connection for the caller's reason; `take_output` then has an ERROR with it."""
+        """Fail this connection; `take_output` then returns an ERROR with `reason`."""
         if self.failure is None:
             told = reason.encode("utf-8", "backslashreplace")[:255]
             self._output += _command(b"ERROR", _short(told))
@@ -245,7 +246,7 @@ class ZmtpConnection:
             self._keep(data, at, 2)
 
     def _add_piece(self, data: bytes) -> None:
-        """Keep a piece of a long frame's body; join small ones, so that many take little memory."""
+        """Keep a piece of a long frame's body; join small pieces, since each one costs memory."""
         pieces = self._pieces
         self._pieces_bytes += len(data)
         self._pieces_missing -= len(data)
@@ -273,9 +274,9 @@ class ZmtpConnection:
             raise ProtocolError(f"a message of more than {len(self._limits)} frames")
 
     def _next_frame(self, data: bytes, at: int, limit: int) -> tuple[int, int, int] | None:
-        """Return flags, begin and end of a frame's body; None if it is incomplete, and now kept.
+        """Return flags, begin and end of a frame's body. An incomplete frame is kept: None.
 
-        ProtocolError as soon as its first bytes show that it is invalid or too large.
+        Raises ProtocolError once the frame's first bytes show that it is invalid or too large.
         """
         left = len(data) - at
         if left < 2:
@@ -335,7 +336,7 @@ def encode_front(header: bytes, payload_bytes: int | None = None) -> bytes:
 
 
 def encode_ping(ttl_ms: int) -> bytes:
-    """Return a PING: close the connection if nothing more comes for `ttl_ms` (at most 6,553 s)."""
+    """Return a PING. The peer closes if nothing more comes for `ttl_ms` (at most 6,553 s)."""
     return _command(b"PING", (ttl_ms // 100).to_bytes(_TTL_BYTES, "big"))
 
 

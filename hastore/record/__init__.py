@@ -1,1 +1,1 @@
-"""The record of the log. Pure: bytes to values and back, without files, clock or threads."""
+"""The format of the log's records. Pure: no files, clock or threads."""

@@ -1,7 +1,7 @@
-"""Check many records at once, as `check_record` does, in a third of the time.
+"""Check many records at once: the checks of `check_record`, in a third of the time.
 
-A reply to a pull holds up to thousands of records. If all are V1 between IPv4 hosts, as they mostly
-are, their lengths are checked as numpy columns; otherwise the records are checked one by one.
+The reply to a pull may hold thousands of records. Usually all of them are V1 between IPv4 hosts:
+then their lengths are checked as numpy columns. Otherwise the records are checked one by one.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ _FRONT = header_dtype("size", "magic", "body_crc", "physical_offset", "sys_flag"
 def count_valid(data: bytes, offsets: Any, sizes: Any) -> int:
     """Return the number of valid records in `data` before the first invalid one.
 
-    The records follow each other without gaps. Record n must be valid for `check_record`, and have
-    `sizes[n]` bytes and physicalOffset `offsets[n]`. `offsets` and `sizes` are both lists, or both
-    numpy arrays if there are many records.
+    The records follow each other without gaps. Record n counts as valid if `check_record` accepts
+    it, its physicalOffset is `offsets[n]` and it has `sizes[n]` bytes. `offsets` and `sizes` are
+    two lists or, for many records, two numpy arrays.
     """
     if not isinstance(offsets, list):
         ends = sizes.cumsum()
@@ -56,7 +56,8 @@ def _count_plain(
 ) -> int | None:
     """Return the same as `count_valid`, computed on numpy columns.
 
-    None unless all are V1 records between IPv4 hosts, with nothing wrong but some CRCs.
+    Returns None if a record is not V1 between IPv4 hosts, or is invalid for a reason other
+    than its CRC.
     """
     import numpy as np
 

@@ -1,7 +1,7 @@
 """Encode, decode and check records, one at a time.
 
-The functions take any buffer; layout.py draws the bytes. They are the reference for the fast paths
-(bulk_check.py, the uniform batches of puts, the walks of replay), which are tested against them.
+layout.py draws the bytes. The functions here take any buffer. They are the reference for the fast
+paths (bulk_check.py, the uniform batches of puts, the walks of replay): tests compare the results.
 """
 
 import struct
@@ -88,7 +88,7 @@ class Record:
     def keys(self) -> list[str]:
         """Return UNIQ_KEY, then each word of KEYS; if a name occurs twice, its last value counts.
 
-        The key index (`keys_of`) ignores empty values, so the two differ if that value is empty.
+        The key index (`keys_of`) differs: there, the last value that is not empty counts.
         """
         found = dict(self.property_pairs)
         unique = found.get("UNIQ_KEY")
@@ -108,7 +108,10 @@ class Record:
 
 
 def encode_record(record: Record) -> bytes:
-    """Encode all fields as given; MessageIllegalError if topic or properties are too long."""
+    """Encode all fields as given.
+
+    Raises MessageIllegalError if the topic or the properties are too long.
+    """
     topic = record.topic.encode("utf-8", "surrogateescape")
     topic_limit = V1_MAX_TOPIC_BYTES if record.magic == V1_MAGIC else MAX_TOPIC_BYTES
     if len(topic) > topic_limit:
@@ -137,11 +140,12 @@ RecordParts = tuple[int, int, int, int, int, int, int, int, int]
 
 
 def find_parts(buffer: Buffer, at: int, end: int) -> RecordParts | None:
-    """Find the parts of the record at `at`; None without a whole one. Reads nothing beyond `end`.
+    """Find the parts of the record at `at`; reads nothing beyond `end`.
 
     Returns (size, stored bodyCRC, physicalOffset, sysFlag, start of the body, its length, start of
-    the topic, its length, start of the properties). The properties end at `at + size`. Does not
-    check bodyCRC.
+    the topic, its length, start of the properties). The properties end at `at + size`. Returns None
+    if no whole record is there, or if its topic or properties show a torn write. Does not check
+    bodyCRC.
     """
     if end - at < MIN_RECORD_SIZE:
         return None
@@ -183,7 +187,7 @@ def find_parts(buffer: Buffer, at: int, end: int) -> RecordParts | None:
 
 
 def check_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> int:
-    """Return the size of the valid record at `at`, 0 without one; raises nothing.
+    """Return the size of the record at `at` if it is valid, else 0; raises nothing.
 
     A record is valid if its magic is known, its lengths add up, it ends at or before `end`, its
     bodyCRC is right, topic and properties show no torn write, and its physicalOffset is
@@ -199,11 +203,12 @@ def check_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> int
 
 
 def check_unreadable(buffer: Buffer, at: int, end: int, physical_offset: int) -> int:
-    """Return the size of an unreadable record at `at` that RocketMQ wrote undamaged, else 0.
+    """Return the size of the record at `at` if it is undamaged but RocketMQ made it unreadable.
 
-    RocketMQ writes V1 for a topic of up to 127 characters. If these are more than 127 bytes,
-    topicLength holds the number of bytes modulo 256 (docs/ha-link.md). All else must be as in a
-    valid record, bodyCRC too, so that no damaged record is taken for one of these.
+    RocketMQ writes V1 for a topic of up to 127 characters. If these take more than 127 bytes,
+    topicLength holds only the number of bytes modulo 256 (docs/ha-link.md). Everything else, also
+    bodyCRC, must be as in a valid record, so that a damaged record is not accepted. Returns 0 for
+    all other bytes.
     """
     if end - at < MIN_RECORD_SIZE:
         return 0
@@ -251,9 +256,10 @@ def pack_blank(size: int) -> bytes:
 
 
 def decode_record(buffer: Buffer, at: int = 0) -> Record:
-    """Read the record at `at`; CorruptRecordError without one, or if its bodyCRC is wrong.
+    """Read the record at `at`.
 
-    Does not check physicalOffset: only the caller knows the record's offset.
+    Raises CorruptRecordError if no record is there or its bodyCRC is wrong. Does not check
+    physicalOffset, because only the caller knows the record's offset.
     """
     parts = find_parts(buffer, at, len(buffer))
     if parts is None:
@@ -299,8 +305,8 @@ def build_record(
 ) -> bytes:
     """Encode a new message as its producer sends it; the fields that the master fills in are 0.
 
-    The record is V2 if the topic has more than 127 bytes. MessageIllegalError for a topic,
-    properties or a size that no record can have; `check_topic` is stricter with new topics.
+    The record is V2 if the topic has more than 127 bytes. Raises MessageIllegalError for a topic,
+    properties or a size that no record can have. `check_topic` has stricter rules for new topics.
     """
     name = topic.encode("utf-8")
     if not name or len(name) > MAX_TOPIC_BYTES or b"\0" in name:
@@ -333,7 +339,10 @@ def patch_for_store(
     store_timestamp_ms: int,
     store_host: Host,
 ) -> None:
-    """Fill in the master's fields; MessageIllegalError if storeHost has another address family."""
+    """Fill in the fields that the master sets.
+
+    Raises MessageIllegalError if the record has no room for the address family of `store_host`.
+    """
     OFFSETS.pack_into(buffer, at + OFFSETS_AT, queue_offset, physical_offset)
     (flags,) = _SYS_FLAG.unpack_from(buffer, at)
     if bool(flags & FLAG_STORE_IPV6) != store_host.is_ipv6:

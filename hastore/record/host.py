@@ -32,7 +32,7 @@ class Host:
 
     @property
     def text(self) -> str:
-        """Return "1.2.3.4:10911", an IPv6 address in brackets."""
+        """Return "1.2.3.4:10911", or "[::1]:10911" with IPv6."""
         if len(self.address) == 4:
             return f"{ipaddress.IPv4Address(self.address)}:{self.port}"
         return f"[{ipaddress.IPv6Address(self.address)}]:{self.port}"

@@ -1,8 +1,11 @@
 """Java's String.hashCode, and a faster way to compute it for the key index's "topic#key".
 
-The index needs the hash of every key of every record. As hash(a + b) = hash(a) * 31**len(b) +
-hash(b) modulo 2**32, KeyHasher caches the hash of each "topic#" and computes that of the key as a
-sum of products, which runs in C. Strings are hashed by their UTF-16 units.
+The index needs the hash of every key of every record. Modulo 2**32,
+
+    hash(a + b) = hash(a) * 31**len(b) + hash(b)
+
+So KeyHasher caches the hash of each "topic#". It computes the key's hash as a sum of products,
+which runs in C. Strings are hashed by their UTF-16 units.
 """
 
 import struct

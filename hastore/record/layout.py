@@ -34,7 +34,7 @@ V1_MAGIC = 0xDAA320A7
 V2_MAGIC = 0xDAA320AB
 BLANK_MAGIC = 0xCBD43194
 
-# Bits of sysFlag. Its transaction bits hold 0x4 prepared, 0x8 commit or 0xC rollback.
+# Bits of sysFlag. Its two transaction bits are 0x4 for prepared, 0x8 for commit, 0xC for rollback.
 FLAG_PREPARED = 0x4  # set in prepared and in rollback records: they take no place in a queue
 FLAG_ROLLBACK = 0xC
 FLAG_BORN_IPV6 = 0x10
@@ -82,8 +82,8 @@ def _places(ipv6_flags: int) -> dict[str, tuple[int, str]]:
         found[name] = at, code
         at += _size(code)
     found["body"] = at, ""
-    # Other names for the same bytes: totalSize as an unsigned number, so that a negative size fails
-    # the check for one that is too large; and each host, address and port, as one value.
+    # More names for the same bytes. `unsigned_size` is totalSize without a sign: a negative size
+    # then counts as too large. `born_host` and `store_host` are address and port as one value.
     found["unsigned_size"] = 0, "I"
     for host, address in _PACKED_HOSTS.items():
         start, code = found[address]
@@ -120,7 +120,7 @@ def header_struct(*names: str, ipv6_flags: int = 0, start: int = 0) -> struct.St
 
 
 def header_dtype(*names: str) -> Any:
-    """Return what numpy.dtype takes for some integer fields of a header between IPv4 hosts."""
+    """Return the argument of numpy.dtype for some integer fields of a header between IPv4 hosts."""
     return {
         "names": list(names),
         "formats": [numpy_format(name) for name in names],
@@ -131,7 +131,7 @@ def header_dtype(*names: str) -> Any:
 
 HEADER_SIZE = offset_of("body")  # between IPv4 hosts
 HEADER_SIZES = {flags: offset_of("body", ipv6_flags=flags) for flags in _FAMILIES}
-IPV6_EXTRA = HEADER_SIZES[FLAG_BORN_IPV6] - HEADER_SIZE  # of each IPv6 host
+IPV6_EXTRA = HEADER_SIZES[FLAG_BORN_IPV6] - HEADER_SIZE  # more bytes for each IPv6 host
 TAIL_MIN = 3  # bytes after the body: V1's topicLength, and propertiesLength
 MIN_RECORD_SIZE = HEADER_SIZE + TAIL_MIN  # V1, IPv4, without body, topic and properties
 MAX_RECORD_SIZE = 0x7FFFFFFF  # an int32
@@ -156,7 +156,7 @@ PREFIX = header_struct(
 # The fields that the master fills in at an append, with their offsets.
 OFFSETS_AT = offset_of("queue_offset")
 OFFSETS = header_struct("queue_offset", "physical_offset", start=OFFSETS_AT)
-STORE_AT = offset_of("store_timestamp_ms")  # after an IPv6 bornHost: plus IPV6_EXTRA
+STORE_AT = offset_of("store_timestamp_ms")  # after an IPv6 bornHost, IPV6_EXTRA later
 _STORE = ("store_timestamp_ms", "store_address", "store_port")
 STORE_IPV4 = header_struct(*_STORE, start=STORE_AT)
 STORE_IPV6 = header_struct(*_STORE, start=STORE_AT, ipv6_flags=FLAG_STORE_IPV6)

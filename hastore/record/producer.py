@@ -2,7 +2,7 @@
 
 A record that has both is stored once, however often its producer sends it (docs/client-protocol.md,
 "Idempotence"). The master reads them from every record that it appends, and replay from every
-record of the log. So `producer_of` first tries two fast ways for the forms that producers send.
+record of the log. So `producer_of` first tries two fast ways to read the usual forms.
 """
 
 import re
@@ -19,9 +19,10 @@ _USUAL = re.compile(rb"(?:^|\x02)HS_PID\x01([^\x02]{1,64})\x02HS_SEQ\x01([0-9]{1
 
 
 def producer_of(properties: bytes) -> tuple[bytes, int] | None:
-    """Return (HS_PID, HS_SEQ) of a record's raw properties; None without HS_PID.
+    """Return (HS_PID, HS_SEQ) of a record's raw properties; None if it has no HS_PID.
 
-    ValueError unless HS_PID has 1 to 64 bytes and HS_SEQ is a decimal number of 1 to 18 digits.
+    Raises ValueError unless HS_PID has 1 to 64 bytes and HS_SEQ is a decimal number of 1 to 18
+    digits.
     """
     sole = sole_producer(properties)
     if sole is not None:
@@ -35,7 +36,7 @@ def producer_of(properties: bytes) -> tuple[bytes, int] | None:
     if producer is None:
         return None
     if number is None or not number.isdigit() or len(number) > MAX_SEQ_DIGITS:
-        raise ValueError("HS_SEQ is no decimal number below 10^18")
+        raise ValueError("HS_SEQ is not a decimal number of 1 to 18 digits")
     if not 0 < len(producer) <= MAX_PID_BYTES:
         raise ValueError(f"HS_PID has {len(producer)} bytes; 1 to {MAX_PID_BYTES} are allowed")
     return producer, int(number)

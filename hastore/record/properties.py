@@ -18,7 +18,7 @@ _TOPIC = re.compile(r"[A-Za-z0-9_%|-]{1,127}", re.ASCII)
 def encode_properties(pairs: Sequence[tuple[str, str]]) -> bytes:
     """Join pairs of name and value as RocketMQ 5.3 does, with a final 0x02.
 
-    Raises MessageIllegalError.
+    Raises MessageIllegalError if a name or value holds a separator, or the result is too long.
     """
     raw = "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode(
         "utf-8", "surrogateescape"
@@ -48,7 +48,7 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
     """Return the value of the first property with this name, without decoding the others."""
     wanted = name + b"\x01"
     at = raw.find(wanted)
-    while at > 0 and raw[at - 1] != 2:  # the end of a longer name
+    while at > 0 and raw[at - 1] != 2:  # only the end of a longer name
         at = raw.find(wanted, at + 1)
     if at < 0:
         return None
@@ -78,11 +78,11 @@ def keys_of(properties: bytes) -> list[bytes]:
 def inner_count(raw: bytes) -> int:
     """Return how many messages an inner batch with these properties holds; 1 if they do not say."""
     count = find_property(raw, b"INNER_NUM") or b""
-    return max(1, int(count)) if count.isdigit() and len(count) <= 5 else 1  # it is an int16
+    return max(1, int(count)) if count.isdigit() and len(count) <= 5 else 1  # an int16
 
 
 def check_topic(topic: str) -> None:
-    """Raise MessageIllegalError, with the rule, for a topic that a client may not create."""
+    """Raise MessageIllegalError if a client may not create this topic; its text states the rule."""
     if not _TOPIC.fullmatch(topic):
         shown = topic if len(topic) <= 40 else topic[:40] + "..."
         raise MessageIllegalError(

@@ -61,8 +61,9 @@ class HousekeepingService(Service):
     def keep(self) -> None:
         """Sync the derived files, and write to the checkpoint how far everything is synced.
 
-        StoreMovedError when the store's folder was moved. SyncFailedError when a sync of derived
-        files has failed, at this or an earlier call. OSError, StoreError: a later call may succeed.
+        Raises StoreMovedError if the store's folder was moved, SyncFailedError if this call or an
+        earlier one could not sync derived files. After an OSError or another StoreError a later
+        call may succeed.
         """
         self._check_place()
         self._replay.flush()

@@ -36,10 +36,10 @@ from hastore.store.log.record_walk import store_timestamp_ms
 _HEAD = header_struct("size", "magic", "physical_offset")
 _UNITS_AT_ONCE = 1024
 _UNITS_MAX = 32_768  # in one pull
-COLD_MS = 20.0  # of cold reads in one pull; after it the pull ends with the records read so far
-_FEWER = 8  # if the disk fails to read a pull's records, an eighth of them is tried
-_GAP_BYTES = 16 * 1024  # at most, between two records that one cold read covers
-_READ_BYTES = 1 << 20  # of one cold read, unless one range is longer
+COLD_MS = 20.0  # time for cold reads in a pull; then it returns the records read so far
+_FEWER = 8  # if the disk cannot read a pull's records, an eighth of them is tried
+_GAP_BYTES = 16 * 1024  # the largest gap between two records that one cold read covers
+_READ_BYTES = 1 << 20  # the largest cold read, unless a single range is longer
 
 
 class PullStatus(enum.Enum):
@@ -88,9 +88,9 @@ class MessageReader:
     ) -> PullResult:
         """Read records of a queue that end at or below `limit_offset`.
 
-        The first record is returned even if it is larger than `max_bytes`. Fewer records come when
-        the disk is slow, or when a record is damaged or unreadable: the records before it are
-        returned. CorruptRecordError or OSError when it is the first one.
+        The first record is returned even if it is larger than `max_bytes`. If the disk is slow,
+        fewer records are returned. If a record is damaged or unreadable, only the records before it
+        are returned. If that record is the first, raises CorruptRecordError or OSError.
         """
         known = self._queues.queue_range(topic, queue_id)
         if known is None:
@@ -194,7 +194,7 @@ class MessageReader:
                 if begins[0] < log.min_offset:  # retention removed it meanwhile
                     return None
                 raise
-            stop = count  # of the ranges in this file
+            stop = count  # the end of the ranges in this file
             if begins[-1] >= file.end:
                 stop = max(at + 1, bisect_left(begins, file.end, at))
             start = file.start
@@ -213,7 +213,7 @@ class MessageReader:
         return b"".join(pieces)
 
     def record_size(self, offset: int, *, check: bool = False) -> int | None:
-        """Return the size of the whole record at `offset`, None without one.
+        """Return the size of the whole record at `offset`, or None if there is none.
 
         Only the header is checked, or with `check` the whole record, CRC included.
         """
@@ -234,7 +234,7 @@ class MessageReader:
         return int(size) if fits else None
 
     def after_blank(self, offset: int) -> int:
-        """Return where the next file starts when a blank begins at `offset`, else `offset`."""
+        """Return the start of the next file if a blank begins at `offset`, else `offset`."""
         log = self._log
         if not log.min_offset <= offset < log.max_offset:
             return offset
@@ -244,7 +244,7 @@ class MessageReader:
             return offset + (check_blank(view, 0, left) if whole else 0)
 
     def record_at(self, offset: int) -> Record | None:
-        """Return the whole, valid record that begins at `offset`; None without one."""
+        """Return the whole, valid record that begins at `offset`, or None if there is none."""
         size = self.record_size(offset)
         if size is None:
             return None
@@ -275,7 +275,7 @@ class MessageReader:
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
         """Return the queue offset of the first message stored at or after a time.
 
-        The queue's end without such a message, 0 without such a queue.
+        Returns the queue's end if there is no such message, and 0 if there is no such queue.
         """
         found = self._queues.find_by_time(topic, queue_id, timestamp_ms, self._store_timestamp_ms)
         return 0 if found is None else found
@@ -297,9 +297,10 @@ def _read_cold(
     late: Callable[[], bool],
     gap_bytes: int = _GAP_BYTES,
 ) -> tuple[list[bytes | memoryview], bool]:
-    """Read ranges of the file that begins at offset `start`; ranges close together by one pread.
+    """Read ranges of the file that begins at offset `start`.
 
-    Also returns whether all were read. If not, it was `late`, or the file ends inside a range.
+    Ranges that lie close together are read by one pread. Also returns whether all ranges were read.
+    If not, `late()` was true, or the file ends inside a range.
     """
     pieces: list[bytes | memoryview] = []
     at, count = 0, len(begins)

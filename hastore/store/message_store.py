@@ -1,7 +1,7 @@
 """A node's store: the commit log and all that is derived from it, opened and closed as one.
 
-MessageStore composes these components. For what a component does alone, callers use it directly;
-those in parentheses are private:
+MessageStore composes these components. Callers use a component directly for what it does alone.
+Components in parentheses are private:
 
     log             the bytes and files of the commit log          store/log/commit_log.py
     flush_service   fdatasync, on demand and by interval           store/log/flush.py
@@ -71,9 +71,9 @@ class MessageStore:
     """The store of this process; all methods are thread-safe.
 
     `on_append(start, end, data)` is called after each put, in the putting thread. That thread then
-    holds no lock of the store; in a node it holds the write gate's. `data` are the appended bytes,
-    or None if the append was not uniform. `on_readable()` is called after each `set_limits`, in the
-    thread that called that.
+    holds no lock of the store, but in a node it holds the write gate. `data` are the appended
+    bytes, or None if the append was not uniform. `on_readable()` is called after each `set_limits`,
+    in the same thread.
     """
 
     def __init__(
@@ -174,10 +174,12 @@ class MessageStore:
     def open(self, *, intent_offset: int | None = None, from_rocketmq: bool = False) -> None:
         """Lock and recover the store, then start its threads.
 
-        `intent_offset`: a cut at this offset was begun, so bytes beyond it may be missing.
-        `from_rocketmq`: this node copied the log from a RocketMQ, so records that cannot be decoded
-        only because of their topic's length are no damage. StoreInUseError; StoreBrokenError:
-        synced bytes are missing or damaged; StoreError: the store cannot be read or written, or has
+        `intent_offset` means that a cut at this offset was begun: bytes beyond it may be missing.
+        `from_rocketmq` means that this node copied the log from a RocketMQ master: records that
+        cannot be decoded only because of their topic's length are then no damage.
+
+        Raises StoreInUseError if another process has the store open, StoreBrokenError if synced
+        bytes are missing or damaged, and StoreError if the store cannot be read or written or has
         files of another size.
         """
         try:
@@ -264,14 +266,14 @@ class MessageStore:
     def check_place(self) -> None:
         """Close the store if its folder was moved, replaced or removed. Raises StoreMovedError.
 
-        Otherwise the node would write to open files in the moved folder, which a start does not
-        find, and make new files at the old path, without the lock. Housekeeping calls this each
+        Without this check the node would go on writing to files that the next start does not find,
+        and would create new files at the old path, without the lock. Housekeeping calls this each
         second.
         """
         if not self._lock_file.is_in_place():
             raise self._health.lose(
                 f"{self._lock_file.path} is not the file that this node has locked: the store's"
-                " folder was moved, replaced or removed under it; nothing more is written: bring"
+                " folder was moved, replaced or removed; nothing more is written: bring"
                 " the folder back, or correct store.root, and start the node again"
             )
 
@@ -301,8 +303,8 @@ class MessageStore:
     def close(self, *, unlock: bool = True) -> None:
         """Stop cleanly: sync all, save the checkpoint, remove `abort`, unlock.
 
-        StoreError, StoreBrokenError: something was not written. `abort` stays then, so the next
-        open recovers the store as after a crash.
+        Raises StoreError or StoreBrokenError if something was not written. The file `abort` stays
+        then, so that the next open recovers the store as after a crash.
         """
         with self.retention.closing():
             if self.is_open:
@@ -411,11 +413,11 @@ class MessageStore:
     def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
         """Append the valid records of all payloads; a payload is one or more encoded records.
 
-        It is one write, unless the log's file has no room for all of them. Returns the results of
-        each payload, in its records' order; a malformed payload has one result, which refuses all
-        of it. StoreFullError, StoreBrokenError and StoreError mean that nothing was appended; all
-        other failures are in the results (Appender.put). With `store.flush: sync` a sync has been
-        requested when this returns.
+        All records are written at once, unless the log's last file has no room for them. Returns
+        the results of each payload, in the order of its records; a malformed payload has one
+        result, which refuses all of it. Raises StoreFullError, StoreBrokenError or StoreError if
+        nothing was appended. All other failures are in the results (Appender.put). With
+        `store.flush: sync` a sync has been requested when this returns.
         """
         results, start, end, data = self._appender.put(payloads)
         if end > start:
@@ -430,9 +432,9 @@ class MessageStore:
     def append_replica(self, offset: int, data: bytes | memoryview) -> int:
         """Append at `offset`, which must be the end; returns the new end.
 
-        UsageError for another offset or bytes that cross a file's end. StoreFullError: nothing was
-        appended. Any other failed write closes the store: StoreBrokenError if its bytes were
-        cleared, StoreUncertainError if not.
+        Raises UsageError for another offset or bytes that cross a file's end, and StoreFullError if
+        there was no room: nothing was appended. Any other failed write closes the store: it raises
+        StoreBrokenError if its bytes were cleared, StoreUncertainError if not.
         """
         log = self.log
         with log.lock:
@@ -443,7 +445,7 @@ class MessageStore:
         return end
 
     def replica_range(self, offset: int, max_bytes: int) -> FileRange:
-        """Return room at the end to splice into; `commit_replica` makes it part of the log."""
+        """Return the range at the log's end to splice into; then call `commit_replica`."""
         with self.log.lock:
             return self.log.replica_range(offset, max_bytes)
 
@@ -457,8 +459,8 @@ class MessageStore:
     def replica_failed(self, offset: int, size: int, failure: OSError) -> StoreError:
         """Clear the bytes of a failed splice into `replica_range`; returns the error to raise.
 
-        StoreFullError when there was no room. Otherwise the store is closed: StoreBrokenError, or
-        StoreUncertainError when the bytes could not be cleared.
+        This is StoreFullError if there was no room. Otherwise the store is closed, and the error is
+        StoreBrokenError, or StoreUncertainError if the bytes could not be cleared.
         """
         with self.log.lock:
             return self.log.replica_failed(offset, size, failure)
@@ -495,7 +497,7 @@ class MessageStore:
 
         If `offset` lies inside a record, that record is cut too. The limits are lowered first:
         after a crash in the middle, recovery finds the end of a whole record and misses nothing.
-        UsageError for an offset outside the log; StoreBrokenError when the disk fails.
+        Raises UsageError for an offset outside the log, StoreBrokenError if the disk fails.
         """
         log = self.log
         with self._stopped():
@@ -506,22 +508,23 @@ class MessageStore:
             self._limits.cut(offset, recovery_start=start)
             log.truncate(offset)
             self.flush_service.reset(min(self.flush_service.flushed_offset, offset))
-            # Puts have fed queue offsets and window beyond replay's offset. Both are cut to it, and
-            # replay feeds them again from there.
+            # Puts have added records beyond replay's offset to the queue offsets and to the
+            # deduplication window. Both are cut to that offset, and replay adds the rest again.
             self.replay.truncate(min(offset, self.replay.dispatched_offset))
 
     def archive(self, offset: int, name: str) -> int:
         """Copy [offset, end) to `rescued/<name>/`, synced; returns the bytes copied.
 
-        StoreFullError when there is no room; StoreError when the copy fails.
+        Raises StoreFullError if there is no room, StoreError if the copy fails.
         """
         with self.log.lock:
             return copy_tail(self._fs, self._root, name, self.log, offset)
 
     def set_aside(self, name: str) -> str:
-        """Move log, queues and index to `rescued/<name>/` and go on empty; returns that folder.
+        """Move log, queues and index to `rescued/<name>/`, and start an empty log.
 
-        StoreFullError, and nothing is changed, when there is no room for another log's files.
+        Returns that folder. Raises StoreFullError, with nothing changed, if there is no room for
+        the files of another log.
         """
         fs, root, queue = self._fs, self._root, self.log.queue
         folder = rescue_folder(fs, root, name)
@@ -545,13 +548,13 @@ class MessageStore:
         return folder
 
     def begin_at(self, offset: int) -> None:
-        """Start an empty log at `offset`; UsageError when it holds anything."""
+        """Start an empty log at `offset`; UsageError if the present log holds anything."""
         queue = self.log.queue
         with self._stopped():
             if self.log.max_offset > self.log.min_offset:
                 raise UsageError(
                     f"the log holds [{self.log.min_offset}, {self.log.max_offset}):"
-                    " only an empty one can begin elsewhere"
+                    " only an empty log can begin elsewhere"
                 )
             queue.discard()
             queue.remove_from(0)

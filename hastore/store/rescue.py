@@ -13,9 +13,10 @@ _COPY_BYTES = 1 << 20
 
 
 def rescue_folder(fs: FileSystem, root: str, name: str) -> str:
-    """Return the path of an empty or new folder `rescued/<name>`. UsageError for a bad name.
+    """Return the path of an empty or new folder `rescued/<name>`.
 
-    If an earlier attempt left files there, a number is added: nothing is overwritten.
+    If an earlier attempt left files there, a number is added to the name, so that nothing is
+    overwritten. Raises UsageError if `name` is no directory name.
     """
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise UsageError(f"{name!r} is no directory name")
@@ -30,8 +31,8 @@ def rescue_folder(fs: FileSystem, root: str, name: str) -> str:
 def copy_tail(fs: FileSystem, root: str, name: str, log: CommitLog, offset: int) -> int:
     """Copy [offset, max_offset) to sparse files under `rescued/<name>`, synced; returns the size.
 
-    The files keep their names. The caller holds the log's lock. StoreFullError when there is no
-    room; StoreError when the copy fails.
+    The files keep their names. The caller holds the log's lock. Raises StoreFullError if there is
+    no room, StoreError if the copy fails.
     """
     folder = rescue_folder(fs, root, name)
     size = log.max_offset - offset

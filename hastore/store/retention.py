@@ -2,8 +2,8 @@
 
 Only whole files are removed, never the last one, and none with bytes that are still needed: not
 replayed yet, not synced yet, or held because a slave still needs them. The node's RetentionService
-decides when to call this, in its own thread, and from which offset on files are held. The lock
-`removing` excludes cuts of the log and the close of the store meanwhile.
+calls this module in its own thread, and says from which offset on files are held. While files are
+removed, the lock `removing` excludes cuts of the log and the close of the store.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ class LogRetention:
         config: RetentionConfig,
         clock: Clock,
     ) -> None:
-        self.removing = threading.Lock()  # held while log files are removed; taken first of all
+        self.removing = threading.Lock()  # held while files are removed; taken before all others
         self._log = commit_log
         self._flush_service = flush_service
         self._replay = replay
@@ -48,7 +48,7 @@ class LogRetention:
         self._closing = False
 
     def expired_end(self, hold_offset: int | None) -> int | None:
-        """Return where `delete_expired` would make the log begin; None if it removed nothing."""
+        """Return where the log would begin after `delete_expired`; None if nothing would go."""
         with self.removing:
             self._check_open()
             count = self._expired(hold_offset)
@@ -57,14 +57,15 @@ class LogRetention:
     def delete_expired(self, hold_offset: int | None) -> int:
         """Remove expired files, none from `hold_offset` on; returns how many. Raises StoreError.
 
-        The log's lock is held only to take the files out of the log, not while the disk works: puts
-        go on.
+        The log's lock is held only to take the files out of the log. It is free while they are
+        removed from the disk, so puts go on.
         """
         queue = self._log.queue
         with self.removing:  # puts only add files at the end: expired files stay expired
             self._check_open()
             try:
-                queue.discard()  # first what an earlier call left: else a crash may leave a gap
+                # Files that an earlier call left go first: otherwise a crash may leave a gap.
+                queue.discard()
                 count = self._expired(hold_offset)
                 if not count:
                     return 0
@@ -84,7 +85,7 @@ class LogRetention:
     def closing(self) -> Iterator[None]:
         """End retention for good, and exclude it while the store closes.
 
-        Another process may open the store afterwards; its retention removes what is left.
+        Another process may open the store afterwards; its retention removes files that are left.
         """
         self._closing = True
         with self.removing:
@@ -106,8 +107,8 @@ def expired_files(
 ) -> int:
     """Return how many of the oldest files may go; bytes at or beyond `hold_offset` stay.
 
-    A file is as old as the first record of the next file, which was stored no earlier than any of
-    its own records.
+    The age of a file is that of the first record of the next file. This record was stored no
+    earlier than any record of the file itself.
     """
     files = commit_log.queue.files
     count = 0
@@ -127,10 +128,10 @@ def expired_files(
 def _too_old(
     commit_log: CommitLog, config: RetentionConfig, clock: Clock, later: Sequence[MappedFile]
 ) -> bool:
-    """Whether a file is too old, by the first record of the file after it, the first in `later`.
+    """Whether a file is too old; `later` are the files after it.
 
-    If a bad sector or damage makes that record unreadable, the first record of the file after that
-    counts: one bad record must not keep all files for ever.
+    The first record of the next file tells. If it is unreadable, because of a bad sector or damage,
+    the first record of the file after that one tells: a bad record must not keep all files forever.
     """
     if config.max_age_ms is None:
         return False

@@ -37,7 +37,7 @@ def test_their_logs_are_never_mixed(make_group, make_peer, ports, tmp_path):
     group[2].write(ha={"classic_master": None})
     group[2].start("slave")
     status = group[2].wait_status(
-        lambda s: s["reason"] and "another RocketMQ master" in s["reason"], "refused"
+        lambda s: s["reason"] and "different RocketMQ masters" in s["reason"], "refused"
     )
     assert "hastore demote -c FILE --accept-loss" in status["reason"]
     with Producer([group[1].api]) as producer:

@@ -162,10 +162,10 @@ def digest_problem(hello: Hello, due: tuple[int, int] | None, own: bytes) -> str
         )
     if hello.digest != own:
         return (
-            f"node {hello.node} followed another RocketMQ master than the node that it asks: their "
-            f"bytes [{start}, {end}) differ; decide which log is right, then give up the other: "
-            "`hastore demote -c FILE --accept-loss` on its node sets its store aside in rescued/ "
-            "and copies the other log"
+            f"node {hello.node} and the node that it asked followed different RocketMQ masters: "
+            f"their bytes [{start}, {end}) differ; decide which log is right, then run "
+            "`hastore demote -c FILE --accept-loss` on the node with the wrong log: it sets its "
+            "store aside in rescued/ and copies the right log"
         )
     return None
 

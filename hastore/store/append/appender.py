@@ -222,11 +222,11 @@ class Appender:
         Returns the results by payload, the start and end of the bytes appended (blanks included),
         and these bytes if the append was uniform.
 
-        StoreFullError, StoreBrokenError and StoreError (also for a replay that does not reach the
-        log's end in 5 s) mean that this call appended no record. A failure after some records were
-        appended, or one that may have left records in the log, is not raised: the results say for
-        each record whether it is stored, because a record that may be stored must not be refused.
-        Any other exception is a defect, and says nothing about the log.
+        Raises StoreFullError, StoreBrokenError or StoreError if this call appended no record, for
+        example because replay does not reach the log's end in 5 s. A failure is not raised if some
+        records were appended, or may have been left in the log. The results then say for each
+        record whether it is stored, because a record that may be stored must not be refused. Any
+        other exception is a defect, and says nothing about the log.
         """
         validate_uniform = self._validator.validate_uniform
         batches = [validate_uniform(payload) for payload in payloads]
@@ -282,8 +282,8 @@ class Appender:
     ) -> tuple[list[UniformResults], bytearray] | None:
         """Append to the current file by one write; returns the results and the bytes.
 
-        None, with nothing appended, unless each payload is a uniform batch of new records, and all
-        of them fit into the file.
+        Returns None, with nothing appended, unless each payload is a uniform batch of new records,
+        and all of them fit into the file.
         """
         log = self._log
         start = log.max_offset
@@ -300,7 +300,7 @@ class Appender:
         return append.results, data
 
     def _append_validated(self, payloads: Sequence[bytes], now_ms: int) -> list[list[PutResult]]:
-        """Append payloads that `_append_uniform` left: mixed, put before, or for a new file."""
+        """Append mixed payloads, duplicates, and payloads that need a new file."""
         log = self._log
         validated = [self._validator.validate(payload) for payload in payloads]
         size = sum([len(payload) for payload, _ in validated])

@@ -8,8 +8,8 @@ The window holds at least the last 1024 numbers of each producer. The greatest n
 it is the floor. A number at or below the floor that is not in the window may be stored already, so
 its put is refused.
 
-Puts call under the log's lock; replay, housekeeping, retention and cuts call from other threads.
-`_guard` protects the producers, `_saving` the snapshot; `_saving` is taken first.
+Puts call this module under the log's lock. Replay, housekeeping, retention and cuts call it from
+other threads. `_guard` protects the producers, `_saving` the snapshot. `_saving` is taken first.
 
 The snapshot, `<root>/hastore/idempotence`, spares a start from reading the whole log:
     magic "HSIW" 4 | version 4 | end offset 8 | producers 4
@@ -33,8 +33,8 @@ from hastore.store.fs.filesystem import FileSystem
 from hastore.store.state.crc_frame import CrcFrame
 
 WINDOW = 1024  # sequence numbers of each producer
-# If there are more, the one that wrote least recently is dropped. So the windows take at most 128
-# MiB, and the snapshot 64 MiB.
+# If there are more, the producer that wrote least recently is dropped. So the windows take at most
+# 128 MiB, and the snapshot 64 MiB.
 _MAX_PRODUCERS = 4096
 _SNAPSHOT_STEP_BYTES = 16 << 20  # log bytes between snapshots; a start after a crash rereads them
 _FRAME = CrcFrame(b"HSIW", 1)
@@ -130,8 +130,9 @@ class DedupWindow:
     def is_new(self, producer: tuple[bytes, int]) -> bool:
         """Whether a sequence number is above all that its producer has used; takes no lock.
 
-        True for nearly every record. Exact only while no other thread adds: a put holds the log's
-        lock, and `end_offset` is the log's end, so that replay has nothing to add.
+        True for nearly every record. The answer is exact only while no other thread adds records.
+        That holds for a put: it has the log's lock, and `end_offset` is the log's end, so replay
+        has nothing to add.
         """
         known = self._producers.get(producer[0])
         return known is None or producer[1] > known.top
@@ -158,7 +159,7 @@ class DedupWindow:
             self.end_offset = max(self.end_offset, end_offset)
 
     def top(self, producer: bytes) -> int:
-        """Return a producer's greatest sequence number, -1 for a new one; exact as `is_new` is."""
+        """Return a producer's greatest sequence number, -1 for a new one; as exact as `is_new`."""
         known = self._producers.get(producer)
         return -1 if known is None else known.top
 
@@ -185,7 +186,7 @@ class DedupWindow:
         self.end_offset = end_offset
 
     def _known(self, producer: bytes) -> ProducerWindow:
-        """Return a producer's window, new if need be, and make it the most recent one."""
+        """Return a producer's window (a new one if it has none), and make it the most recent."""
         known = self._producers.get(producer)
         if known is None:
             known = self._producers[producer] = ProducerWindow()
@@ -198,7 +199,7 @@ class DedupWindow:
     # -- replay -----------------------------------------------------------------------------------
 
     def load(self, offset: int, synced: bool) -> int:
-        """Read the snapshot; returns the offset up to which it covers the log, 0 without one."""
+        """Read the snapshot; returns up to which offset it covers the log, 0 if there is none."""
         del synced  # the snapshot is replaced durably, and holds its own end
         with self._guard:
             self._producers.clear()
@@ -310,9 +311,9 @@ class DedupWindow:
             self._snapshot_step = max(_SNAPSHOT_STEP_BYTES, 4 * len(raw))
 
     def save_before(self, min_offset: int) -> None:
-        """Write the snapshot if a start would read the log below `min_offset`, to be removed now.
+        """Write the snapshot if the present one ends before `min_offset`. Raises OSError.
 
-        Raises OSError.
+        Retention is about to remove the log below `min_offset`, so a start could not read it again.
         """
         if self._snapshot_end < min_offset:
             self.save()

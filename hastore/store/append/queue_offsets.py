@@ -13,8 +13,8 @@ class QueueOffsetTable:
     """The next queue offset by topic and queue; a Dispatcher, called after the consume queues.
 
     It starts from the consume queues. Then the master adds the records of each put, and replay adds
-    all records of the log that no put has added, both in the log's order. `end_offset` is the
-    offset up to which records were added: a put waits until that is the log's end.
+    all records of the log that no put has added, both in the log's order. All records below
+    `end_offset` were added. A put waits until `end_offset` is the log's end.
 
     A put reads the table under the log's lock; `_guard` protects changes by puts, replay and cuts.
     """

@@ -16,11 +16,12 @@ class PutResult:
 
     `status` is one of
         PUT_OK                       in the log
-        MESSAGE_ILLEGAL,             invalid: any master refuses it. Exception: a record with a
-        PROPERTIES_SIZE_EXCEEDED     sequence number older than the deduplication window, which
-                                     may be in the log already
-        SERVICE_NOT_AVAILABLE        not stored: the disk was full or failed, after other records
-                                     of the same put were, or may have been, stored
+        MESSAGE_ILLEGAL,             invalid: not stored, and any master refuses it. A record whose
+        PROPERTIES_SIZE_EXCEEDED     sequence number is older than the deduplication window is
+                                     refused too, but may be in the log already
+        SERVICE_NOT_AVAILABLE        not stored: the disk was full or failed. Other records of the
+                                     same put are, or may be, stored (if none are, the put raises
+                                     instead)
         TIMEOUT                      unknown: the write failed, and the bytes that it left in the
                                      file could not be cleared
     """

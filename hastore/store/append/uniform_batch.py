@@ -3,8 +3,8 @@
 A batch is uniform if all its records are V1 between IPv4 hosts, have the same topic, and have
 either no producer or the same one with rising sequence numbers; none may be a prepared or rollback
 record or an inner batch. `read_uniform_batch` makes the checks of `PutValidator.validate`, but
-gives no reasons: that method takes every other payload, and says what is wrong. `UniformAppend`
-gives the records their offsets.
+gives no reasons. All other payloads go to `PutValidator.validate`, which says what is wrong.
+`UniformAppend` gives the records their offsets.
 
 A test compares both paths: they must give the same results and the same bytes in the log.
 """
@@ -58,7 +58,7 @@ class UniformBatch(msgspec.Struct, frozen=True, gc=False):
 def read_uniform_batch(
     topics: Set[bytes], max_body: int, max_record: int, payload: bytes
 ) -> UniformBatch | None:
-    """Validate a payload; None if it is no uniform batch, or has an invalid record.
+    """Validate a payload; returns None if it is no uniform batch or has an invalid record.
 
     `topics` are known to be allowed; a payload of any other topic is left to `PutValidator`. No
     body may have more than `max_body` bytes, and no record more than `max_record`.
@@ -78,9 +78,9 @@ def read_uniform_batch(
     queue_ids: list[int] = []
     sequences: list[int] = []
     producer: bytes | None = None
-    # A tail is a record's topic and properties. `like` are the bytes of an earlier tail up to its
-    # sequence number, `tail_size` is that tail's size. Another tail of this size that begins with
-    # the same bytes differs in the number only.
+    # A tail is a record's topic and properties. `like` is the beginning of an earlier tail, up to
+    # its sequence number, and `tail_size` is that tail's size. A later tail that has the same size
+    # and also begins with `like` differs only in the number.
     like, tail_size = b"", 0
     last = -1
     at = 0
@@ -125,7 +125,7 @@ def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | No
     """Read the tail of a record: topic and properties. `name` is the topic with its length byte.
 
     Returns the producer, the sequence number, and the bytes before that number (b"" unless it is
-    at the tail's end). None if the tail has another topic, or is not well formed.
+    at the tail's end). Returns None if the tail has another topic, or is not well formed.
     """
     at = len(name) + 2
     properties = tail[at:]
@@ -178,8 +178,8 @@ class UniformAppend:
     def take(self, batch: UniformBatch) -> bool:
         """Add a batch, and give out its offsets.
 
-        False if a record may have been put before, or names a queue that it may not use; the
-        caller then drops the whole append.
+        Returns False if a record may have been put before, or names a queue that it may not use.
+        The caller then drops the whole append.
         """
         producer, topic, queue_ids = batch.producer, batch.topic, batch.queue_ids
         if producer is not None:

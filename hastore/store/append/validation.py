@@ -145,7 +145,7 @@ def _is_well_formed(properties: bytes) -> bool:
 
 
 def _unreadable(payload: bytes, at: int) -> PutResult:
-    """Refuse bytes that are no record; too many bytes of properties have a status of their own."""
+    """Refuse bytes that are no record; too many bytes of properties have their own status."""
     flag_at = at + _SYS_FLAG_AT
     flags = int.from_bytes(payload[flag_at : flag_at + _SYS_FLAG.size])  # may be cut off
     body_at = at + HEADER_SIZES[flags & FLAG_IPV6]

@@ -2,7 +2,7 @@
 
 Replay reads a `ReplayableLog` and hands batches of `Dispatched` records to each `Dispatcher`:
 consume queues, key index, deduplication window, queue offsets. A large batch comes as
-`RecordColumns`, which a dispatcher may take by column instead of record by record. This module
+`RecordColumns`; a dispatcher may read its columns instead of its single records. This module
 imports neither numpy nor replay, so that every side of the contract can import it.
 """
 
@@ -66,7 +66,7 @@ class QueueRun(NamedTuple):
     topic: str
     queue_id: int
     first: int  # queue offset of the first record
-    next: int  # the greatest queue offset + 1
+    next: int  # the greatest queue offset of the records + 1
     units: memoryview  # as the consume queue stores them
     is_gapless: bool  # each queue offset is the previous one + 1
     rows: Any  # the records' numbers in the batch, as an array
@@ -152,16 +152,16 @@ class Dispatcher(Protocol):
     def load(self, offset: int, synced: bool) -> int:
         """Open the files for a replay from `offset`; drop the data of records at or beyond it.
 
-        `synced` false: the kernel restarted, so only data that was flushed before `offset` was
-        saved is certain to be there. Returns the offset from which this dispatcher needs the log,
-        at most `offset`.
+        If `synced` is false, the machine restarted: data that was not flushed when `offset` was
+        saved as replay's progress may be missing. Returns the offset from which this dispatcher
+        needs the log, at most `offset`.
         """
         ...
 
     def dispatch(self, batch: Sequence[Dispatched]) -> None:
         """Take whole records in the log's order; ignore those that were taken before.
 
-        Raises OSError or StoreError; replay then passes the same batch again.
+        Raises OSError or StoreError; replay then dispatches the same batch again.
         """
         ...
 
@@ -172,12 +172,12 @@ class Dispatcher(Protocol):
     def flush(self) -> None:
         """Make durable what was dispatched before the call.
 
-        Raises OSError when a later call may succeed, SyncFailedError when none can.
+        Raises OSError if a later call may succeed, SyncFailedError if no later call can.
         """
         ...
 
     def reset(self) -> None:
-        """Forget everything and close all files: they were moved away."""
+        """Forget everything and close all files. The caller has moved them away."""
         ...
 
     def delete_before(self, min_offset: int) -> None:

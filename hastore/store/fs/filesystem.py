@@ -33,7 +33,8 @@ __all__ = [
 ]
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-# No free descriptor in the process or the system. Only an open fails with these, no write or sync.
+# The process or the system has no free descriptor. Only `open` fails with these errors, never a
+# write or a sync.
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _FALLOC_FL_ZERO_RANGE = 0x10
@@ -99,7 +100,7 @@ class RealFile:
     def allocate(self, size: int) -> None:
         """Reserve room for `size` bytes; the length becomes at least `size`.
 
-        Raises StoreFullError.
+        Raises StoreFullError if there is not enough room.
         """
         try:
             os.posix_fallocate(self._descriptor, 0, size)
@@ -257,7 +258,7 @@ class RealFileSystem:
             os.close(descriptor)
 
     def sync_all(self, path: str) -> None:
-        """Sync the file system that holds `path`; raises for a failed write of any of its files."""
+        """Sync the file system that holds `path`; OSError if a write to any of its files failed."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             if _libc.syncfs(descriptor) != 0:
@@ -289,11 +290,11 @@ class RealFileSystem:
         self.sync_dir(os.path.dirname(os.path.abspath(path)))
 
     def lock(self, path: str) -> File:
-        """Lock a file: by flock against hastore, by a record lock of byte 0 against RocketMQ.
+        """Lock a file: flock excludes hastore, a record lock of byte 0 excludes RocketMQ.
 
         Java's FileLock is a record lock. When a process closes any descriptor of a file, the kernel
-        drops the process's record locks on it; so a second attempt in this process is refused
-        before it opens the file.
+        drops all record locks that the process holds on that file. So a second attempt in this
+        process is refused before it opens the file.
         """
         with _locks_guard:
             if os.path.exists(path):
@@ -325,7 +326,7 @@ class RealFileSystem:
         return (named.st_dev, named.st_ino) == (opened.st_dev, opened.st_ino)
 
     def free_bytes(self, path: str) -> int:
-        """Return the bytes that an ordinary user may still allocate there."""
+        """Return the bytes that an ordinary user may still allocate on that file system."""
         status = os.statvfs(path)
         return status.f_bavail * status.f_frsize
 

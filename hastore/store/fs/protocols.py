@@ -3,7 +3,7 @@
 `filesystem.py` implements it for the real file system; tests pass implementations that fail.
 
 Durability: `File.sync` covers the bytes of a file, `FileSystem.sync_dir` covers names (creation,
-rename and removal). A caller that needs both calls both; `replace_bytes` alone does both itself.
+rename and removal). A caller that needs both must call both. Only `replace_bytes` does both.
 """
 
 import mmap
@@ -30,7 +30,7 @@ class File(Protocol):
     def allocate(self, size: int) -> None:
         """Reserve room for `size` bytes, so that no write within them fails for lack of room.
 
-        StoreFullError when there is not enough.
+        Raises StoreFullError if there is not enough.
         """
 
     def zero(self, position: int, size: int) -> None:
@@ -49,7 +49,7 @@ class File(Protocol):
         """Map the whole file, shared: the map shows later writes of every process."""
 
     def close(self) -> None:
-        """Give the descriptor back (and a lock with it); a second call does nothing."""
+        """Close the descriptor, which also releases a lock; a second call does nothing."""
 
 
 class FileSystem(Protocol):
@@ -95,13 +95,13 @@ class FileSystem(Protocol):
         """Replace a file's content by `data`, atomically and durably."""
 
     def lock(self, path: str) -> File:
-        """Lock a file for this process until it is closed.
+        """Lock a file for this process, until the returned file is closed.
 
-        StoreInUseError when another holder has the lock.
+        Raises StoreInUseError if another process, or this one, holds the lock.
         """
 
     def is_same_file(self, path: str, file: File) -> bool:
-        """Tell whether `path` names the open `file`; False when it names nothing."""
+        """Tell whether `path` names the open `file`; False if it names nothing."""
 
     def free_bytes(self, path: str) -> int:
-        """Return the bytes that an ordinary user may still allocate there."""
+        """Return the bytes that an ordinary user may still allocate on that file system."""

@@ -11,8 +11,8 @@ from hastore.store.fs.filesystem import NO_DESCRIPTOR, FileSystem
 def _final() -> Iterator[None]:
     """Turn the OSError of a failed sync into SyncFailedError.
 
-    The kernel may have dropped the pages, so no retry helps. An error for a missing file or for
-    lack of a descriptor stays as it is: no sync was begun.
+    The kernel may have dropped the pages, so no retry helps. If a file is missing or no descriptor
+    is free, no sync was begun, and the error is raised as it is.
     """
     try:
         yield
@@ -27,8 +27,8 @@ def _final() -> Iterator[None]:
 def sync_files(fs: FileSystem, paths: Iterable[str], directories: Iterable[str]) -> None:
     """Sync files, then directories; skips those that were removed meanwhile.
 
-    SyncFailedError: a sync failed; its pages may be lost. OSError: a file or directory could not be
-    opened; nothing is lost, and the caller may try again.
+    Raises SyncFailedError if a sync failed: pages may be lost. Raises OSError if a file could not
+    be opened or no descriptor was free: nothing is lost, and the caller may try again.
     """
     for path in sorted(paths):
         with contextlib.suppress(FileNotFoundError):

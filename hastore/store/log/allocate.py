@@ -61,7 +61,7 @@ class AllocateService(Service):
             self._changed.notify_all()
 
     def wait_ready(self) -> None:
-        """Wait until a spare is ready; StoreFullError when it could not be made."""
+        """Wait until a spare is ready; StoreFullError if it could not be made."""
         with self._changed:
             if self._ready:
                 return
@@ -83,8 +83,8 @@ class AllocateService(Service):
     def take(self, target: str) -> None:
         """Move the spare to `target`; durable after `sync_dir` of both directories.
 
-        StoreFullError when there is no spare, StoreError when it cannot be moved; the next call
-        tries again.
+        Raises StoreFullError if there is no spare or no room, StoreError if the spare cannot be
+        moved for another reason. The next call tries again.
         """
         self.wait_ready()
         with self._changed:
@@ -110,7 +110,7 @@ class AllocateService(Service):
                 self._fs.remove(self._path)
 
     def warm_rest(self, path: str, position: int) -> None:
-        """Read the rest of a file in use ahead of its writes; does nothing without `warm`."""
+        """Have the rest of a file in use read ahead by the thread; does nothing without `warm`."""
         if not self._warm:
             return
         try:
@@ -151,7 +151,7 @@ class AllocateService(Service):
             self._ready = reason is None
             self._retry = reason is not None
             if reason is not None and self.failure_reason is None:
-                log.error("no room for the next commit log file: %s", reason)
+                log.error("the next commit log file cannot be reserved: %s", reason)
             self.failure_reason = reason
             self._changed.notify_all()
         if reason is not None:
@@ -194,7 +194,7 @@ class AllocateService(Service):
             log.warning("a log file that was read ahead was not closed: %s", failure)
 
     def _make(self) -> str | None:
-        """Make the spare; if that fails, frees the reserved room and returns the reason.
+        """Make the spare. If that fails, free the reserved room and return the reason.
 
         The first call removes the spare of an earlier process: after a power loss in a rename, the
         same file may also be the last log file.
@@ -209,7 +209,7 @@ class AllocateService(Service):
                     file.truncate(0)
                 file.allocate(self._size)
                 file.sync()
-                if self._warm:  # a descriptor of its own: this one is closed below
+                if self._warm:  # through another descriptor: `file` is closed below
                     self._cold.append((self._fs.open(self._path, writable=False), 0))
             finally:
                 file.close()

@@ -2,7 +2,7 @@
 
 Hot bytes are read through a map, cold bytes by pread. If a page of a map must come from the disk,
 the thread waits with the interpreter's lock held; if the disk cannot read it, a SIGBUS ends the
-process. pread waits without the interpreter's lock, and fails with EIO.
+process. pread waits without the interpreter's lock. If the disk cannot read, pread fails with EIO.
 
     hot     the last HOT_BYTES, as far as this process wrote them: they are in the page cache
     cold    all else
@@ -32,8 +32,8 @@ from hastore.store.log.mapped_file import FileRange, MappedFile
 from hastore.store.log.mapped_file_queue import MappedFileQueue
 
 HOT_BYTES = 64 << 20
-# The next file is reserved as soon as the current one begins, if files are no larger than this;
-# else when the current one is half full.
+# Files no larger than this: the next one is reserved as soon as the current one begins. Larger
+# files: when the current one is half full.
 _AHEAD_AT_ONCE_BYTES = 64 << 20
 
 
@@ -81,8 +81,8 @@ class CommitLog:
             fs, f"{root}/hastore/spare", file_size, on_failure=on_failure, warm=warm_files
         )
         self._health = health
-        self._written_from = 0  # bytes below were there when this process began
-        self._want_at: int | None = 0  # ask for the next file when the log reaches this
+        self._written_from = 0  # bytes below were there when this process opened the log
+        self._want_at: int | None = 0  # ask for the next file at this end of the log
 
     def set_range(self, min_offset: int, max_offset: int) -> None:
         """Set where the log begins and ends: at open, and when it starts empty."""
@@ -93,7 +93,7 @@ class CommitLog:
         self._want_at = 0
 
     def warm_rest(self) -> None:
-        """Read the unwritten rest of the last file ahead, if `store.warm_files` is set."""
+        """Read ahead the unwritten rest of the last file, if `store.warm_files` is set."""
         file = self.queue.find(self.max_offset)
         if file is not None:
             self.allocator.warm_rest(file.path, self.max_offset - file.start)
@@ -103,9 +103,10 @@ class CommitLog:
     def view(self, offset: int, max_bytes: int) -> LogView:
         """Lend at most `max_bytes` from `offset`, within one file, never beyond `max_offset`.
 
-        Empty at the end. UsageError for an offset outside [min_offset, max_offset], StoreError when
-        retention removed the file meanwhile, OSError when the disk cannot read it. Cold bytes are
-        all read at once, so `max_bytes` should be no more than the caller needs.
+        At the log's end the view is empty. Raises UsageError for an offset outside
+        [min_offset, max_offset], StoreError if the file is gone, for example removed by retention,
+        and OSError if the disk cannot read it. All of the view's cold bytes are read before this
+        returns, so `max_bytes` should be no more than the caller needs.
         """
         file, size = self._bounds(offset, max_bytes)
         if file is None:
@@ -117,10 +118,11 @@ class CommitLog:
         return LogView(view[at : at + size])
 
     def map_view(self, offset: int, max_bytes: int) -> LogView:
-        """Lend the same bytes through the map, hot or cold, for walks by the sizes of records.
+        """Lend the bytes that `view` would lend, but always through the map.
 
-        Such a walk touches few pages of a file. Only record_walk.py uses it, for cuts and for the
-        end of the last whole record: a bad sector is a SIGBUS here.
+        A walk from record to record, by their sizes, touches few pages of the map. Only
+        record_walk.py calls this, for cuts and for the end of the last whole record. A bad sector
+        ends the process here, by SIGBUS.
         """
         file, size = self._bounds(offset, max_bytes)
         if file is None:
@@ -129,7 +131,7 @@ class CommitLog:
         return LogView(self.pin(file)[1][at : at + size])
 
     def file_range(self, offset: int, max_bytes: int) -> FileRange:
-        """Return the bytes that `view` lends as a range of a descriptor; size 0 at the end."""
+        """Return the bytes that `view` would lend as a range of a descriptor; size 0 at the end."""
         file, size = self._bounds(offset, max_bytes)
         if file is None:
             return FileRange(-1, 0, 0)
@@ -145,7 +147,7 @@ class CommitLog:
         return max(self._written_from, self.max_offset - HOT_BYTES)
 
     def pin(self, file: MappedFile) -> tuple[File, memoryview]:
-        """Return file and map, valid while they are held. StoreError: the file is gone."""
+        """Return file and map, valid while they are held; StoreError if the file is gone."""
         try:
             return file.pin()
         except FileNotFoundError as failure:
@@ -173,7 +175,7 @@ class CommitLog:
     # -- appending (under `lock`) -----------------------------------------------------------------
 
     def room(self, size: int) -> int:
-        """Return how many bytes a blank must fill before `size` bytes of records fit; 0: none."""
+        """Return the size of the blank needed before `size` bytes of records; 0 if they fit."""
         position = self.max_offset % self.file_size
         left = self.file_size - position
         return left if position and size + BLANK_SIZE > left else 0
@@ -181,7 +183,7 @@ class CommitLog:
     def roll(self) -> None:
         """Fill the rest of the file with a blank, once the next file is ready.
 
-        Raises StoreFullError.
+        Raises StoreFullError if the next file is not ready.
         """
         file = self._writable()
         self.allocator.wait_ready()
@@ -194,8 +196,8 @@ class CommitLog:
     def append(self, data: bytes | bytearray | memoryview) -> int:
         """Append bytes that fit into the file; returns the new `max_offset`.
 
-        StoreFullError, StoreBrokenError: none of them is in the log. StoreUncertainError: some may
-        be. UsageError: they do not fit.
+        Raises UsageError if they do not fit. Raises StoreFullError or StoreBrokenError if none of
+        the bytes is in the log, StoreUncertainError if some of them may be.
         """
         file = self._writable()
         start = self.max_offset
@@ -212,7 +214,7 @@ class CommitLog:
         return end
 
     def replica_range(self, offset: int, max_bytes: int) -> FileRange:
-        """Return room at `offset`, which must be `max_offset`, to splice into.
+        """Return the range to splice into, at `offset`, which must be `max_offset`.
 
         Raises StoreFullError.
         """
@@ -245,7 +247,7 @@ class CommitLog:
             raise UsageError(f"offset {offset} is not the log's end {self.max_offset}")
 
     def _writable(self) -> MappedFile:
-        """Return the file that the log's end lies in; adds the next file at the end of the last."""
+        """Return the file that the log's end lies in; adds a file if the last one is full."""
         if self._health.reason is not None:
             self._health.check()
         file = self.queue.find(self.max_offset)

@@ -68,8 +68,8 @@ class FlushService(Service):
     def flush(self) -> int:
         """Sync everything written so far; returns `flushed_offset`.
 
-        StoreBrokenError: the store is closed. StoreError: no descriptor was free; a later call may
-        succeed.
+        Raises StoreBrokenError if the store is closed. Raises StoreError if no descriptor was free:
+        a later call may succeed.
         """
         self._health.check()
         with self.sync_lock:
@@ -104,7 +104,7 @@ class FlushService(Service):
     def wait_flushed(self, offset: int, timeout_s: float) -> bool:
         """Ask for a sync and wait until it has reached `offset`; False after `timeout_s`.
 
-        StoreBrokenError when the store closes meanwhile.
+        Raises StoreBrokenError if the store closes meanwhile.
         """
         if self.flushed_offset >= offset:
             return True

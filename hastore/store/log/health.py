@@ -39,7 +39,8 @@ class StoreHealth:
     def lose(self, reason: str) -> StoreMovedError:
         """Close the store because its folder was moved; returns the error to raise.
 
-        This reason replaces an earlier one, which came from the move: files could not be opened.
+        This reason replaces an earlier one. That one was a result of the move, for example a file
+        that could not be opened.
         """
         error = StoreMovedError(reason)
         with self._guard:

@@ -59,8 +59,8 @@ class MappedFile:
     def pwrite(self, data: bytes | bytearray | memoryview, offset: int) -> None:
         """Write at an offset of the log; the bytes must fit. Not durable before `sync`.
 
-        OSError: a part of the bytes may be written. StoreError: the file cannot be opened, and
-        nothing is written.
+        Raises StoreError if the file cannot be opened: nothing is written then. Raises OSError if
+        the write fails: a part of the bytes may be written.
         """
         opened = self.opened
         if opened is None:

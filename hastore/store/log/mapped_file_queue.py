@@ -1,6 +1,6 @@
 """The files of a log: contiguous, of one size, named by their start offset.
 
-The log's lock guards changes: files added at the end, detached at the beginning, cut. Readers take
+The log's lock guards changes: adding at the end, detaching at the beginning, and cuts. Readers take
 no lock: `files` is a tuple that is replaced as a whole.
 """
 
@@ -51,11 +51,13 @@ class MappedFileQueue:
         return self.files[-1].end if self.files else 0
 
     def load(self, expected_size: int | None = None) -> None:
-        """Read the directory. StoreBrokenError for a gap, StoreError for a wrong size, OSError.
+        """Read the directory.
 
-        `expected_size` is the file size on the limits page. If it is the configured size, a shorter
-        last file was cut off by damage: it is filled up with zeros, and recovery finds the end.
-        Otherwise the configured size may be wrong, and only the operator can tell.
+        Raises StoreBrokenError for a gap between files, StoreError for a file of a wrong size,
+        OSError. `expected_size` is the file size on the limits page. If the configured size is the
+        same, but the last file is shorter, that file was damaged: it is filled up with zeros, and
+        recovery finds the log's end. Otherwise the configured size may be wrong, and only the
+        operator can tell.
         """
         found: list[MappedFile] = []
         names = [name for name in self._fs.list_dir(self.directory) if is_file_name(name)]
@@ -64,14 +66,15 @@ class MappedFileQueue:
             file = self._fs.open(path)
             size = file.size
             if size < self.file_size and name == names[-1] and expected_size == self.file_size:
-                log.error("%s has %d bytes instead of %d: cut off", path, size, self.file_size)
+                log.error("%s was cut off: %d bytes of %d are left", path, size, self.file_size)
                 file.allocate(self.file_size)
                 size = self.file_size
             file.close()
             if size != self.file_size:
                 raise StoreError(
                     f"{path} has {size} bytes but store.commitlog_file_size is {self.file_size}:"
-                    " set the key to the size this store was made with, or restore the file"
+                    " set the key to the size with which the store was created, or restore the"
+                    " file"
                 )
             start = int(name)
             if found and start != found[-1].end:
@@ -84,7 +87,7 @@ class MappedFileQueue:
         self.files = tuple(found)
 
     def find(self, offset: int) -> MappedFile | None:
-        """Return the file that holds `offset`; None without one."""
+        """Return the file that holds `offset`; None if there is none."""
         files = self.files
         if not files:
             return None
@@ -116,8 +119,8 @@ class MappedFileQueue:
     def discard(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Remove the detached files, each durably before the next, so that no crash leaves a gap.
 
-        One call at a time, without the log's lock. Files that are left after an OSError, or because
-        `stop()` was true, are removed by the next call.
+        Calls must not overlap; the log's lock is not needed. Files that are left after an OSError,
+        or because `stop()` was true, are removed by the next call.
         """
         while self._detached and not stop():
             with contextlib.suppress(FileNotFoundError):  # an operator removed it
@@ -142,13 +145,16 @@ class MappedFileQueue:
         self._names_added += 1
 
     def sync_names(self) -> None:
-        """Sync the directory of the files and the one they were renamed from. Any thread."""
+        """Sync the directory of the files, and the one that they were renamed from.
+
+        Any thread may call this.
+        """
         added = self._names_added
         self._fs.sync_dir(self.directory)
         if added > self._names_synced:
             if self._source is not None:
                 self._fs.sync_dir(self._source)
-            self._names_synced = added  # only now: another thread must not skip an unfinished sync
+            self._names_synced = added  # last: no thread may skip a sync that is unfinished
 
     def sync(self, start: int, end: int) -> None:
         """Make the bytes [start, end) durable, and the files' names. Raises OSError."""

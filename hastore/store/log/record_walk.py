@@ -17,9 +17,10 @@ from hastore.store.log.commit_log import CommitLog
 
 
 def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
-    """Return the store timestamp of the record at `offset`; None without one. Any thread may call.
+    """Return the store timestamp of the record at `offset`; None if no record is there.
 
-    Raises StoreError if retention removed the record meanwhile, OSError if the disk fails to read.
+    Any thread may call this. Raises StoreError if retention removed the record meanwhile, OSError
+    if the disk cannot read it.
     """
     with log.view(offset, MIN_RECORD_SIZE) as view:
         if len(view) < MIN_RECORD_SIZE:
@@ -50,7 +51,7 @@ def whole_end(log: CommitLog, start: int) -> int:
                 size, magic = SIZE_AND_MAGIC.unpack_from(view, at)
                 if magic in (V1_MAGIC, V2_MAGIC):
                     whole = MIN_RECORD_SIZE <= size <= have - at
-                else:  # a blank, whole when all of the file is there
+                else:  # a blank: whole if it is all in the log
                     whole = size == left - at == have - at
                 if not whole:
                     return offset + at
@@ -64,8 +65,9 @@ def whole_end(log: CommitLog, start: int) -> int:
 def cut_point(log: CommitLog, offset: int) -> int:
     """Return the last end of a whole record or blank at or below `offset`.
 
-    If a valid record or blank begins at `offset`, that is `offset` itself. Otherwise the records of
-    its file are walked from the file's start. The caller holds the log's lock.
+    This is `offset` itself if a record is known to end there, or a valid record or blank begins
+    there. Otherwise the records are walked from the start of the file that holds `offset`. The
+    caller holds the log's lock.
     """
     start = max(log.min_offset, offset - offset % log.file_size)
     if _is_record_end(log, offset):

@@ -45,7 +45,7 @@ class Recovered:
     scanned_from: int
     records: int
     last_store_timestamp_ms: int  # of the last record read; 0 without any
-    recovery_start: int = 0  # the next recovery may start at this or at next_recovery_start
+    recovery_start: int = 0  # the next recovery may start here, or at next_recovery_start
     next_recovery_start: int = 0
 
 
@@ -68,11 +68,12 @@ def recover(
     floor: int | None = None,
     from_rocketmq: bool = False,
 ) -> Recovered:
-    """Find the log's end; changes nothing. StoreBrokenError if synced bytes are missing or damaged.
+    """Find the log's end; changes nothing.
 
-    `floor`: the offset of a cut that was begun (its intent is on the disk); bytes beyond it may be
-    missing. `from_rocketmq`: this node copied the log from a RocketMQ, so a record that cannot be
-    decoded only because of its topic's length is part of the log.
+    `floor` is the offset of a cut that was begun (its intent is on the disk): bytes beyond it may
+    be missing. `from_rocketmq` means that this node copied the log from a RocketMQ master. A record
+    that cannot be decoded only because of its topic's length then belongs to the log. Raises
+    StoreBrokenError if synced bytes are missing or damaged.
     """
     queue = commit_log.queue
     first = queue.start
@@ -113,7 +114,7 @@ def recover(
 
 
 def clear_beyond(commit_log: CommitLog, recovered: Recovered, synced: int) -> None:
-    """Zero the bytes beyond the end, remove later files, sync the log from `synced` on."""
+    """Zero the bytes beyond the end, remove later files, and sync the log from `synced` on."""
     commit_log.truncate(recovered.end)
     queue = commit_log.queue
     if queue.files:
@@ -138,7 +139,7 @@ def _start_of_scan(
 
 
 def _scan(commit_log: CommitLog, start: int, *, unreadable: bool) -> _Scan:
-    """Read records from `start` to the log's end; with `unreadable` also undecodable ones."""
+    """Read records from `start` to the log's end; `unreadable` admits undecodable ones too."""
     scan = _Scan(start, start, start, unreadable)
     for file in commit_log.queue.files:
         if file.end > scan.end and not _scan_file(file, scan):
@@ -188,9 +189,10 @@ def _may_be_longer(data: memoryview, at: int, left: int, wanted: int) -> bool:
 
 
 def _refuse_headless(commit_log: CommitLog, first: int) -> None:
-    """Refuse to clear a log without a first record if data follow: StoreBrokenError.
+    """Raise StoreBrokenError if data follow where the log's first record is missing.
 
-    After a resync a log may begin inside its first file. The missing limits page would say so.
+    After a resync a log may begin inside its first file. Only the limits page, which is missing
+    too, would say where.
     """
     head = commit_log.queue.files[0].view
     size = len(head)
@@ -200,13 +202,13 @@ def _refuse_headless(commit_log: CommitLog, first: int) -> None:
     for at in range(0, size, step):
         if any(bytes(head[at : at + step]).strip(b"\0")):
             raise StoreBrokenError(
-                f"{commit_log.directory}: no record at {first}, but data after it; nothing was"
+                f"{commit_log.directory}: data follow, but no record is at {first}; nothing was"
                 " cut: restore hastore/limits or the log's first file from a backup"
             )
 
 
 def _refuse_damage(commit_log: CommitLog, scan: _Scan) -> None:
-    """Refuse to clear whole records after a damaged one: StoreBrokenError.
+    """Raise StoreBrokenError if whole records follow a damaged one: a cut would lose them.
 
     Whole records that are older are no sign of damage: RocketMQ leaves them when it cuts a log.
     """

@@ -1,7 +1,8 @@
-"""Dump, verify and count the log of any store, in use or not, read-only, for `hastore log`.
+"""Dump, verify and count the log of any store for `hastore log`; read-only.
 
-All three read the log up to its last whole record and ignore the readable offset. They also take a
-folder that holds log files directly, such as a tail in `rescued/`.
+A node may be using the store. All three functions read the log up to its last whole record and
+ignore the readable offset. They also take a folder that holds log files directly, such as a tail in
+`rescued/`.
 """
 
 import base64
@@ -20,7 +21,7 @@ from hastore.store.state.limits import read_limits
 __all__ = ["Damage", "Stat", "Verification", "dump", "stat", "verify"]
 
 Progress = Callable[[int, int], None]  # bytes done, total bytes
-_DAMAGES_MAX = 100  # listed; more are only counted in bytes
+_DAMAGES_MAX = 100  # damaged ranges listed; of further ones only the bytes are counted
 _PROGRESS_BYTES = 16 << 20
 
 
@@ -104,7 +105,7 @@ def dump(
     """Yield an object for each record and blank that begins in [start, end), in the log's order.
 
     `start` may lie inside a record. Stops at the first bytes that are neither a record nor a blank.
-    With `bodies` each record has a `body`, or a `body_base64` if the body is not UTF-8. Raises
+    With `bodies`, each record has a `body`, or a `body_base64` if the body is not UTF-8. Raises
     StoreError without a store.
     """
     files = LogFiles(store, fs, bare_too=True)
@@ -184,7 +185,7 @@ def stat(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None)
 
 
 def verify(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None) -> Verification:
-    """Check every record (CRC, offset, lengths), also after damage, and compare the queues.
+    """Check every record (CRC, offset, lengths), and compare the queues; goes on after damage.
 
     Raises StoreError without a store.
     """
@@ -202,7 +203,7 @@ def _examine(
 
 
 class _Examination:
-    """One run of `verify` (`checked`) or `stat` over a log."""
+    """One run over a log: of `verify` if `checked`, else of `stat`."""
 
     def __init__(
         self, store: str, fs: FileSystem, files: LogFiles, progress: Progress | None, checked: bool
@@ -250,7 +251,7 @@ class _Examination:
         return result
 
     def _through(self, file: LogFile, files: list[LogFile], offset: int) -> int | None:
-        """Walk a file from a record's start, past damage; return where to go on, None to stop."""
+        """Walk a file from a record's start, past damage; return the next start, None to stop."""
         while True:
             offset = self._walk_file(file, offset)
             if offset >= file.end:
@@ -262,7 +263,7 @@ class _Examination:
                 return None
             data, at = self._files.view(file), offset - file.start
             if check_record(data, at, file.size, offset) or check_blank(data, at, file.size):
-                continue  # it was being written a moment ago
+                continue  # a node was still writing it when it was read
             self._damaged(offset, later, "no valid record")
             if not self._checked:
                 return None

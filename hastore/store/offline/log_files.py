@@ -1,7 +1,8 @@
 """Read the commit log's files from another process, without a lock and without writing.
 
 Files may appear and disappear at any time; a file that retention removes stays readable while its
-map is open. A record start is an offset at which a record or a blank begins, or the log ends.
+map is open. A record start is an offset at which a record or a blank begins, or at which the log
+ends.
 """
 
 import mmap
@@ -43,7 +44,7 @@ class LogFiles:
     def __init__(self, root: str, fs: FileSystem = REAL, *, bare_too: bool = False) -> None:
         """Open a store; raises StoreError if it has no `commitlog` directory.
 
-        With `bare_too` the folder may hold the log files themselves, as one in `rescued/` does.
+        With `bare_too`, the folder may hold the log files directly, like a folder in `rescued/`.
         """
         self.directory = f"{root}/commitlog"
         self.is_bare = False
@@ -99,8 +100,8 @@ class LogFiles:
     def whole_end(self, start: int | None = None) -> int:
         """Return the end of the last whole record, walking from the record start `start`.
 
-        Without `start` the walk begins at the last file that begins with a record or a blank, and
-        assumes that the files before it are whole.
+        Without `start`, the walk begins at the last file that begins with a record or a blank; it
+        is assumed that the files before that one are whole.
         """
         files = self.list()
         if not files:
@@ -136,8 +137,8 @@ class LogFiles:
     def record_start_at(self, file: LogFile, offset: int) -> int:
         """Return the first record start at or beyond `offset`.
 
-        The walk goes by record sizes from the file's start, without reading bodies; after damage it
-        searches with `find_record`.
+        The walk begins at the file's start and goes by record sizes, without reading bodies. After
+        damage it searches with `find_record`.
         """
         data = self.view(file)
         at, end, wanted = 0, file.size, offset - file.start

@@ -1,4 +1,4 @@
-"""List what a RocketMQ broker has yet to do: undelivered delayed messages, open half messages.
+"""List messages that a RocketMQ broker must still handle: delayed messages and half messages.
 
 hastore stores and serves such records, but neither delivers delayed messages nor ends half
 messages. So operators list them before they leave a broker (docs/migrate-from-rocketmq.md).
@@ -8,8 +8,8 @@ Sources: RocketMQ's ScheduleMessageService, TimerMessageStore and TransactionalM
                                                to REAL_TOPIC with the same UNIQ_KEY
     RMQ_SYS_TRANS_HALF_TOPIC                   a prepared message; on commit the broker writes it
                                                to REAL_TOPIC with the same UNIQ_KEY
-    RMQ_SYS_TRANS_OP_HALF_TOPIC                ends half messages: the body lists their queue
-                                               offsets in the half topic's queue of the same id
+    RMQ_SYS_TRANS_OP_HALF_TOPIC                ends half messages: the body lists queue offsets in
+                                               the half topic's queue with the same queue id
 """
 
 from collections.abc import Callable, Iterable
@@ -38,8 +38,8 @@ class Owed(Enum):
 class Pending:
     """A record that a broker would still act on.
 
-    `due_ms`: when a delayed message is due: its TIMER_OUT_MS, or by RocketMQ's default delay
-    levels. None for half messages, and if it is unknown.
+    `due_ms` is the time at which a delayed message is due: its TIMER_OUT_MS, or the time given by
+    RocketMQ's default delay levels. It is None for half messages, and if the time is unknown.
     """
 
     kind: Owed
@@ -74,7 +74,7 @@ def find_pending(
 
 
 def pending_of(records: Iterable[Record]) -> list[Pending]:
-    """Return those of `records`, which are in the log's order, that are pending at the end."""
+    """Return the records that are pending after the last one; `records` is in the log's order."""
     found: dict[_Name, Pending] = {}
     halves: dict[tuple[int, int], _Name] = {}
     for record in records:
@@ -99,7 +99,7 @@ def pending_of(records: Iterable[Record]) -> list[Pending]:
 
 
 def _name(kind: Owed, record: Record) -> _Name:
-    """Return a name that all copies of a message share: its UNIQ_KEY, else its offset."""
+    """Return a name that all copies of a message share: its UNIQ_KEY, or its offset without one."""
     key = _text(record, b"UNIQ_KEY") or f"@{record.physical_offset}"
     return kind, _text(record, b"REAL_TOPIC"), key
 

@@ -25,7 +25,7 @@ class QueueCheck:
         self.wrong_count = 0
 
     def check(self, record: Dispatched) -> None:
-        """Check the unit of a record; prepared records and inner batches are left out."""
+        """Check a record's unit; prepared records and inner batches are not checked."""
         if not record.takes_unit or inner_batch_of(record) is not None:
             return
         if record.queue_id < 0 or record.queue_offset < 0 or not is_directory_name(record.topic):

@@ -1,4 +1,4 @@
-"""Consume queue files, read from another process: file sizes come from the files themselves."""
+"""Read consume queue files from another process; their size is taken from the file system."""
 
 import struct
 from array import array
@@ -89,7 +89,7 @@ class _Queue:
         return min((start for start, _, _ in self._files if start > unit), default=None)
 
     def _search(self, path: str, count: int, holds: Callable[[int, int], bool]) -> int:
-        """Return how many leading units pass the test `holds`, which no unit after them passes."""
+        """Return how many leading units pass `holds`; no unit after the first failure passes it."""
         try:
             file: File = self._fs.open(path, writable=False)
         except FileNotFoundError:  # retention removed it and the files before it
@@ -200,7 +200,7 @@ def _within(offset: int, size: int, limit: int) -> bool:
 
 
 def _take_units(result: QueueUnits, raw: bytes, unit: int, limit: int) -> int:
-    """Add the records of raw units, the first of number `unit`; return the number of units."""
+    """Add the records of raw units that begin with unit `unit`; return how many units."""
     count = len(raw) // UNIT.size
     columns = struct.unpack(f">{'qiq' * count}", raw)
     offsets, sizes, tags = columns[0::3], columns[1::3], columns[2::3]

@@ -2,11 +2,12 @@
 
 A hastore store is read up to the readable offset that its node keeps on the limits page, a RocketMQ
 store up to the last whole record. Each record's CRC and offset are checked when it is read, so only
-whole records are returned. If the limit moves back meanwhile (a failover cut the log), reading ends
-there.
+whole records are returned. If a failover cuts the log meanwhile, the limit moves back and
+reading ends there.
 
 `view` and `file_view` lend the log's pages without a copy. Bytes beyond the limit may change while
-they are lent, and after a cut bytes below it too: to notice that, compare `limit_offset` after use.
+they are lent. After a cut, bytes below the earlier limit may change too: to notice a cut, compare
+`limit_offset` after use.
 """
 
 from collections.abc import Iterator
@@ -32,7 +33,7 @@ class StoreReader:
         self._fs = fs
         self._files = LogFiles(path, fs)
         self._queues = QueueFiles(path, fs)
-        self._whole = 0  # the last record end that was found in a RocketMQ store
+        self._whole = 0  # the end of the last whole record that was found in a RocketMQ store
 
     def __enter__(self) -> "StoreReader":
         return self
@@ -108,7 +109,7 @@ class StoreReader:
         data = self._map(file)
         at = offset - file.start
         size = check_record(data, at, min(file.size, limit - file.start), offset)
-        # The log may be cut during the check, so a copy is checked again and decoded.
+        # The log may be cut during the check, so copy the record, and check and decode the copy.
         raw = bytes(data[at : at + size])
         if not size or check_record(raw, 0, size, offset) != size:
             return None
@@ -119,7 +120,7 @@ class StoreReader:
     ) -> Iterator[tuple[int, bytes]]:
         """Yield (offset, bytes) of every whole record that begins in [start, end) below the limit.
 
-        `start` may lie inside a record: the next record is then the first. Raises StoreError when
+        If `start` lies inside a record, the next record comes first. Raises StoreError when
         retention removed the next record, CorruptRecordError for damage below the limit.
         """
         offset = self.min_offset if start is None else max(start, 0)
@@ -205,9 +206,9 @@ class StoreReader:
             yield record
 
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int | None:
-        """Return the first queue offset stored at or after a time, else the queue's end.
+        """Return the first queue offset stored at or after a time.
 
-        None if the queue does not exist.
+        Returns the queue's end if there is no such record, None if there is no such queue.
         """
         limits = self.queue_range(topic, queue_id)
         if limits is None:
@@ -249,7 +250,7 @@ class StoreReader:
     def _is_partial(data: memoryview, at: int, limit: int) -> bool:
         """Whether the bytes up to the limit are the beginning of a record that ends beyond it.
 
-        A damaged size is often huge, so the record must fit into its file.
+        A damaged size is often huge, so False when the record would not fit into its file.
         """
         if limit - at < SIZE_AND_MAGIC.size:
             return True

@@ -1,19 +1,19 @@
 """The pauses of replay: how long it waits before the next batch, so that small appends gather.
 
-In a batch of few records each record costs several times as much, and each wake-up takes the
-interpreter from the appending thread, which costs more than replay's own work. Replay pauses less
-while a reader waits for new records.
+In a batch of few records each record costs several times as much. Each wake-up takes the
+interpreter from the appending thread, and that costs more than replay's own work. Replay pauses
+less while a reader waits for new records.
 """
 
 from collections.abc import Callable
 
-VIEW_BYTES = 1 << 20  # log for one batch: about a thousand records of 1 KiB
-BULK_BYTES = 4 << 20  # log for one batch, once the backlog is this large
-TRICKLE_S = 0.002  # appends this close together make replay linger longer,
-_LINGER_MAX_S = 0.01  # up to this long
-_GROWING_BYTES = 1 << 16  # log growth during a batch that means a bulk load
+VIEW_BYTES = 1 << 20  # the log's bytes in one batch: about a thousand records of 1 KiB
+BULK_BYTES = 4 << 20  # the log's bytes in one batch, once the backlog is this large
+TRICKLE_S = 0.002  # replay lingers longer while appends come this close together
+_LINGER_MAX_S = 0.01  # the longest linger
+_GROWING_BYTES = 1 << 16  # if the log grows by more during a batch, it is a bulk load
 _REST = 9  # rest, as a multiple of the batch's time: throttles replay to 10 %
-_LATE_MAX_BYTES = 1 << 30  # with a larger backlog replay is throttled to 50 % only
+_LATE_MAX_BYTES = 1 << 30  # with a larger backlog, replay is only throttled to 50 %
 _REST_MAX_S = 0.02
 
 
@@ -32,7 +32,7 @@ class ReplayPace:
         self._grown_s = self._base_s
 
     def trickle(self) -> None:
-        """Note that small appends follow each other: double the time in which they gather."""
+        """Note that small appends follow each other: double the time for which they gather."""
         self._grown_s = min(2 * self._grown_s, _LINGER_MAX_S)
 
     def linger_s(self) -> float:

@@ -3,13 +3,13 @@
 On master and slave alike, one thread walks the log from `dispatched_offset` and hands each batch of
 whole records to every dispatcher: consume queues, key index, deduplication window, queue offsets.
 
-- A batch counts once every dispatcher has taken it. A failure (a full disk, an I/O error) leaves
-  `dispatched_offset` unchanged and sets `blocked_reason`; the same batch comes again after 1 s. So
-  a dispatcher ignores records that it has already.
+- `dispatched_offset` moves once every dispatcher has taken a batch. A failure (a full disk, an I/O
+  error) leaves it unchanged and sets `blocked_reason`; replay dispatches the same batch again after
+  1 s. So a dispatcher ignores records that it has already.
 - The file `<root>/hastore/replay` (replay_progress.py) keeps two offsets up to which all
-  dispatchers have all records: `dispatched` holds while the same kernel runs (kill -9 keeps the
-  page cache), `synced` holds after a power loss too. `load` takes the one that holds, every
-  dispatcher cuts itself to it, and replay continues there: no record is lost or taken twice.
+  dispatchers have all records. `dispatched` is valid until the machine restarts, because the page
+  cache survives kill -9. `synced` is valid after a power loss too. `load` takes the valid offset,
+  every dispatcher cuts itself to it, and replay continues there. No record is lost or taken twice.
 - Threads wait on a Condition, never in a poll loop. `notify` costs the appending thread one
   attribute read unless replay sleeps.
 """
@@ -64,7 +64,7 @@ class IndexBuildService(Service):
         self._clock = clock
         self.pace = ReplayPace(linger_s)
         self._scalar = ScalarWalker()
-        self._vector: VectorWalker | None = None  # loads numpy: made when needed or idle
+        self._vector: VectorWalker | None = None  # made when needed or idle, because it loads numpy
         self._changed = threading.Condition()
         self._flush_lock = threading.Lock()
         self.idle = False  # true while replay sleeps: the next append must `notify`
@@ -74,8 +74,8 @@ class IndexBuildService(Service):
         self._dispatched = 0
         self._seen_end = 0  # the log's end when replay last looked for records
         self._sync_failed: str | None = None  # why `synced` does not move any more
-        self._inherited = False  # files of the previous process may be unsynced; unknown which
-        self.blocked_reason: str | None = None  # why replay stands still, for the status; else None
+        self._inherited = False  # the previous process may have left files unsynced
+        self.blocked_reason: str | None = None  # why replay has stopped, for the status; else None
         self.on_dispatched: Callable[[int], None] | None = None  # called in replay's thread
 
     @property
@@ -217,7 +217,7 @@ class IndexBuildService(Service):
                 self._changed.wait_for(
                     lambda: bool(self._waiters) or self.stopping.is_set(), linger_s
                 )
-        if quiet:  # loading numpy delays nobody now
+        if quiet:  # loading numpy delays no append now
             self._load_vector_walker()
 
     def _rest(self, spent_ms: float) -> None:
@@ -251,7 +251,7 @@ class IndexBuildService(Service):
         self.pace.readers_wait = readers_wait
 
     def wake(self) -> None:
-        """Let the thread see `stopping`."""
+        """Wake the thread, so that it sees `stopping`."""
         with self._changed:
             self._changed.notify_all()
 
@@ -287,7 +287,7 @@ class IndexBuildService(Service):
                 self._changed.notify_all()
 
     def truncate(self, log_end: int) -> None:
-        """Cut everything derived to a log that now ends at `log_end`; durable after `flush`."""
+        """Cut all derived data to a log that now ends at `log_end`; durable after `flush`."""
         with self.paused(), self._flush_lock:
             offset = min(self._dispatched, log_end)
             self._state.save(offset, min(self._state.synced, offset))  # before the files change
@@ -299,7 +299,7 @@ class IndexBuildService(Service):
                 self._changed.notify_all()
 
     def reset(self, offset: int) -> None:
-        """Forget everything derived, whose files were moved away, and continue at `offset`."""
+        """Forget all derived data and continue at `offset`; its files were moved away."""
         with self.paused(), self._flush_lock:
             for dispatcher in self._dispatchers:
                 dispatcher.reset()
@@ -321,9 +321,9 @@ class IndexBuildService(Service):
         """Make durable what was dispatched so far, then save its end as `synced`.
 
         After a power loss replay continues from `synced`. Raises OSError or StoreError when a later
-        call may succeed (a full disk). Raises SyncFailedError, from then on at every call, when a
-        sync failed: the kernel may have dropped pages, so `synced` does not move again in this
-        process, and the next start rebuilds from there.
+        call may succeed (a full disk). Raises SyncFailedError when a sync failed, and at every call
+        after that: the kernel may have dropped pages, so `synced` does not move again in this
+        process. The next start rebuilds from there.
         """
         with self._flush_lock:
             if self._sync_failed is not None:

@@ -1,7 +1,7 @@
 """RocketMQ's `checkpoint` file: how far log, queues and index are synced.
 
-Housekeeping writes it, so that a RocketMQ can open the store; hastore's own recovery only takes the
-last store timestamp from it.
+Housekeeping writes it, so that RocketMQ can open the store. hastore itself reads only the last
+store timestamp from it, when it opens the store.
 """
 
 import struct

@@ -1,4 +1,4 @@
-"""The frame of the store's own state files, by which a damaged or torn file is recognised.
+"""The frame of the store's own state files: it shows whether a file is damaged or torn.
 
     0 magic 4 | 4 version 4 | 8 content | CRC-32 (of all before) 4
 
@@ -27,7 +27,7 @@ class CrcFrame:
         return body + _CRC.pack(zlib.crc32(body))
 
     def pack_parts(self, parts: Iterable[bytes]) -> bytes:
-        """Return the frame of a large content, given in parts that are joined only once."""
+        """Return the framed content, which is given in parts so that they are joined only once."""
         body = b"".join((self._head, *parts))
         return body + _CRC.pack(zlib.crc32(body))
 

@@ -1,17 +1,18 @@
 """The limits page, `<root>/hastore/limits`: how far the log is whole, synced, confirmed, readable.
 
-Two slots are written in turn, each by one pwrite; the valid slot with the greater sequence is in
-force, so a torn write leaves the previous one. Other processes read the page without a lock. The
-node's threads update it as the limits move; recovery reads it at the next start.
+Two slots are written in turn, each by one pwrite. The valid slot with the greater sequence is in
+force, so after a torn write the previous slot counts. Other processes read the page without a lock.
+The node's threads update it as the limits move, and recovery reads it at the next start.
 
     slot at 0 and at 2048:
       0 magic "HSLM" 4 | 4 version 4 | 8 sequence 8 | 16 boot id 16 | 32 file_size 8
      40 first_offset 8 | 48 flushed 8 | 56 record_end 8 | 64 recovery_start 8
      72 next_recovery_start 8 | 80 confirmed 8 | 88 readable 8 | 96 CRC-32 (of all before) 4
 
-At `record_end` and at both recovery starts a record ends and the next may begin; all records below
-were whole when the slot was written. These three are valid while the same kernel runs, since the
-page cache survives kill -9. After a power loss only `flushed` is valid.
+`record_end` and both recovery starts are offsets at which a record ends and the next may begin. All
+records below them were whole when the slot was written. These three offsets are valid while the
+same kernel runs, because the page cache survives kill -9. After a power loss only `flushed` is
+valid.
 """
 
 import struct
@@ -54,7 +55,10 @@ def limits_path(root: str) -> str:
 
 
 def read_limits(fs: FileSystem, root: str) -> Limits | None:
-    """Return the page's content, None without a page; StoreBrokenError when no slot is valid."""
+    """Return the page's content; None if there is no page, or nothing was written to it.
+
+    Raises StoreBrokenError if no slot is valid.
+    """
     path = limits_path(root)
     if not fs.exists(path):
         return None
@@ -64,8 +68,8 @@ def read_limits(fs: FileSystem, root: str) -> Limits | None:
         if not raw.strip(b"\0"):  # a crash before the first write
             return None
         raise StoreBrokenError(
-            f"{path} is damaged: restore it, or remove it; without it the log is recovered as if"
-            " RocketMQ had written it, and cut at the first bad record"
+            f"{path} is damaged: restore it, or remove it; without it, recovery treats the"
+            " log as one that RocketMQ wrote, and cuts it at the first bad record"
         )
     return max(found, key=lambda limits: limits.sequence)
 
@@ -73,7 +77,8 @@ def read_limits(fs: FileSystem, root: str) -> Limits | None:
 class LimitsPage:
     """The page of a store that this process has open; thread-safe.
 
-    Every update survives kill -9. It survives a power loss once an update with `sync=True` returns.
+    Every update survives kill -9. It also survives a power loss once this update or a later one has
+    returned with `sync=True`.
     """
 
     def __init__(self, fs: FileSystem, root: str) -> None:
@@ -95,7 +100,7 @@ class LimitsPage:
                 file.allocate(_PAGE_SIZE)  # later writes never lack room
             self._file, self.now = file, limits
             self.update(sync=True)
-            self.update(sync=True)  # the other slot, so that neither is of an earlier process
+            self.update(sync=True)  # the other slot, which an earlier process wrote
             self._fs.sync_dir(directory)
         except BaseException:
             self._file = None
@@ -113,7 +118,8 @@ class LimitsPage:
     ) -> None:
         """Change some limits; with `sync` durably. Raises OSError.
 
-        Both recovery starts move up when `record_end` is a step beyond `next_recovery_start`.
+        Both recovery starts move up once `record_end` is RECOVERY_STEP_BYTES or more beyond
+        `next_recovery_start`.
         """
         with self._guard:
             now = self.now

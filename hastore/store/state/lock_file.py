@@ -16,7 +16,7 @@ class LockFile:
         self._file: File | None = None
 
     def take(self) -> None:
-        """Take the lock, unless this object holds it; makes the root.
+        """Take the lock, unless this object holds it already; creates the store's root.
 
         Raises StoreInUseError, OSError.
         """

@@ -6,8 +6,8 @@
 Replay writes the file after each batch. The derived files have every record below `dispatched`, at
 least in the page cache, so this offset is valid while the kernel with that boot id runs. They have
 every record below `synced` on the disk. Units, slots and entries are the sizes of the derived
-files. If these differ from the configured sizes, or the file is missing (RocketMQ wrote the store),
-all derived files are built anew.
+files. If these differ from the configured sizes, or the file is missing, as in a store that
+RocketMQ wrote, all derived files are built anew.
 """
 
 import struct
@@ -26,7 +26,7 @@ BOOT_ID_PATH = "/proc/sys/kernel/random/boot_id"
 
 
 class Progress(NamedTuple):
-    """The offsets of the file; `trusted`: the same kernel runs, so `dispatched` is valid."""
+    """The file's offsets; `dispatched` is valid only if `trusted` (the same kernel still runs)."""
 
     dispatched: int
     synced: int
@@ -63,7 +63,7 @@ class ReplayState:
         self.synced = 0
 
     def load(self) -> Progress:
-        """Read the file; zeros when it is missing or damaged, or the sizes differ.
+        """Read the file; returns zeros if it is missing or damaged, or the sizes differ.
 
         Raises OSError.
         """
@@ -96,7 +96,7 @@ class ReplayState:
         file.sync()
 
     def trust(self) -> None:
-        """Undo `distrust` from the next write on, since the files in doubt were moved away."""
+        """Undo `distrust` from the next write on, after the files in doubt were moved away."""
         self._boot_id = self._this_boot
 
     def save(self, dispatched: int, synced: int) -> None:

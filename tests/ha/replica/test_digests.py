@@ -156,7 +156,7 @@ def test_a_node_that_followed_another_master_is_refused_and_keeps_its_bytes(make
     kept = two.bytes()
     one.promote()
     two.follow()
-    wait_for(lambda: "another RocketMQ master" in (two.client.problem or ""))
+    wait_for(lambda: "different RocketMQ masters" in (two.client.problem or ""))
     assert not two.linked and two.bytes() == kept
     assert "hastore demote -c FILE --accept-loss" in two.client.problem
     two.client.accept_loss = True  # what that command does
@@ -175,7 +175,7 @@ def test_a_promotion_copies_nothing_from_another_masters_log(make_group):
     classic(one, b"a" * 100, b"b" * 100)
     classic(two, b"X" * 100, b"b" * 100, b"c" * 100)
     kept = one.bytes()
-    with pytest.raises(PromotionRefused, match="another RocketMQ master") as refused:
+    with pytest.raises(PromotionRefused, match="different RocketMQ masters") as refused:
         one.promote()
     assert refused.value.final and one.bytes() == kept and one.member.open_epoch == 0
 

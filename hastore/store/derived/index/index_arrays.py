@@ -22,7 +22,7 @@ def put_all(plan: Plan, keys: KeyedRecords, first: int, end: int) -> None:
     hashes, offsets, stored_ms = columns
     if not len(hashes):
         return
-    if stored_ms.min() < 0:  # the seconds might overflow
+    if stored_ms.min() < 0:  # the difference from the begin time might overflow
         _put_each(plan, *columns)
         return
     header = plan.header
@@ -31,7 +31,7 @@ def put_all(plan: Plan, keys: KeyedRecords, first: int, end: int) -> None:
     with plan.file.slots_view() as view:
         previous = np.frombuffer(view, _SLOT)[slots].astype(np.int64)
     previous[(previous < 0) | (previous > numbers)] = 0
-    for slot, number in plan.slots.items():  # at most the slot of the first key
+    for slot, number in plan.slots.items():  # none, or that of the first key, put above
         previous[slots == slot] = number
     order = np.argsort(slots, kind="stable")
     in_order = slots[order]

@@ -3,14 +3,14 @@
     header 40:  beginTimestamp (8)  endTimestamp (8)  beginPhyOffset (8)  endPhyOffset (8)
                 slots in use (4)  indexCount = keys + 1 (4)
     slots:      n x 4, number of the slot's latest entry, 0 if it has none
-    entries:    m x 20, entry 0 unused: keyHash (4)  physicalOffset (8)
-                seconds since beginTimestamp (4)  the slot's previous entry (4)
+    entries:    m x 20 (entry 0 is unused): keyHash (4)  physicalOffset (8)
+                seconds since beginTimestamp (4)  number of the slot's previous entry (4)
 
 Entries are written by pwrite, which raises OSError on a full disk. Header and slots are stored into
 a map whose blocks were allocated when the file was created, so a full disk cannot cause a SIGBUS.
 
 Entries are written first, then slots, then the header. So after a kill every entry that a slot
-names is there, and removing entries from the end restores the slots' earlier values.
+names is in the file, and removing entries from the end restores the slots' earlier values.
 """
 
 import mmap
@@ -82,8 +82,8 @@ class Plan:
 class IndexFile:
     """An index file; mapped only while it is open for writing.
 
-    `slots` and `entries` say how many it has room for. Replay's thread writes; `find` may run in
-    any thread, under KeyIndex's lock.
+    The file has room for `slots` slots and `entries` entries. Replay's thread writes; `find` may
+    run in any thread, under KeyIndex's lock.
     """
 
     def __init__(self, fs: FileSystem, path: str, slots: int, entries: int) -> None:
@@ -130,7 +130,7 @@ class IndexFile:
         return self._take_header(self._file.pread(HEADER.size, 0))
 
     def read_header(self) -> bool:
-        """Read the header only, and leave the file closed; False as in `open`."""
+        """Read the header only, and leave the file closed; False when size or header is invalid."""
         file = self._fs.open(self.path, writable=False)
         try:
             return file.size == self.full_size and self._take_header(file.pread(HEADER.size, 0))
@@ -149,7 +149,7 @@ class IndexFile:
         return memoryview(self._map)[HEADER.size : HEADER.size + SLOT.size * self.slots]
 
     def write_entries(self, plan: Plan) -> None:
-        """Write a plan's entries, which count once slots and header are stored; raises OSError."""
+        """Write a plan's entries; they count once slots and header are stored. Raises OSError."""
         if plan.entries:
             assert self._file is not None
             self._file.pwrite(plan.entries, self._entry_at(plan.first))
@@ -166,7 +166,7 @@ class IndexFile:
         return Plan(self, replace(self.header), self.header.count)
 
     def cut(self, limit: int) -> None:
-        """Remove entries of records at or beyond `limit` or not counted by the header."""
+        """Remove entries of records at or beyond `limit`, and entries that the header lacks."""
         assert self._file is not None and self._map is not None
         header = self.header
         known, last = header.count, self._written_end()
@@ -179,7 +179,7 @@ class IndexFile:
                     break
                 number -= 1
                 slot = key_hash % self.slots
-                if self.slot(slot) == number:  # else a kill came before it was stored
+                if self.slot(slot) == number:  # otherwise a kill prevented the slot's store
                     SLOT.pack_into(self._map, HEADER.size + SLOT.size * slot, previous)
                 if number < known and previous == 0:
                     header.slots_used -= 1
@@ -239,7 +239,7 @@ class IndexFile:
                 stored_ms = header.begin_timestamp_ms + row[2] * 1000
                 if row[0] == key_hash and stored_ms <= end_ms and stored_ms + 1000 > begin_ms:
                     found.append(row[1])
-                if row[3] >= number:  # damaged: a chain leads to earlier entries only
+                if row[3] >= number:  # damaged: each entry's previous one has a lower number
                     break
                 number = row[3]
             return found
@@ -275,7 +275,7 @@ class IndexFile:
         return self._file.pread(ENTRY.size * count, self._entry_at(first))
 
     def _written_end(self) -> int:
-        """Return the number after the last entry written, whether the header counts it or not."""
+        """Return the last written entry's number + 1; the header may not count that entry."""
         number = max(self.header.count, 1)
         while number < self.entries:
             raw = self._read_entries(number, min(_CHUNK_ENTRIES, self.entries - number))

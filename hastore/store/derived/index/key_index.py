@@ -1,9 +1,9 @@
 """The key index: finds records by the hash of topic and key. RocketMQ's IndexService.
 
-Files follow one another in `index/`, named by the local time of their creation; a full file is
+Files follow one another in `index/`, named by the local time of their creation. A full file is
 changed only by a cut or a rebuild. Replay's thread is the only writer. A batch is planned
-completely, including new files, and then written, so a full disk leaves the index as it was before
-the batch.
+completely and its new files are created before anything is written. So a full disk leaves the index
+as it was before the batch.
 """
 
 import contextlib
@@ -41,7 +41,7 @@ class KeyIndex:
         entries: int,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Take the directory, for `load`, and the log, which is read to cut or rebuild a file."""
+        """Prepare; `load` opens the files. A cut or a rebuild of a file reads `commit_log`."""
         self._fs = fs
         self._directory = directory
         self._log = commit_log
@@ -59,7 +59,7 @@ class KeyIndex:
 
     @property
     def full_timestamp_ms(self) -> int:
-        """Return endTimestamp of the last full file, else 0; the checkpoint stores it."""
+        """Return endTimestamp of the last full file, 0 if none is; the checkpoint stores it."""
         full = [file.header.end_timestamp_ms for file in self._files if file.is_full]
         return full[-1] if full else 0
 
@@ -136,20 +136,20 @@ class KeyIndex:
                 put_all(plan, keys, first, end)
                 first = end
             if plan.header.count >= self._entries and keys.offsets[-1] < batch.last_offset:
-                plan = self._next_plan(plan, plans)  # started by a record without a key
+                plan = self._next_plan(plan, plans)  # a record without a key starts it
         plans.append(plan)
         self._write(plans)
         self._next_offset = batch.end_offset
 
     def _next_plan(self, full: Plan | None, plans: list[Plan]) -> Plan:
-        """Plan the file after a full one; it begins where that one ends, as RocketMQ's do."""
+        """Plan the file after a full one; it begins where that one ends, as in RocketMQ."""
         header = IndexHeader()
         if full is not None:
             plans.append(full)
             last = full.header
             header.begin_timestamp_ms = header.end_timestamp_ms = last.end_timestamp_ms
             header.begin_offset = header.end_offset = last.end_offset
-        taken = len(plans) - bool(self._files)  # spares that this batch uses already
+        taken = len(plans) - bool(self._files)  # number of spares that this batch uses already
         if taken == len(self._spares):
             self._spares.append(self._create())
         return Plan(self._spares[taken], header, 1)
@@ -209,7 +209,7 @@ class KeyIndex:
             self._cut(log_end)
 
     def delete_before(self, min_offset: int) -> None:
-        """Remove files with records below `min_offset` only; never the last file."""
+        """Remove files whose records all lie below `min_offset`; never the last file."""
         with self._lock:
             while len(self._files) > 1 and self._files[0].header.end_offset < min_offset:
                 self._discard(self._files.pop(0))
@@ -301,12 +301,12 @@ class KeyIndex:
         file.save_header()
 
     def _stored_ms(self, offset: int, otherwise: IndexHeader) -> int:
-        """Return a record's storeTimestamp; if the record is gone, the end time of `otherwise`."""
+        """Return a record's storeTimestamp; for a removed record, the end time of `otherwise`."""
         record = self._record_at(offset)
         return otherwise.end_timestamp_ms if record is None else record.store_timestamp_ms
 
     def _record_at(self, offset: int) -> Dispatched | None:
-        """Read one record of the log; None when there is none."""
+        """Read one record of the log; None when `offset` holds none."""
         log = self._log
         if not log.min_offset <= offset < log.max_offset:
             return None
@@ -335,7 +335,7 @@ class KeyIndex:
 
 
 def _apply(plan: Plan) -> None:
-    """Make a plan's written entries count: store the slots first, then the header."""
+    """Put a plan's written entries into effect: store the slots first, then the header."""
     if len(plan.slots) >= _ARRAYS_FROM_SLOTS:
         from hastore.store.derived.index.index_arrays import store_slots  # loads numpy
 

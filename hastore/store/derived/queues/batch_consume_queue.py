@@ -1,9 +1,9 @@
-"""Queues of RocketMQ's inner batches: a unit for each batch record.
+"""Queues of RocketMQ's inner batches. Each batch is one record and has one unit.
 
     physicalOffset (8)  size (4)  tagsCode (8)  storeTimestamp (8)
-    INNER_BASE (8): queue offset of the first message   INNER_NUM (2): its count   -1 (4)   0 (4)
+    INNER_BASE (8): queue offset of the first message   INNER_NUM (2): messages   -1 (4)   0 (4)
 
-A unit's number is not a queue offset: the unit of a queue offset is found by binary search.
+A unit's number is not a queue offset; a binary search finds the unit of a queue offset.
 """
 
 import struct
@@ -67,7 +67,7 @@ class BatchConsumeQueue:
         ]
 
     def find_by_time(self, timestamp_ms: int) -> int:
-        """Return the queue offset of the first batch stored at or after a time, else the end."""
+        """Return the queue offset of the first batch stored at or after a time, or the end."""
         low, high = self._bounds()
         while low < high:
             middle = (low + high) // 2

@@ -3,8 +3,8 @@
     unit n, at byte 20 n:   physicalOffset (8)  size (4)  tagsCode (8)
 
 Replay's thread is the only writer; any thread reads. A batch of records costs one pwrite for each
-queue, or one for each file if it spans files. Inner batches go to batch_consume_queue.py; prepared
-and rollback records have no queue offset.
+queue, or one for each file if its units span several. Inner batches go to batch_consume_queue.py.
+Prepared and rollback records have no queue offset.
 """
 
 import logging
@@ -109,7 +109,7 @@ class ConsumeQueue:
         self.settle()
 
     def settle(self, min_offset: int = 0) -> None:
-        """Take the limits from the files; units of records below `min_offset` do not count."""
+        """Set `next` and `min_queue_offset` from the files; ignore records below `min_offset`."""
         self.pending.clear()
         self.next = self.files.end
         self.min_queue_offset = self.files.first_at(min_offset)
@@ -118,8 +118,8 @@ class ConsumeQueue:
 class UnitSelection:
     """The units that one pull takes: records that fit and end at or below `limit`.
 
-    The first record is taken whatever its size. The columns `queue_offsets`, `offsets` and `sizes`
-    are lists for few units and numpy arrays for many.
+    The first record may be larger than `max_bytes`. The columns `queue_offsets`, `offsets` and
+    `sizes` are lists for few units and numpy arrays for many.
     """
 
     __slots__ = (
@@ -244,7 +244,7 @@ class ConsumeQueueTable:
         self._batch_queues: dict[tuple[str, int], BatchConsumeQueue] = {}
         self._refused: set[str] = set()
         self.dispatched_timestamp_ms = 0  # storeTimestamp of the last record dispatched
-        self.flushed_timestamp_ms = 0  # its value at the last flush, for the checkpoint
+        self.flushed_timestamp_ms = 0  # the same at the last flush, for the checkpoint
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -257,7 +257,7 @@ class ConsumeQueueTable:
         return self._batch_queues.get((topic, queue_id))
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
-        """Return (min, max) queue offsets over both kinds of queue; None if there is neither."""
+        """Return (min, max) queue offsets over both kinds of queue; None if neither exists."""
         either = self.get(topic, queue_id), self.get_batch(topic, queue_id)
         found = [queue for queue in either if queue is not None]
         if not found:
@@ -291,7 +291,7 @@ class ConsumeQueueTable:
     ) -> int | None:
         """Return the queue offset of the first record stored at or after a time.
 
-        If no such record exists, return the queue's end; if the queue does not exist, None.
+        Returns the queue's end if there is no such record, None if there is no such queue.
         `store_time(offset)` returns a record's storeTimestamp, or None if the record is gone.
         """
         batches = self.get_batch(topic, queue_id)
@@ -408,7 +408,7 @@ class ConsumeQueueTable:
     def load(self, offset: int, synced: bool) -> int:
         """Open all queues and cut them to `offset`.
 
-        `synced` false: units are read one by one, because a power loss may have left holes.
+        If `synced` is false, units are read one by one, because a power loss may have left holes.
         """
         self.reset()
         for topic, queue_id, directory in self._directories("consumequeue"):

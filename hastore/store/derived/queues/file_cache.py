@@ -1,4 +1,4 @@
-"""The open files of all queues of a store: keeps descriptors open, and tracks what to sync.
+"""The open files of all queues of a store: keeps descriptors open, and notes unsynced files.
 
 Replay's thread writes, housekeeping flushes, and any thread reads.
 """
@@ -12,14 +12,15 @@ from hastore.store.fs.filesystem import File, FileSystem
 from hastore.store.fs.sync_files import sync_all, sync_files
 
 _OPEN_FILES_MIN, _OPEN_FILES_MAX = 128, 16_384
-_SYNC_EACH_MAX = 256  # files; for more, one call syncs the whole file system
+_SYNC_EACH_MAX = 256  # files synced one by one; for more, one call syncs the file system
 
 
 class FileCache:
-    """Open files, the least recently used dropped first; thread-safe.
+    """A cache of open files that drops the least recently used file first; thread-safe.
 
-    A write holds the lock. A read does not, since it may wait for the disk; it holds a reference to
-    its file instead. So files are dropped, not closed: the last reference closes them.
+    A write holds the lock. A read may wait for the disk, so it does not hold the lock but a
+    reference to its file. The cache drops files without closing them: the last reference to a
+    file closes it.
     """
 
     def __init__(self, fs: FileSystem) -> None:
@@ -78,7 +79,8 @@ class FileCache:
         """Make durable everything written before the call; raises OSError, SyncFailedError.
 
         Syncs through descriptors of its own, so writers do not wait for the disk. After a failure
-        the next call syncs the same files again, but after SyncFailedError success proves nothing.
+        the next call syncs the same files again. After SyncFailedError not even a success proves
+        that the data is on the disk.
         """
         with self._lock:
             paths, self._dirty = self._dirty, set()

@@ -1,11 +1,11 @@
-"""Files of fixed-size units, each with the place of a record: base of both kinds of queue.
+"""Files of fixed-size units; a unit has a record's place. The base of both kinds of queue.
 
     physicalOffset (8)  size (4)  the rest of the unit
-    size 0: nothing yet.  size 0x7FFFFFFF: a blank, a queue offset without a record.
+    size 0: not written yet.  size 0x7FFFFFFF: a blank, for a queue offset without a record.
 
-Unit n lies at byte n * unit_bytes of the queue; a file is named by its first byte's number, in 20
-digits. Files are created sparse at full size and written by pwrite, which raises OSError on a full
-disk. Files need not be contiguous.
+Unit n lies at byte n * unit_bytes of the queue. A file's name is the position of its first byte, in
+20 digits. Files are created sparse at full size and written by pwrite, which raises OSError on a
+full disk. Files need not be contiguous.
 """
 
 import struct
@@ -39,7 +39,7 @@ class UnitFiles:
         """Find the files and drop every unit whose record does not end at or below `limit`.
 
         If a file has an unexpected size, all files are replaced by blanks up to the queue's end.
-        Empty files, left by a kill while a file was created, are removed. `whole`: see `cut`.
+        Empty files, which a kill during a file's creation leaves, are removed. `whole`: see `cut`.
         """
         names: list[str] = []
         sizes: list[int] = []
@@ -68,7 +68,7 @@ class UnitFiles:
         return f"{self.directory}/{file_name(start * self.unit_bytes)}"
 
     def read(self, unit: int, count: int) -> bytes:
-        """Return up to `count` units from `unit`, of one file and below `end`; b"" if none."""
+        """Return up to `count` units from `unit` on, of one file and below `end`; b"" if none."""
         count = min(count, self.end - unit)
         starts = self.starts
         at = bisect_right(starts, unit) - 1
@@ -91,7 +91,7 @@ class UnitFiles:
         return offset, size
 
     def append(self, data: bytes | memoryview) -> None:
-        """Write whole units at `end`: a pwrite for each file, which moves `end`; raises OSError."""
+        """Write whole units at `end`, one pwrite for each file, and move `end`; raises OSError."""
         size = self.unit_bytes
         at = 0
         while at < len(data):
@@ -128,7 +128,7 @@ class UnitFiles:
     def cut(self, limit: int, *, whole: bool = True) -> None:
         """Drop every unit whose record does not end at or below `limit`.
 
-        `whole` false: a power loss may have left holes, so every unit of the last file is read.
+        If `whole` is false, a power loss may have left holes: every unit of the last file is read.
         """
         starts = self.starts
         if not starts:
@@ -164,7 +164,7 @@ class UnitFiles:
             self._cache.remove(self.path(start))
 
     def first_at(self, min_offset: int) -> int:
-        """Return the first unit whose record lies at or beyond `min_offset`, else `end`."""
+        """Return the first unit with a record at or beyond `min_offset`; `end` if there is none."""
         for start in self.starts:
             low, high = start, min(start + self.units_per_file, self.end)
             if low < high and self._precedes(high - 1, min_offset):
@@ -196,7 +196,7 @@ class UnitFiles:
             file.close()
 
     def _stays_at(self, start: int, number: int, limit: int) -> bool:
-        """Whether unit `number` of a file exists and stays."""
+        """Whether unit `number` of a file exists, and its record ends at or below `limit`."""
         raw = self._cache.read(self.path(start), PLACE.size, number * self.unit_bytes)
         if len(raw) < PLACE.size:
             return False
@@ -204,7 +204,7 @@ class UnitFiles:
         return _stays(offset, size, limit)
 
     def _count(self, start: int, limit: int, bytes_max: int | None = None) -> int:
-        """Count the leading units of a file that stay."""
+        """Count the leading units of a file that stay in a cut to `limit`."""
         size = self.unit_bytes
         total = self.units_per_file if bytes_max is None else bytes_max // size
         chunk = _SCAN_BYTES // size
@@ -220,8 +220,8 @@ class UnitFiles:
         return total
 
     def _search(self, start: int, limit: int) -> int:
-        """Count like `_count`, in a file without holes: by binary search."""
-        low = self._count(start, limit, _SEARCH_BYTES)  # with many queues, most are short
+        """Return what `_count` returns, by binary search; only for a file without holes."""
+        low = self._count(start, limit, _SEARCH_BYTES)  # if there are many queues, most are short
         high = self.units_per_file if low == _SEARCH_BYTES // self.unit_bytes else low
         while low < high:
             middle = (low + high) // 2

@@ -38,11 +38,11 @@ from hastore.store.derived.walk.tail_layout import (
 
 _UNIT = np.dtype(UNIT_FIELDS)
 _SIGN = 1 << 31
-_HASHER = KeyHasher()  # of all batches; only replay's thread uses it
+_HASHER = KeyHasher()  # shared by all batches; only replay's thread uses it
 
 
 class _Numbers(dict[bytes, int]):
-    """Number names in the order in which they are first looked up."""
+    """Names and their numbers; a lookup gives an unknown name the next number."""
 
     def __missing__(self, name: bytes) -> int:
         self[name] = number = len(self)
@@ -53,7 +53,7 @@ class _Alike(NamedTuple):
     """Records that share a layout."""
 
     rows: Rows  # their numbers in the batch
-    tails: Bytes  # padded, one row each
+    tails: Bytes  # a padded row for each record
     layout: Layout
 
     def properties(self, place: int) -> bytes:
@@ -179,7 +179,7 @@ class ColumnBatch(RecordColumns):
 
     @cached_property
     def _places(self) -> tuple[Rows, Rows]:
-        """For each record the number of its group of alike records, and its row in that group."""
+        """Return two columns: the number of each record's group (of one layout), its row there."""
         numbers, places = np.zeros_like(self._offsets), np.zeros_like(self._offsets)
         for number, alike in enumerate(self._alike):
             numbers[alike.rows] = number
@@ -309,7 +309,7 @@ class ColumnBatch(RecordColumns):
         if not parts:
             return None
         rows, hashes = map(_joined, zip(*parts, strict=True))
-        if pairs or len(parts) > 1:  # a single part is in the log's order already
+        if pairs or len(parts) > 1:  # if there is only one part, it is in the log's order already
             order = np.argsort(rows, kind="stable")
             rows, hashes = rows[order], hashes[order]
         rollback = self._flags[rows] & FLAG_ROLLBACK == FLAG_ROLLBACK
@@ -343,5 +343,5 @@ def _producer_of(properties: bytes) -> tuple[bytes, int] | None:
     try:
         return producer_of(properties)
     except ValueError:
-        # Only a RocketMQ master stores such properties. The record counts as without producer.
+        # Only a RocketMQ master stores such properties. Treat the record as without a producer.
         return None

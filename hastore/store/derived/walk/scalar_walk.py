@@ -1,13 +1,13 @@
 """The scalar walk: read the records of a view one by one, in plain Python.
 
-It is pure, and the reference for the vector walk (vector_walk.py), which must return the same
+It is pure. It is the reference for the vector walk (vector_walk.py), which must return the same
 records and stop at the same byte for the same reason. One `unpack_from` reads a record's header,
 and one slice its topic and properties (record/layout.py draws them).
 
 A record is taken when its lengths add up and its physicalOffset is its offset in the log. The
-body's CRC is not checked here. A put, recovery, and a slave on frames of up to 128 KiB check it; a
-slave that catches up takes longer frames unchecked (docs/ha-link.md), so a replayed body may be
-damaged.
+body's CRC is not checked here. A put and recovery check it, and so does a slave for frames of up to
+128 KiB. A slave that catches up takes longer frames unchecked (docs/ha-link.md), so a replayed body
+may be damaged.
 """
 
 import enum
@@ -69,11 +69,11 @@ class Walk(NamedTuple):
     batch: Sequence[Dispatched]
     consumed: int  # bytes of the whole records in `batch`
     stop: Stop
-    wanted: int  # for END: bytes from the end of `batch` that the next record needs, if known
+    wanted: int  # with END: bytes that the next record needs, as far as known
 
 
 class ScalarWalker:
-    """Walk whole records; has caches of topics and tags, so each thread needs its own walker."""
+    """Walk whole records. It caches topics and tags, so each thread needs its own walker."""
 
     def __init__(self) -> None:
         self._topics: dict[bytes, str] = {}
@@ -82,8 +82,8 @@ class ScalarWalker:
     def walk(self, view: memoryview | bytes, base: int, left: int) -> Walk:
         """Walk the records of `view`.
 
-        Its first byte lies at offset `base` of the log, `left` bytes before its file's end. Never
-        raises on invalid bytes: the walk stops there with Stop.BAD.
+        Its first byte lies at offset `base` of the log, `left` bytes before the log file's end.
+        Never raises on invalid bytes: the walk stops there with Stop.BAD.
         """
         batch: list[Dispatched] = []
         append, unpack, topics = batch.append, _IPV4.unpack_from, self._topics
@@ -139,7 +139,7 @@ class ScalarWalker:
     def ended(
         self, view: memoryview | bytes, base: int, at: int, left: int, batch: Sequence[Dispatched]
     ) -> Walk:
-        """Return the result of a walk that took `batch` and came no further than byte `at`."""
+        """Return the result of a walk that took `batch` and stopped at byte `at` of the view."""
         have, left = len(view) - at, left - at
         if have < BLANK_SIZE:
             return Walk(batch, at, Stop.END, BLANK_SIZE)
@@ -183,7 +183,7 @@ class ScalarWalker:
 
 
 def properties_at(tail: bytes, *, wide: bool) -> int | None:
-    """Return where the properties begin in a tail: the bytes from topicLength to the record's end.
+    """Return where the properties begin in a tail (the bytes from topicLength to the record's end).
 
     None when the lengths do not add up. `wide`: topicLength has two bytes (V2).
     """

@@ -5,8 +5,8 @@ The tail is the part after the body:  topicLength, topic, propertiesLength, name
 A layout is derived from one record. Another record has the same layout when its tail has the same
 length, its lengths, names and separators are the same bytes in the same places, and its values
 contain no further separators. All records of a layout have each field in the same columns, so one
-array operation reads a field of all of them. Tails are gathered from their end and padded in front
-to whole 8-byte words.
+array operation reads a field of all of them. Tails are gathered in whole 8-byte words that end
+with the tail, so a row may begin with up to 7 other bytes.
 """
 
 import numpy as np
@@ -59,7 +59,7 @@ class Layout:
         self.width = width
         self.topic: Span = (topic_at, topic_end)
         self.properties_at = properties_at
-        self.odd = False  # a name is repeated or missing: read such a record by itself
+        self.odd = False  # a name is repeated or missing: each such record is read by itself
         self.tags: Span | None = None
         self.producer: Span | None = None
         self.sequence: Span | None = None
@@ -71,7 +71,7 @@ class Layout:
         words = np.frombuffer(row, dtype=np.uint64)
         self._mask = fixed.view(np.uint64)
         self._fixed = words & self._mask
-        self._low = sum(byte <= 2 for byte in row[properties_at:])  # separators
+        self._low = sum(byte <= 2 for byte in row[properties_at:])  # number of separators
 
     def _take_values(self, row: bytes, fixed: Bytes) -> None:
         """Find the values; mark names and separators as fixed."""
@@ -136,7 +136,7 @@ class Layout:
         return found
 
     def sequences(self, tails: Bytes) -> Rows | None:
-        """Return HS_SEQ of all tails; None when one is too long or not a number."""
+        """Return HS_SEQ of all tails; None when they are missing, too long, or one is no number."""
         if self.sequence is None or self.producer is None:
             return None
         start, stop = self.sequence

@@ -1,8 +1,9 @@
 """The vector walk: read a large view of the log with numpy instead of a loop over its records.
 
-Only the sizes are read one after the other, and in a run of records of equal size not even those.
-One indexing operation gathers all headers. Tails (topic and properties) are gathered by width and
-read by layout (tail_layout.py); a record that shares its layout with few others is read by itself.
+Only the sizes are read one after the other; those of a run of equal size are compared at once.
+One indexing operation gathers all headers. Tails (topic and properties) of equal length are
+gathered together. Those with their fields in the same places, which is one layout (tail_layout.py),
+are read at once; a record that shares its layout with few others is read by itself.
 
 The scalar walk (scalar_walk.py) is the reference. Small views, and views with any invalid record,
 are left to it, so both walks stop at the same byte for the same reason.
@@ -36,11 +37,11 @@ _HEADER = np.dtype(
         *("store_timestamp_ms", "body_length"),
     )
 )
-_BATCH_MIN = 48  # records; the scalar walk is faster for fewer
-_RUN_MIN = 16  # records of equal size that are worth an array comparison
+_BATCH_MIN = 48  # records; with fewer, the scalar walk is faster
+_RUN_MIN = 16  # records of equal size; an array comparison of fewer costs more than it saves
 _RUN_PAUSE = 64  # after a shorter run, read this many sizes before looking for a run again
-_ALIKE_MIN = 8  # records of equal width that are worth looking for a common layout
-_LAYOUTS_TRIED = 8  # new layouts for each width and batch; the other records are read singly
+_ALIKE_MIN = 8  # with fewer tails of equal width, do not look for a common layout
+_LAYOUTS_TRIED = 8  # new layouts for each width and batch; then records are read one by one
 _LAYOUTS_KEPT = 4  # for each width, from batch to batch
 _WIDTHS_KEPT = 1024
 
