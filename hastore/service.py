@@ -1,4 +1,4 @@
-"""A named thread with a start and a stop."""
+"""Service: a named thread with a start and a stop."""
 
 import logging
 import threading
@@ -40,7 +40,7 @@ class Service:
         return self._thread is not None and self._thread.is_alive()
 
     def start(self) -> None:
-        """Start the thread; RuntimeError at a second call."""
+        """Start the thread. Raises RuntimeError at a second call."""
         if self._thread is not None:
             raise RuntimeError(f"{self.name} was started twice")
         self._thread = threading.Thread(target=self._guarded, name=self.name, daemon=True)
@@ -54,9 +54,9 @@ class Service:
         """Wake the thread from a blocking call, so that it sees `stopping`."""
 
     def stop(self, timeout_s: float = 5.0) -> bool:
-        """Ask the thread to end and wait for it; False if it still runs after `timeout_s`.
+        """Ask the thread to end and wait for it. Return False if it still runs after `timeout_s`.
 
-        From the service's own thread, or before `start`, it returns True without waiting.
+        If called from the service's own thread, or before `start`, return True without waiting.
         """
         self.stopping.set()
         self.wake()

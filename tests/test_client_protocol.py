@@ -162,8 +162,9 @@ def test_the_limits_are_the_code_s() -> None:
         ],
         [
             "connections",
-            f"`api.max_connections` ({ApiConfig().max_connections:,}), at most half of the "
-            f"descriptors less {api_connections.DESCRIPTORS_LEFT}",
+            f"`api.max_connections` ({ApiConfig().max_connections:,}); with n file descriptors at "
+            f"most n / 2 - {api_connections.DESCRIPTORS_LEFT}, or "
+            f"{api_connections.DESCRIPTORS_LEFT} if that is greater",
         ],
         ["a peer that is gone without closing", "30 s, by TCP keep-alive"],
         ["body of a record", f"{api.MAX_MESSAGE_BYTES} bytes, or `store.max_message_size`"],
@@ -174,7 +175,7 @@ def test_the_limits_are_the_code_s() -> None:
         [
             "pulls that wait",
             f"{api_pulls.MAX_PARKED_OF_ONE:,} of a connection, {api_pulls.MAX_PARKED:,} of a node;"
-            " for a missing topic, with a name of up to 127 characters",
+            " a pull for a missing topic waits only if the name has at most 127 characters",
         ],
         ["commits and fetches that wait", f"{api_server.MAX_FETCHES:,} of a node"],
         [

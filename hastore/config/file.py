@@ -72,7 +72,7 @@ def parse_config(text: str, path: str, overrides: Mapping[str, str] | None = Non
 
 
 def _check_secret(config: Config, places: Places) -> None:
-    """Raise ConfigError for a secret that is unreadable, open to other users, or of wrong length."""
+    """Raise ConfigError for a secret that is unreadable, open to others, or of wrong length."""
     path = config.ha.secret_file
     if path is None:
         return

@@ -1,7 +1,7 @@
 """A node: composes store, replication, client API and HTTP, and starts and stops them.
 
-`run_node` is the process: it follows the configuration file, handles signals, prints the ready line
-and turns a failure of the node into an exception.
+`run_node` runs one node as a process: it follows the configuration file, handles signals, prints
+the ready line, and raises an exception if the node fails.
 """
 
 import logging
@@ -116,9 +116,10 @@ class Node:
         return self._http.address if self._http is not None else self._http_address
 
     def start(self) -> None:
-        """Recover the store, bind the ports, start the threads. After a failure nothing runs.
+        """Recover the store, bind the ports, start the threads. If this fails, no thread runs.
 
-        StoreInUseError, StoreBrokenError: the store. ConfigError: a port cannot be bound.
+        Raises StoreInUseError, StoreBrokenError or StoreError if the store cannot be opened,
+        ConfigError if a port cannot be bound.
         """
         self._open_store()
         try:
@@ -202,7 +203,7 @@ class Node:
         )
 
     def stop(self) -> None:
-        """Stop cleanly: refuse puts, answer waiting ones, close links, sync and close the store.
+        """Stop cleanly: refuse puts, answer waiting puts, close links, sync and close the store.
 
         Each step runs even if an earlier one fails; the first failure is raised.
         """
@@ -234,15 +235,15 @@ class Node:
             raise failure
 
     def _on_failure(self, name: str, failure: BaseException) -> None:
-        """Note a failure; called from the failing thread.
+        """Note a failure; the failing thread calls this.
 
-        The failure of a service ends the node, and so does a store whose folder was moved or
-        removed. If the store closed for another reason, the node goes on and shows the reason.
+        The failure of a service ends the node. A failure of the store ends it only if the store's
+        folder was moved or removed; otherwise the node goes on and shows the reason.
         """
         log.critical("%s failed: %s", name, failure)
         if name != "store":
             with self._failing:
-                if self.backend.failure is None:  # the first may have caused the others
+                if self.backend.failure is None:  # the first failure may have caused the others
                     self.backend.failure = f"{name} failed: {failure!r}"
         if name != "store" or isinstance(failure, StoreMovedError):
             self.failed.set()
@@ -264,9 +265,9 @@ class ConfigWatch:
         return self._parse(self._seen)
 
     def changed(self) -> Config | None:
-        """Return the new configuration once after each change of the file; None without a change.
+        """Return the new configuration, once after each change of the file; else None.
 
-        ConfigError if it is invalid, or, once, if the file cannot be read.
+        Raises ConfigError, also once, if the new file is invalid or cannot be read.
         """
         try:
             content = self._fs.read_bytes(self._path)
@@ -285,8 +286,9 @@ class ConfigWatch:
         return self._parse(content)
 
     def follow(self) -> Config | None:
-        """Return the new configuration once after each change; an invalid one is logged and noted
-        in `problem` instead.
+        """Return the new configuration, once after each change; else None.
+
+        If the new file is invalid, log that and note it in `problem`.
         """
         try:
             config = self.changed()
@@ -349,25 +351,25 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
 
 
 def _end(node: Node) -> None:
-    """Stop a node and raise the failure that ended it; the command then prints that last."""
+    """Stop a node. If a failure ended it, raise that; the command prints it as its last line."""
     try:
         node.stop()
     except Exception:
         if node.backend.failure is None:
             raise
-        log.exception("the stop failed too")  # the failure of the thread is the reason
+        log.exception("the stop failed too")  # the thread's failure is raised below
     if node.store.broken_reason is not None:
         raise StoreBrokenError(str(node.store.broken_reason))
     if node.backend.failure is not None:
         raise NodeFailedError(
-            f"node {node.config.node} has ended itself: {node.backend.failure}; the log above "
-            "has the traceback. Start it again, or let a supervisor do so; if it happens again, "
-            "report it"
+            f"node {node.config.node} has ended itself: {node.backend.failure}; the traceback "
+            "is further up on stderr. Start the node again, or let a supervisor do so; if the "
+            "failure comes back, report it"
         )
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard limit: a thousand clients need it."""
+    """Raise the soft limit of open files to the hard limit, for a thousand clients."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
@@ -387,7 +389,7 @@ def _announce(node: Node, ending: threading.Event) -> None:
 
 
 def _store_host(api: str) -> Host:
-    """Return the address that is written into stored records; a host name is resolved."""
+    """Return the node's address as written into stored records; resolve a host name."""
     endpoint = parse_address(api.removeprefix("tcp://"))
     assert endpoint is not None, "the configuration was checked"
     host, port = endpoint

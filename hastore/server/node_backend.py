@@ -44,7 +44,8 @@ class NodeBackend:
         self._watchers: list[Callable[[], None]] = []
         self._stopping = False
         self._full = False
-        self.config_problem: Callable[[], str | None] = lambda: None  # why the file is not followed
+        # Returns why the changed configuration file is not followed.
+        self.config_problem: Callable[[], str | None] = lambda: None
         self._retention: RetentionService | None = None
         self._kept: KeptPositions | None = None
         self.config_path: str | None = None  # absolute path of the file that this node follows
@@ -66,7 +67,7 @@ class NodeBackend:
         self._stopping = True
 
     def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
-        """Append through the write gate; NotStoredError if this node is not the master any more."""
+        """Append through the write gate. Raises NotStoredError if this node is not the master."""
         member = self._member
         with member.gate.lock:
             epoch = member.open_epoch
@@ -135,7 +136,7 @@ class NodeBackend:
         return self._ha.can_confirm(flushed=sync_flush)
 
     def never_flushed(self) -> str | None:
-        """Return why the slaves can never confirm a put with sync_flush; else None."""
+        """Return why the slaves can never confirm a put with sync_flush; None if they can."""
         return self._ha.never_flushed()
 
     def default_acks_all(self) -> bool:
@@ -147,7 +148,7 @@ class NodeBackend:
         return self._member.config.store.flush is Flush.SYNC
 
     def wait_limit_ms(self, need: Need) -> float:
-        """Return `store.flush_timeout` for this node's disk, else `ha.slave_timeout`."""
+        """Return `store.flush_timeout` if `need` is this node's disk, else `ha.slave_timeout`."""
         config = self._member.config
         if need is Need.MASTER_DISK:
             return config.store.flush_timeout_ms
@@ -155,10 +156,10 @@ class NodeBackend:
 
     def epoch(self) -> int:
         """Return the last epoch of this node's history."""
-        return self._member.open_epoch or self._member.state.last_epoch  # the open one is the last
+        return self._member.open_epoch or self._member.state.last_epoch  # an open one is the last
 
     def history(self) -> Sequence[tuple[int, int]]:
-        """Return the (epoch, start offset) entries."""
+        """Return the epoch history as (epoch, start offset) entries."""
         return [(entry.epoch, entry.start) for entry in self._member.state.history]
 
     def master_map(self) -> MapInfo:

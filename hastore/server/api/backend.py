@@ -84,7 +84,7 @@ class ApiStore(Protocol):
 
     @property
     def readable_offset(self) -> int:
-        """Where readers stop."""
+        """The offset at which readers stop."""
         ...
 
     @property
@@ -119,8 +119,8 @@ class ApiBackend(Protocol):
     def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
         """Append all valid records of all payloads at once, through the write gate.
 
-        NotStoredError if the node is not writable (any more), StoreError if the store refuses:
-        nothing was appended then.
+        Raises NotStoredError if the node is not writable, or no longer, and StoreError if the store
+        refuses; nothing was appended in either case.
         """
         ...
 
@@ -133,7 +133,7 @@ class ApiBackend(Protocol):
         ...
 
     def never_flushed(self) -> str | None:
-        """Return why the slaves can never confirm a put with sync_flush; else None."""
+        """Return why the slaves can never confirm a put with sync_flush; None if they can."""
         ...
 
     def default_acks_all(self) -> bool:
@@ -153,7 +153,7 @@ class ApiBackend(Protocol):
         ...
 
     def history(self) -> Sequence[tuple[int, int]]:
-        """Return the (epoch, start offset) entries, both rising; empty: all is epoch 0."""
+        """Return the (epoch, start offset) entries, both rising. Empty: all is epoch 0."""
         ...
 
     def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
@@ -173,7 +173,7 @@ class ApiBackend(Protocol):
     ) -> None:
         """Call `callback()` from any thread after readable_offset or dispatched_offset moved.
 
-        The callback is cheap and takes no lock of the node's. While `readers_wait()` is true,
+        The callback is cheap and takes none of the node's locks. While `readers_wait()` is true,
         replay dispatches new records sooner, which costs puts some time.
         """
         ...

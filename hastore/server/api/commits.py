@@ -1,8 +1,8 @@
 """Commits of consumers' positions: one at a time for each group and topic.
 
-A commit that is lower than the group's position in a queue is refused whole, unless it names the
-queue in `back`. Without this rule, two consumers of one group could move the position back and
-forth. A position that a failover cut away is not compared.
+If a commit is lower than the group's position in any queue, the whole commit is refused, unless it
+names that queue in `back`. Without this rule, two consumers of one group could move the position
+back and forth. A position that a failover cut away is not compared.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class CommitHandler:
         self._clock = clock
         self._under_way: set[tuple[str, str]] = set()
         self._postponed = False
-        self._stored: dict[tuple[str, str], _Stored] = {}  # until the PositionTable has read them
+        self._stored: dict[tuple[str, str], _Stored] = {}  # until _positions has read them
         self.last_offset = 0  # start of the last commit confirmed on this node
 
     def take(self, connection: Connection, request: Commit, came_ms: float) -> bool:
-        """Take a commit, once the table has caught up; False while an earlier one is under way.
+        """Take a commit; return False while an earlier one of its group and topic is under way.
 
-        A commit that arrived at `came_ms` and has waited for its whole timeout is refused.
-        UsageError if it does not fit into a record.
+        Call this once the table has caught up. A commit that arrived at `came_ms` is refused if its
+        whole timeout is over. Raises UsageError if the commit does not fit into a record.
         """
         name = request.group, request.topic
         if self._clock.monotonic_ms() > came_ms + request.timeout_ms:
@@ -71,7 +71,7 @@ class CommitHandler:
             text = "too many consumer groups keep positions"
             self._fail(connection, request.rid, "BUSY", text)
             return True
-        if self._backend.writable_reason() is None:  # else the put is refused with the reason
+        if self._backend.writable_reason() is None:  # else the put below is refused
             behind = self._behind(request)
             if behind is not None:
                 self._fail(connection, request.rid, POSITION_BEHIND, behind)
@@ -98,7 +98,7 @@ class CommitHandler:
         return True
 
     def _behind(self, request: Commit) -> str | None:
-        """Return where the group is, if a commit would move it back without `back`; else None."""
+        """Say where the group is, if a commit would move it back without `back`; else None."""
         known = self._positions.find(request.group, request.topic)
         known.update(self._unread(request))
         lower = [

@@ -7,13 +7,15 @@ The bounds, and what happens at each:
     handshake                       5 s                        the connection is ended
     one message                     30 s from first to last    ended
                                     byte
-    unfinished messages of all      HELD_BYTES_MAX             the connection with the oldest one
-    connections                                                is ended if that is older than a
-                                                               second; else reading of unfinished
-                                                               messages pauses
+    unfinished messages of all      HELD_BYTES_MAX             reading of unfinished messages
+    connections                                                pauses; once the oldest of them is
+                                                               older than 1 s, its connection is
+                                                               ended
     messages per read               about MESSAGES_MAX         the next read is smaller
-    connections                     api.max_connections, and   the oldest silent one is ended; if
-                                    half of the descriptors    there is none, the latest one
+    connections                     api.max_connections, but   the oldest silent one is ended; if
+                                    at most half of the        there is none, the latest one
+                                    descriptors less 64, or
+                                    64 if that is less
     half-open connections           TCP keep-alive, 30 s       ended
 """
 
@@ -36,7 +38,7 @@ log = logging.getLogger(__name__)
 HANDSHAKE_MS = 5_000.0
 MESSAGE_MS = 30_000.0
 HELD_BYTES_MAX = 16 * 1024 * 1024
-CROWDED_MS = 1_000.0  # a connection with a younger unfinished message is not ended for its bytes
+CROWDED_MS = 1_000.0  # a younger unfinished message does not end its connection
 CHECK_MS = 100.0  # between checks for late connections, once one may be late
 PAUSE_MS = 20.0  # a pause in reading a connection, or in accepting without descriptors
 BACKLOG = 1_024
@@ -76,7 +78,7 @@ class Connection:
     unsent_bytes: int = 0
     watched: bool = False  # the epoll reports when the kernel takes more
     receive_bytes: int = RECEIVE_BYTES_FIRST  # of the next read
-    inbox: list[Message] = field(default_factory=list)  # read, but not handled in time
+    inbox: list[Message] = field(default_factory=list)  # read, but left for the next iteration
 
 
 class Connections:
@@ -149,7 +151,7 @@ class Connections:
     ) -> list[Message]:
         """Return the messages that one read completed; ends a connection that the client closed.
 
-        `broken`: the epoll reported an error, and only a read tells which. The caller sends the
+        `broken`: the epoll reported an error, and only a read returns it. The caller sends the
         output of the connection's `zmtp` afterwards.
         """
         zmtp = connection.zmtp
@@ -182,7 +184,7 @@ class Connections:
         if messages and not connection.spoken:
             connection.spoken = True
             self._silent.pop(connection, None)
-        if len(messages) > MESSAGES_MAX:  # the rest waits in the kernel for the next iteration
+        if len(messages) > MESSAGES_MAX:  # read less next time; more waits in the kernel
             fewer = connection.receive_bytes * MESSAGES_MAX // len(messages)
             connection.receive_bytes = max(RECEIVE_BYTES_MIN, fewer)
         elif len(data) >= connection.receive_bytes and len(messages) <= MESSAGES_MAX // 2:
@@ -197,7 +199,7 @@ class Connections:
             self._watch(connection)
 
     def end(self, connection: Connection, reason: str) -> None:
-        """Close a connection and log the reason; the client gets it too, if no reply is unsent."""
+        """Close a connection and log the reason; if no reply is unsent, send the reason first."""
         if connection.ended:
             return
         self.ended += 1
@@ -352,7 +354,7 @@ class Connections:
         connection.sock.close()
 
     def _warn(self, text: str) -> None:
-        """Log a warning, at most WARNINGS_PER_S; the next one counts those left out."""
+        """Log at most WARNINGS_PER_S warnings; the next one says how many were left out."""
         now = self._clock.monotonic_ms()
         if now < self._warned_ms + 1_000.0 / WARNINGS_PER_S:
             self._unwarned += 1
@@ -364,7 +366,7 @@ class Connections:
 
 
 def _affordable(limit: int) -> int:
-    """Return how many connections may be open; half of the descriptors are left to the store."""
+    """Return how many connections may be open; the store needs half of the descriptors."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
         return limit

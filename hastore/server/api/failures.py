@@ -6,8 +6,7 @@
     OSError: the disk cannot be read      `StoreError`, the text      a line
     anything else: a bug                  `InternalError`, its type   its traceback
 
-MemoryError is not a failure of one request: it is raised again and ends the node, as does a failure
-of the epoll.
+MemoryError is not a failure of one request: it is raised again and ends the node.
 """
 
 import logging

@@ -2,14 +2,16 @@
 
 A position names the record before it as (epoch, offset). Equal (epoch, offset) means equal bytes,
 so a position is valid on every node whose history assigns that offset to that epoch. If the history
-disagrees, the reader saw records that a failover cut away; the common point is where both histories
-still agree. If this history lacks the position's epoch but has a later one, this node does not know
-where the position's epoch began: perhaps below the start of earlier epochs. The common point is
-then the beginning of the log, so that the reader skips no record.
+assigns it to another epoch, the reader saw records that a failover cut away. The common point is
+where the log that the reader saw and this log still agree.
+
+If this history lacks the position's epoch but has a later one, this node does not know where the
+position's epoch began; it may even have begun below earlier epochs of this history. The common
+point is then the beginning of the log, so that the reader skips no record.
 
 A history may have forgotten its oldest entries; its first entry then has FLOOR_EPOCH. A position of
 a forgotten epoch cannot be compared: it is LOST, and the common point is where the history begins.
-A record read after its epoch was forgotten has FLOOR_EPOCH; only its offset is compared.
+A position that was read after its epoch was forgotten has FLOOR_EPOCH; only its offset is compared.
 """
 
 from collections.abc import Sequence
@@ -32,9 +34,9 @@ class Standing(Enum):
 def check_position(
     history: History, end_offset: int, epoch: int, offset: int
 ) -> tuple[Standing, int]:
-    """Compare (epoch, offset) with a history whose log ends at `end_offset`.
+    """Compare (epoch, offset) with the history of a log that ends at `end_offset`.
 
-    Returns the standing and, for LOST, the byte offset of the last common point or a lower one.
+    Returns the standing and, for LOST, the offset of the last common point or a lower offset.
     """
     if epoch == FLOOR_EPOCH:
         return _reached(end_offset, offset)
@@ -48,7 +50,7 @@ def check_position(
             break
         if each == epoch:
             start = each_start
-    if start is None:  # this node does not know it yet, or a rival master had it
+    if start is None:  # the epoch is not known here yet, or a rival master had it
         return (Standing.BEHIND, end_offset) if after is None else (Standing.LOST, 0)
     if after is not None and offset >= after:
         return Standing.LOST, after
@@ -62,7 +64,7 @@ def _reached(end_offset: int, offset: int) -> tuple[Standing, int]:
 
 
 def _oldest_known(history: History) -> int:
-    """Return the oldest epoch in a history with forgotten entries; FLOOR_EPOCH if it has none."""
+    """Return the oldest epoch that the history still knows; FLOOR_EPOCH if it knows none."""
     return history[1][0] if len(history) > 1 else FLOOR_EPOCH
 
 
@@ -77,7 +79,7 @@ def epoch_at(history: History, offset: int) -> int:
 
 
 def epochs_of(history: History, begin: int, end: int) -> list[tuple[int, int]]:
-    """Return the entries that cover the bytes [begin, end)."""
+    """Return the (epoch, start) entries that cover the bytes [begin, end)."""
     covering: list[tuple[int, int]] = [(epoch_at(history, begin), begin)]
     covering += [(epoch, start) for epoch, start in history if begin < start < end]
     return covering

@@ -1,4 +1,4 @@
-"""Committed positions: a table of each group's latest ones, read from the log.
+"""Committed positions: a table of each group's latest positions, read from the log.
 
     topic HASTORE_POSITIONS, queue 0; KEYS = the consumer group; body (JSON):
     {"group": G, "topic": T, "positions": {"<queue>": [queue_offset, epoch|null, offset|null]},
@@ -55,9 +55,10 @@ class PositionTable:
 
     def find(self, group: str, topic: str) -> dict[int, Position]:
         """Return the latest positions of a group in a topic, as far as `catch_up` has read."""
-        # Kept positions are asked for after `catch_up` has read the log: retention keeps a position
-        # before it removes the record. If the log has a position too, a kept one counts only if its
-        # commit is below the log's start: a failover may have cut a later one.
+        # The kept positions are fetched after `catch_up` has read the log, so that none is missed:
+        # retention keeps a position before it removes the record. If a queue also has a position in
+        # the log, the kept one counts only if its commit is below the start of the log: otherwise a
+        # failover may have cut that commit.
         kept = self._backend.kept_positions(group, topic)
         latest = self._latest.find(group, topic)
         found = {**kept, **newest(below(kept, self._backend.store.min_offset), latest)}
@@ -68,7 +69,7 @@ class PositionTable:
         return self._last is not None and self._last[1] >= offset
 
     def catch_up(self) -> bool:
-        """Read up to 1 MiB more of the topic; return whether the readable end was reached."""
+        """Read up to 1 MiB more of the topic; return whether the readable offset was reached."""
         store = self._backend.store
         known = store.queues.queue_range(POSITIONS_TOPIC, QUEUE)
         if known is None:

@@ -68,7 +68,8 @@ class PullHandler:
         if not self._has_room(connection):
             self._answer(connection, _busy(request), None)
             return
-        self.parked += 1  # before reading: records that become readable from now on wake the loop
+        # Counted before the read: a record that becomes readable during the read wakes the loop.
+        self.parked += 1
         reply: Pulled | Failed
         try:
             reply, records = self._pull(request)
@@ -77,7 +78,7 @@ class PullHandler:
         if (
             reply.status not in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE)
             or request.wait_ms == 0
-            or (  # no topic can have such a name; parked names stay short
+            or (  # no topic can have so long a name; do not park
                 reply.status is PullStatus.NO_SUCH_QUEUE and len(request.topic) > MAX_CREATED_TOPIC
             )
             or self.parked > MAX_PARKED
@@ -209,7 +210,7 @@ class PullHandler:
         )
         status = _STATUSES[found.status.name]
         if status is PullStatus.OFFSET_TOO_LARGE and place.epoch is not None:
-            status = PullStatus.NO_NEW  # the record before it is here, but not dispatched yet
+            status = PullStatus.NO_NEW  # the record before the position is here, but not dispatched
         reply = Pulled(
             request.rid,
             status,

@@ -50,7 +50,7 @@ class PendingPut(msgspec.Struct):
     deadline_ms: float
     epoch: int = 0
     results: Sequence[PutResult] = ()
-    count: int = 0  # of its records, set by the append
+    count: int = 0  # the number of its records, set by the append
     size_bytes: int = 0
 
 
@@ -65,8 +65,9 @@ class Refusal(NamedTuple):
 class PutHandler:
     """Take puts, bound the puts that wait, and answer each exactly once.
 
-    If a failure leaves it unknown whether a put is stored, its connection is ended, because a reply
-    would have to say yes or no; the client sends the put again with the same sequence numbers.
+    After some failures it is unknown whether a put is stored. The put's connection is then ended,
+    because a reply would have to say yes or no. The client sends the put again with the same
+    sequence numbers.
     """
 
     def __init__(
@@ -141,7 +142,7 @@ class PutHandler:
             respond(PutDone(request.rid, refusal.status, 0, reason=refusal.reason))
 
     def append(self, now: float) -> None:
-        """Append all gathered puts at once; those that need no confirmation are answered here."""
+        """Append all gathered puts together; answer those that need no confirmation."""
         puts = self._gathered
         self._admitted = None
         if not puts:
@@ -155,7 +156,7 @@ class PutHandler:
             self._refuse_all(puts, refusal.status, str(refusal))
             return
         except StoreError as failure:
-            if str(failure) != self._logged:  # not again for each retry of each client
+            if str(failure) != self._logged:  # logged once, not for each client's retry
                 log.error("api: nothing was appended: %s", failure)
             self._logged = str(failure)
             self._refuse_all(puts, Status.SERVICE_NOT_AVAILABLE, str(failure))
@@ -201,7 +202,7 @@ class PutHandler:
             self._end(put.connection, reason)
 
     def _check(self, acks: int, sync_flush: bool) -> Refusal | None:
-        """Return why a put is refused; asks the node once per append and level, not per put."""
+        """Return why a put is refused, or None. Ask the node only if `_admitted` differs."""
         if self._admitted != (acks, sync_flush):
             backend = self._backend
             try:
@@ -338,7 +339,7 @@ class PutHandler:
         return (statuses if differs else None), hosts, reason
 
     def _original(self, offset: int) -> Record | None:
-        """Return a duplicate's original; None if it is gone or unreadable."""
+        """Return the original record of a duplicate; None if it is gone or unreadable."""
         try:
             return self._backend.store.reader.record_at(offset)
         except (OSError, StoreError) as failure:
@@ -374,7 +375,7 @@ class PutHandler:
 
 
 def _failed(results: Sequence[PutResult]) -> PutResult | None:
-    """Return a result that failed because of the disk; one that may be stored is preferred."""
+    """Return a result that failed because of the disk, if possible one that may be stored."""
     failed = [result for result in results if result.status in _DISK_FAILED]
     return min(failed, key=lambda result: result.status is not Status.TIMEOUT, default=None)
 

@@ -20,7 +20,7 @@ log = logging.getLogger(__name__)
 UNSENT_OF_ONE_BYTES = 8 * 1024 * 1024  # beyond it, pulls and queries are answered BUSY
 UNSENT_BYTES = 24 * 1024 * 1024  # the same, for all connections together
 ENDED_AT_BYTES = 20 * 1024 * 1024  # beyond it, the connection is ended
-ENDED_AT_BYTES_ALL = 40 * 1024 * 1024  # beyond it, the connection with most of them is ended
+ENDED_AT_BYTES_ALL = 40 * 1024 * 1024  # beyond it, the connection with the most is ended
 GATHERED_BYTES_MAX = 256 * 1024  # beyond it, gathered replies to a connection are sent at once
 BUFFERS_MAX = 64  # per system call
 _JOIN_BYTES_MAX = 32 * 1024
@@ -113,7 +113,7 @@ class Replies:
         if not connection.watched or len(data) > _JOIN_BYTES_MAX:
             unsent.append(data)
         elif unsent and type(last := unsent[-1]) is bytearray and len(last) < _JOIN_BYTES_MAX:
-            last += data  # an object of its own would take more than its bytes
+            last += data  # a small object would take more memory than its bytes
         else:
             unsent.append(bytearray(data))
         connection.unsent_bytes += len(data)
@@ -128,11 +128,11 @@ class Replies:
         connections.watch_for_room(connection)
         while connections.unsent_bytes > ENDED_AT_BYTES_ALL:
             worst = max(connections.all(), key=lambda each: each.unsent_bytes)
-            connections.end(worst, "its unsent replies are the most of all connections")
+            connections.end(worst, "it has the most unsent bytes of all connections")
 
 
 def _rest(data: bytes | bytearray | memoryview, sent: int) -> memoryview:
-    """Return the rest of a buffer, as a view or a copy: it holds at most twice its length."""
+    """Return a buffer from `sent` on: a copy if a view would keep more than twice its bytes."""
     left = memoryview(data)[sent:]
     whole = left.obj
     assert isinstance(whole, bytes | bytearray)

@@ -10,10 +10,10 @@ A failure affects one request only (failures.py): its client gets the reason, or
 ended if the outcome is unknown. A MemoryError, or a failure outside a request, for example of the
 epoll, ends this thread, and with it the node.
 
-Each iteration is bounded: one read per connection, and no further reads once DRAIN_BYTES of puts or
-replies or DRAIN_PUTS puts have come together, or ITERATION_MS have passed. Connections that were
-not read then come first in the next iteration, because the epoll alone would report the same ones
-first each time. If a connection has requests left over, it comes last in the next iteration.
+Each iteration is bounded. It reads from each connection once, and stops reading after DRAIN_PUTS
+puts, DRAIN_BYTES of puts, DRAIN_BYTES of replies, or ITERATION_MS. Connections that were not read
+come first in the next iteration; otherwise the epoll might report the same connections first each
+time. If a connection has requests left over, it comes after them.
 
 `_io_lock` protects the connections. The API's thread holds it for all of an iteration. While that
 thread sleeps, a thread that learns of a confirmation takes the lock and answers the put itself; not
@@ -106,7 +106,7 @@ class ApiServer(Service):
         self.endpoint = bind_address
 
     def start(self) -> None:
-        """Bind and serve; ConfigError if the address is taken. `endpoint` has the real port."""
+        """Bind and serve; `endpoint` then has the real port. Raises ConfigError if it cannot."""
         try:
             self._listener = _listen(self._bind_address)
         except OSError as failure:
@@ -232,7 +232,7 @@ class ApiServer(Service):
         puts, connections = self._puts, self._connections
         if puts.has_done:
             puts.finish()
-        # Replies to pulls bound the iteration too, because puts wait for its end.
+        # Replies to pulls bound the iteration too: gathered puts wait until it ends.
         full = connections.unsent_bytes + DRAIN_BYTES
         accepting = False
         for place, (descriptor, mask) in enumerate(events, 1):
@@ -370,8 +370,8 @@ class ApiServer(Service):
     def _cannot_encode(self, connection: Connection, reply: api.Reply, failure: Exception) -> None:
         """Answer that the request failed, because its reply cannot be encoded.
 
-        For a put, Failed would mean that nothing is stored; and a Failed that cannot be encoded
-        would fail again. Both end the connection instead.
+        The connection is ended instead in two cases. If the reply is to a put, a Failed would mean
+        that nothing is stored. If the reply is a Failed, a second one would fail the same way.
         """
         status, reason = self._failures.note(f"a reply ({type(reply).__name__})", failure)
         if isinstance(reply, api.PutDone | api.Failed):

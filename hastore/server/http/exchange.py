@@ -7,7 +7,7 @@ h11 parses the headers and writes the head of the answer. This module bounds the
 its first line, because h11 refuses HTTP/1.1 without a `Host` header, and many health checks send
 none. h11 therefore gets every request as HTTP/1.0, which suits a port without keep-alive.
 
-No socket and no clock; HttpServer's thread drives one Exchange for each connection.
+The module uses no socket and no clock; HttpServer's thread drives one Exchange per connection.
 """
 
 from typing import NamedTuple
@@ -53,11 +53,11 @@ class Exchange:
 
     @property
     def room_bytes(self) -> int:
-        """The most bytes to read next, at least 1."""
+        """The maximum number of bytes to read next, at least 1."""
         return MAX_HEAD_BYTES + 1 - self._received
 
     def receive(self, data: bytes) -> Request | Refusal | None:
-        """Take up to `room_bytes` bytes; None while the request is incomplete."""
+        """Take up to `room_bytes` bytes; return None while the request is incomplete."""
         self._received += len(data)
         if self._line is not None:
             self._line += data

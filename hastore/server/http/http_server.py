@@ -4,10 +4,13 @@
     GET /metrics   for Prometheus
     GET /healthz   "ok" while the node answers
 
-One thread, non-blocking sockets, no keep-alive. The cost of untrusted clients is bounded: at most
-MAX_CONNECTIONS connections, the bounds of a request in exchange.py, and DEADLINE_MS from the accept
-to the last byte of the answer. If all connections are taken, a new one replaces the oldest idle one
-(the server waits for its client), or else the oldest, so that slow clients do not block quick ones.
+The server is one thread with non-blocking sockets and no keep-alive. Three bounds limit the cost of
+untrusted clients: at most MAX_CONNECTIONS connections, the bounds of a request in exchange.py, and
+DEADLINE_MS from the accept to the last byte of the answer.
+
+A connection is idle while the server waits for its client. If all connections are taken, a new one
+replaces the oldest idle one, or the oldest if none is idle, so that slow clients do not block quick
+ones.
 """
 
 import json
@@ -33,10 +36,10 @@ _SLICE = 64 * 1024
 
 @dataclass(slots=True, eq=False)
 class _Connection:
-    """A client sends its request, reads its answer, and closes.
+    """One client's connection: the client sends its request, reads its answer, and closes.
 
-    The server waits for the close: closing while the client still sends would reset the connection
-    and lose the answer.
+    The server waits until the client closes. If the server closed first, while the client still
+    sends, the kernel would reset the connection, and the answer would be lost.
     """
 
     socket: socket.socket
@@ -46,16 +49,16 @@ class _Connection:
 
     @property
     def idle(self) -> bool:
-        """Whether the server waits for the client."""
+        """Whether the server waits for the client: for its request, or for its close."""
         return not self.answer
 
 
 class HttpServer(Service):
-    """Answer `/status`, `/metrics` and `/healthz` on `address` ("HOST:PORT"; port 0: any).
+    """Answer `/status`, `/metrics` and `/healthz` on `address`, "HOST:PORT"; port 0: a free port.
 
     `status` and `metrics` are called in the server's thread, once per request; an exception becomes
-    a 500. The constructor binds the port (ConfigError if it cannot); it is served between `start`
-    and `stop`.
+    a 500. The constructor binds the port, and raises ConfigError if it cannot. Requests are
+    answered between `start` and `stop`.
     """
 
     def __init__(
@@ -86,7 +89,7 @@ class HttpServer(Service):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def wake(self) -> None:
-        """Wake the loop, so that it sees `stopping`; a server that never ran frees its port."""
+        """Wake the loop, so that it sees `stopping`. If it never ran, free the port instead."""
         if self._thread is None:
             self._close_all()
         elif self.alive:
@@ -137,7 +140,7 @@ class HttpServer(Service):
                     connection.socket.shutdown(socket.SHUT_WR)
                     self._selector.modify(connection.socket, selectors.EVENT_READ, connection)
         except BlockingIOError:
-            pass  # the selector reports it again; the deadline bounds that
+            pass  # the selector reports the socket again, until the deadline
         except OSError:
             self._close(connection)  # the client is gone
 
@@ -172,7 +175,7 @@ class HttpServer(Service):
         except Exception:  # logged; the server goes on
             log.exception("http: %s failed", path.decode("latin-1"))
             return 500, b"failed; the node's log says why\n", text
-        return 404, b"there are /status, /metrics and /healthz\n", text
+        return 404, b"this port has /status, /metrics and /healthz\n", text
 
     def _drop_late(self) -> float | None:
         """Close connections past their deadline; return the seconds to the next deadline."""

@@ -19,7 +19,7 @@ from hastore.store.message_store import PullResult, PullStatus
 
 log = logging.getLogger(__name__)
 
-PATIENCE_MS = 10_000.0  # until an unreadable commit counts as lost
+PATIENCE_MS = 10_000.0  # of failed reads, until an unreadable commit counts as lost
 QUEUE = 0  # all commits are in this queue of the topic
 
 
@@ -60,13 +60,13 @@ class PullSource(Protocol):
 class CommitReader:
     """Read commits in order, and skip unreadable ones.
 
-    Reads of a commit in a bad sector raise for PATIENCE_MS, because the disk may recover; then that
-    commit alone counts as lost. A damaged commit counts as lost at once, except near the end of the
-    log: the log may have been cut there during the read, so the reads raise for PATIENCE_MS too.
+    A read of a commit in a bad sector raises for PATIENCE_MS, because the disk may recover. After
+    that, this one commit counts as lost. A damaged commit counts as lost immediately. With
+    `near_end` its reads also raise for PATIENCE_MS first, because the log may be cut during a read.
     """
 
     def __init__(self, clock: Clock, *, near_end: bool) -> None:
-        """Prepare; `near_end`: a read may reach bytes that are cut from the log meanwhile."""
+        """Prepare; with `near_end`, a read may reach bytes that a rewind cuts meanwhile."""
         self._clock = clock
         self._near_end = near_end
         self._failing: tuple[int, float] | None = None  # (queue offset, since when in ms)
@@ -103,14 +103,14 @@ class CommitReader:
 
 
 def is_lost(failure: Exception) -> bool:
-    """Whether a read that failed like this may fail each time."""
+    """Whether all later reads may fail like this: because of damage, or a bad sector (EIO)."""
     return not isinstance(failure, OSError) or failure.errno == errno.EIO
 
 
 def read_commits(records: bytes) -> Iterator[tuple[int, CommitBody | None]]:
     """Yield each record's offset in the log, and its commit.
 
-    None, and a logged warning, for a record of another client that is not a commit.
+    A record that is not a commit, put by some client, is logged and yields None as its commit.
     """
     at = 0
     while at < len(records):

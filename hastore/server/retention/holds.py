@@ -1,4 +1,4 @@
-"""The files that retention keeps, because a slave or the confirmed offset still needs them.
+"""Holds: until where retention keeps the log, for slaves and for unconfirmed bytes.
 
 RetentionService's thread calls `look`; any thread may read `lapsed`.
 """
@@ -15,16 +15,16 @@ CONFIRMED = "confirmation"
 @dataclass(slots=True)
 class _Holder:
     offset: int
-    moved_ms: float  # when it last moved, or was at the end of the log
-    seen_ms: float
+    moved_ms: float  # when the offset last rose, or was at the end of the log
+    seen_ms: float  # when `look` last got the holder
 
 
 class Holds:
     """Track how long each holder of files has made no progress.
 
     A holder is a linked slave, by its name, or CONFIRMED; it needs the log from its offset on.
-    After `hold_ms` without progress its hold lapses, until it moves again. If a slave reconnects
-    within `hold_ms`, the time without progress goes on.
+    After `hold_ms` without progress its hold lapses, until its offset moves again. A slave that
+    reconnects within `hold_ms` does not reset its time without progress.
     """
 
     def __init__(self, hold_ms: float) -> None:
@@ -33,9 +33,9 @@ class Holds:
         self.lapsed: Mapping[str, int] = {}  # holder -> offset; replaced, never changed
 
     def look(self, now_ms: float, end_offset: int, offsets: Mapping[str, int]) -> int | None:
-        """Return the offset from which the log must be kept; None without a holder.
+        """Return the offset from which the log must be kept; None if no hold is in force.
 
-        `offsets`: each holder's offset at `now_ms`, in a log that ends at `end_offset`.
+        `offsets` has each holder's offset at `now_ms`; the log ends at `end_offset`.
         """
         lapsed: dict[str, int] = {}
         for name, offset in offsets.items():
@@ -66,7 +66,7 @@ class Holds:
             )
         return (
             f"{name} received nothing for {seconds:g} s (retention.hold): retention may remove the "
-            f"files that it needs, from {offset} on; it then needs a resync"
+            f"files that it needs, from {offset} on; the slave then needs a resync"
         )
 
     def problems(self) -> list[str]:

@@ -1,13 +1,13 @@
 """Committed positions whose records retention removes: kept in a file, and rewritten to the log.
 
-Before retention removes a log file, each node reads the commits in it into KeptPositions and saves
-them to `<store>/hastore/positions`, durably. A node therefore knows them after a restart. A master
-also rewrites, at the end of the log, the positions that the log lacks, because a new or resynced
-slave has only the log. After a promotion or a restart as master it checks all of them.
+Before retention removes a log file, each node reads the commits in that file into KeptPositions and
+saves them durably to `<store>/hastore/positions`. The node therefore knows them after a restart. A
+master also appends again the positions that the log would then lack, because a new or resynced
+slave has only the log. After a promotion or a restart as master it checks all kept positions.
 
-The file has one JSON object per line: {"version", "store_part", "lines", "crc32"}, then commits as
-in the log, at least one for each group and topic. `store_part` counts how often the store was set
-aside: positions kept from an earlier log are not valid for this one.
+The file has one JSON object per line. The first is {"version", "store_part", "lines", "crc32"}. The
+others are commits as in the log, at least one for each group and topic. `store_part` counts how
+often the store was set aside: positions kept from an earlier log are not valid for this one.
 
 RetentionService's thread owns it; any thread may call `find`.
 """
@@ -51,7 +51,7 @@ _FILE_BYTES_MAX = 1 << 30
 _QUEUES_A_RECORD = 512  # in a rewritten commit
 _PUT_BYTES = 64 * 1024  # per append, so that clients' puts get their turn
 _PAIRS_AT_ONCE = 64
-_NEWEST = 4  # commits of a group that are compared
+_NEWEST = 4  # how many of a group's newest commits are compared
 
 
 class _Head(msgspec.Struct, frozen=True):
@@ -111,11 +111,11 @@ class KeptPositions:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that the positions take; their rewritten records take less of the log."""
+        """The memory that the positions take. Their rewritten records are smaller than that."""
         return self._kept[1].memory_bytes
 
     def gather(self, store: MessageStore, end_offset: int, pause: Callable[[], bool]) -> bool:
-        """Save, durably, the commits below `end_offset`; return True once that is done.
+        """Save the commits below `end_offset` durably, and return True.
 
         `pause()` is called between pieces of work; if it returns True, `gather` gives up and
         returns False. Raises StoreError, OSError.
@@ -128,9 +128,9 @@ class KeptPositions:
         known = store.queues.queue_range(POSITIONS_TOPIC, QUEUE)
         if known is None:
             return True
-        # Read from the beginning of the log, and drop kept positions whose commits are still in it:
-        # an earlier attempt kept them without removing files, and a failover may have replaced
-        # those commits since.
+        # Read from the beginning of the log. Drop kept positions whose commits are still in it: an
+        # attempt that removed no files may have kept them, and a failover may have replaced those
+        # commits since.
         entries, first = self._kept[1].entries, store.min_offset
         kept = PositionMap({pair: below(places, first) for pair, places in entries.items()})
         gone: dict[Pair, None] = {}
@@ -147,7 +147,8 @@ class KeptPositions:
             if pause():
                 return False
         if gone:
-            for pair, places in entries.items():  # even a cut position leads to the common point
+            # Keep also positions that a failover has cut: they lead a reader to the common point.
+            for pair, places in entries.items():
                 kept.merge(pair, {q: p for q, p in places.items() if q not in kept.find(*pair)})
             self._save(kept, part)
             self._kept = part, kept
@@ -165,9 +166,9 @@ class KeptPositions:
     ) -> int:
         """As master of `epoch`, append the kept positions that the log lacks.
 
-        Only commits from `first_offset` on count as in the log. Returns the number of records
-        appended. Raises the errors of `put`; the next call tries the rest.
-        In an epoch that is new to this process, all kept positions are checked.
+        Only commits from `first_offset` on count as in the log. The first call in an epoch checks
+        all kept positions. Returns the number of records appended. Raises the errors of `put`; the
+        next call then tries the rest.
         """
         part, kept = self._kept
         if self._store_part() != part:
@@ -208,9 +209,9 @@ class KeptPositions:
     def _is_rewritten(self, first_offset: int, pair: Pair, places: Mapping[int, Place]) -> bool:
         """Whether this epoch has rewritten these places, and the log still has them.
 
-        `_is_in_log` cannot replace this: it reads only a group's newest commits, which may be of
-        its other topics. With it alone, each copy that retention removes would cause another copy,
-        and the copies would push messages out of the log for ever.
+        `_is_in_log` alone is not enough: it reads only a group's newest commits, which may be of
+        the group's other topics. Retention would then append the same positions again and again,
+        and these copies would push messages out of the log.
         """
         rewritten = self._rewritten.get(pair)
         return (
@@ -281,7 +282,7 @@ def _is_in_log(
             break
         try:
             body = decode_commit(record.body)
-        except CorruptRecordError:  # a client put a record that is no commit
+        except CorruptRecordError:  # a client put a record that is not a commit
             continue
         if (body.group, body.topic) != pair:
             continue

@@ -1,7 +1,7 @@
 """RetentionService: the thread that removes old files of the log.
 
-Before it removes a file, it saves the positions committed in that file (KeptPositions), and on a
-master appends them again. `problems` and `keeps_files_for` may be called from any thread.
+Before the thread removes a file, it saves the positions committed in that file (KeptPositions); on
+a master it also appends them again. Any thread may call `problems` and `keeps_files_for`.
 """
 
 import logging
@@ -23,8 +23,8 @@ log = logging.getLogger(__name__)
 class RetentionService(Service):
     """Delete whole old files by age and size.
 
-    A master keeps the files that a linked slave has not reported. Each node, also a slave, keeps
-    those that it does not know to be confirmed. Both holds lapse after `retention.hold` without
+    A master keeps the files that a linked slave has not reported. Every node, also a slave, keeps
+    the files that it does not know to be confirmed. Each hold lapses after `retention.hold` without
     progress.
     """
 
@@ -71,8 +71,8 @@ class RetentionService(Service):
         first = self._store.min_offset if end is None else end
         self._rewrite_positions(first)
         confirmed = self._store.confirmed_offset
-        # Remove no file whose positions were not gathered. If nothing expired, an earlier attempt
-        # may have left files to remove.
+        # Only files below `first` are removed: their positions were gathered. If nothing expired,
+        # an earlier attempt may still have left files on the disk.
         removed = self._store.retention.delete_expired(first)
         if removed:
             log.info("retention removed %d files; the log starts at %d", removed, first)
@@ -85,7 +85,7 @@ class RetentionService(Service):
     def _rewrite_positions(self, first_offset: int) -> None:
         """As master, append the positions that the log lacks from `first_offset` on.
 
-        After a failure the next interval tries again.
+        A failure is logged, and the next `look` tries again.
         """
         epoch = self._member.open_epoch
         max_bytes = self._member.config.store.retention.max_size_bytes
@@ -97,7 +97,7 @@ class RetentionService(Service):
                 epoch, self._store, first_offset, self._put, self._clock.wall_ms(), self._pause
             )
         except (NotStoredError, StoreError, OSError) as error:
-            # Files must be removed all the same, for example because the disk is full.
+            # The files must be removed even so: the disk may be full.
             log.warning("consumers' positions are not rewritten yet: %s", error)
         else:
             if count:

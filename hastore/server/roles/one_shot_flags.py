@@ -30,7 +30,7 @@ class OneShotFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OneShotFlags:
-    """The file in one store."""
+    """The file `once.json` in one store."""
 
     def __init__(self, fs: FileSystem, root: str, clock: Clock) -> None:
         self._fs = fs
@@ -40,7 +40,7 @@ class OneShotFlags:
     def take(self, command: str, epoch: int) -> Flags | None:
         """Remove the file and return its flags, if it is for `command` and this epoch; else None.
 
-        OSError: the file cannot be removed, and is not used.
+        Raises OSError if the file cannot be read or removed; its flags are then not used.
         """
         if not self._fs.exists(self._path):
             return None

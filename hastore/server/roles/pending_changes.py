@@ -18,8 +18,9 @@ def pending_changes(started: Config, latest: Config, history: History) -> list[d
     """Return the keys whose value in the file is not in force, each with `key`, `in_force`,
     `in_file` and `counts_from` ("promotion" or "restart").
 
-    `started` is the configuration that the node started with, `latest` the latest valid file. The
-    last entry of the epoch `history` has the `acks` and nodes in force, also after a restart.
+    `started` is the configuration that the node started with; `latest` is the latest valid file.
+    The `acks` and nodes in force are those of the last entry of the epoch `history`, also after a
+    restart.
     """
     found = []
     if history and history[-1].epoch != CLASSIC_EPOCH:

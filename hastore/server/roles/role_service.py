@@ -10,9 +10,9 @@
     each mode   the file changes to SLAVE -> FOLLOWING; the file says master, and `hastore promote`
                 wrote once.json -> PROMOTING
 
-RoleService's thread changes the mode. A thread that sees a higher epoch ends the waiting puts
-itself, and leaves the rest to RoleService's thread. A node that promotes itself goes on following
-until it has made its own promise.
+RoleService's thread changes the mode. Another thread that sees a higher epoch ends the waiting puts
+itself, and leaves the rest to RoleService's thread. A node in mode PROMOTING goes on following
+until just before it makes its own promise.
 """
 
 import logging
@@ -99,12 +99,12 @@ class RoleService(Service):
 
     @property
     def role(self) -> str:
-        """The file's role while the node is master or becoming it, else SLAVE."""
+        """The role in the file while the node is master or is becoming master; else SLAVE."""
         return Role.SLAVE.value if self.mode is Mode.FOLLOWING else self._config.role.value
 
     def _note_superseded(self, epoch: int, source: str) -> None:
-        # The thread that saw the higher epoch ends the waiting puts here, at once: none of them may
-        # be answered with PUT_OK any more.
+        # The thread that saw the higher epoch ends the waiting puts here, without waiting for a
+        # tick: none of them may be answered with PUT_OK any more.
         self._superseded = (epoch, source)
         self._ha.close_epoch(f"epoch {epoch} of {source} supersedes it")
         self._wakeup.set()
@@ -118,7 +118,7 @@ class RoleService(Service):
         self.reason = text
 
     def run(self) -> None:
-        """Resume the role in which the node stopped, then follow file and group."""
+        """Resume the role in which the node stopped, then follow the file and the group."""
         self._begin()
         while not self.stopping.is_set():
             try:
@@ -301,12 +301,14 @@ class RoleService(Service):
         return True
 
     def _may_promote_itself(self) -> bool:
-        """Whether, after a power loss, all nodes answer and none promised a higher epoch."""
+        """Whether, after a power loss, all nodes answer and none has promised a higher epoch.
 
+        If one has, this node becomes a follower. If nodes are silent, `reason` names them.
+        """
         own = self._member.state.last_epoch
         replies = ask_all(self._member, Purpose.SURVEY)
         seen = max(_greatest_epoch(replies), self._member.state.data.promised_epoch)
-        if seen > own and epoch_node(seen) != self._member.config.node:  # not by this node itself
+        if seen > own and epoch_node(seen) != self._member.config.node:  # an epoch of another node
             self._yield_to(seen)
             return False
         silent = [str(reply.node) for reply in replies if reply.hello is None]
@@ -337,7 +339,7 @@ class RoleService(Service):
         entry = member.state.history[-1]
         with member.gate.lock:
             if member.state.data.promised_epoch != epoch:
-                return  # a promise came in between; the next attempt sees it
+                return  # a promise was made meanwhile; the next attempt sees it
             self._open_ha(entry)
             member.open_epoch = epoch
             member.gate.open(epoch)
@@ -361,7 +363,7 @@ class RoleService(Service):
         self._save_role()
 
     def _save_role(self) -> None:
-        """Save the role, durably; OSError if that fails, and the next tick tries again."""
+        """Save the role durably. Raises OSError if that fails; the next tick tries again."""
         self._member.state.save(role_followed=self._config.role)
         if self._unsaved_role:
             self._unsaved_role = False
