@@ -74,12 +74,13 @@ def cut_batches(positions: Ints, sizes: Ints) -> Iterator[slice]:
     spans less than 2 GiB.
     """
     ends = np.cumsum(sizes)
+    places = positions + sizes
     start = 0
     while start < len(positions):
         done = int(ends[start - 1]) if start else 0
         by_bytes = int(np.searchsorted(ends, done + BYTES_PER_BATCH, side="right"))
         span = int(positions[start]) + _INT32_MAX
-        by_span = int(np.searchsorted(positions + sizes, span, side="right"))
+        by_span = int(np.searchsorted(places, span, side="right"))
         stop = max(start + 1, min(start + ROWS_PER_BATCH, by_bytes, by_span))
         yield slice(start, min(stop, len(positions)))
         start = stop
