@@ -5,6 +5,7 @@ so one numpy index gathers a field of all records (about 40 million fields a sec
 is checked before it is used to compute a position.
 """
 
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -99,15 +100,23 @@ class RecordFields:
         view: npt.NDArray[Any] = np.ndarray(shape, kind, buffer=self._data, strides=(1,))
         return view[places].astype(np.int64)
 
-    def check_bodies(self) -> None:
-        """Check each body's CRC, about 0.25 us for a body of 1 KiB. Raises CorruptRecordError."""
-        data = self._data
-        computed = [
-            crc32(data[start:end])
-            for start, end in zip(self.body_starts.tolist(), self.body_ends.tolist(), strict=True)
-        ]
-        wrong = (np.array(computed, np.int64) & CRC_MASK) != self.body_crcs
-        self._refuse(wrong, "has a body of another CRC")
+    def check_bodies(self, bodies: Iterable[bytes | memoryview]) -> None:
+        """Check the CRC of each record's body. Raises CorruptRecordError for the first wrong one.
+
+        It takes about 0.1 us a body of 200 B if the bodies are bytes objects, 0.15 us of 1 KiB.
+        """
+        computed = np.fromiter(map(crc32, bodies), np.int64, len(self.positions))
+        self._refuse((computed & CRC_MASK) != self.body_crcs, "has a body of another CRC")
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the records are in the order of the log, and none begins inside another."""
+        return bool((self.positions[1:] >= self.property_ends[:-1]).all())
+
+    def body_views(self) -> Iterator[memoryview]:
+        """Yield each body in place."""
+        for start, end in zip(self.body_starts.tolist(), self.body_ends.tolist(), strict=True):
+            yield self._data[start:end]
 
     def _refuse(self, wrong: Bools, what: str) -> None:
         if wrong.any():
