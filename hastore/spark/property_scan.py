@@ -38,11 +38,14 @@ class PropertyScan:
         # The byte before a record's start belongs to the previous record: not a separator here.
         follows = (begins > self._starts[records]) & (self._bytes[begins - 1] == _VALUE_END)
         found = first | follows
-        records, kept = np.unique(records[found], return_index=True)
-        value_starts = places[found][kept] + 1
+        places, records = places[found], records[found]
+        kept = np.diff(records, prepend=-1) > 0  # the first of each record: the places are ordered
+        records, value_starts = records[kept], places[kept] + 1
         value_ends = self._next(self._value_ends, value_starts, self._ends[records])
-        rows = np.full(len(self._starts), -1, np.int64)
-        rows[records] = np.arange(len(records))
+        rows = None
+        if len(records) < len(self._starts):
+            rows = np.full(len(self._starts), -1, np.int64)
+            rows[records] = np.arange(len(records))
         return slice_values(self._buffer, value_starts, value_ends, kind, rows)
 
     def headers(self, kind: pa.ListType) -> pa.Array:
