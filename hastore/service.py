@@ -10,8 +10,9 @@ OnFailure = Callable[[str, BaseException], None]  # the service's name, the exce
 
 
 def raise_failure(_name: str, failure: BaseException) -> None:
-    """Raise the failure again in its thread, where `threading.excepthook` prints it; for a service
-    that runs outside a node.
+    """Raise the failure again in its thread, so that `threading.excepthook` prints it.
+
+    For a service that runs outside a node.
     """
     raise failure
 
@@ -21,9 +22,9 @@ class Service:
 
     A subclass implements `run()`, which returns soon after `stopping` is set, and `wake()` if its
     thread can block on anything but `stopping`. An exception that escapes `run()` is kept in
-    `failure`, logged, and passed to `on_failure` from that thread; that ends the node or, for a
-    thread of one HA connection, the connection (docs/architecture.md, "If a thread fails"). A
-    `run()` that returns early is not reported.
+    `failure`, logged, and passed to `on_failure` from that thread. `on_failure` ends the node or,
+    for a thread of one HA connection, that connection (docs/architecture.md, "If a thread fails").
+    A `run()` that returns early is not reported.
     """
 
     def __init__(self, name: str, *, on_failure: OnFailure) -> None:

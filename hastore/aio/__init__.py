@@ -3,8 +3,8 @@
     async with Producer(["tcp://127.0.0.1:10911"]) as producer:
         result = await producer.send("flights", b"...")
 
-All run on the event loop itself, without a thread. A cancelled call of Consumer or Admin has moved
-no position; a cancelled `send` was either not sent, or is stored in its place.
+All run on the event loop itself, without a thread. A cancelled call of a Consumer has moved no
+position. A cancelled `send` either sends nothing, or its message is delivered in order as usual.
 """
 
 from hastore.aio.admin import Admin

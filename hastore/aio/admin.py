@@ -24,17 +24,17 @@ class Admin(AsyncClient):
         timeout_s: float = 5.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Start to connect; UsageError for wrong arguments."""
+        """Start to connect; raises UsageError for wrong arguments."""
         addresses = parse_bootstrap(bootstrap)
         self._core = AdminCore.connect(addresses, timeout_s, clock)
         super().__init__(self._core, describe("aio.Admin", addresses))
 
     async def status(self) -> list[NodeInfo]:
-        """Return the status of each node that answers; UnreachableError when none does."""
+        """Return the status of each node that answers; raises UnreachableError if none does."""
         return await self._run(self._core, self._core.status())
 
     async def maps(self) -> dict[str, MapInfo]:
-        """Return each node's view of the group by its address."""
+        """Return each node's view of the group, by the node's address."""
         return await self._run(self._core, self._core.maps())
 
     async def topics(self) -> dict[str, QueueRanges]:

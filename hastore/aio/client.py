@@ -1,7 +1,7 @@
 """Runs a client's steps on an event loop, without a thread, for aio's Consumer and Admin.
 
-Steps wait, and can be cancelled, only in `_Sleeper.sleep`, when no arrival is half processed. So
-after a cancelled call the core's state is consistent.
+Running steps wait, and can be cancelled, only in `_Sleeper.sleep`, when all arrivals are processed.
+So after a cancelled call the core's state is consistent.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class AsyncClient(AsyncClosable):
             self._requester.close()
 
     async def _run(self, core: Core, steps: Steps[Result]) -> Result:
-        """Run a core's steps; ClientError when the client is closed or forked."""
+        """Run a core's steps; raises ClientError if the client is closed or forked."""
         self._lifecycle.check()
         await asyncio.sleep(0)  # so that a loop of calls can be cancelled and lets others run
         async with self._turns:
@@ -43,7 +43,7 @@ class AsyncClient(AsyncClosable):
                 core.begin_call()
                 result = await _drive(self._requester, steps)
                 core.end_call()
-            except (HastoreError, asyncio.CancelledError):  # between two steps
+            except (HastoreError, asyncio.CancelledError):  # between steps: consistent
                 core.end_call()
                 raise
             finally:
@@ -80,7 +80,7 @@ async def _drive(requester: Requester, steps: Steps[Result]) -> Result:
 
 
 class _Sleeper:
-    """One task's sleep, ended by an event of a descriptor or by time."""
+    """One task's sleep, which an event of a descriptor or the timeout ends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop

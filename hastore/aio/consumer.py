@@ -93,7 +93,7 @@ class Consumer(AsyncClient):
         """Return up to `max_messages` messages; waits up to `timeout_s` for the first."""
         fetcher = self._core.fetcher
         taken = await self._call(self._core.poll(max_messages, timeout_s))
-        fetcher.undo = None  # last: an interrupt before this takes the messages back
+        fetcher.undo = None  # last: if interrupted before, the next call returns the same messages
         return taken
 
     async def positions(self) -> dict[int, Position]:
@@ -122,7 +122,8 @@ class Consumer(AsyncClient):
     async def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> None:
         """Continue at the first message stored at or after a time, in every queue.
 
-        An int of ms since 1970 (UTC), or a datetime with a time zone; UsageError for a naive one.
+        The time is an int of ms since 1970 (UTC), or a datetime; raises UsageError for a datetime
+        without a time zone.
         """
         await self._call(self._core.seek_to_time(timestamp_ms))
         self._core.fetcher.undo = None
@@ -130,7 +131,7 @@ class Consumer(AsyncClient):
     async def commit(self) -> None:
         """Commit the positions under the group's name; see hastore.Consumer.
 
-        A cancelled commit may still be stored: its positions are ones that `poll` has reached.
+        A cancelled commit may still be stored; all its positions have been reached.
         """
         await self._call(self._core.commit())
 

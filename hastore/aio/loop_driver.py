@@ -1,10 +1,10 @@
 """Drives the producer's core on an event loop: no thread, and nothing here waits.
 
-    send --> queued --admit, when a master is known and the window has room--> the core
+    send --> queued --admit, once a master was found and if the window has room--> the core
 
 Messages sent within one iteration of the loop are admitted and sent together after it. The loop
-watches the transport's descriptor, and one timer. Nothing here refers to the Producer: when that is
-dropped, this goes on with the messages under way as long as the loop runs.
+watches the transport's descriptor, and one timer. Nothing here refers to the Producer: when the
+Producer is dropped, the driver goes on with the messages under way as long as the loop runs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LINGER_S = 1.0
 
 
 class Delivery:
-    """The outcome of a put, and the asyncio Future that gets it unless it was cancelled."""
+    """The outcome of a put, and the asyncio Future that gets it, unless that was cancelled."""
 
     __slots__ = ("_ended", "_failure", "_receipt", "_value", "waiter")
 
@@ -46,7 +46,7 @@ class Delivery:
         self._failure: BaseException | None = None
 
     def settle(self, topic: str, reply: PutDone, begin: int, end: int | None = None) -> bool:
-        """End it with the stored record at place `begin` of a reply, or all up to `end`."""
+        """End it with the stored record at index `begin` of a reply, or with all up to `end`."""
         self._receipt = (topic, reply, begin, end)
         self._ended = True
         return True
@@ -80,13 +80,13 @@ class Delivery:
 
 
 class _Queued(msgspec.Struct, eq=False):
-    """Messages of one call that are not admitted yet; without drafts: a flush."""
+    """The messages of one call that are not admitted yet; without drafts it is a flush."""
 
     topic: str
     drafts: list[Draft]
     is_batch: bool
     waiter: asyncio.Future[Any]
-    expires_ms: float  # if no master was found by then
+    expires_ms: float  # the call fails then if no master was found
 
 
 class LoopDriver:
@@ -119,9 +119,9 @@ class LoopDriver:
         loop.call_soon(self._on_ready)
 
     def send(self, topic: str, drafts: list[Draft], *, is_batch: bool) -> asyncio.Future[Any]:
-        """Send messages as one frame; cancelling the Future prevents that if it was not sent yet.
+        """Queue messages that fit in one frame; cancelling the Future drops them if still queued.
 
-        The Future gets the SendResult, for a batch the list of them.
+        The Future gets the SendResult; for a batch, a list of SendResults.
         """
         self._window.check()
         expires_ms = self._clock.monotonic_ms() + self._options.delivery_timeout_ms
@@ -151,10 +151,10 @@ class LoopDriver:
                 handle.cancel()
         if failure is None:
             self.core.end("the producer was closed")
-            why = "the producer was closed before it was sent"
+            why = "the producer was closed before the message was sent"
         else:
             self.core.fail(failure)
-            why = f"the producer has failed before it was sent: {failure!r}"
+            why = f"the producer failed before the message was sent: {failure!r}"
         while self._queue:
             queued = self._queue.popleft()
             if not queued.drafts:
@@ -166,23 +166,26 @@ class LoopDriver:
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the kernel has not taken yet; matters with `acks` 0, without answers."""
+        """Bytes that the kernel has not taken yet; for `acks` 0, where no answer shows that."""
         return self._transport.unsent_bytes
 
     def detach(self) -> str:
-        """Let it end once all is settled; returns what is not. Also called by a finalizer."""
+        """Let the driver end once all is settled; return what is unsettled, as a text.
+
+        A finalizer may call this.
+        """
         lost = self.core.unacknowledged()
         if not self.ended:
             self._detached = True
             self.core.flush_to = float("inf")
             self._transport.wake()
-            if self._loop.is_closed():  # it will never run again
+            if self._loop.is_closed():  # the loop will never run again
                 self.ended = True
                 self._transport.close(0.0)
         return lost
 
     def abandon(self) -> None:
-        """Close the descriptors in a forked child; the loop is the parent's."""
+        """Close the descriptors in a forked child; the event loop belongs to the parent."""
         self.ended = True
         self.core.abandon()
         self._transport.abandon()
@@ -200,7 +203,7 @@ class LoopDriver:
         self._finish_step(now)
 
     def _guarded(self, step: Callable[[], None]) -> None:
-        """Run a step; if it raises, end with that failure, which all waiters get."""
+        """Run a step. If it raises, end: all waiters get the exception."""
         if self.ended:
             return
         try:

@@ -25,14 +25,14 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UsageError
 from hastore.protocol.api import WINDOW
 
-_POLL_S = 0.01  # between checks whether the kernel has taken all bytes
+_POLL_S = 0.01  # between two checks whether the kernel has taken all bytes
 
 
 class Producer(AsyncClosable):
     """Send messages from the coroutines of one event loop; see hastore.Producer.
 
-    Messages are sent in the order of the calls. A `send` that is cancelled before its message was
-    sent sends nothing; cancelled later, its message is stored all the same.
+    Messages are sent in the order of the calls. A `send` that is cancelled while its message is
+    queued sends nothing; if it is cancelled later, the message is delivered all the same.
     """
 
     def __init__(
@@ -48,7 +48,10 @@ class Producer(AsyncClosable):
         idempotent: bool = True,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Take the arguments of hastore.Producer; UsageError outside of a running event loop."""
+        """Take the arguments of hastore.Producer.
+
+        Raises UsageError if no event loop is running.
+        """
         options = make_options(
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
         )
@@ -104,7 +107,7 @@ class Producer(AsyncClosable):
     ) -> list[SendResult]:
         """Send messages in their order and wait for all results.
 
-        Not atomic: when it raises or is cancelled, some of its messages may be stored.
+        A batch is not atomic: if this raises or is cancelled, some messages may be stored.
         """
         self._check()
         split = self._preparer.batches(topic, messages, queue)
@@ -122,10 +125,10 @@ class Producer(AsyncClosable):
         return await self._flush(waiting_limit("timeout_s", timeout_s))
 
     async def close(self, timeout_s: float | None = None) -> None:
-        """Wait for unsettled messages, at most `timeout_s` or the delivery timeout, and end.
+        """Wait for unsettled messages, at most `timeout_s` or the delivery timeout, then end.
 
-        Cancelled, it ends at once. A message that is not settled by then ends with its last status,
-        or as OutcomeUnknown. Does nothing in a forked child.
+        If it is cancelled, it ends at once. A message that is not settled by then fails with its
+        last status, or with OutcomeUnknown. Does nothing in a forked child.
         """
         if self._lifecycle.forked:
             return
@@ -165,5 +168,5 @@ def _running_loop() -> asyncio.AbstractEventLoop:
         return asyncio.get_running_loop()
     except RuntimeError as failure:
         raise UsageError(
-            "an asyncio producer is made and used in coroutines: no event loop is running here"
+            "make and use an asyncio producer in coroutines: no event loop is running here"
         ) from failure

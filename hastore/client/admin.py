@@ -37,7 +37,7 @@ class AdminCore(Core):
 
     @classmethod
     def connect(cls, addresses: tuple[str, ...], timeout_s: float, clock: Clock) -> AdminCore:
-        """Return a core with connections of its own; UsageError for wrong arguments."""
+        """Return a core with connections of its own; raises UsageError for wrong arguments."""
         check_clock("clock", clock)
         limit_s = seconds("timeout_s", timeout_s)
         return cls(Requester(addresses, clock), limit_s)
@@ -93,7 +93,7 @@ class AdminCore(Core):
         return found[0]
 
     def _ask(self, make: Callable[[int], api.Request]) -> Steps[Answer]:
-        """Ask the master first, whose log is the most complete, then the others."""
+        """Ask the master first, because its log is the most complete, then the slaves."""
         requester = self.requester
         yield from requester.survey(self._timeout_s)
         order = list(reversed(requester.cluster.replicas()))
@@ -102,7 +102,7 @@ class AdminCore(Core):
 
 
 class Admin(Blocking):
-    """Query a group; safe to share between threads, which wait for each other."""
+    """Query a group. Threads may share an Admin; one call runs at a time."""
 
     def __init__(
         self,
@@ -111,17 +111,17 @@ class Admin(Blocking):
         timeout_s: float = 5.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Start to connect; UsageError for wrong arguments."""
+        """Start to connect; raises UsageError for wrong arguments."""
         addresses = parse_bootstrap(bootstrap)
         self._core = AdminCore.connect(addresses, timeout_s, clock)
         super().__init__(self._core, describe("Admin", addresses))
 
     def status(self) -> list[NodeInfo]:
-        """Return the status of each node that answers; UnreachableError when none does."""
+        """Return the status of each node that answers; raises UnreachableError if none does."""
         return self._run(self._core, self._core.status())
 
     def maps(self) -> dict[str, api.MapInfo]:
-        """Return each node's view of the group by its address."""
+        """Return each node's view of the group, by the node's address."""
         return self._run(self._core, self._core.maps())
 
     def topics(self) -> dict[str, QueueRanges]:
@@ -137,12 +137,12 @@ class Admin(Blocking):
         begin_ms: int | datetime.datetime = 0,
         end_ms: int | datetime.datetime = 2**63 - 1,
     ) -> list[Message]:
-        """Return the messages of a topic with a key, newest first, stored in [begin_ms, end_ms]."""
+        """Return a topic's messages with a key, stored in [begin_ms, end_ms], newest first."""
         core = self._core
         return self._run(core, core.query_key(topic, key, max_messages, begin_ms, end_ms))
 
     def query_message_id(self, message_id: str) -> Message | None:
-        """Return the message with an id, None when there is none; UsageError for a malformed id."""
+        """Return the message with an id, or None; raises UsageError for a malformed id."""
         return self._run(self._core, self._core.query_message_id(message_id))
 
 
@@ -151,5 +151,5 @@ def _messages(count: int, payload: bytes) -> list[Message]:
     if failure is not None:
         raise failure
     if len(found) != count:
-        raise ClientError(f"{len(found)} messages came instead of {count}")
+        raise ClientError(f"a reply has {len(found)} messages, but states {count}")
     return found

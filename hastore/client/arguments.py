@@ -33,7 +33,7 @@ def refusal(name: str, given: object, expected: str) -> UsageError:
 
 
 def text(name: str, given: object, most: int = MAX_NAME) -> str:
-    """Return a str of 1 to `most` characters that UTF-8 can encode; UsageError."""
+    """Return a str of 1 to `most` characters that UTF-8 can encode; raises UsageError."""
     found = plain_text(given)
     if found is None or not 1 <= len(found) <= most or not _is_utf8(found):
         raise refusal(name, given, f"a str of 1 to {most:,} characters without lone surrogates")
@@ -41,16 +41,16 @@ def text(name: str, given: object, most: int = MAX_NAME) -> str:
 
 
 def plain_text(given: object) -> str | None:
-    """Return a str, also from a subclass of it; None for anything else."""
+    """Return a plain str for a str or a subclass of it; None for anything else."""
     if type(given) is str:
         return given
     return str.__str__(given) if isinstance(given, str) else None
 
 
 def value_text(name: str, given: object, expected: str = "a str") -> str:
-    """Return the text of a message's property; UsageError for other types.
+    """Return the text of a message's property; raises UsageError for other types.
 
-    Surrogates, which stand for bytes of a read message that are not UTF-8, are accepted.
+    Surrogates are accepted: in a message that was read, they stand for bytes that are not UTF-8.
     """
     found = plain_text(given)
     if found is not None and (found.isascii() or _is_utf8(found, "surrogateescape")):
@@ -59,7 +59,7 @@ def value_text(name: str, given: object, expected: str = "a str") -> str:
 
 
 def key_text(name: str, given: object) -> str:
-    """Return a key: a str, or bytes that are UTF-8; UsageError."""
+    """Return a key: a str, or bytes that are UTF-8; raises UsageError."""
     expected = "a str, or bytes of UTF-8"
     if isinstance(given, bytes | bytearray | memoryview):
         try:
@@ -70,7 +70,7 @@ def key_text(name: str, given: object) -> str:
 
 
 def integer(name: str, given: object, low: int, high: int) -> int:
-    """Return an int (or an object with `__index__`) from `low` to `high`; UsageError."""
+    """Return an int (or an object with `__index__`) from `low` to `high`; raises UsageError."""
     found: int | None = None
     if not isinstance(given, bool):
         try:
@@ -83,7 +83,7 @@ def integer(name: str, given: object, low: int, high: int) -> int:
 
 
 def number(name: str, given: object, *, positive: bool = False) -> float:
-    """Return a number from 0, or above 0 if `positive`; UsageError, also for NaN."""
+    """Return a number that is >= 0, or > 0 if `positive`; raises UsageError, also for NaN."""
     expected = "a positive number" if positive else "a number, 0 or more"
     if not isinstance(given, int | float) or isinstance(given, bool):
         raise refusal(name, given, expected)
@@ -93,31 +93,31 @@ def number(name: str, given: object, *, positive: bool = False) -> float:
 
 
 def seconds(name: str, given: object, *, positive: bool = False) -> float:
-    """Return a time in seconds, cut to at most 23 days (inf, too); UsageError."""
+    """Return a time in seconds; more than 23 days, or inf, means 23 days. Raises UsageError."""
     return min(number(name, given, positive=positive), LONGEST_S)
 
 
 def waiting_time(name: str, given: object) -> float:
-    """Return for how many seconds a call waits; below 0 counts as 0; UsageError."""
+    """Return how many seconds a call waits; a negative number counts as 0. Raises UsageError."""
     if isinstance(given, int | float) and not isinstance(given, bool) and given < 0:
         return 0.0
     return seconds(name, given)
 
 
 def waiting_limit(name: str, given: object) -> float | None:
-    """Return for how many seconds a call waits, None for no limit; UsageError."""
+    """Return how many seconds a call waits, None for no limit; raises UsageError."""
     return None if given is None else waiting_time(name, given)
 
 
 def flag(name: str, given: object) -> bool:
-    """Return a bool; UsageError."""
+    """Return a bool; raises UsageError for other types."""
     if not isinstance(given, bool):
         raise refusal(name, given, "True or False")
     return given
 
 
 def one_of(name: str, given: object, known: Iterable[str]) -> str:
-    """Return one of the known words; UsageError for others."""
+    """Return one of the known words; raises UsageError for others."""
     words = list(known)
     if not isinstance(given, str) or given not in words:
         raise refusal(name, given, "one of " + ", ".join(f'"{word}"' for word in words))
@@ -125,9 +125,9 @@ def one_of(name: str, given: object, known: Iterable[str]) -> str:
 
 
 def moment_ms(name: str, given: object, *, round_up: bool) -> int:
-    """Return a time as ms since 1970: an int of them, or a datetime with a time zone; UsageError.
+    """Return an int of ms since 1970, or a datetime with a time zone, as ms; raises UsageError.
 
-    `round_up`: to the first whole ms not before the datetime, else to the last not after it.
+    A datetime is rounded up to whole ms with `round_up`, else down.
     """
     expected = "an int of ms since 1970 (UTC), from 0, or a datetime with a time zone"
     if isinstance(given, datetime.datetime):
@@ -145,7 +145,7 @@ def moment_ms(name: str, given: object, *, round_up: bool) -> int:
 
 
 def queue_ids(name: str, given: object) -> tuple[int, ...] | None:
-    """Return the queues without duplicates, None for all; UsageError."""
+    """Return the queues without duplicates, None for all; raises UsageError."""
     if given is None:
         return None
     if isinstance(given, str | bytes) or not isinstance(given, Iterable):

@@ -5,7 +5,7 @@
                              +--interrupt--> inconsistent --begin_call, recover--> in a call
 
 A core's operations are steps (see `requester`); `Blocking` runs them for callers that wait,
-`hastore.aio` on an event loop. An exception of a signal handler may interrupt a call between any
+`hastore.aio` on an event loop. An exception from a signal handler may interrupt a call between any
 two instructions. Then `end_call` was not called, and the next call first recovers.
 """
 
@@ -43,7 +43,7 @@ class Core:
 
 
 class Blocking(Closable):
-    """Run a core's steps for blocking callers; one call at a time, others wait for the lock."""
+    """Run a core's steps for blocking callers: one call at a time, the others wait for the lock."""
 
     def __init__(self, core: Core, what: str) -> None:
         self._lock = threading.RLock()  # reentrant: a signal handler may close during a call
@@ -60,16 +60,16 @@ class Blocking(Closable):
         self._requester.closing = True
         self._requester.transport.wake()
         with self._lock:
-            if not self._in_call:  # else the call that a signal handler interrupted does it
+            if not self._in_call:  # else the call that the signal handler interrupted closes
                 self._requester.close()
 
     def _run(self, core: Core, steps: Steps[Result]) -> Result:
-        """Run a core's steps; ClientError when the client is closed or forked."""
+        """Run a core's steps; raises ClientError if the client is closed or forked."""
         self._lifecycle.check()
         with self._lock:
             if self._in_call:
-                raise ClientError(f"{self._lifecycle.what} cannot be used by a signal handler in "
-                                  "the middle of a call, except for `close`")  # fmt: skip
+                raise ClientError(f"{self._lifecycle.what}: a signal handler that interrupts a "
+                                  "call may use only `close`")  # fmt: skip
             try:
                 self._in_call = True
                 self._lifecycle.check()

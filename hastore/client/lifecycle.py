@@ -1,12 +1,13 @@
-"""A client that is dropped unclosed, open at exit, forked or pickled.
+"""What happens to a client that is dropped unclosed, open at exit, forked or pickled.
 
     OPEN --close()--> CLOSED
       +---- fork, in the child ----> FORKED
 
 A client that is dropped, or still open when the interpreter ends, is closed with a ResourceWarning
-that names it. A finalizer does that, in any thread and in the middle of any code: it takes no lock
-and waits for nothing. A client cannot be used in a forked child, because its thread and connections
-are the parent's: its descriptors are closed there, and each use raises ClientError.
+that names it. A finalizer does that, in any thread and in the middle of any code, so it takes no
+lock and waits for nothing. A client cannot be used in a forked child, because its thread and
+connections are the parent's: the child closes its copies of the descriptors, and each use in it
+raises ClientError.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ class Lifecycle:
     def watch(self, owner: object, end: Callable[[], str]) -> None:
         """Call `end` when `owner` is dropped or the interpreter exits, unless `close` came first.
 
-        `end` must not refer to the owner, takes no lock, does not wait, and returns what is lost
-        ("messages not acknowledged: 3 to 'orders'"), "" for nothing.
+        `end` must not refer to the owner, take a lock or wait. It returns a text that says what is
+        lost ("messages not acknowledged: 3 to 'orders'"), or "".
         """
         self._finalizer = weakref.finalize(owner, _unclosed, self, end)
 
     def check(self) -> None:
-        """Raise ClientError when the client is closed, or in a forked child."""
+        """Raise ClientError if the client is closed, or if this is a forked child."""
         if self.forked:
             raise ClientError(
                 f"{self.what} was made in process {self._made_in} and cannot be used in a "
@@ -56,7 +57,7 @@ class Lifecycle:
             raise ClientError(f"{self.what} is closed")
 
     def close(self) -> bool:
-        """Mark it as closed; True for the first call, never in a forked child."""
+        """Mark the client as closed; True for the first call, never in a forked child."""
         first = not (self.closed or self.forked)
         self.closed = True
         if self._finalizer is not None:
@@ -65,7 +66,7 @@ class Lifecycle:
 
 
 def refuse_pickling(client: object) -> NoReturn:
-    """Raise UsageError, for a client's `__reduce__`."""
+    """Raise UsageError; the `__reduce__` of each client calls this."""
     kind = type(client).__name__
     raise UsageError(
         f"a {kind} has connections and cannot be pickled: make one in each process"

@@ -41,7 +41,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
     """A message as read from a replica: its body, queue and position.
 
     `queue_offset` is its index in the queue, `offset` its place in the log in bytes; `epoch` is
-    None when the node did not state one. It keeps only the bytes of its own record in memory.
+    None if the node did not state one. A message keeps only the bytes of its own record in memory.
     """
 
     body: bytes
@@ -87,7 +87,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def properties(self) -> dict[str, str]:
-        """All properties; the last one when a name occurs twice."""
+        """All properties; if a name occurs twice, its last value."""
         return dict(decode_properties(self._raw_properties()))
 
     @property
@@ -103,7 +103,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def next_position(self) -> Position:
-        """The position after this message; without an epoch when the node did not state one."""
+        """The position after this message; without an epoch if the node did not state one."""
         next_offset = self.queue_offset + 1
         if _FLAGS_AND_BORN.unpack_from(self._head)[0] & FLAG_INNER_BATCH:
             # A record that holds several messages of a producer.
@@ -142,14 +142,14 @@ def decode_messages(
     """Read consecutive records as far as they are complete and their CRCs match.
 
     Returns the messages before the first damage, and the error for it. `epochs` are (epoch, start
-    offset), ascending. physicalOffset is not checked: only the node knows the place.
+    offset), ascending. physicalOffset is not checked: only the node knows the record's place.
     """
     found: list[Message] = []
     add, unpack, checksum = found.append, _FRONT.unpack_from, crc32
     following = iter(epochs)
     epoch: int | None = None
     next_epoch, epoch_end = next(following, (0, _NO_END))
-    # Of the last valid tail: its bytes before the properties, its length, whether it has any.
+    # The last valid tail: its bytes before the properties, its length, whether it has properties.
     # Most tails are alike, so the next one is only compared with these.
     start, tail_length, has_properties = b"", -1, False
     size_before = 0
@@ -170,7 +170,7 @@ def decode_messages(
                 has_properties = tail_length > len(start)
                 if not start:
                     break
-            if has_properties and not tail[-1]:  # torn into zeros
+            if has_properties and not tail[-1]:  # a torn write: its end is zeros
                 break
         else:
             parts = find_parts(payload, at, stop)
@@ -192,7 +192,7 @@ def decode_messages(
     if at == length:
         return found, None
     return found, CorruptRecordError(
-        f"byte {at} of a reply of {length} bytes begins no valid record"
+        f"no valid record begins at byte {at} of a reply of {length} bytes"
     )
 
 
@@ -205,9 +205,9 @@ def _take_alike(
     epoch_end: int,
     add: Callable[[Message], None],
 ) -> int:
-    """Add the records from `at` on whose fields have the same sizes as the one before.
+    """Add the records from `at` on whose fields have the same sizes as those of the last record.
 
-    That takes half the time a record. Returns the offset of the first record that differs or is
+    This halves the time per record. Returns the offset of the first record that differs or is
     damaged, which the caller checks. `start`: the common first bytes of their tails.
     """
     size, body_length = shape
@@ -238,7 +238,7 @@ def _take_alike(
 
 
 def _start_of(tail: bytes) -> bytes:
-    """Return a V1 tail up to its properties, b"" when its lengths are wrong or it is torn."""
+    """Return a V1 tail up to its properties; b"" if its lengths are wrong or it is torn."""
     if len(tail) < 3 or tail[0] > V1_MAX_TOPIC_BYTES:
         return b""
     end = 3 + tail[0]

@@ -27,8 +27,9 @@ _PORT = struct.Struct(">i")
 class SendResult(msgspec.Struct, frozen=True, gc=False):
     """Where a message is stored, and which copies were confirmed.
 
-    `level`: the confirmed copies (MASTER_MEM, MASTER_DISK, SYNC_MEM(n), SYNC_DISK(n), CLASSIC); ""
-    with `acks` 0, when no node answers: then the offsets are None. `offset`: in bytes of the log.
+    `level`: the confirmed copies (MASTER_MEM, MASTER_DISK, SYNC_MEM(n), SYNC_DISK(n), CLASSIC).
+    `offset`: the place in the log, in bytes. With `acks` 0 no node answers: `level` is "", and the
+    offsets are None.
     """
 
     status: Status
@@ -43,13 +44,13 @@ class SendResult(msgspec.Struct, frozen=True, gc=False):
     def __repr__(self) -> str:
         return (
             f"SendResult({self.status.value}, {self.topic!r}, queue {self.queue_id}, queue offset "
-            f"{self.queue_offset}, offset {self.offset}, {self.level or 'nobody was asked'}, "
+            f"{self.queue_offset}, offset {self.offset}, {self.level or 'no answer requested'}, "
             f"epoch {self.epoch}, msg_id {self.msg_id})"
         )
 
     @property
     def msg_id(self) -> str | None:
-        """Return the message id, None when the offset is not known."""
+        """Return the message id, None if the offset is not known."""
         if self.offset is None or len(self.host) < 8:
             return None
         host = Host(self.host[:-4], _PORT.unpack_from(self.host, len(self.host) - 4)[0])
@@ -61,7 +62,8 @@ def failure_of(
 ) -> HastoreError:
     """Return the exception for a put that did not end as PUT_OK.
 
-    `unknown`: an earlier attempt may have stored it, so a refusal of the last one proves nothing.
+    `unknown`: an earlier attempt may have stored the message, so a refusal of the last attempt does
+    not prove that it is not stored.
     """
     text = f"{status.value}: {reason}" if reason else status.value
     if status is Status.FLUSH_DISK_TIMEOUT:
@@ -69,7 +71,7 @@ def failure_of(
     if status is Status.FLUSH_SLAVE_TIMEOUT:
         return FlushSlaveTimeout(text, result)
     if status is Status.TIMEOUT or unknown:
-        return OutcomeUnknown(f"an attempt went unanswered, it may be stored; last heard: {text}")
+        return OutcomeUnknown(f"an attempt has no known outcome, it may be stored; last: {text}")
     if status in (Status.MESSAGE_ILLEGAL, Status.PROPERTIES_SIZE_EXCEEDED):
         return MessageIllegalError(text)
     if status.is_refusal:

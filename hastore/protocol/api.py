@@ -5,14 +5,15 @@
 
 A payload is a sequence of commit log records (docs/formats.md): in a Put as the client built them,
 in a reply as they are stored. `rid` is the client's number for the request; the reply repeats it.
-Every request gets exactly one reply, with two exceptions: a Put with `acks` 0 gets none, and a
-malformed message closes its connection.
+Every request gets exactly one reply, with three exceptions: a Put with `acks` 0 gets none, a
+malformed message ends its connection, and so does a failure that leaves it unknown whether a Put is
+stored.
 
-Runs. Many puts of one connection are in flight and still keep their order: each names its `run` and
-its place `at` in the run. A node takes place 0 of a new, greater run, or the place after the last
-one that it took, and refuses any other as BUSY. So after a refused or lost put the rest of its run
-is refused too, and the client sends all unsettled puts again, in order, as a new run. Run 0 is
-exempt from this.
+Runs. Many puts of one connection are in flight and still keep their order: each has the number of
+its `run` and its place `at` in the run. A node takes place 0 of a new run with a greater number, or
+the place after the last one that it took, and refuses any other as BUSY. So after a refused or lost
+put the rest of its run is refused too, and the client sends all unsettled puts again, in order, as
+a new run. Puts of run 0 are not checked this way.
 """
 
 from enum import Enum
@@ -44,7 +45,7 @@ class PullStatus(Enum):
     OFFSET_TOO_SMALL = "OFFSET_TOO_SMALL"
     OFFSET_TOO_LARGE = "OFFSET_TOO_LARGE"
     NO_SUCH_QUEUE = "NO_SUCH_QUEUE"
-    HISTORY_DIFFERS = "HISTORY_DIFFERS"  # `common`: the position at the last common point
+    HISTORY_DIFFERS = "HISTORY_DIFFERS"  # Pulled.common is the position at the last common point
 
 
 Int64 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
@@ -55,11 +56,11 @@ WaitMs = Annotated[int, msgspec.Meta(ge=0, le=MAX_WAIT_MS)]
 
 
 class _Message(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """A msgpack array. Later versions may add fields at its end; a node skips unknown ones."""
+    """A msgpack array. Later versions may add fields at its end; readers skip unknown ones."""
 
 
 class Position(_Message, frozen=True):
-    """The next queue offset, and (epoch, offset) of the record before it, None when unknown."""
+    """The next queue offset; epoch and offset of the record before it, None if they are unknown."""
 
     queue_offset: Int64
     epoch: Int64 | None = None
@@ -115,7 +116,7 @@ class FindOffset(_Message, frozen=True, tag="at"):
 
 
 class FindTime(_Message, frozen=True, tag="time"):
-    """Find the first queue offset stored at or after a time, in ms since 1970."""
+    """Find the queue offset of the first message stored at or after a time, in ms since 1970."""
 
     rid: Int64
     topic: Name
@@ -186,7 +187,7 @@ class PutDone(_Message, frozen=True, tag="put."):
     queue_offsets: list[int] = []
     statuses: list[Status] | None = None
     host: bytes = b""  # the storing host, for message ids: address, then port as int32
-    hosts: dict[int, bytes] = {}  # by place: of duplicates whose original another node stored
+    hosts: dict[int, bytes] = {}  # by index of the record: of duplicates that another node stored
     reason: str = ""
     master: str | None = None  # the API address of the master, as the refusing node believes
 
@@ -195,8 +196,8 @@ class Pulled(_Message, frozen=True, tag="pull."):
     """What a Pull found; the payload holds `count` records.
 
     `epochs` are the (epoch, start offset) entries of the node's history that cover the records.
-    `common` is set with HISTORY_DIFFERS only. `last_offset` is the log offset of the last record:
-    with it the client can ask for the next records before it has read these.
+    `common` is set with HISTORY_DIFFERS only. `last_offset` is the log offset of the last record;
+    it lets the client ask for the next records before it has read these.
     """
 
     rid: int
@@ -270,7 +271,7 @@ class Positions(_Message, frozen=True, tag="fetch."):
 
 
 class Failed(_Message, frozen=True, tag="failed"):
-    """The request was refused; `status` is the name of a Status where one fits."""
+    """The request was refused; `status` is the name of a Status if one fits."""
 
     rid: int
     status: str
@@ -301,7 +302,7 @@ def decode_request(header: bytes) -> Request:
 
 
 def decode_reply(header: bytes) -> Reply:
-    """Decode a node's header frame; ProtocolError."""
+    """Decode a node's header frame. Raises ProtocolError."""
     try:
         return _replies.decode(header)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as failure:

@@ -1,4 +1,4 @@
-"""The HA link after its opening (docs/ha-link.md). Pure: bytes in, events out.
+"""The HA link after HELLO or a classic opening (docs/ha-link.md). Pure: bytes in, events out.
 
     slave to master   report          | maxOffset: int64 |
     master to slave   data frame      | physOffset: int64 | bodySize: int32 | body |
@@ -66,7 +66,7 @@ def limits_and_header(confirmed_offset: int, readable_offset: int, offset: int, 
 
 
 def confirmed_frame(confirmed_offset: int, readable_offset: int) -> bytes:
-    """Return the control frame that tells a slave both limits."""
+    """Return the control frame that tells a slave the confirmed and the readable offset."""
     payload = _CONFIRMED.pack(confirmed_offset, readable_offset)
     return HEADER.pack(CONFIRMED_TYPE - _SIGN, len(payload)) + payload
 

@@ -102,7 +102,7 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Surveyed(msgspec.Struct, frozen=True, tag="surveyed"):
-    """The answer to a survey; the answerer's HELLO says all there is."""
+    """The answer to a survey. It has no fields: the answerer's HELLO has said everything."""
 
 
 class Promised(msgspec.Struct, frozen=True, tag="promised"):
@@ -113,7 +113,8 @@ class Promised(msgspec.Struct, frozen=True, tag="promised"):
     history: tuple[WireEpoch, ...]
     max_offset: int
     unclean: bool
-    # Every `acks` and node list that may be in force as this node knows, the promised epoch's too.
+    # All that this node knows of which `acks` and node lists may be in force, the promised epoch's
+    # included: smallest and greatest `acks`, every node list.
     acks_min: int | None = None
     acks_max: int | None = None
     node_lists: tuple[tuple[int, ...], ...] = ()
@@ -144,7 +145,7 @@ class Resync(msgspec.Struct, frozen=True, tag="resync"):
 
 
 class CopyFrom(msgspec.Struct, frozen=True, tag="copy_from"):
-    """The range follows in data frames, each sent only while the source is as expected."""
+    """The range follows in data frames, while the source has the expected epoch and log end."""
 
     offset: int
 
@@ -167,7 +168,7 @@ def frame(payload: bytes) -> bytes:
     """Return the payload with its length before it."""
     if len(payload) > HELLO_BYTES_MAX:
         raise ProtocolError(
-            f"a HELLO of {len(payload)} bytes passes the limit of {HELLO_BYTES_MAX}"
+            f"a HELLO of {len(payload)} bytes exceeds the limit of {HELLO_BYTES_MAX}"
         )
     return _LENGTH.pack(len(payload)) + payload
 
@@ -176,7 +177,7 @@ def frame_length(header: bytes) -> int:
     """Return the length that a frame's header announces; ProtocolError beyond 64 KiB."""
     (length,) = _LENGTH.unpack(header)
     if length > HELLO_BYTES_MAX:
-        raise ProtocolError(f"a frame of {length} bytes ; at most {HELLO_BYTES_MAX} are allowed")
+        raise ProtocolError(f"a frame of {length} bytes; at most {HELLO_BYTES_MAX} are allowed")
     return int(length)
 
 
@@ -250,7 +251,7 @@ def _check(hello: Hello) -> None:
         )
     if not 0 <= hello.digest_from <= hello.digest_to <= hello.max_offset:
         raise ProtocolError(
-            f"a digest of [{hello.digest_from}, {hello.digest_to}), the log ends at "
+            f"a digest of [{hello.digest_from}, {hello.digest_to}), but the log ends at "
             f"{hello.max_offset}"
         )
     if len(hello.digest) not in (0, DIGEST_BYTES):

@@ -1,9 +1,9 @@
-"""The records of the topic HASTORE_POSITIONS, and which of several holds. Pure.
+"""The records of the topic HASTORE_POSITIONS, and which of them is in force. Pure.
 
-A commit is one such record. Before retention takes the record of a position, the master writes the
-position again: such a rewrite says in `origins` at which offset the commit lay that it repeats. Of
-all commits of a group for a queue the one with the greatest origin holds, in whatever order they
-are read. So a rewrite that follows a later commit changes nothing, and no position moves back.
+A commit is one such record. Before retention removes it, the master rewrites its positions in a new
+record, whose `origins` has the offset of the original commit. Of all records of a group for a queue
+the one with the greatest origin is in force, in whatever order they are read. So a rewrite that
+comes after a later commit changes nothing, and no position moves back.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Place(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class CommitBody(msgspec.Struct, frozen=True, omit_defaults=True):
-    """The body of a record, in JSON; `origins` has the queues whose commits it repeats."""
+    """The body of a record, in JSON; `origins`: offsets of the commits it repeats, by queue."""
 
     group: Annotated[str, msgspec.Meta(min_length=1)]
     topic: Name
@@ -60,7 +60,7 @@ def decode_commit(raw: bytes) -> CommitBody:
     """Decode a record's body; CorruptRecordError when it is not a commit."""
     try:
         return _decoder.decode(raw)
-    except msgspec.DecodeError as error:  # ValidationError is one too
+    except msgspec.DecodeError as error:  # or its subclass ValidationError
         raise CorruptRecordError(f"not a commit of positions: {error}") from error
 
 
@@ -88,12 +88,12 @@ class PositionMap:
 
     @property
     def memory_bytes(self) -> int:
-        """Return an upper estimate of the memory that the map takes; its records take less."""
+        """Return an upper estimate of the map's memory; its records in the log are smaller."""
         return self._bytes
 
     @property
     def entries(self) -> Mapping[Pair, Mapping[int, Place]]:
-        """All entries; for the thread that changes the map."""
+        """All entries; only for the thread that changes the map."""
         return self._entries
 
     def find(self, group: str, topic: str) -> Mapping[int, Place]:
@@ -133,7 +133,7 @@ class PositionMap:
 
 
 def origin_of(body: CommitBody, queue: int, record_offset: int) -> int:
-    """Return the offset of the commit that a record repeats; never more than the record's own."""
+    """Return the origin of a queue's position: from `origins`, at most the record's own offset."""
     return min(body.origins.get(queue, record_offset), record_offset)
 
 

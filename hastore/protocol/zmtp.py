@@ -16,8 +16,8 @@ The caller passes received bytes to `receive` and sends what `take_output` retur
 READY, PONGs, and the ERROR that tells a failed connection's peer why, before the caller closes it.
 `encode_front` frames messages to send; it needs no state. No message may be sent before `is_open`.
 
-Every size is checked before any byte of the frame is kept, and only received bytes take memory.
-However the bytes are split, the messages and the failure are the same.
+A frame's size is checked before any byte of its body is kept, and only received bytes take memory.
+Messages and failure do not depend on how the received bytes are split.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class ZmtpConnection:
         self._type = socket_type
         self._limits = limits
         self._buffer = bytearray()  # received bytes of an incomplete frame
-        self._needed = GREETING_BYTES  # bytes that the buffer must hold before it is worth parsing
+        self._needed = GREETING_BYTES  # bytes that the buffer must hold before the next parsing
         self._pieces: list[bytes | bytearray] = []  # of the body of an incomplete long frame
         self._pieces_bytes = 0  # received, with the frame's flags and size
         self._pieces_missing = 0
@@ -97,7 +97,7 @@ class ZmtpConnection:
 
     @property
     def missing_bytes(self) -> int:
-        """The bytes that the incomplete frame lacks, at least; 0 between frames."""
+        """A lower bound of the bytes that the incomplete frame lacks; 0 between frames."""
         if self._pieces_missing:
             return self._pieces_missing
         return max(0, self._needed - len(self._buffer)) if self._buffer else 0
@@ -116,8 +116,9 @@ class ZmtpConnection:
     def receive(self, data: bytes) -> list[Message]:
         """Take received bytes; return the messages that they complete.
 
-        When the peer erred, `failure` says how, and the messages before the error are still
-        returned. The caller then sends `take_output()` and closes; later bytes are dropped.
+        If the peer violates the protocol, `failure` says how, and the messages before the violation
+        are still returned. The caller then sends `take_output()` and closes; later bytes are
+        dropped.
         """
         messages: list[Message] = []
         if self.failure is not None:
@@ -146,7 +147,7 @@ class ZmtpConnection:
         return messages
 
     def fail(self, reason: str) -> None:
-        """Fail this connection for a reason of the caller's; an ERROR will tell the peer."""
+        """Fail this connection for the caller's reason; `take_output` then has an ERROR with it."""
         if self.failure is None:
             told = reason.encode("utf-8", "backslashreplace")[:255]
             self._output += _command(b"ERROR", _short(told))
@@ -272,7 +273,7 @@ class ZmtpConnection:
             raise ProtocolError(f"a message of more than {len(self._limits)} frames")
 
     def _next_frame(self, data: bytes, at: int, limit: int) -> tuple[int, int, int] | None:
-        """Return flags, begin and end of a frame's body; None : it is incomplete, and kept.
+        """Return flags, begin and end of a frame's body; None if it is incomplete, and now kept.
 
         ProtocolError as soon as its first bytes show that it is invalid or too large.
         """

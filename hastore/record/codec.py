@@ -1,4 +1,4 @@
-"""Records from bytes to values and back, and whether bytes are a valid record.
+"""Encode, decode and check records, one at a time.
 
 The functions take any buffer; layout.py draws the bytes. They are the reference for the fast paths
 (bulk_check.py, the uniform batches of puts, the walks of replay), which are tested against them.
@@ -52,7 +52,7 @@ Buffer = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One record of the log, as stored. Bytes of the topic that are no UTF-8 become surrogates."""
+    """One record of the log, as stored. Bytes of the topic that are not UTF-8 become surrogates."""
 
     body: bytes
     topic: str
@@ -86,7 +86,10 @@ class Record:
 
     @property
     def keys(self) -> list[str]:
-        """Return the keys as in the key index: UNIQ_KEY, then each word of KEYS."""
+        """Return UNIQ_KEY, then each word of KEYS; if a name occurs twice, its last value counts.
+
+        The key index (`keys_of`) ignores empty values, so the two differ if that value is empty.
+        """
         found = dict(self.property_pairs)
         unique = found.get("UNIQ_KEY")
         keys = [key for key in found.get("KEYS", "").split(" ") if key]
@@ -105,7 +108,7 @@ class Record:
 
 
 def encode_record(record: Record) -> bytes:
-    """Return a record with all fields as given; MessageIllegalError for one that is too long."""
+    """Encode all fields as given; MessageIllegalError if topic or properties are too long."""
     topic = record.topic.encode("utf-8", "surrogateescape")
     topic_limit = V1_MAX_TOPIC_BYTES if record.magic == V1_MAGIC else MAX_TOPIC_BYTES
     if len(topic) > topic_limit:
@@ -134,7 +137,7 @@ RecordParts = tuple[int, int, int, int, int, int, int, int, int]
 
 
 def find_parts(buffer: Buffer, at: int, end: int) -> RecordParts | None:
-    """Find the parts of the record at `at`; nothing beyond `end` is read. None: no whole record.
+    """Find the parts of the record at `at`; None without a whole one. Reads nothing beyond `end`.
 
     Returns (size, stored bodyCRC, physicalOffset, sysFlag, start of the body, its length, start of
     the topic, its length, start of the properties). The properties end at `at + size`. Does not
@@ -169,7 +172,7 @@ def find_parts(buffer: Buffer, at: int, end: int) -> RecordParts | None:
     properties_length = buffer[properties_at - 2] << 8 | buffer[properties_at - 1]
     if properties_length > MAX_PROPERTIES_BYTES or properties_at + properties_length != stop:
         return None
-    # The CRC covers the body only: in topic and properties a torn write shows as zeros.
+    # The CRC covers only the body. Zeros at an end of the topic or properties show a torn write.
     if properties_length and not buffer[stop - 1]:
         return None
     if topic_length and (not buffer[topic_at] or not buffer[topic_at + topic_length - 1]):
@@ -183,7 +186,8 @@ def check_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> int
     """Return the size of the valid record at `at`, 0 without one; raises nothing.
 
     A record is valid if its magic is known, its lengths add up, it ends at or before `end`, its
-    bodyCRC is right, and its physicalOffset is `physical_offset` (docs/formats.md).
+    bodyCRC is right, topic and properties show no torn write, and its physicalOffset is
+    `physical_offset` (docs/formats.md).
     """
     parts = find_parts(buffer, at, end)
     if parts is None or parts[2] != physical_offset:
@@ -197,9 +201,9 @@ def check_record(buffer: Buffer, at: int, end: int, physical_offset: int) -> int
 def check_unreadable(buffer: Buffer, at: int, end: int, physical_offset: int) -> int:
     """Return the size of an unreadable record at `at` that RocketMQ wrote undamaged, else 0.
 
-    RocketMQ writes V1 for a topic of up to 127 characters, although they may be more than 127
-    bytes; then topicLength holds their number modulo 256 (docs/ha-link.md). All else must be as in
-    a valid record, bodyCRC too, so that no damaged record is taken for one of these.
+    RocketMQ writes V1 for a topic of up to 127 characters. If these are more than 127 bytes,
+    topicLength holds the number of bytes modulo 256 (docs/ha-link.md). All else must be as in a
+    valid record, bodyCRC too, so that no damaged record is taken for one of these.
     """
     if end - at < MIN_RECORD_SIZE:
         return 0
@@ -249,7 +253,7 @@ def pack_blank(size: int) -> bytes:
 def decode_record(buffer: Buffer, at: int = 0) -> Record:
     """Read the record at `at`; CorruptRecordError without one, or if its bodyCRC is wrong.
 
-    Any physicalOffset passes: only the caller knows the record's offset.
+    Does not check physicalOffset: only the caller knows the record's offset.
     """
     parts = find_parts(buffer, at, len(buffer))
     if parts is None:
@@ -293,14 +297,14 @@ def build_record(
     born_timestamp_ms: int,
     born_host: Host,
 ) -> bytes:
-    """Encode a new message as its producer sends it, with zeros in the fields of the master.
+    """Encode a new message as its producer sends it; the fields that the master fills in are 0.
 
     The record is V2 if the topic has more than 127 bytes. MessageIllegalError for a topic,
     properties or a size that no record can have; `check_topic` is stricter with new topics.
     """
     name = topic.encode("utf-8")
     if not name or len(name) > MAX_TOPIC_BYTES or b"\0" in name:
-        raise MessageIllegalError(f"a topic has 1 to {MAX_TOPIC_BYTES} bytes, none is 0")
+        raise MessageIllegalError(f"a topic has 1 to {MAX_TOPIC_BYTES} bytes, none of them 0")
     raw = encode_properties(properties) if properties else b""
     if len(name) > V1_MAX_TOPIC_BYTES:
         magic, topic_length = V2_MAGIC, _SHORT.pack(len(name))
@@ -329,7 +333,7 @@ def patch_for_store(
     store_timestamp_ms: int,
     store_host: Host,
 ) -> None:
-    """Fill in the fields of the master; MessageIllegalError if `store_host` has another size."""
+    """Fill in the master's fields; MessageIllegalError if storeHost has another address family."""
     OFFSETS.pack_into(buffer, at + OFFSETS_AT, queue_offset, physical_offset)
     (flags,) = _SYS_FLAG.unpack_from(buffer, at)
     if bool(flags & FLAG_STORE_IPV6) != store_host.is_ipv6:

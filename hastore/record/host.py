@@ -19,7 +19,7 @@ class Host:
 
     @classmethod
     def parse(cls, text: str) -> "Host":
-        """Read "1.2.3.4:10911" or "[::1]:10911"; UsageError."""
+        """Read "1.2.3.4:10911" or "[::1]:10911"; UsageError for anything else."""
         address, separator, port = text.rpartition(":")
         try:
             if not separator or not 0 <= int(port) <= 65535:
@@ -44,7 +44,7 @@ class Host:
 
     @property
     def packed(self) -> bytes:
-        """Return address and port in the form of records, message ids and replies."""
+        """Return address and port as bytes, as in records, message ids and replies."""
         return self.address + _INT.pack(self.port)
 
 
@@ -57,13 +57,13 @@ def message_id(host: Host, offset: int) -> str:
 
 
 def parse_message_id(text: str) -> tuple[Host, int]:
-    """Split a message id into the storing host and the physical offset; UsageError."""
+    """Split a message id into the storing host and the physical offset. Raises UsageError."""
     try:
         raw = bytes.fromhex(text) if len(text) in (32, 56) else b""
     except ValueError:
         raw = b""
     if len(raw) * 2 != len(text) or not raw:
-        raise UsageError(f"{text!r} is no message id: 32 (IPv6: 56) hexadecimal digits")
+        raise UsageError(f"{text!r} is no message id of 32 (IPv6: 56) hexadecimal digits")
     size = len(raw) - 12
     host = Host(raw[:size], _INT.unpack_from(raw, size)[0])
     return host, _LONG.unpack_from(raw, size + 4)[0]

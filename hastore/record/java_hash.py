@@ -1,4 +1,4 @@
-"""Java's String.hashCode, and a fast one of "topic#key" for the key index.
+"""Java's String.hashCode, and a faster way to compute it for the key index's "topic#key".
 
 The index needs the hash of every key of every record. As hash(a + b) = hash(a) * 31**len(b) +
 hash(b) modulo 2**32, KeyHasher caches the hash of each "topic#" and computes that of the key as a
@@ -27,7 +27,7 @@ def java_hash_code(text: str) -> int:
 
 
 class KeyHasher:
-    """Hash the keys of topics, for one thread only."""
+    """Hash keys together with their topics. Not thread-safe."""
 
     def __init__(self) -> None:
         self._prefixes: dict[str, int] = {}

@@ -23,8 +23,8 @@
 All integers are big-endian. The record header is everything before the body: 88 bytes between IPv4
 hosts. A blank, [bytesLeft int32][0xCBD43194], fills the rest of a file.
 
-The codec and the fast paths make their Structs and numpy dtypes here at import, by the names of the
-fields. Nothing in this module imports numpy, so a producer runs without it.
+The codec and the fast paths get their Structs and numpy dtypes from this module, by the names of
+the fields. It does not import numpy, so a producer runs without numpy.
 """
 
 import struct
@@ -43,7 +43,7 @@ FLAG_IPV6 = FLAG_BORN_IPV6 | FLAG_STORE_IPV6
 FLAG_NEED_UNWRAP = 0x40  # RocketMQ's, for inner batches
 FLAG_INNER_BATCH = 0x80  # one record that holds several messages
 
-_FIELDS = (  # of the header between IPv4 hosts, with struct's code, in the order of the bytes
+_FIELDS = (  # of a header between IPv4 hosts: name and struct code, in the order of the bytes
     ("size", "i"),
     ("magic", "I"),
     ("body_crc", "i"),
@@ -73,7 +73,7 @@ def _size(code: str) -> int:
 
 
 def _places(ipv6_flags: int) -> dict[str, tuple[int, str]]:
-    """Return the offset and struct's code of each field between hosts of these families."""
+    """Return offset and struct code of each field, for hosts of these address families."""
     found: dict[str, tuple[int, str]] = {}
     at = 0
     for name, code in _FIELDS:
@@ -82,8 +82,8 @@ def _places(ipv6_flags: int) -> dict[str, tuple[int, str]]:
         found[name] = at, code
         at += _size(code)
     found["body"] = at, ""
-    # Other names for the same bytes: totalSize as an unsigned number, for which one comparison
-    # finds every size that is too large, and each host as one value, address and port.
+    # Other names for the same bytes: totalSize as an unsigned number, so that a negative size fails
+    # the check for one that is too large; and each host, address and port, as one value.
     found["unsigned_size"] = 0, "I"
     for host, address in _PACKED_HOSTS.items():
         start, code = found[address]
@@ -101,15 +101,15 @@ def offset_of(name: str, *, ipv6_flags: int = 0) -> int:
 
 
 def numpy_format(name: str) -> str:
-    """Return the numpy format of an integer field: ">i4" for one."""
+    """Return the numpy format of an integer field, for example ">i4"."""
     return _NUMPY_FORMATS[_PLACES[0][name][1]]
 
 
 def header_struct(*names: str, ipv6_flags: int = 0, start: int = 0) -> struct.Struct:
     """Return a Struct of some fields, in the record's order, with padding between them.
 
-    It begins at byte `start` of the record and ends after the last field named; "body_length" ends
-    the header. Padding is skipped by `unpack`, and zeroed by `pack`.
+    It begins at byte `start` of the record and ends after the last field named. "body_length" is
+    the header's last field. `unpack` skips the padding, `pack` fills it with zeros.
     """
     form, end = ">", start
     for name in names:
@@ -133,7 +133,7 @@ HEADER_SIZE = offset_of("body")  # between IPv4 hosts
 HEADER_SIZES = {flags: offset_of("body", ipv6_flags=flags) for flags in _FAMILIES}
 IPV6_EXTRA = HEADER_SIZES[FLAG_BORN_IPV6] - HEADER_SIZE  # of each IPv6 host
 TAIL_MIN = 3  # bytes after the body: V1's topicLength, and propertiesLength
-MIN_RECORD_SIZE = HEADER_SIZE + TAIL_MIN  # V1, IPv4, nothing in it
+MIN_RECORD_SIZE = HEADER_SIZE + TAIL_MIN  # V1, IPv4, without body, topic and properties
 MAX_RECORD_SIZE = 0x7FFFFFFF  # an int32
 CRC_MASK = 0x7FFFFFFF  # bodyCRC is never negative as an int32
 V1_MAX_TOPIC_BYTES = 127  # V1's topicLength is a signed byte
@@ -147,7 +147,7 @@ HEADERS = {
     flags: header_struct("unsigned_size", *(name for name, _ in _FIELDS[1:]), ipv6_flags=flags)
     for flags in _FAMILIES
 }
-# The fields that no host moves, and which say how the others are moved.
+# The fields from the start to sysFlag, which says how far IPv6 hosts move the later fields.
 PREFIX = header_struct(
     *("unsigned_size", "magic", "body_crc", "queue_id", "flag", "queue_offset"),
     *("physical_offset", "sys_flag"),
@@ -156,7 +156,7 @@ PREFIX = header_struct(
 # The fields that the master fills in at an append, with their offsets.
 OFFSETS_AT = offset_of("queue_offset")
 OFFSETS = header_struct("queue_offset", "physical_offset", start=OFFSETS_AT)
-STORE_AT = offset_of("store_timestamp_ms")  # IPV6_EXTRA further on after an IPv6 bornHost
+STORE_AT = offset_of("store_timestamp_ms")  # after an IPv6 bornHost: plus IPV6_EXTRA
 _STORE = ("store_timestamp_ms", "store_address", "store_port")
 STORE_IPV4 = header_struct(*_STORE, start=STORE_AT)
 STORE_IPV6 = header_struct(*_STORE, start=STORE_AT, ipv6_flags=FLAG_STORE_IPV6)

@@ -1,8 +1,8 @@
 """The properties HS_PID and HS_SEQ, by which a producer numbers its messages.
 
 A record that has both is stored once, however often its producer sends it (docs/client-protocol.md,
-"Idempotence"). The master reads them from every record that it appends, replay from every record of
-the log: hence the two quick tests for the forms that producers send.
+"Idempotence"). The master reads them from every record that it appends, and replay from every
+record of the log. So `producer_of` first tries two fast ways for the forms that producers send.
 """
 
 import re
@@ -42,9 +42,9 @@ def producer_of(properties: bytes) -> tuple[bytes, int] | None:
 
 
 def sole_producer(properties: bytes) -> tuple[bytes, bytes] | None:
-    """Return HS_PID and the digits of HS_SEQ when they are well formed and the only properties.
+    """Return HS_PID and the digits of HS_SEQ if they are the only properties, in the usual form.
 
-    None says nothing: `producer_of` reads every other form.
+    None does not mean that there is no producer: `producer_of` reads every form.
     """
     if not properties.startswith(PID_MARK) or properties[-1] != 2:
         return None

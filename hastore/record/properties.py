@@ -16,7 +16,10 @@ _TOPIC = re.compile(r"[A-Za-z0-9_%|-]{1,127}", re.ASCII)
 
 
 def encode_properties(pairs: Sequence[tuple[str, str]]) -> bytes:
-    """Join pairs of name and value as RocketMQ 5.3 does, with a final 0x02; MessageIllegalError."""
+    """Join pairs of name and value as RocketMQ 5.3 does, with a final 0x02.
+
+    Raises MessageIllegalError.
+    """
     raw = "".join([f"{name}\x01{value}\x02" for name, value in pairs]).encode(
         "utf-8", "surrogateescape"
     )
@@ -57,7 +60,7 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
 def keys_of(properties: bytes) -> list[bytes]:
     """Return the keys of a record for the key index: UNIQ_KEY, then each word of KEYS.
 
-    If a name occurs twice, the last one counts, as in RocketMQ.
+    If a name occurs twice, its last value that is not empty counts, as in RocketMQ.
     """
     unique: bytes | None = None
     keys: bytes | None = None
@@ -75,7 +78,7 @@ def keys_of(properties: bytes) -> list[bytes]:
 def inner_count(raw: bytes) -> int:
     """Return how many messages an inner batch with these properties holds; 1 if they do not say."""
     count = find_property(raw, b"INNER_NUM") or b""
-    return max(1, int(count)) if count.isdigit() and len(count) <= 5 else 1  # an int16
+    return max(1, int(count)) if count.isdigit() and len(count) <= 5 else 1  # it is an int16
 
 
 def check_topic(topic: str) -> None:

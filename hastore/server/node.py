@@ -46,7 +46,6 @@ from hastore.store.message_store import MessageStore
 log = logging.getLogger(__name__)
 
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
-STOP_S = 4.0
 READY_WAIT_S = 60.0
 
 
@@ -113,7 +112,7 @@ class Node:
 
     @property
     def http_address(self) -> str:
-        """The address that the HTTP port is bound to; before `start` the configured one."""
+        """The address that the HTTP port is bound to; before `start`, the configured one."""
         return self._http.address if self._http is not None else self._http_address
 
     def start(self) -> None:
@@ -164,14 +163,15 @@ class Node:
         config, state, store = self.config, self.state, self.store
         if not self._fs.exists(f"{config.store.root}/hastore/node.json") and store.max_offset > 0:
             log.warning(
-                "this store has a log but no node state: its bytes count as another group's until "
-                "a master confirms them"
+                "this store has a log but no node state: its bytes count as written by an unknown "
+                "master until they have been compared with a master's log"
             )
         self._kept.load()
         finish_cut(store, state)
         alone = len(config.nodes) == 1
         state.begin_boot(config.ha.ack_point.value, alone=alone, log_end=store.max_offset)
-        # Without a link a slave's readers stop at the confirmed offset; a master sets its limit.
+        # A slave without a link serves readers up to the confirmed offset; a link, and the opening
+        # of an epoch, set another limit.
         classic = config.ha.classic_master is not None and state.last_epoch == CLASSIC_EPOCH
         limit = store.whole_offset if classic else min(store.confirmed_offset, store.max_offset)
         store.set_limits(readable=limit)
@@ -237,7 +237,7 @@ class Node:
         """Note a failure; called from the failing thread.
 
         The failure of a service ends the node, and so does a store whose folder was moved or
-        removed. A store that closed for another reason leaves the node running, with its reason.
+        removed. If the store closed for another reason, the node goes on and shows the reason.
         """
         log.critical("%s failed: %s", name, failure)
         if name != "store":
@@ -311,12 +311,14 @@ class ConfigWatch:
 def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     """Run a node in the foreground until SIGTERM or SIGINT; return its exit code.
 
-    The command has checked `kind` against the role in the file. Raises the errors of the start,
-    NodeFailedError if a thread of the node failed, and StoreBrokenError if the store was closed.
+    `kind` is the kind of node that the command asks for; the command has checked it against the
+    role in the file. Raises the errors of `Node.start`, NodeFailedError if a thread of the node
+    failed, and StoreBrokenError if the store closed because of a failure.
     """
     level = os.environ.get("HASTORE_LOG", "INFO").upper()
     if level not in LOG_LEVELS:
-        raise UsageError(f"HASTORE_LOG={level} is no log level; use one of {', '.join(LOG_LEVELS)}")
+        known = ", ".join(LOG_LEVELS)
+        raise UsageError(f"HASTORE_LOG={level} is not a log level; use one of {known}")
     logging.basicConfig(
         stream=sys.stderr,
         level=level,
@@ -347,7 +349,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
 
 
 def _end(node: Node) -> None:
-    """Stop a node and raise the failure that ended it, so that it is printed last."""
+    """Stop a node and raise the failure that ended it; the command then prints that last."""
     try:
         node.stop()
     except Exception:
@@ -358,20 +360,21 @@ def _end(node: Node) -> None:
         raise StoreBrokenError(str(node.store.broken_reason))
     if node.backend.failure is not None:
         raise NodeFailedError(
-            f"node {node.config.node} has ended itself: {node.backend.failure}; its log above says "
-            "where. Start it again, or let a supervisor do so; report it if it happens again"
+            f"node {node.config.node} has ended itself: {node.backend.failure}; the log above "
+            "has the traceback. Start it again, or let a supervisor do so; if it happens again, "
+            "report it"
         )
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard one: a thousand clients need it."""
+    """Raise the soft limit of open files to the hard limit: a thousand clients need it."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _announce(node: Node, ending: threading.Event) -> None:
-    """Print the ready line once the node serves or has logged what it waits for."""
+    """Print the ready line once the node serves, or has logged what it waits for."""
     waited = 0.0
     while not node.roles.settled.wait(0.05):
         waited += 0.05

@@ -48,7 +48,7 @@ class NodeBackend:
         self._retention: RetentionService | None = None
         self._kept: KeptPositions | None = None
         self.config_path: str | None = None  # absolute path of the file that this node follows
-        self.failure: str | None = None  # of a thread; the node then ends
+        self.failure: str | None = None  # why a thread of the node failed; the node then ends
         store.on_readable = self._readable_moved
         self._readers_wait: Callable[[], bool] = lambda: False
         store.replay.watch(lambda _offset: self._readable_moved(), lambda: self._readers_wait())
@@ -75,7 +75,7 @@ class NodeBackend:
             try:
                 results = self.store.put_encoded(payloads)
             except StoreFullError:
-                self._full = True  # refuse puts until there is room again
+                self._full = True  # puts are refused until there is room again
                 raise
             return results
 

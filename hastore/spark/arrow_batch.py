@@ -29,7 +29,7 @@ _CODECS = {1: "lz4", 2: "zstd"}
 
 @dataclass(frozen=True)
 class QueueRows:
-    """The place of records in a queue, by its consume queue; their headers may name another."""
+    """The place of records in a queue, by the consume queue; record headers may name another."""
 
     topic: str
     partition: int
@@ -88,7 +88,7 @@ def cut_batches(positions: Ints, sizes: Ints) -> Iterator[slice]:
 
 
 class _Batch:
-    """Makes the columns of one batch on request."""
+    """The records of one batch; makes its columns on request."""
 
     def __init__(self, data: memoryview, fields: RecordFields, queue: QueueRows | None) -> None:
         self._data = data
@@ -147,7 +147,7 @@ class _Batch:
             case Column.RECONSUME_TIMES:
                 return fields.reconsume_times
             case _:
-                raise AssertionError(f"{column} is no number")
+                raise AssertionError(f"{column} is not a column of numbers")
 
     def _partitions(self, queue: QueueRows) -> Ints:
         return np.full(self._count, queue.partition, np.int64)
@@ -212,7 +212,7 @@ class _Batch:
         return result
 
     def _message_ids(self) -> pa.Array:
-        """Write storeHost and physicalOffset as upper-case hex: 32 characters, 56 with IPv6."""
+        """Return storeHost and physicalOffset as upper-case hex: 32 characters, 56 with IPv6."""
         fields = self._fields
         offsets: npt.NDArray[np.uint8] = (
             fields.physical_offsets.astype(">i8").view(np.uint8).reshape(-1, 8)
@@ -240,7 +240,7 @@ def _timestamps(milliseconds: Ints, kind: pa.DataType) -> pa.Array:
 def decompress(body: bytes, sys_flag: int, physical_offset: int) -> bytes:
     """Undo the compression that sysFlag names.
 
-    Raises CorruptRecordError for a body that does not decompress, or is larger than MAX_BODY_BYTES.
+    Raises CorruptRecordError if the body does not decompress, or to more than MAX_BODY_BYTES.
     """
     codec = _CODECS.get(sys_flag >> _COMPRESSION_SHIFT & _COMPRESSION_MASK)
     try:

@@ -1,8 +1,8 @@
 """Copy many slices of one buffer into an Arrow array by one call in C++.
 
-The slices and the gaps between them become the elements of an array over the buffer, without a
-copy. `take` of every second element then copies the slices, 6 to 18 million a second. The copy is
-needed: Spark does not accept views.
+Without a copy, the slices and the gaps between them become the elements of an array over the
+buffer. `take` of every second element then copies the slices, 6 to 18 million per second. That copy
+is needed, because Spark does not accept views.
 """
 
 from functools import lru_cache

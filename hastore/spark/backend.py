@@ -18,7 +18,7 @@ class Backend(Protocol):
     """
 
     def __enter__(self) -> Self:
-        """Open files or sockets. Not earlier, because Spark forks and reuses its workers."""
+        """Open files or sockets; not in `__init__`, because Spark forks and reuses its workers."""
         ...
 
     def __exit__(
@@ -33,7 +33,7 @@ class Backend(Protocol):
     where: str  # the path or the addresses, for error texts
 
     def limit_offset(self) -> int | None:
-        """Return the physical offset at which the tasks stop reading; None over nodes."""
+        """Return the physical offset at which the tasks stop reading; None if nodes are read."""
         ...
 
     def available(self) -> dict[TopicPartition, OffsetRange]:
@@ -47,15 +47,15 @@ class Backend(Protocol):
     def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a range, in order.
 
-        Messages that are gone raise PositionLostError if `failOnDataLoss` is set, and are left out
-        otherwise. Raises CorruptRecordError for bytes that are no record.
+        If messages are gone, raises PositionLostError if `failOnDataLoss` is set, else leaves them
+        out. Raises CorruptRecordError for bytes that are not a record.
         """
         ...
 
     def log_range(self) -> tuple[int, int]:
         """Return the physical offsets `[start, end)` of the log that can be read now.
 
-        Raises UsageError over nodes.
+        Raises UsageError if nodes are read.
         """
         ...
 

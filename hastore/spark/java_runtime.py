@@ -22,7 +22,7 @@ MIN_VERSION = 17
 VECTOR_OPTION = "--add-modules=jdk.incubator.vector"
 _PROBE_TIMEOUT_S = 60
 _WRAPPER = """#!/bin/sh
-# Run Java without the one option of Spark's launcher that names a module this runtime lacks.
+# Run Java without one option of Spark's launcher: it names a module that this runtime lacks.
 for argument do
   shift
   [ "$argument" = {option} ] || set -- "$@" "$argument"
@@ -35,7 +35,7 @@ exec {java} "$@"
 class JavaRuntime:
     """A Java executable that runs Spark.
 
-    `has_vector` is true if it has the module that Spark's launcher asks for.
+    `has_vector` is true if it has the module `jdk.incubator.vector`.
     """
 
     java: Path

@@ -1,4 +1,4 @@
-"""Start and end of a read: parse Kafka's JSON forms, check them, resolve them to offsets. Pure.
+"""The start and end of a read: parses Kafka's JSON, checks it, resolves it to offsets. Pure.
 
 The names are Kafka's: a `partition` is a queue, an `offset` is a queue offset, ends are exclusive.
 `-2` (earliest) and `-1` (latest) appear in JSON only; in the code they are `Bound`s.
@@ -63,7 +63,7 @@ class GlobalTimestamp:
 
 @dataclass(frozen=True)
 class TimestampsByPartition:
-    """An instant for each partition."""
+    """An instant for each partition, as in `GlobalTimestamp`."""
 
     timestamps_ms: Mapping[TopicPartition, int]
 
@@ -82,7 +82,7 @@ def _load_object(text: str, example: str) -> dict[str, object]:
     def refuse_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
         result = dict(pairs)
         if len(result) != len(pairs):
-            raise UsageError(f"Expected e.g. {example}, got a name twice in {text}")
+            raise UsageError(f"Expected e.g. {example}, got {text}, which has a name twice")
         return result
 
     try:
@@ -225,8 +225,9 @@ class Limits:
     ) -> dict[TopicPartition, OffsetRange]:
         """Turn the limits into offsets within the available range of each partition.
 
-        Raises UsageError if the limits name other partitions or a start is after its end, and
-        PositionLostError if a requested offset is not available and `failOnDataLoss` is set.
+        Raises UsageError if the limits name other partitions than those available, or if a start is
+        after its end. Raises PositionLostError if a requested offset is not available and
+        `failOnDataLoss` is set.
         """
         starts = _resolve(self.start, "startingOffsets", available, offset_by_time)
         ends = _resolve(self.end, "endingOffsets", available, offset_by_time)

@@ -1,4 +1,4 @@
-"""The options of the data source, with the names, defaults, precedence and errors of Kafka's.
+"""The options of the data source; names, defaults, precedence and errors as in the Kafka source.
 
 Spark passes the names in lower case; this module restores their spelling. An unknown name is
 refused with the nearest known one: silently ignoring an option would change what a query reads.
@@ -72,7 +72,7 @@ _QUEUE_OPTIONS = frozenset(
 
 
 class Mode(enum.Enum):
-    """What a row stands for."""
+    """What a row of the result is."""
 
     QUEUE = "queue"  # the messages of topics, by queue
     LOG = "log"  # every record of the commit log, by physical ranges
@@ -210,7 +210,7 @@ def _parse_where(options: Mapping[str, str]) -> tuple[str | None, tuple[str, ...
             raise UsageError("option 'path' is empty; name a store's directory")
         if "\0" in path:
             raise UsageError("option 'path' holds a NUL character")
-        # A URI, or Hadoop's form of one: file:/a is file:///a. Neither has escapes.
+        # A URI, or Hadoop's form of one: file:/a is file:///a. Percent-escapes are not decoded.
         return re.sub(r"^file:(//(localhost)?)?(?=/(?!/))", "", path, flags=re.IGNORECASE), ()
     servers = tuple(s.strip() for s in options[BOOTSTRAP].split(",") if s.strip())
     if not servers:

@@ -8,7 +8,7 @@ from pyspark.sql.datasource import InputPartition
 
 from hastore.spark.offsets import OffsetRange, TopicPartition
 
-LOG_RANGE_BYTES = 128 * 1024 * 1024  # most bytes of a task in mode=log
+LOG_RANGE_BYTES = 128 * 1024 * 1024  # a task in mode=log reads at most this many
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class QueueRange(InputPartition):
     """The range of one task: the offsets `[start, end)` of one queue.
 
     `limit` is the readable end of the log, a physical offset, when the query was planned. It is
-    None over nodes.
+    None if nodes are read.
     """
 
     topic: str
@@ -106,7 +106,7 @@ def _split_large(pieces: list[QueueRange], min_partitions: int) -> list[QueueRan
 
 
 def split_log(start: int, end: int, *, min_partitions: int | None) -> list[LogRange]:
-    """Cut `[start, end)` into ranges of LOG_RANGE_BYTES at most, and `min_partitions` at least."""
+    """Cut `[start, end)` into at least `min_partitions` ranges, of LOG_RANGE_BYTES at most."""
     parts = max(math.ceil((end - start) / LOG_RANGE_BYTES), min_partitions or 1)
     bounds = [start + (end - start) * part // parts for part in range(parts + 1)]
     return [LogRange(a, b, end) for a, b in zip(bounds, bounds[1:], strict=False) if a < b]

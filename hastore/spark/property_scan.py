@@ -47,7 +47,7 @@ class PropertyScan:
         records = np.searchsorted(self._ends, places, side="right")
         begins = places - len(name)
         first = begins == self._starts[records]
-        # The byte before a record's start belongs to the previous record: not a separator here.
+        # The byte before a record's start belongs to the previous record: it does not count here.
         follows = (begins > self._starts[records]) & (self._bytes[begins - 1] == _VALUE_END)
         found = first | follows
         places, records = places[found], records[found]
@@ -107,7 +107,7 @@ class PropertyScan:
 
     @staticmethod
     def _next(places: Ints, starts: Ints, limits: Ints) -> Ints:
-        """Return for each start the next of `places`, or the start's limit if that is less."""
+        """Return for each start the next of `places`, or the start's limit if that comes first."""
         padded = np.append(places, np.iinfo(np.int64).max)
         found: Ints = padded[np.searchsorted(places, starts, side="left")]
         return np.minimum(found, limits)

@@ -44,9 +44,9 @@ _HEADER = np.dtype(
 class RecordFields:
     """The fixed fields of the records at `positions` in `data`, and the bounds of their parts.
 
-    `base` is the physical offset of `data[0]`, or None for bytes from the network, whose place only
-    the records know. Raises CorruptRecordError if any of them is not a whole record, or its header
-    has another physical offset than its place.
+    `base` is the physical offset of `data[0]`, or None for bytes from the network. Raises
+    CorruptRecordError if any of the positions has no whole record, or if a record's header has
+    another physical offset than `base` and the position give.
     """
 
     def __init__(self, data: memoryview, positions: Ints, base: int | None) -> None:
@@ -55,7 +55,7 @@ class RecordFields:
         self.base = base
         self._refuse(
             (positions < 0) | (positions > len(data) - MIN_RECORD_SIZE),
-            "lies beyond the bytes that are there",
+            "does not fit into the bytes that are there",
         )
         self._headers = self._take(np.dtype(f"V{HEADER_SIZE}"), positions).view(_HEADER)
         self.sizes = self._header("size")
@@ -68,7 +68,7 @@ class RecordFields:
         self._refuse(~(is_v2 | (magic == V1_MAGIC)), "has no record magic")
         self.physical_offsets = self._header("physical_offset")
         if base is not None:
-            self._refuse(self.physical_offsets != positions + base, "knows another physical offset")
+            self._refuse(self.physical_offsets != positions + base, "has another physical offset")
         self.sys_flags = self._header("sys_flag")
         self._has_ipv6 = bool((self.sys_flags & FLAG_IPV6).any())
         self._locate_parts(is_v2)
@@ -150,7 +150,8 @@ class RecordFields:
         It takes about 0.1 us a body of 200 B if the bodies are bytes objects, 0.15 us of 1 KiB.
         """
         computed = np.fromiter(map(crc32, bodies), np.int64, len(self.positions))
-        self._refuse((computed & CRC_MASK) != self.body_crcs, "has a body of another CRC")
+        wrong = (computed & CRC_MASK) != self.body_crcs
+        self._refuse(wrong, "has a body that does not match its CRC")
 
     @property
     def in_order(self) -> bool:
@@ -179,12 +180,12 @@ class RecordFields:
 
     @cached_property
     def queue_ids(self) -> Ints:
-        """Return the queue numbers."""
+        """Return the queue ids."""
         return self._header("queue_id")
 
     @cached_property
     def queue_offsets(self) -> Ints:
-        """Return the positions in the queues."""
+        """Return the queue offsets."""
         return self._header("queue_offset")
 
     @cached_property
@@ -199,13 +200,13 @@ class RecordFields:
 
     @cached_property
     def reconsume_times(self) -> Ints:
-        """Return how often each message was returned for another delivery."""
+        """Return how often a consumer returned each message to be delivered again."""
         return self._moved("reconsume_times", self._extra)
 
     def host_rows(self, rows: Ints, *, born: bool, ipv6: bool) -> npt.NDArray[np.uint8]:
-        """Return the host (address and port) of the records `rows`, as rows of 8 bytes, or 20.
+        """Return the host (address and port) of each record in `rows`: 8 bytes, or 20 if `ipv6`.
 
-        All of these hosts must be of the family that `ipv6` says.
+        All of these hosts must be IPv6 if `ipv6`, else IPv4.
         """
         width = 20 if ipv6 else 8
         places: Ints = self.positions + (

@@ -26,7 +26,7 @@ from hastore.errors import UsageError
 if TYPE_CHECKING:
     import pyarrow as pa
 
-TIMESTAMP_TYPE_LOG_APPEND = 1  # Kafka's code for the time of the append
+TIMESTAMP_TYPE_LOG_APPEND = 1  # in Kafka: the timestamp is the time of the append
 
 
 class Column(enum.Enum):

@@ -1,7 +1,7 @@
 """Read ranges of queues from running nodes: slaves first, another replica if one stalls.
 
-A reply holds many records as they are in the log, and they are turned into Arrow without decoding
-them one by one. The next reply is under way while a batch is built. Each call opens and closes its
+A reply holds many records, as they are in the log. They are turned into Arrow without being decoded
+one by one. The next reply is under way while a batch is built. Each call opens and closes its
 own sockets, so that no forked worker inherits one.
 """
 
@@ -55,7 +55,7 @@ class ServerBackend:
         return None
 
     def available(self) -> dict[TopicPartition, OffsetRange]:
-        """Return every queue and its range; the master's if there is one."""
+        """Return every queue and its range, as the master states them if there is one."""
         with Admin(self._bootstrap) as admin:
             topics = admin.topics()
         return {
@@ -75,11 +75,11 @@ class ServerBackend:
         return found if found < end else None
 
     def log_range(self) -> tuple[int, int]:
-        """Refuse: nodes give messages by queue only."""
+        """Raise UsageError: nodes give messages by queue only."""
         raise UsageError("mode=log reads a store's directory; set the option 'path'")
 
     def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
-        """Refuse: nodes give messages by queue only."""
+        """Raise UsageError: nodes give messages by queue only."""
         raise UsageError("mode=log reads a store's directory; set the option 'path'")
 
     def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
@@ -96,7 +96,7 @@ class ServerBackend:
 
     def _payloads(self, requester: Requester, span: QueueRange) -> Iterator[bytes]:
         """Yield replies until the range is covered; pull the next one while the caller uses one."""
-        # Ask every node first: else a slave that answers late would not be preferred.
+        # Ask every node first: otherwise the fetcher would not prefer a slave that answers late.
         requester.run(requester.survey(STALL_S))
         fetcher = Fetcher(
             requester,

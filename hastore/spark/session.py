@@ -40,7 +40,7 @@ def local_session(
     Spark does not start. After `stop()` the JVM lives on until this process ends; `end_session`
     ends it at once.
     """
-    # The warning is of no use here: hastore does not use pandas.
+    # The warning does not matter: hastore does not use pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     active = SparkSession.getActiveSession()
     if active is not None:

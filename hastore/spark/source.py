@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class HastoreDataSource(DataSource):
-    """The source behind `spark.read.format("hastore")`.
+    """The source that `spark.read.format("hastore")` uses.
 
     Columns, options and errors have the names that they have in Spark's Kafka source.
     """
@@ -50,10 +50,10 @@ class HastoreDataSource(DataSource):
         return HastoreReader(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> NoReturn:
-        """Refuse a stream: raises UsageError."""
+        """Raise UsageError: streams are not implemented."""
         from hastore.errors import UsageError
 
-        raise UsageError("format 'hastore': streams come with a later version; use read")
+        raise UsageError("format 'hastore': streams are not implemented yet; use read")
 
 
 class HastoreReader(DataSourceReader):

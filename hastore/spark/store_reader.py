@@ -1,9 +1,9 @@
-"""Read a store's directory in place: offsets from the consume queue files, records from maps.
+"""Read a store in place: offsets from the consume queue files, records from mapped log files.
 
 The reader takes no lock and never waits for the node that owns the store. It reads a hastore store
-up to the readable offset, and a RocketMQ store up to its last whole record. The driver fixes that
-limit and passes it to the tasks. Meanwhile retention may remove files, and a failover may cut the
-log: both are reported as lost positions, not as damage.
+up to the readable offset, and a RocketMQ store up to its last whole record. Spark's driver fixes
+that limit and passes it to the tasks. Meanwhile retention may remove files, and a failover may cut
+the log: both are reported as lost positions, not as damage.
 """
 
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from hastore.spark.partitions import LogRange, QueueRange
 from hastore.spark.record_fields import Ints
 from hastore.store.offline.reader import LogFile, StoreReader
 
-UNITS_AT_ONCE = 65_536  # queue units held as arrays: 2 MB
+UNITS_AT_ONCE = 65_536  # units (entries) of a consume queue held as arrays: 2 MB
 RECORDS_AT_ONCE = 16_384  # records of the log held as arrays
 
 
@@ -91,7 +91,7 @@ class PathBackend:
             yield from self._build(builder, offsets, sizes, (span, numbers))
 
     def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
-        """Yield the records that begin in a range; the size of each leads to the next."""
+        """Yield the records that begin in a range, found by following their sizes."""
         first = next(self._reader.raw_records(span.start, span.end), None)
         at = span.end if first is None else first[0]
         for file in self._reader.files():
@@ -154,7 +154,7 @@ class PathBackend:
         else:
             if not self._was_cut(end):
                 return batch
-        self._lose(f"records up to {end}, beyond which the log was cut")
+        self._lose(f"records that reach to offset {end}, beyond the readable end of the log")
         return None
 
     def _was_cut(self, end: int) -> bool:
@@ -162,7 +162,10 @@ class PathBackend:
         return self._reader.is_hastore and self._reader.limit_offset < end
 
     def _is_batch_queue(self, span: QueueRange) -> bool:
-        """Return whether it is a batch queue: one unit counts several messages, and is one row."""
+        """Return whether this is a batch queue, whose units each stand for several messages.
+
+        The source returns one row for each unit.
+        """
         return Path(self.where, "batchconsumequeue", span.topic, str(span.partition)).is_dir()
 
     def _lose(self, what: str) -> None:

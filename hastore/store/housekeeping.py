@@ -22,7 +22,7 @@ INTERVAL_S = 1.0
 
 
 class HousekeepingService(Service):
-    """Call `keep` every INTERVAL_S; a failure is logged once, and `keep` is called again."""
+    """Call `keep` every INTERVAL_S; repeated failures are logged once."""
 
     def __init__(
         self,

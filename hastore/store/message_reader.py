@@ -1,8 +1,8 @@
 """Read messages of an open store: by queue offset (pull), by physical offset, by key and by time.
 
-The client API's thread calls this, and threads of replication and retention. No lock of the log or
-of replay is taken: a reader pins the file that it reads, so retention removes the file's name but
-not its bytes. The key index holds its own lock during a query.
+The API's thread calls this, as do threads of replication and retention. No lock of the log or of
+replay is taken: a reader pins the file that it reads, so retention removes the file's name but not
+its bytes. The key index holds its own lock during a query.
 """
 
 import enum
@@ -37,8 +37,8 @@ _HEAD = header_struct("size", "magic", "physical_offset")
 _UNITS_AT_ONCE = 1024
 _UNITS_MAX = 32_768  # in one pull
 COLD_MS = 20.0  # of cold reads in one pull; after it the pull ends with the records read so far
-_FEWER = 8  # when the disk fails to read a pull's records, an eighth of them is tried
-_GAP_BYTES = 16 * 1024  # between records that one cold read covers; the gap is read in vain
+_FEWER = 8  # if the disk fails to read a pull's records, an eighth of them is tried
+_GAP_BYTES = 16 * 1024  # at most, between two records that one cold read covers
 _READ_BYTES = 1 << 20  # of one cold read, unless one range is longer
 
 
@@ -166,7 +166,7 @@ class MessageReader:
         return lambda: clock.monotonic_ms() >= until_ms
 
     def _first_kept(self, topic: str, queue_id: int, otherwise: int) -> int:
-        """Return the first queue offset that retention left, which the queue may not know yet."""
+        """Return the first queue offset that retention kept; the queue may not know it yet."""
         queue = self._queues.get(topic, queue_id)
         if queue is None:
             return otherwise
@@ -273,9 +273,9 @@ class MessageReader:
         return found
 
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
-        """Return the first queue offset stored at or after a time, else the queue's end.
+        """Return the queue offset of the first message stored at or after a time.
 
-        0 without such a queue.
+        The queue's end without such a message, 0 without such a queue.
         """
         found = self._queues.find_by_time(topic, queue_id, timestamp_ms, self._store_timestamp_ms)
         return 0 if found is None else found
@@ -297,7 +297,7 @@ def _read_cold(
     late: Callable[[], bool],
     gap_bytes: int = _GAP_BYTES,
 ) -> tuple[list[bytes | memoryview], bool]:
-    """Read ranges of a file that begins at `start`; ranges close together by one pread.
+    """Read ranges of the file that begins at offset `start`; ranges close together by one pread.
 
     Also returns whether all were read. If not, it was `late`, or the file ends inside a range.
     """
@@ -332,13 +332,13 @@ def _read_cold(
         else:
             pieces.append(raw)
         at = following
-        if len(raw) < end - first or (at < count and late()):  # the file was cut short, or slow
+        if len(raw) < end - first or (at < count and late()):  # the file was cut, or time is up
             return pieces, False
     return pieces, True
 
 
 def _queue_offset_after(record: Record, following: int) -> int:
-    """Return the queue offset after a record that ends before `following` if it is one message.
+    """Return the queue offset after a record, which is `following` if the record is one message.
 
     An inner batch takes as many queue offsets as it has messages.
     """

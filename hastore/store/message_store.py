@@ -1,6 +1,6 @@
 """A node's store: the commit log and all that is derived from it, opened and closed as one.
 
-MessageStore composes these components. Callers use them directly for what one of them does alone;
+MessageStore composes these components. For what a component does alone, callers use it directly;
 those in parentheses are private:
 
     log             the bytes and files of the commit log          store/log/commit_log.py
@@ -70,10 +70,10 @@ _MOVED = ("commitlog", "consumequeue", "batchconsumequeue", "index", "checkpoint
 class MessageStore:
     """The store of this process; all methods are thread-safe.
 
-    `on_append(start, end, data)` is called after each put, in the putting thread. That thread holds
-    no lock of the store then, but in a node the write gate's. `data` are the appended bytes, or
-    None if they were not appended by one write. `on_readable()` is called after each `set_limits`,
-    in its thread.
+    `on_append(start, end, data)` is called after each put, in the putting thread. That thread then
+    holds no lock of the store; in a node it holds the write gate's. `data` are the appended bytes,
+    or None if the append was not uniform. `on_readable()` is called after each `set_limits`, in the
+    thread that called that.
     """
 
     def __init__(
@@ -104,7 +104,7 @@ class MessageStore:
         self._health = StoreHealth(on_failure)
         self._compose(config, clock, on_failure or raise_failure)
         # Methods of single components that are part of ReplicaLog, replication's interface to the
-        # store (ha/node/replica_log.py): bound here, so that a call takes no detour.
+        # store (ha/node/replica_log.py). Bound here, so that no method has to forward a call.
         self.view = self.log.view
         self.file_range = self.log.file_range
         self.record_size = self.reader.record_size
@@ -162,7 +162,8 @@ class MessageStore:
     def lock(self) -> None:
         """Take the store's lock before `open`, so that a caller can read other files under it.
 
-        StoreInUseError, OSError. A failed `open` releases it; otherwise `close` or `unlock` does.
+        A failed `open` releases it; otherwise `close` or `unlock` does. Raises StoreInUseError,
+        OSError.
         """
         self._lock_file.take()
 
@@ -204,7 +205,7 @@ class MessageStore:
         if limits is not None and limits.file_size != self.file_size:
             raise StoreError(
                 f"the store {self._root} has commit log files of {limits.file_size} bytes but"
-                f" store.commitlog_file_size is {self.file_size}: set the key to the former"
+                f" store.commitlog_file_size is {self.file_size}: set it to {limits.file_size}"
             )
         self.log.queue.load(None if limits is None else limits.file_size)
         recovered = recover(
@@ -261,10 +262,11 @@ class MessageStore:
     # -- while it is open -------------------------------------------------------------------------
 
     def check_place(self) -> None:
-        """Close the store if its folder was moved, replaced or removed; StoreMovedError.
+        """Close the store if its folder was moved, replaced or removed. Raises StoreMovedError.
 
-        Otherwise open files would take bytes at a place where no start finds them, and new files
-        would be made at the old path, without the lock. Housekeeping calls this each second.
+        Otherwise the node would write to open files in the moved folder, which a start does not
+        find, and make new files at the old path, without the lock. Housekeeping calls this each
+        second.
         """
         if not self._lock_file.is_in_place():
             raise self._health.lose(
@@ -280,7 +282,7 @@ class MessageStore:
 
     @property
     def problems(self) -> list[str]:
-        """What fails at present, for the status: a full disk, say, or blocked replay."""
+        """What fails at present, for the status: for example a full disk, or blocked replay."""
         found = (
             self._health.reason,
             self.log.allocator.failure_reason,
@@ -372,7 +374,7 @@ class MessageStore:
             return log.record_end
 
     def _record_end(self) -> int:
-        """Return the end of a whole record, the last one known without reading the log."""
+        """Return the end of the last record that is known to be whole, without reading the log."""
         return max(self.log.record_end, self.replay.dispatched_offset)
 
     @property
@@ -392,11 +394,11 @@ class MessageStore:
 
     @property
     def readable_offset(self) -> int:
-        """The offset at which consumers stop."""
+        """The offset up to which consumers read."""
         return self._limits.now.readable_offset
 
     def set_limits(self, *, confirmed: int | None = None, readable: int | None = None) -> None:
-        """Publish confirmed and readable offset, which survive kill -9. StoreBrokenError."""
+        """Publish confirmed and readable offset, which survive kill -9. Raises StoreBrokenError."""
         try:
             self._limits.update(confirmed=confirmed, readable=readable)
         except OSError as failure:
@@ -429,8 +431,8 @@ class MessageStore:
         """Append at `offset`, which must be the end; returns the new end.
 
         UsageError for another offset or bytes that cross a file's end. StoreFullError: nothing was
-        appended. The bytes of a failed write are cleared; StoreUncertainError, and the store is
-        closed, when they could not be.
+        appended. Any other failed write closes the store: StoreBrokenError if its bytes were
+        cleared, StoreUncertainError if not.
         """
         log = self.log
         with log.lock:

@@ -13,9 +13,9 @@ _COPY_BYTES = 1 << 20
 
 
 def rescue_folder(fs: FileSystem, root: str, name: str) -> str:
-    """Return the path `rescued/<name>`, which nothing lies in yet. UsageError for a bad name.
+    """Return the path of an empty or new folder `rescued/<name>`. UsageError for a bad name.
 
-    When an earlier attempt left files there, a number is added: nothing is overwritten.
+    If an earlier attempt left files there, a number is added: nothing is overwritten.
     """
     if not name or "/" in name or "\0" in name or name in (".", ".."):
         raise UsageError(f"{name!r} is no directory name")
@@ -28,7 +28,7 @@ def rescue_folder(fs: FileSystem, root: str, name: str) -> str:
 
 
 def copy_tail(fs: FileSystem, root: str, name: str, log: CommitLog, offset: int) -> int:
-    """Copy [offset, max_offset) to sparse files under `rescued/<name>`, synced; returns its size.
+    """Copy [offset, max_offset) to sparse files under `rescued/<name>`, synced; returns the size.
 
     The files keep their names. The caller holds the log's lock. StoreFullError when there is no
     room; StoreError when the copy fails.

@@ -1,9 +1,9 @@
 """Retention: remove the oldest files of the log when they are too old or too many.
 
 Only whole files are removed, never the last one, and none with bytes that are still needed: not
-replayed yet, not synced yet, or held by the caller because a slave is still being sent them. The
-node's RetentionService decides when to call this, in its own thread, and what is held. `removing`
-excludes cuts of the log and the close of the store meanwhile.
+replayed yet, not synced yet, or held because a slave still needs them. The node's RetentionService
+decides when to call this, in its own thread, and from which offset on files are held. The lock
+`removing` excludes cuts of the log and the close of the store meanwhile.
 """
 
 import contextlib
@@ -48,14 +48,14 @@ class LogRetention:
         self._closing = False
 
     def expired_end(self, hold_offset: int | None) -> int | None:
-        """Return where the log would begin after `delete_expired`; None if that removed nothing."""
+        """Return where `delete_expired` would make the log begin; None if it removed nothing."""
         with self.removing:
             self._check_open()
             count = self._expired(hold_offset)
             return self._log.queue.files[count - 1].end if count else None
 
     def delete_expired(self, hold_offset: int | None) -> int:
-        """Remove expired files, none from `hold_offset` on; returns how many. StoreError.
+        """Remove expired files, none from `hold_offset` on; returns how many. Raises StoreError.
 
         The log's lock is held only to take the files out of the log, not while the disk works: puts
         go on.
@@ -64,7 +64,7 @@ class LogRetention:
         with self.removing:  # puts only add files at the end: expired files stay expired
             self._check_open()
             try:
-                queue.discard()  # files that an earlier call left: first, or a crash leaves a gap
+                queue.discard()  # first what an earlier call left: else a crash may leave a gap
                 count = self._expired(hold_offset)
                 if not count:
                     return 0
@@ -127,10 +127,10 @@ def expired_files(
 def _too_old(
     commit_log: CommitLog, config: RetentionConfig, clock: Clock, later: Sequence[MappedFile]
 ) -> bool:
-    """Whether a file is too old, by the first record of the next file in `later`.
+    """Whether a file is too old, by the first record of the file after it, the first in `later`.
 
-    When a bad sector or damage makes that record unreadable, the next file's counts: one bad record
-    must not keep all files for ever.
+    If a bad sector or damage makes that record unreadable, the first record of the file after that
+    counts: one bad record must not keep all files for ever.
     """
     if config.max_age_ms is None:
         return False

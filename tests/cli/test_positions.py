@@ -91,5 +91,5 @@ def test_export_writes_a_brokers_file(node, positions, tmp_path):
 
 def test_another_kind_of_file_is_wrong_usage(positions, tmp_path):
     done = positions("import", table=3)
-    assert done.returncode == 2 and "no consumerOffset.json" in done.stderr
+    assert done.returncode == 2 and "not a consumerOffset.json" in done.stderr
     assert positions("import", str(tmp_path / "none")).returncode == 2

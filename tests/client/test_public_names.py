@@ -67,7 +67,7 @@ def test_the_repr_of_a_result_shows_its_message_id(node: Node) -> None:
         "SendResult(PUT_OK, 't', queue 2, queue offset 0, offset 0, SYNC_MEM(1), epoch 65537, "
         f"msg_id {result.msg_id})"
     )
-    assert repr(nobody).endswith("nobody was asked, epoch 0, msg_id None)")
+    assert repr(nobody).endswith("no answer requested, epoch 0, msg_id None)")
 
 
 @pytest.mark.parametrize("owner", classes(), ids=named)

@@ -62,7 +62,7 @@ def parts(data, at):
 def fault(data, at, base):
     """Return (number of the check, text) of the first check that a record fails; None if none."""
     if at > len(data) - _LEAST:
-        return 0, "lies beyond the bytes that are there"
+        return 0, "does not fit into the bytes that are there"
     size = number(data, at, 4)
     if not _LEAST <= size <= len(data) - at:
         return 1, "has an impossible size"
@@ -70,7 +70,7 @@ def fault(data, at, base):
     if magic not in (V1_MAGIC, V2_MAGIC):
         return 2, "has no record magic"
     if number(data, at + 28, 8) != base + at:
-        return 3, "knows another physical offset"
+        return 3, "has another physical offset"
     end = at + size
     _, _, start, stop = parts(data, at)
     if start > end - 3:
@@ -86,7 +86,7 @@ def fault(data, at, base):
     if length < 0 or after + 2 + length != end:
         return 7, "has lengths that do not add up"
     if zlib.crc32(data[start:stop]) & 0x7FFFFFFF != number(data, at + 8, 4):
-        return 8, "has a body of another CRC"
+        return 8, "has a body that does not match its CRC"
     return None
 
 

@@ -114,7 +114,7 @@ def test_an_invalid_record_is_refused_with_its_offset(at, value, text):
 
 def test_a_body_with_a_wrong_crc_is_refused_if_the_body_is_read():
     data, positions, placed = lay([Record(body=b"rotten", topic="t", body_crc=1)])
-    with pytest.raises(CorruptRecordError, match=f"offset {BASE} has a body of another CRC"):
+    with pytest.raises(CorruptRecordError, match=f"offset {BASE} has a body that does not match"):
         BatchBuilder(ALL).build(memoryview(data), positions, BASE, None)
     fields = [StructField("offset", COLUMN_TYPES[Column.OFFSET])]
     builder = BatchBuilder(project(StructType(fields)))
@@ -126,7 +126,7 @@ def test_positions_out_of_order_are_refused():
     with pytest.raises(CorruptRecordError, match="order"):
         build(data, positions[::-1].copy())
     data, positions, _ = lay([Record(body=b"rotten", topic="t", body_crc=1)] * 2)
-    with pytest.raises(CorruptRecordError, match="has a body of another CRC"):
+    with pytest.raises(CorruptRecordError, match="has a body that does not match its CRC"):
         BatchBuilder(ALL).build(memoryview(data), positions[::-1].copy(), BASE, None)
 
 

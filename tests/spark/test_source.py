@@ -119,7 +119,7 @@ def test_a_stream_is_refused_in_one_sentence(spark):
     with pytest.raises(PySparkException) as caught:
         query = frame.writeStream.format("noop").start()
         query.awaitTermination(60)
-    assert "streams come with a later version; use read" in str(caught.value)
+    assert "streams are not implemented yet; use read" in str(caught.value)
     assert "NOT_IMPLEMENTED" not in str(caught.value)
 
 

@@ -124,4 +124,4 @@ def test_a_wrong_crc_is_found_in_a_body_of_any_size(tmp_path, size, columns):
     end = placed[-1].physical_offset + placed[-1].size
     rows, error = read(str(tmp_path), 7, end, columns, rows_per_batch=2)
     assert len(rows) == 4
-    assert f"offset {bad.physical_offset} has a body of another CRC" in error
+    assert f"offset {bad.physical_offset} has a body that does not match its CRC" in error

@@ -12,11 +12,11 @@ DEFAULT = ("tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921")  # those of conf/
 
 
 def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Return the API addresses to start from; UsageError.
+    """Return the checked API addresses to start from; raises UsageError.
 
     `bootstrap` is a list of "tcp://HOST:PORT", or one str with commas; the scheme may be left
-    out; "zmq+tcp://" connects through libzmq (the extra `zmq`). None reads HASTORE_BOOTSTRAP, or if
-    that is not set takes the addresses of `conf/`.
+    out; "zmq+tcp://" connects through libzmq (the extra `zmq`). None means the addresses in the
+    environment variable HASTORE_BOOTSTRAP or, if that is not set, those of `conf/`.
     """
     if bootstrap is None:
         bootstrap = os.environ.get(ENVIRONMENT) or DEFAULT

@@ -1,4 +1,4 @@
-"""Which node is the master: the writable one of the greatest epoch, never an older one. Pure."""
+"""Decides which node is the master: the writable node of the greatest epoch. Pure."""
 
 from collections.abc import Iterable
 
@@ -9,10 +9,10 @@ MAX_ADDRESSES = 64
 
 
 class ClusterView:
-    """What a client knows of a group from its nodes' maps.
+    """What a client knows of a group, from its nodes' maps: each node's view of the group.
 
-    `epoch` is the greatest that a writable node has stated; `master` its address, None while the
-    client looks for it. A node of a lower epoch is never followed, even if it is writable.
+    `epoch` is the greatest that a writable node has stated. `master` is that node's address, None
+    while the client looks for one. A node of a lower epoch is never followed, even if writable.
     """
 
     def __init__(self, addresses: Iterable[str]) -> None:
@@ -23,7 +23,7 @@ class ClusterView:
         self.default_queues = 4
 
     def learn(self, address: str, info: MapInfo) -> bool:
-        """Take a node's map; returns whether it shows a new master, or a new epoch of it."""
+        """Apply a node's map; returns whether it shows a new master or a new epoch."""
         self.maps[address] = info
         for named in (*info.nodes.values(), info.master_api):
             if named is not None:

@@ -1,9 +1,9 @@
 """Requests to nodes and their answers, for Consumer, Admin and Positions.
 
-An operation of several requests is a generator, its steps, that never waits: it yields the number
-of seconds that it wants to wait at most, and is sent the arrivals. `Requester.run` runs steps for
-blocking callers, `hastore.aio` on an event loop. Both wait in one place, where a call can be
-cancelled or ended by `close`.
+An operation is a generator, called its steps, that never waits itself: it yields how many seconds
+to wait at most, and receives the arrivals. `Requester.run` runs steps for blocking callers,
+`hastore.aio` runs them on an event loop. Both wait in one place, where a call can be cancelled, or
+ended by `close`.
 
     OPEN --close()--> CLOSING --the call under way ends, if any--> CLOSED
 """
@@ -122,7 +122,7 @@ class Requester:
     def ask(
         self, address: str, make: Callable[[int], api.Request], timeout_s: float
     ) -> Steps[Answer]:
-        """Ask one node; UnreachableError when it does not answer in time."""
+        """Ask one node; raises UnreachableError if it does not answer in time."""
         deadline = self.deadline(timeout_s)
         rid = self.next_rid()
         message = make(rid)
@@ -145,7 +145,10 @@ class Requester:
     def ask_all(
         self, make: Callable[[int], api.Request], timeout_s: float
     ) -> Steps[dict[str, api.Reply]]:
-        """Ask every known address; return the replies by address. Ends early once all have come."""
+        """Ask every known address; return the replies by address.
+
+        Ends early once every connected node has answered; waits up to CONNECT_MS for connections.
+        """
         deadline = self.deadline(timeout_s)
         asked: dict[str, int] = {}
         replies: dict[str, api.Reply] = {}
@@ -171,7 +174,7 @@ class Requester:
                     asked.pop(arrival.address, None)
 
     def survey(self, timeout_s: float) -> Steps[None]:
-        """Get the maps of all nodes that answer; UnreachableError when none does."""
+        """Get the maps of all nodes that answer; raises UnreachableError if none does."""
         if not (yield from self.ask_all(api.AskMap, timeout_s)):
             raise UnreachableError(
                 f"no answer from {', '.join(self.cluster.addresses)} within {timeout_s:g} s"
@@ -180,8 +183,8 @@ class Requester:
     def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
         """Ask the master, and look for it until `timeout_s` is over.
 
-        Returns the last refusal if there was one, else UnreachableError when no master was found.
-        Only for requests that may be repeated.
+        Then returns the refusal if the last attempt was refused, else raises UnreachableError. Only
+        for requests that may be repeated.
         """
         deadline = self.deadline(timeout_s)
         refusal: Answer | None = None
@@ -206,7 +209,7 @@ class Requester:
             except UnreachableError as failure:
                 if refusal is not None:
                     return refusal
-                if master is None and self.cluster.maps:  # the time ended in a later survey
+                if master is None and self.cluster.maps:  # a later survey timed out
                     why = self.cluster.reason()
                     raise UnreachableError(f"no writable master: {why}") from failure
                 raise
@@ -214,7 +217,7 @@ class Requester:
     def ask_any(
         self, addresses: Iterable[str], make: Callable[[int], api.Request], timeout_s: float
     ) -> Steps[Answer]:
-        """Ask one node after the other until one gives an answer other than Failed."""
+        """Ask the nodes one by one until one gives an answer other than Failed."""
         failure: ClientError | None = None
         for address in addresses:
             try:
@@ -228,7 +231,7 @@ class Requester:
         raise failure or UnreachableError("no node to ask")
 
     def _pause(self, timeout_s: float) -> Steps[None]:
-        """Wait, whatever arrives meanwhile."""
+        """Wait for the whole time, even if something arrives."""
         deadline = self.deadline(timeout_s)
         while left := self.left_s(deadline):
             yield left
@@ -239,7 +242,7 @@ def _check_request(request: api.Request) -> None:
     try:
         api.decode_request(api.encode(request))
     except (ProtocolError, UnicodeEncodeError) as failure:
-        raise UsageError(f"the arguments make no valid request: {failure}") from failure
+        raise UsageError(f"the arguments give a malformed request: {failure}") from failure
 
 
 def failed(reply: api.Failed) -> ClientError:
@@ -253,7 +256,7 @@ def failed(reply: api.Failed) -> ClientError:
 
 
 def expect(kind: type[Wanted], reply: api.Reply) -> Wanted:
-    """Return a reply of the kind that was asked for; ClientError for any other."""
+    """Return a reply that is of the expected type; raises ClientError for any other."""
     if isinstance(reply, kind):
         return reply
     if isinstance(reply, api.Failed):

@@ -22,7 +22,7 @@ def numeric_targets(host: str, port: int) -> Targets:
 
 
 def look_up(host: str, port: int, found: Callable[[Targets], None]) -> None:
-    """Look a name up in a new thread, which then calls `found`; with [] if it is unknown."""
+    """Look a name up in a new thread, which then calls `found`, with [] if the name is unknown."""
 
     def run() -> None:
         targets: Targets = []

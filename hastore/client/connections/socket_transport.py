@@ -4,10 +4,10 @@
        ^            (names only, in another thread)                     |
        +--------------------- any error, after a pause -----------------+
 
-The owner calls `collect` and `send`, which do not wait. An exception of a signal handler may
-interrupt either of them anywhere. Then `send` refuses until the next `collect` finds `_in_call`
-still set, reports all connections as down and opens new ones, since what was read, sent or reported
-is not known.
+The owner calls `collect` and `send`, which do not wait. An exception from a signal handler may
+interrupt either of them anywhere. From then on `send` refuses. The next `collect` finds `_in_call`
+still set: it reports all connections as down and opens new ones, because it cannot know what was
+read, sent or reported.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ CONNECT_MS = 5_000.0  # from SYN to READY
 RECEIVE_BYTES = 64 * 1024
 RECEIVE_BYTES_MAX = 1024 * 1024  # when that much of one frame is missing
 CLOSING_READS_MAX = 64
-JOIN_BYTES_MAX = 32 * 1024  # a payload up to this size is copied after its header
+JOIN_BYTES_MAX = 32 * 1024  # a payload up to this size is joined with its header
 _LIMITS = (MAX_REPLY_BYTES, MAX_REPLY_BYTES)
 _IN = select.EPOLLIN
 _IN_OUT = select.EPOLLIN | select.EPOLLOUT
@@ -82,7 +82,7 @@ class _Connection:
         self.pinged_ms: float | None = None  # when the unanswered PING was sent
         self.unsent: deque[bytes | memoryview] = deque()
         self.unsent_bytes = 0
-        self.watched = False  # the epoll reports when the kernel takes more
+        self.watched = False  # epoll reports when the kernel takes more bytes
 
 
 class _Wakeup:
@@ -127,11 +127,11 @@ class SocketTransport:
                 self._open_new(address)
 
     def reopen(self, address: str) -> None:
-        """Replace a connection; reports no "down", only the next "up"."""
+        """Replace a connection; only the new one's "up" is reported, no "down"."""
         self._open_new(address)
 
     def send(self, address: str, message: api.Request, payload: bytes | None = None) -> bool:
-        """Send a request; False when the address is not connected or its buffer is full."""
+        """Send a request; False if the address is not connected or its buffer is full."""
         connection = self._connections.get(address)
         if (
             connection is None
@@ -147,7 +147,7 @@ class SocketTransport:
             front = encode_front(api.encode(message), len(payload))
             joined = len(payload) <= JOIN_BYTES_MAX
             buffers = (front + payload,) if joined else (front, payload)
-        self._in_call = True  # after encoding, whose failure changes nothing
+        self._in_call = True  # after encoding: if that fails, nothing has changed
         sent = self._send_buffers(connection, buffers)
         self._in_call = False
         return sent
@@ -158,7 +158,7 @@ class SocketTransport:
             try:
                 self._woken = True
                 os.eventfd_write(self._wakeup.descriptor, 1)
-            except BaseException:  # of a signal handler: it may have come before the write
+            except BaseException:  # from a signal handler, perhaps before the write
                 self._woken = False
                 raise
 
@@ -186,14 +186,14 @@ class SocketTransport:
                     # After the read: a `wake` in between needs no write, since `collect` follows.
                     # Also after an exception: else no later `wake` would have an effect.
                     self._woken = False
-        self._ready = events  # level-triggered: events lost to another thread's write come again
+        self._ready = events  # another thread may replace them: epoll reports them again
 
     def fileno(self) -> int:
         """Return the epoll's descriptor, which is readable when `collect` may have something."""
         return self._epoll.fileno()
 
     def due_s(self) -> float:
-        """Return in how many seconds the next timer is due, -1 for never."""
+        """Return the seconds until the next timer is due, -1 if there is none."""
         if self._next_timer_ms == _NEVER:
             return -1.0
         return max(0.0, self._next_timer_ms - self._clock.monotonic_ms()) / 1000.0
@@ -246,11 +246,11 @@ class SocketTransport:
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the kernel has not taken yet, over all connections."""
+        """The bytes of all connections that the kernel has not taken yet."""
         return sum([connection.unsent_bytes for connection in self._connections.values()])
 
     def abandon(self) -> None:
-        """Close the descriptors in a forked child; the connections stay the parent's."""
+        """Close the descriptors in a forked child; the parent keeps its connections."""
         self._closed = True
         for connection in self._connections.values():
             if connection.sock is not None:
@@ -296,7 +296,7 @@ class SocketTransport:
             self._fail(connection, "closed by the node", now, arrivals)
             return
         connection.heard_ms = now
-        if connection.pinged_ms is not None:  # the next PING is due before this PONG was
+        if connection.pinged_ms is not None:  # the next PING is due before this PONG's deadline
             connection.pinged_ms = None
             self._next_timer_ms = min(self._next_timer_ms, now + PING_MS)
         messages = zmtp.receive(data)
@@ -322,9 +322,9 @@ class SocketTransport:
             self._fail(connection, zmtp.failure, now, arrivals)
 
     def _send_buffers(self, connection: _Connection, buffers: tuple[bytes, ...]) -> bool:
-        """Give buffers to the kernel and keep the rest; False: the connection is broken.
+        """Give buffers to the kernel and keep the rest; False if the connection is broken.
 
-        Then none of the bytes was sent, and the epoll reports the error.
+        If it is broken, none of the bytes was sent, and epoll reports the error.
         """
         sock = connection.sock
         assert sock is not None
@@ -349,7 +349,7 @@ class SocketTransport:
         return True
 
     def _flush(self, connection: _Connection) -> bool:
-        """Send the unsent bytes that the kernel takes; False: the connection is broken."""
+        """Send the unsent bytes that the kernel takes; False if the connection is broken."""
         sock = connection.sock
         assert sock is not None
         while connection.unsent:
@@ -389,7 +389,7 @@ class SocketTransport:
             arrivals.append(Arrival(connection.address, None, up=False))
 
     def _disconnect(self, connection: _Connection, *, in_order: bool = False) -> None:
-        """Close the socket, if any; `in_order`: so that the bytes sent still arrive."""
+        """Close the socket, if any; with `in_order` the bytes already sent still arrive."""
         connection.state = _State.WAITING
         connection.unsent.clear()
         connection.unsent_bytes = 0
@@ -410,7 +410,7 @@ class SocketTransport:
     # -- connecting
 
     def _open_new(self, address: str) -> None:
-        """Open a connection, in place of an existing one."""
+        """Open a connection, which replaces an existing one."""
         inside, self._in_call = self._in_call, True
         before = self._connections.get(address)
         connection = self._connections[address] = _Connection(address)
@@ -499,7 +499,7 @@ class SocketTransport:
             connection.pinged_ms = now
             self._send_buffers(connection, (encode_ping(int(PING_MS + PONG_MS)),))
         elif now >= connection.pinged_ms + PONG_MS:
-            self._receive(connection, now, arrivals)  # input may have been unread for long
+            self._receive(connection, now, arrivals)  # the PONG may have arrived unread
             if connection.state is _State.UP and connection.pinged_ms is not None:
                 self._fail(connection, "no answer to a PING", now, arrivals)
             return connection.due_ms if connection.state is not _State.UP else now + PING_MS

@@ -1,4 +1,4 @@
-"""What the clients need of their connections: the protocol of both transports, and its types.
+"""The interface of a client's connections, which both transports implement, and its types.
 
 A transport has one connection for each address and reconnects when it breaks. A message is sent at
 once or refused, never queued for a connection that is down; unsent bytes of a broken connection are
@@ -16,12 +16,12 @@ MAX_REPLY_BYTES = 16 * 1024 * 1024
 RECONNECT_MS = 50.0  # doubled at each failure
 RECONNECT_MS_MAX = 1_000.0
 PING_MS = 2_000.0  # of silence before a PING
-PONG_MS = 4_000.0  # after an unanswered PING the connection is dropped
+PONG_MS = 4_000.0  # without an answer to a PING, then the connection is dropped
 UNSENT_BYTES_MAX = 32 * 1024 * 1024  # of one connection: not yet taken by the kernel
 
 
 class Arrival(NamedTuple):
-    """A reply, or with `reply` None the news that a connection is up or down."""
+    """A reply or, if `reply` is None, the news that a connection is up or down."""
 
     address: str
     reply: api.Reply | None
@@ -56,16 +56,15 @@ class Transport(Protocol):
     def collect(self) -> list[Arrival]:
         """Return what has arrived; "up" precedes the replies of that connection.
 
-        Does not wait. Reconnects when that is due.
+        Does not wait. Also reconnects if a reconnect is due.
         """
         ...
 
     def sleep(self, timeout_s: float) -> None:
         """Sleep until `collect` may have something, `wake` was called or the time is over.
 
-        -1: no limit.
-
-        Uses no connection: a second thread may sleep here while the first uses the transport.
+        A timeout of -1 means no limit. Uses no connection: a second thread may sleep here while the
+        first uses the transport.
         """
         ...
 
@@ -82,16 +81,16 @@ class Transport(Protocol):
         ...
 
     def due_s(self) -> float:
-        """Return in how many seconds `collect` is due without any arrival, -1 for never."""
+        """Return the seconds after which `collect` is due even without an arrival, -1 for never."""
         ...
 
     @property
     def unsent_bytes(self) -> int:
-        """Bytes that the kernel has not taken yet, over all connections; 0 if not known."""
+        """The bytes of all connections that the kernel has not taken yet; 0 if not known."""
         ...
 
     def abandon(self) -> None:
-        """Close the descriptors in a forked child; the connections stay the parent's."""
+        """Close the descriptors in a forked child; the parent keeps its connections."""
         ...
 
     def close(self, linger_s: float = 1.0) -> None:

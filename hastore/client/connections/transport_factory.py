@@ -16,7 +16,8 @@ def make_transport(
 ) -> tuple[tuple[str, ...], Transport]:
     """Return the addresses as `tcp://HOST:PORT`, and a transport for them.
 
-    `zmq+tcp://` selects libzmq (the extra `zmq`). UsageError for a mixture, and without pyzmq.
+    `zmq+tcp://` selects libzmq (the extra `zmq`). Raises UsageError for mixed schemes, or if pyzmq
+    is not installed.
     """
     by_zmq = [address.startswith(ZMQ_SCHEME) for address in addresses]
     if not any(by_zmq):

@@ -109,12 +109,12 @@ class ZmqTransport:
             try:
                 self._woken = True
                 os.eventfd_write(self._wakeup, 1)
-            except BaseException:  # of a signal handler: it may have come before the write
+            except BaseException:  # from a signal handler, perhaps before the write
                 self._woken = False
                 raise
 
     def wait(self, timeout_s: float) -> list[Arrival]:
-        """Sleep until something arrives, `wake` was called or the time is up; return arrivals."""
+        """Return what has arrived; sleep once if there is nothing."""
         arrivals = self.collect()
         if arrivals:
             return arrivals
@@ -166,7 +166,7 @@ class ZmqTransport:
         return 0
 
     def abandon(self) -> None:
-        """Leave the sockets to pyzmq, which notices a fork."""
+        """Leave the sockets to pyzmq, which detects a fork by itself."""
         self._closed = True
 
     def collect(self) -> list[Arrival]:
@@ -190,7 +190,7 @@ class ZmqTransport:
         arrivals.append(Arrival(connection.address, None, up=connection.up))
 
     def _receive(self, connection: _Connection, arrivals: list[Arrival]) -> None:
-        frame = connection.dealer.recv(_NOBLOCK, copy=False)  # a Frame has `more`
+        frame = connection.dealer.recv(_NOBLOCK, copy=False)  # only a Frame has `more`
         header, payload = frame.bytes, b""
         if frame.more:
             frame = connection.dealer.recv(_NOBLOCK, copy=False)
@@ -205,7 +205,7 @@ class ZmqTransport:
         arrivals.append(Arrival(connection.address, reply, payload))
 
     def _note_sockets(self) -> None:
-        """List the sockets that `collect` polls: of each connection the monitor and the DEALER."""
+        """List the sockets that `collect` polls: each connection's monitor and DEALER."""
         self._polled = [
             (waiting, _POLLIN)
             for connection in self._connections.values()
@@ -220,7 +220,7 @@ class ZmqTransport:
         # With IPV6 set, libzmq uses only the IPv6 address of a name.
         dealer.setsockopt(zmq.IPV6, "[" in address)
         dealer.setsockopt(zmq.SNDHWM, 2_048)
-        # No limit: libzmq 4.3.5 aborts the process when the peer goes away at the limit.
+        # No limit: libzmq 4.3.5 aborts the process if the peer goes away at that limit.
         dealer.setsockopt(zmq.RCVHWM, 0)
         dealer.setsockopt(zmq.MAXMSGSIZE, MAX_REPLY_BYTES)
         dealer.setsockopt(zmq.RECONNECT_IVL, int(RECONNECT_MS))

@@ -6,8 +6,8 @@
         consumer.commit()
 
 A consumer reads up to the readable offset: under a synchronous master, the messages that enough
-slaves have confirmed. Messages of one queue come in its order; the queues follow in turn. While the
-caller handles messages the next ones are fetched, up to `prefetch_bytes`.
+slaves have confirmed. Messages of one queue come in order; the queues take turns. While the caller
+handles messages, the next ones are fetched, up to `prefetch_bytes`.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Consumer(Blocking):
     """Read messages and commit positions; used by one thread at a time, `close` from any.
 
     `position` is the position after the last message that `poll` has returned or an iteration has
-    yielded. A call that ends by an exception, also of a signal handler, has moved no position: the
+    yielded. A call that raises, even an exception from a signal handler, has moved no position: the
     next call returns the same messages.
     """
 
@@ -54,16 +54,17 @@ class Consumer(Blocking):
         timeout_s: float = 10.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Prepare to read; connects at the first use, raises UsageError only.
+        """Start to connect; raises only UsageError, for wrong arguments.
 
-        `group`: start from its committed positions and commit under its name; `start` is for queues
-        without one. `queues` None: all of the topic. `on_lost`: what to do when retention or a
-        failover has removed a position: raise PositionLostError, or continue at the earliest, the
-        latest, or the last common position. `timeout_s` bounds each request except `poll`.
+        `group`: start from its committed positions and commit under its name. `start` is for queues
+        without a committed position. `queues`: None reads all queues of the topic. `on_lost`: what
+        to do when retention or a failover has removed a position: raise PositionLostError, or
+        continue at the earliest, the latest, or the last common position. `timeout_s` bounds each
+        request except `poll`.
 
         A pull returns up to `max_bytes`. `prefetch_bytes` bounds the records fetched or requested
-        for the next polls; each queue may have two pulls of 16 KiB, or of one message if that is
-        larger. Small messages take about twice their bytes once decoded.
+        for the next polls. Each queue may have two pulls of 16 KiB, or of one larger message, even
+        if that exceeds the bound. Small messages take about twice their bytes once decoded.
         """
         reading = make_reading(
             topic,
@@ -117,14 +118,14 @@ class Consumer(Blocking):
     def poll(self, max_messages: int = 500, timeout_s: float = 1.0) -> list[Message]:
         """Return up to `max_messages` messages; waits up to `timeout_s` for the first.
 
-        Returns [] when none came or the consumer was closed meanwhile. PositionLostError if
-        `on_lost` is "raise": seek, then poll again. CorruptRecordError when a replica returned
-        damaged bytes: the position stays before them, and the next poll asks another replica if
-        there is one.
+        Returns [] if none came or the consumer was closed meanwhile. If a position is lost and
+        `on_lost` is "raise", raises PositionLostError: seek, then poll again. If a replica returned
+        damaged bytes, raises CorruptRecordError: the position stays before them, and the next poll
+        asks another replica if there is one.
         """
         fetcher = self._core.fetcher
         taken = self._call(self._core.poll(max_messages, timeout_s))
-        fetcher.undo = None  # last: an interrupt before this takes the messages back
+        fetcher.undo = None  # last: if interrupted before, the next call returns the same messages
         return taken
 
     def positions(self) -> dict[int, Position]:
@@ -153,7 +154,8 @@ class Consumer(Blocking):
     def seek_to_time(self, timestamp_ms: int | datetime.datetime) -> None:
         """Continue at the first message stored at or after a time, in every queue.
 
-        An int of ms since 1970 (UTC), or a datetime with a time zone; UsageError for a naive one.
+        The time is an int of ms since 1970 (UTC), or a datetime; raises UsageError for a datetime
+        without a time zone.
         """
         self._call(self._core.seek_to_time(timestamp_ms))
         self._core.fetcher.undo = None
@@ -162,8 +164,9 @@ class Consumer(Blocking):
         """Commit the positions under the group's name, as durable as any message.
 
         Raises what Producer.send_sync would; committing again is harmless. Commits nothing and
-        raises PositionBehindError when the group's position in a queue is further and this consumer
-        was not moved back by a seek or `on_lost`: consumers of one group do not share its messages.
+        raises PositionBehindError if the group's position in a queue is ahead of this consumer's,
+        unless a seek or `on_lost` moved the consumer: consumers of one group do not share its
+        messages.
         """
         self._call(self._core.commit())
 

@@ -43,7 +43,7 @@ ReadFrom = Literal["slaves", "master"]
 STARTS = ("earliest", "latest")
 READ_FROM = ("slaves", "master")
 MAX_GROUP = 255  # characters
-POLL_S = 1.0  # an iteration checks that often whether the client is closed
+POLL_S = 1.0  # how often an iteration checks whether the client is closed
 
 
 class Reading(NamedTuple):
@@ -63,8 +63,8 @@ class Reading(NamedTuple):
 class ConsumerCore(Core):
     """Read messages and commit positions.
 
-    A move by `poll` or a seek is final once the caller has set `fetcher.undo` to None, its last
-    step before it returns. If a call is interrupted before that, the next one undoes the move.
+    A move by `poll` or a seek is final once the caller has set `fetcher.undo` to None, as the last
+    step before it returns. If a call is interrupted before that, the next call undoes the move.
     """
 
     def __init__(self, requester: Requester, clock: Clock, reading: Reading) -> None:
@@ -153,7 +153,7 @@ class ConsumerCore(Core):
         self.fetcher.seek(places)
 
     def commit(self) -> Steps[None]:
-        """Commit the positions under the group's name; backwards only in sought queues."""
+        """Commit the positions; only queues that a seek or `on_lost` has moved may go back."""
         group = self._group()
         yield from self._prepare(self._timeout_s)
         places = self._positions()
@@ -170,7 +170,7 @@ class ConsumerCore(Core):
     # -- internal
 
     def _find(self, look: Callable[[], Result], timeout_s: float) -> Steps[Result]:
-        """Return the result of `look`, called until it finds something or the time is over."""
+        """Call `look` until it finds something or the time is over; return its last result."""
         requester, fetcher = self.requester, self.fetcher
         deadline = requester.deadline(timeout_s)
         fetcher.pump()
@@ -253,7 +253,7 @@ def make_reading(
     timeout_s: float,
     clock: Clock,
 ) -> Reading:
-    """Return a consumer's arguments, checked; UsageError."""
+    """Check a consumer's arguments and return them; raises UsageError."""
     check_clock("clock", clock)
     return Reading(
         text("topic", topic),
@@ -278,7 +278,7 @@ def commit_positions(
 ) -> Steps[None]:
     """Commit positions, as durable as any message; raises what Producer.send_sync would.
 
-    PositionBehindError when the group's position is further in a queue that is not in `back`.
+    Raises PositionBehindError if the group's position is ahead in a queue that is not in `back`.
     """
     wait_ms = int(min(max(1.0, timeout_s * 1000.0), 3_000.0))
     reply, _ = yield from requester.ask_master(
@@ -291,7 +291,7 @@ def commit_positions(
 
 
 def position_of(name: str, given: object) -> Position:
-    """Return a position, also from a plain queue offset; UsageError for anything else."""
+    """Return a Position for a Position or a queue offset; raises UsageError for others."""
     if not isinstance(given, Position):
         try:
             return Position(integer(name, given, 0, MAX_INT64))

@@ -1,9 +1,9 @@
-"""Fetches from a replica: one pull of each queue in flight, another replica when one stalls.
+"""Fetches messages from one replica, one pull per queue in flight; switches if it stalls.
 
-The reply to a pull is a chunk. It is decoded when the reader needs it, and while the reader takes
-those messages the next pull is in flight. So at most two pulls of each queue are held: one as
-messages, one as a chunk or in flight. `prefetch_bytes` bounds the sum over the queues, by the size
-that a pull asks for (at least 16 KiB, and at least one message).
+The reply to a pull is a chunk. It is decoded when the reader needs it. While the reader takes these
+messages, the next pull is in flight. So each queue holds at most two pulls: one as messages, one as
+a chunk or in flight. `prefetch_bytes` bounds the sum over all queues: it limits the bytes that each
+pull requests, but to no less than 16 KiB or one message.
 
 Slaves are asked first. The fetcher switches to another replica when the connection breaks, when the
 replica does not answer, or when its readable offset has not moved for a second while another's is
@@ -24,7 +24,7 @@ from hastore.errors import PositionLostError
 from hastore.protocol import api
 
 WAIT_MS = 1_000  # of a long poll
-ANSWER_MS = 1_500.0  # more without an answer: switch to another replica
+ANSWER_MS = 1_500.0  # after WAIT_MS and this time without an answer: switch to another replica
 REFRESH_MS = 1_000.0
 RETRY_MS = 50.0
 PUMP_MS = 1.0  # between reads from the network while messages are available
@@ -53,8 +53,8 @@ class Fetcher:
         self._prefer_master = prefer_master
         self.queues: dict[int, QueueReader] = {}
         self.undo: list[tuple[QueueReader, Position | Message]] | None = None
-        # Queues that a seek or `on_lost` has moved since the last commit; those of the last seek
-        # before it is final.
+        # `sought`: queues that a seek or `on_lost` has moved since the last commit. `_seeking`: the
+        # queues of the last seek, until that is final.
         self.sought: set[int] = set()
         self._seeking: frozenset[int] = frozenset()
         self.policy = "raise"
@@ -69,12 +69,12 @@ class Fetcher:
     def take(self, most: int) -> list[Message]:
         """Take messages from the queues in turn, starting with another queue each time.
 
-        `undo` then has each queue's position before. The caller sets it to None once the messages
-        are delivered; until then `recover` takes them back.
+        `undo` then has the position that each queue had before. The caller sets it to None once the
+        messages are delivered; until then `recover` restores these positions.
 
         Raises PositionLostError or CorruptRecordError for a queue whose valid messages are all
-        taken, if no other queue had messages before it. After damage the queue's next pull, from
-        the reader's position, goes to another replica if there is one.
+        taken, if the queues before it had none. After damage, the queue's next pull starts at the
+        reader's position, and goes to another replica if there is one.
         """
         taken: list[Message] = []
         moved: list[tuple[QueueReader, Position | Message]] = []
@@ -91,7 +91,7 @@ class Fetcher:
         return taken
 
     def find_ready(self) -> QueueReader | None:
-        """Return a queue with decoded messages, None when there is none; raises as `take`."""
+        """Return a queue with decoded messages, None if there is none; raises as `take` does."""
         for queue in self._in_turn():
             if self._has_ready(queue):
                 return queue
@@ -99,7 +99,7 @@ class Fetcher:
         return None
 
     def seek(self, places: Mapping[int, Position]) -> None:
-        """Continue at these positions; the caller sets `undo` to None as after `take`."""
+        """Continue at these positions; as after `take`, the caller sets `undo` to None."""
         queues = [self.queues[queue_id] for queue_id in places if queue_id in self.queues]
         self.undo = [(queue, queue.current) for queue in queues]
         self._seeking = frozenset(queue.queue_id for queue in queues)
@@ -128,7 +128,7 @@ class Fetcher:
             yield queues[(self._first_queue + index) % len(queues)]
 
     def _has_ready(self, queue: QueueReader) -> bool:
-        """Whether a queue has decoded messages; decodes its chunk, after asking for the next."""
+        """Whether a queue has messages; first sends its next pull and decodes its chunk, if any."""
         if queue.taken < len(queue.ready):
             return True
         chunk = queue.chunk
@@ -175,7 +175,7 @@ class Fetcher:
         return 0.0 if arrived else max(0.0, wait_ms) / 1000.0
 
     def _ask(self, queue: QueueReader, now: float) -> float:
-        """Send the pull that is due; returns in how many ms to call again."""
+        """Send the queue's next pull if it is due; returns the ms until the next call is due."""
         if queue.rid is not None or queue.chunk is not None:
             return REFRESH_MS
         if queue.lost is not None or queue.damage is not None:
@@ -243,14 +243,15 @@ class Fetcher:
                 self._switch_replica()  # a slave may lag: only the master knows the end
         elif status is api.PullStatus.HISTORY_DIFFERS:
             common = reply.common or Position(reply.min_queue_offset)
-            text = f"of a record that a failover cut away; {common.queue_offset} is still valid"
+            text = f"after a record that a failover cut away; {common.queue_offset} is still valid"
             self._lose_position(queue, text, reply, common)
 
     def _pulled_nothing_ahead(self, queue: QueueReader, status: api.PullStatus) -> None:
         """Handle a reply without records to a pull ahead of the reader.
 
-        A loss that it reports is of the fetch position, not of the reader's. The reader's position
-        is asked for once its messages are taken, or at once when a failover has cut them away.
+        A loss that it reports concerns the fetch position, not the reader's. A later pull asks for
+        the reader's position: at once if a failover has cut the log, else after the reader has
+        taken its messages.
         """
         if status is api.PullStatus.HISTORY_DIFFERS:
             queue.seek(queue.next)
@@ -307,7 +308,7 @@ class Fetcher:
         self._seen_readable = -1
 
     def _switch_replica(self) -> None:
-        """Switch to another replica; pulls in flight are sent again to that one."""
+        """Switch to another replica, which gets the pulls in flight again."""
         if self.source is not None:
             self._rejected.add(self.source)
         self.source = None

@@ -1,7 +1,7 @@
-"""The committed positions of all consumer groups: read, written, and converted to RocketMQ's file.
+"""Reads and writes the committed positions of all groups; converts from and to RocketMQ's file.
 
-A RocketMQ broker keeps them in `config/consumerOffset.json`, as TOPIC@GROUP -> queue -> offset. A
-queue offset means the same message on both sides, so a consumer continues where it was.
+A RocketMQ broker keeps its positions in `config/consumerOffset.json`, as TOPIC@GROUP -> queue ->
+offset. A queue offset means the same message on both sides, so a consumer continues where it was.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from hastore.protocol.positions import PositionMap, decode_commit
 Offsets = dict[int, int]  # queue -> the next queue offset
 MAX_QUEUES = 1_024  # of a commit
 _TABLE = "offsetTable"
-# RocketMQ writes numbers as keys, which is not JSON. Strings are matched to be left unchanged.
+# RocketMQ writes numbers as keys, which is not JSON. Strings match too, to be left unchanged.
 _NUMBER_KEY = re.compile(r'("(?:\\.|[^"\\])*")|([{,]\s*)(\d+)(\s*:)')
 _names: msgspec.json.Decoder[tuple[api.Group, api.Name]] = msgspec.json.Decoder(
     tuple[api.Group, api.Name]
@@ -44,7 +44,7 @@ _names: msgspec.json.Decoder[tuple[api.Group, api.Name]] = msgspec.json.Decoder(
 
 
 def parse_offsets(text: str) -> dict[tuple[str, str], Offsets]:
-    """Return (group, topic) -> queue -> offset of RocketMQ's file; UsageError names the mistake.
+    """Return (group, topic) -> queue -> offset of RocketMQ's file; raises UsageError.
 
     Queues without a position (an offset below 0) are left out.
     """
@@ -53,7 +53,7 @@ def parse_offsets(text: str) -> dict[tuple[str, str], Offsets]:
         table = json.loads(plain)[_TABLE]
         entries = [(str(key), dict(queues)) for key, queues in table.items()]
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise UsageError(f"no consumerOffset.json of RocketMQ: {error!r}") from error
+        raise UsageError(f"this is not a consumerOffset.json of RocketMQ: {error!r}") from error
     found: dict[tuple[str, str], Offsets] = {}
     for key, queues in entries:
         topic, _, group = key.partition("@")
@@ -75,7 +75,7 @@ def format_offsets(positions: Mapping[tuple[str, str], Offsets]) -> str:
 
 
 def fit(offsets: Offsets, ranges: Mapping[int, tuple[int, int]]) -> Offsets:
-    """Return the offsets, moved into each queue's range as a broker would correct them.
+    """Return the offsets, moved into each queue's range, as a broker would do.
 
     A queue that the log does not have is left out.
     """
@@ -158,7 +158,7 @@ class Positions(Blocking):
         timeout_s: float = 10.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Start to connect; UsageError for wrong arguments."""
+        """Start to connect; raises UsageError for wrong arguments."""
         addresses = parse_bootstrap(bootstrap)
         check_clock("clock", clock)
         limit_s = seconds("timeout_s", timeout_s)
@@ -172,14 +172,15 @@ class Positions(Blocking):
     def commit(self, group: str, topic: str, offsets: Offsets, *, allow_back: bool = False) -> None:
         """Commit positions, as durable as any message; raises what Producer.send_sync would.
 
-        If one would move back without `allow_back`, commits nothing and raises PositionBehindError.
+        If a position would move back, and `allow_back` is False, commits nothing and raises
+        PositionBehindError.
         """
         self._run(self._core, self._core.commit(group, topic, offsets, allow_back))
 
     def all(self) -> dict[tuple[str, str], Offsets]:
         """Return every group's positions in every topic, read from the topic of commits.
 
-        ClientError when a commit in it cannot be read.
+        Raises ClientError if a commit in that topic cannot be read.
         """
         return self._run(self._core, self._core.all())
 

@@ -23,9 +23,9 @@ class Chunk(NamedTuple):
 class QueueReader:
     """One queue: `current` is the reader's position, `fetch` that of the next pull.
 
-    `current` is a Position, or the last message before it. Everything else was fetched after it and
-    may be dropped and fetched again. `fetch` is None while the next pull must wait until the reader
-    has taken everything: it then begins at the reader's position.
+    `current` is a Position, or the last message that the reader has taken. Everything else was
+    fetched after it and may be dropped and fetched again. `fetch` is None while the next pull must
+    wait until the reader has taken everything: that pull then begins at the reader's position.
     """
 
     queue_id: int
@@ -34,7 +34,7 @@ class QueueReader:
     chunk: Chunk | None = None
     ready: list[Message] = field(default_factory=list)  # decoded
     taken: int = 0  # of `ready`
-    damage: CorruptRecordError | None = None  # of the bytes after them
+    damage: CorruptRecordError | None = None  # of the bytes after `ready`
     rid: int | None = None
     sent_ms: float = 0.0
     not_before_ms: float = 0.0
@@ -76,7 +76,7 @@ class QueueReader:
         return messages
 
     def take_chunk(self) -> bytes:
-        """Return the chunk's bytes, b"" when there is none; they are not checked."""
+        """Return the chunk's bytes, unchecked; b"" if there is no chunk."""
         chunk, self.chunk = self.chunk, None
         if chunk is None:
             return b""
@@ -91,8 +91,8 @@ class QueueReader:
             last = self.ready[-1].offset if self.ready else None
             if len(self.ready) == chunk.number and chunk.after.offset in (None, last):
                 return
-            text = f"a reply does not hold the {chunk.number} messages that it states"
+            text = f"a reply states {chunk.number} messages but does not hold them"
             damage = CorruptRecordError(text)
             self.ready = []
         self.damage = damage
-        self.rid = self.fetch = None  # a pull after the damage may be in flight
+        self.rid = self.fetch = None  # drops a pull after the damage

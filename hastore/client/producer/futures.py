@@ -9,7 +9,7 @@ first waiter or callback, and builds the result from the node's answer when it i
 The change of `_state` is the one step that ends it. An interrupt before that step leaves the Future
 pending; an interrupt after it leaves a notification to be repeated, which does no harm. No waiter
 is missed: a waiter makes `_observers`, then reads the state; the driver changes the state, then
-reads `_observers`. One of the two sees the other.
+reads `_observers`. At least one of the two sees the change of the other.
 
 Slots avoid a crash of CPython 3.11: it makes an instance's dict at a write that finds no room in
 the class's shared keys, and a garbage collection may run in the middle. If a finalizer then lets
@@ -41,10 +41,10 @@ _making = threading.RLock()  # reentrant: a finalizer that runs inside may wait 
 
 
 class Outcome(Protocol):
-    """What a put ends in. The methods that end it return whether `notify` must follow."""
+    """The outcome of a put. The methods that end it return whether `notify` must be called."""
 
     def settle(self, topic: str, reply: PutDone, begin: int, end: int | None = None) -> bool:
-        """End it with the stored record at place `begin` of a reply, or all up to `end`."""
+        """End it with the stored record at index `begin` of a reply, or with all up to `end`."""
         ...
 
     def succeed(self, value: Any) -> bool:
@@ -71,10 +71,11 @@ class _Observers:
 
     def __init__(self) -> None:
         self.ended = LocklessCondition()
-        self.calls: list[list[Callable[[Any], object]]] = []  # the thread that empties one calls it
+        # One callback in each list: the thread that pops it calls it.
+        self.calls: list[list[Callable[[Any], object]]] = []
         self.condition: threading.Condition | None = None  # made when the stdlib asks for it
         self.waiters: list[Any] = []  # the stdlib's
-        self.notified = False  # the stdlib's waiters
+        self.notified = False  # whether the stdlib's waiters were notified
 
 
 class SendFuture(Future[Value]):
@@ -83,7 +84,7 @@ class SendFuture(Future[Value]):
     __slots__ = ("_exception", "_observers", "_receipt", "_result", "_state")
 
     def __init__(self) -> None:
-        """Make a pending Future; the other attributes of the stdlib's are made on demand."""
+        """Make a pending Future; the stdlib's other attributes are made on demand."""
         self._state = _PENDING
         self._exception: BaseException | None = None
         self._receipt: tuple[str, PutDone, int, int | None] | None = None
@@ -123,7 +124,7 @@ class SendFuture(Future[Value]):
         return self._state == _FINISHED
 
     def result(self, timeout: float | None = None) -> Value:
-        """Return the result after at most `timeout` seconds; raises the put's exception."""
+        """Return the result, waiting at most `timeout` seconds; raises the put's exception."""
         if self._state != _FINISHED:
             self._wait(timeout)
         failure = self._exception
@@ -131,7 +132,7 @@ class SendFuture(Future[Value]):
             try:
                 raise failure
             finally:
-                del self, failure  # else the traceback makes a cycle
+                del self, failure  # else the traceback and the frame make a cycle
         receipt = self._receipt
         if receipt is not None:
             self._result = results_of(*receipt)
@@ -146,17 +147,17 @@ class SendFuture(Future[Value]):
         return self._exception
 
     def add_done_callback(self, fn: Callable[[Future[Value]], object]) -> None:
-        """Call `fn` with this Future when it has ended: in the producer's thread, or at once."""
+        """Call `fn` with this Future in the producer's thread, or here if it has already ended."""
         call: list[Callable[[Any], object]] = [fn]
         self._get_observers().calls.append(call)
         if self._state == _FINISHED:
             self._make_call(call)
 
     def settle(self, topic: str, reply: PutDone, begin: int, end: int | None = None) -> bool:
-        """End it with the stored record at place `begin` of a reply, or all up to `end`."""
+        """End it with the stored record at index `begin` of a reply, or with all up to `end`."""
         self._receipt = (topic, reply, begin, end)
         if self._exception is not None:
-            self._exception = None  # of an interrupted `fail`
+            self._exception = None  # from an interrupted `fail`
         self._state = _FINISHED
         return self._observers is not None
 
@@ -188,7 +189,7 @@ class SendFuture(Future[Value]):
     def notify(self) -> None:
         """Notify waiters and callbacks; a second call does no harm.
 
-        Called by the driver's thread, in which no exception of a signal handler is raised.
+        Called by the driver's thread, where no signal handler runs.
         """
         observers = self._observers
         if observers is None:
@@ -234,7 +235,7 @@ class SendFuture(Future[Value]):
 
 
 def results_of(topic: str, reply: PutDone, begin: int, end: int | None) -> Any:
-    """Return the result of the record at place `begin` of a reply, or a list of all up to `end`."""
+    """Return the result of the record at index `begin` of a reply, or a list of all up to `end`."""
     if end is None:
         return result_of(topic, reply, begin)
     return [result_of(topic, reply, place) for place in range(begin, end)]

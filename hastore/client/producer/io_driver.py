@@ -8,20 +8,20 @@ Meanwhile the thread sleeps on a descriptor of its own.
     by callers       the thread is idle; a caller sleeps on the transport during its put
 
 A caller takes over by taking `_driving`. The thread takes over again when a caller leaves work
-unfinished, when another thread sends, and when no caller came for IDLE_S. The driver holds
+unfinished, when another thread sends, and when no caller has come for IDLE_S. The driver holds
 `_driving`: a caller also while it sleeps, the thread only while it works.
 
 Both settle Futures and notify `_progress`. The thread alone notifies the waiters of Futures: Python
-runs signal handlers in the main thread, so no exception of a handler interrupts that.
+runs signal handlers in the main thread, so no handler's exception interrupts that.
 
-An exception of a signal handler (KeyboardInterrupt) may interrupt a driving caller between any two
-instructions. Its put stays admitted: within IDLE_S the thread takes over, restarts the core (see
-`SendCore`), which drops the connection to the master, and goes on with the put. An interrupt
-between `admit` and `wake` leaves the put to the next wake-up. A handler that calls the producer
-itself may wait for a lock that the interrupted call holds.
+An exception from a signal handler (KeyboardInterrupt) may interrupt a driving caller between any
+two instructions. Its put stays admitted: within IDLE_S the thread takes over, restarts the core
+(see `SendCore`), which drops the connection to the master, and goes on with the put. An interrupt
+between `admit` and `wake` leaves the put to the next wake-up. A handler that calls the producer may
+wait for ever, for a lock that the interrupted call holds.
 
-Nothing here or below refers to the Producer. When the Producer is dropped, the thread goes on until
-all is settled, at the latest when the delivery timeout is over, and ends.
+Neither this module nor the modules that it uses refer to the Producer. When the Producer is
+dropped, the thread goes on until all is settled, at most for the delivery timeout, and then ends.
 """
 
 from __future__ import annotations
@@ -84,22 +84,22 @@ class IoDriver:
         self._thread.start()
 
     def wake(self) -> None:
-        """Make the driver look again; any thread, after it has made its change."""
+        """Make the driver look for work; any thread calls this after it has made a change."""
         self._transport.wake()
         if self._callers_drive and not self._caller_is_driving:
             os.eventfd_write(self._idle_event, 1)
 
     def drive_from_caller(self, future: SendFuture[Any]) -> None:
-        """Run the core until the future has ended, if its put is alone; else wake the driver.
+        """Run the core until the future ends, if no other put is under way; else wake the driver.
 
-        The put was admitted before. Returns early when the driver is stopped, and when other
-        Futures have ended, whose waiters the thread must notify.
+        The put was admitted before. Returns early if the driver is stopped, or if other Futures
+        have ended: the thread must notify their waiters.
         """
         core = self.core
         if self._driving.locked():
             self.wake()
         else:
-            # A `with` statement: CPython handles no signal between taking the lock and the block.
+            # `with`: CPython runs no signal handler between taking the lock and the block.
             with self._driving:
                 try:
                     if not core.interrupted and core.under_way() <= 1:
@@ -114,7 +114,7 @@ class IoDriver:
                             if self._progress.sleepers:
                                 self._progress.notify_all()
                 finally:
-                    # First: from here on `wake` wakes the idle thread.
+                    # First, so that `wake` wakes the idle thread from here on.
                     self._caller_is_driving = False
                     if core.interrupted or core.under_way():
                         self._callers_drive = False
@@ -134,7 +134,7 @@ class IoDriver:
         self._wait_for(has_room)
 
     def wait_found(self, timeout_s: float) -> bool:
-        """Wait until a master was found; False when the time is up first."""
+        """Wait until a master was found; False if the time is up first."""
         self._wait_for(lambda: self.core.master_found or self._window.closed, timeout_s)
         return self.core.master_found
 
@@ -158,7 +158,10 @@ class IoDriver:
             self._thread.join(timeout_s)
 
     def detach(self) -> str:
-        """Let the thread end once all is settled; returns what is not. Does not lock or wait."""
+        """Let the thread end once all is settled; return what is unsettled, as a text.
+
+        Takes no lock and does not wait.
+        """
         if self._forked:
             return ""
         lost = self.core.unacknowledged()
@@ -186,7 +189,7 @@ class IoDriver:
 
     def _refuse_own_thread(self) -> None:
         if threading.current_thread() is self._thread:
-            raise ClientError("a Future's callback runs in the thread that it would wait for")
+            raise ClientError("a Future's callback must not wait: the producer's thread runs it")
 
     # -- the thread
 
@@ -194,7 +197,7 @@ class IoDriver:
         """Drive until stopped, or detached with nothing under way; then settle the rest."""
         try:
             self._drive()
-        except BaseException as failure:  # goes to all waiting and later calls: none hangs
+        except BaseException as failure:  # all waiting and later calls get it: none hangs
             log.exception("ProducerSender died")
             self._end(failure)
         else:

@@ -1,6 +1,6 @@
 """A condition variable without a lock of its own.
 
-The methods of threading.Condition are Python code: an exception of a signal handler may leave the
+The methods of threading.Condition are Python code: an exception from a signal handler may leave the
 lock taken for good, and a finalizer that needs the lock may run in the thread that holds it. Here
 each waiting thread has a SimpleQueue of its own, whose `put` is one step that never blocks.
 """
@@ -14,7 +14,10 @@ from hastore.clock import SYSTEM_CLOCK
 
 
 class LocklessCondition:
-    """Notify after each change that a thread may wait for; `sleepers` is empty when none waits."""
+    """Call `notify_all` after each change that a thread may wait for.
+
+    `sleepers` is empty when no thread waits.
+    """
 
     __slots__ = ("sleepers",)
 
@@ -24,7 +27,7 @@ class LocklessCondition:
     def notify_all(self) -> None:
         """Make all waiting threads check again; any thread, also a finalizer or signal handler."""
         for sleeper in tuple(self.sleepers):
-            if sleeper.empty():  # else it is about to check again anyway
+            if sleeper.empty():  # else that thread is about to check again anyway
                 sleeper.put(None)
 
     def wait_for(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:

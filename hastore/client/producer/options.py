@@ -1,4 +1,4 @@
-"""How a producer sends: its constructor's arguments, checked."""
+"""How a producer sends: the checked arguments of its constructor."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from hastore.client.arguments import flag, integer, number, refusal, seconds
 from hastore.protocol.api import MAX_MESSAGE_BYTES, WINDOW
 
 Acks = Literal[0, 1, "all"] | None
-_ACKS = {None: None, 0: 0, 1: 1, "all": -1}  # as the protocol has them
+_ACKS = {None: None, 0: 0, 1: 1, "all": -1}  # the codes of the protocol
 BATCH_BYTES = 256 * 1024
 
 
@@ -35,7 +35,7 @@ def make_options(
     delivery_timeout_s: float,
     idempotent: bool,
 ) -> SendOptions:
-    """Return the checked options; UsageError."""
+    """Check the arguments and return the options; raises UsageError."""
     if type(acks) not in (int, str, type(None)) or acks not in _ACKS:
         raise refusal("acks", acks, '0, 1, "all" or None')
     return SendOptions(

@@ -36,7 +36,7 @@ _TOPICS_KEPT = 1_024
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
-    """A message for `send_batch`; takes the arguments of `send`, UsageError for others."""
+    """A message for `send_batch`; takes the arguments of `send`, raises UsageError for others."""
 
     body: bytes
     key: str | bytes | None = None
@@ -62,7 +62,7 @@ class OutgoingMessage:
 
 
 class Draft(NamedTuple):
-    """A checked message without its number, and without its queue if the caller named none."""
+    """A checked message, not yet numbered; `queue` is None if the caller named none."""
 
     body: bytes
     key: str | None
@@ -74,9 +74,9 @@ class Preparer:
     """Check and encode one producer's messages; may be shared between threads."""
 
     def __init__(self, address: str, options: SendOptions) -> None:
-        """Set each message's bornHost: the local address of a connection to `address`, a node.
+        """Set each message's bornHost: the local address of a connection to the node at `address`.
 
-        A host name is looked up in the background; messages sent before it is known carry zeros.
+        A host name is looked up in the background; until it is known, bornHost is zeros.
         """
         self.producer_id = secrets.token_hex(8)
         encoder = RecordEncoder(self.producer_id if options.idempotent else None, NO_HOST)
@@ -94,7 +94,7 @@ class Preparer:
         self.encode = self._encoder.encode
 
     def check(self, topic: str, body: bytes) -> bytes:
-        """Return the body; MessageIllegalError for a topic or body that no master would take."""
+        """Return the body; raises MessageIllegalError if no master would take body or topic."""
         try:
             is_known = topic in self._topics
         except TypeError:  # a list, for instance: refused below
@@ -114,7 +114,7 @@ class Preparer:
         return body
 
     def choose_queue(self, topic: str, key: str | None, queues: int) -> int:
-        """Return the queue of the key; without a key the queues follow in turn."""
+        """Return the key's queue; without a key, each queue in turn."""
         if key is not None:
             return zlib.crc32(key.encode("utf-8", "surrogateescape")) % queues
         count = self._next_queue.get(topic, 0)
@@ -130,7 +130,7 @@ class Preparer:
         properties: Properties,
         queue: int | None,
     ) -> Draft:
-        """Return the checked message; UsageError, MessageIllegalError."""
+        """Return the checked message; raises UsageError, MessageIllegalError."""
         body = self.check(topic, body)
         pairs = pairs_of(key, tags, properties)
         queue_id = None if queue is None else queue_of("queue", queue)
@@ -173,23 +173,23 @@ _ONE_BODY = (str, bytes, bytearray, memoryview)
 
 
 def body_of(name: str, body: object) -> bytes:
-    """Return a body as bytes; UsageError for other types."""
+    """Return a body as bytes; raises UsageError for other types."""
     if isinstance(body, bytes | bytearray | memoryview):
         return bytes(body)
     raise refusal(name, body, _BODY)
 
 
 def queue_of(name: str, queue: object) -> int:
-    """Return a queue's number; UsageError for anything else."""
+    """Return a queue id; raises UsageError for anything else."""
     return integer(name, queue, 0, MAX_INT32)
 
 
 def pairs_of(
     key: str | bytes | None, tags: str | None, properties: Properties
 ) -> list[tuple[str, str]]:
-    """Return a message's properties, the key first; UsageError.
+    """Return a message's properties, the key first; raises UsageError.
 
-    A key may be bytes of UTF-8. HS_PID and HS_SEQ are refused: hastore sets them.
+    A key may be bytes of UTF-8. HS_PID and HS_SEQ are refused, because hastore sets them.
     """
     pairs: list[tuple[str, str]] = []
     if key is not None:
@@ -206,7 +206,7 @@ def pairs_of(
 
 
 def _pairs_in(argument: str, properties: object) -> list[tuple[str, str]]:
-    """Return the pairs of an argument, with names and values that are str; UsageError."""
+    """Return the (name, value) pairs of an argument, all str; raises UsageError."""
     if isinstance(properties, Mapping):
         given = list(properties.items())
     elif isinstance(properties, Iterable) and not isinstance(properties, _ONE_BODY):
@@ -223,7 +223,7 @@ def _pairs_in(argument: str, properties: object) -> list[tuple[str, str]]:
         if type(value) is not str or not value.isascii():
             value = value_text(f"{argument}[{name!r}]", value)
         if name in _RESERVED:
-            raise UsageError(f"{argument}: {' and '.join(_RESERVED)} are hastore's own")
+            raise UsageError(f"{argument}: {' and '.join(_RESERVED)} are reserved for hastore")
         pairs.append((name, value))
     return pairs
 

@@ -40,10 +40,10 @@ __all__ = ["Acks", "OutgoingMessage", "Producer", "Properties"]
 class Producer(Closable):
     """Send messages; safe to share between threads.
 
-    Each message carries the producer's random id and a sequence number, so a retry is stored once,
-    also by another master (`idempotent`). At most `max_in_flight` (1 to 1 024) messages are
-    unsettled; further sends wait. A message that is not settled within `delivery_timeout_s` ends
-    with its last status, or as OutcomeUnknown.
+    With `idempotent`, each message carries the producer's random id and a sequence number, so a
+    retry is stored only once, even by another master. At most `max_in_flight` (1 to 1 024) messages
+    are unsettled; further sends wait. A message that is not settled within `delivery_timeout_s`
+    fails with its last status, or with OutcomeUnknown.
 
     A producer that is dropped without `close` warns (ResourceWarning); its thread goes on with the
     messages under way. In a forked child it raises ClientError. It cannot be pickled or copied.
@@ -62,12 +62,12 @@ class Producer(Closable):
         idempotent: bool = True,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Start the sending thread, which connects; raises UsageError only.
+        """Start to connect, and start the sending thread; raises only UsageError.
 
-        `acks`: 0 no answer, 1 the master's, "all" after the group's `acks` slaves have it, None the
-        master's default ("all" under a SYNC_MASTER). `sync_flush`: confirm after the disk's sync.
-        `linger_ms`: how long a message may wait for others while its frame is not full
-        (`batch_bytes`, 256 messages).
+        `acks`: who confirms a message. 0: no node; 1: the master; "all": also the group's `acks`
+        slaves; None: the master's default ("all" under a SYNC_MASTER). `sync_flush`: confirm after
+        the sync to disk. `linger_ms`: how long a message may wait for others while its frame is not
+        full (`batch_bytes`, 256 messages).
         """
         options = make_options(
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
@@ -81,7 +81,7 @@ class Producer(Closable):
         self._driver = IoDriver(addresses, options, self._window, clock)
         self._lifecycle = Lifecycle(describe("Producer", addresses), self._driver.abandon)
         self._lifecycle.watch(self, self._driver.detach)
-        # An interrupted `close` leaves the thread to this finalizer.
+        # If `close` is interrupted, this finalizer ends the thread.
         weakref.finalize(self, self._driver.detach).atexit = False
         self._driver.start()
 
@@ -112,10 +112,10 @@ class Producer(Closable):
     ) -> Future[SendResult]:
         """Send a message; the Future ends with its SendResult or an exception of hastore.errors.
 
-        The same key always goes to the same queue; without key and `queue` the queues follow in
-        turn. Raises MessageIllegalError at once for a message that no master would take, and
-        UnreachableError when no master was found within the delivery timeout (then the number of
-        queues is not known).
+        The same key always goes to the same queue; without `key` and `queue`, the queues take
+        turns. Raises MessageIllegalError at once for a message that no master would take, and
+        UnreachableError if no master was found within the delivery timeout (only a master states
+        the number of queues).
         """
         future = self._send(topic, body, key, tags, properties, queue)
         self._driver.wake()
@@ -147,7 +147,7 @@ class Producer(Closable):
         *,
         queue: int | None = None,
     ) -> Future[list[SendResult]]:
-        """Send messages in their order in as few frames as possible; the Future has all results.
+        """Send messages in order, in as few frames as possible; the Future has all results.
 
         `queue` is for messages that name none. A batch is not atomic: when the Future ends with an
         exception, some of its messages may be stored.
@@ -160,15 +160,15 @@ class Producer(Closable):
         return _joined(parts)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all messages sent so far are settled; False when `timeout_s` is over first."""
+        """Wait until all messages sent so far are settled; False if `timeout_s` is over first."""
         self._lifecycle.check()
         return self._driver.flush(waiting_limit("timeout_s", timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
-        """Wait for unsettled messages, at most `timeout_s` or the delivery timeout, and end.
+        """Wait for unsettled messages, at most `timeout_s` or the delivery timeout, then end.
 
-        A message that is not settled by then ends with its last status, or as OutcomeUnknown. Does
-        nothing in a forked child.
+        A message that is not settled by then fails with its last status, or with OutcomeUnknown.
+        Does nothing in a forked child.
         """
         limit_s = waiting_limit("timeout_s", timeout_s)
         first = self._lifecycle.close()
@@ -196,7 +196,7 @@ class Producer(Closable):
     ) -> SendFuture[SendResult]:
         """Admit a message; the caller then wakes or runs the driver."""
         window, preparer = self._window, self._preparer
-        if window.closed:  # before the lock, which a fork may have left taken
+        if window.closed:  # before the lock, which may stay taken in a forked child
             self._lifecycle.check()
         body = preparer.check(topic, body)
         pairs, text = _NO_PAIRS, None

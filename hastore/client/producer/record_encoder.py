@@ -25,7 +25,7 @@ from hastore.record.properties import encode_properties
 
 _TOPICS_KEPT = 1_024
 _LENGTH = struct.Struct(">H")
-# A header between IPv4 hosts: seven values to pack instead of seventeen, the others are zero.
+# The header between IPv4 hosts: seven values to pack instead of seventeen; the others are zero.
 _FRONT = header_struct(
     *("unsigned_size", "magic", "body_crc", "queue_id", "born_timestamp_ms", "born_host"),
     "body_length",
@@ -35,7 +35,7 @@ _FRONT = header_struct(
 class RecordEncoder:
     """Encode one producer's messages; thread-safe.
 
-    With `producer_id` None records have no HS_PID and HS_SEQ: a retry cannot be recognised as one.
+    With `producer_id` None, records have no HS_PID and HS_SEQ: a node cannot recognise a retry.
     """
 
     def __init__(self, producer_id: str | None, born_host: Host) -> None:
@@ -46,8 +46,8 @@ class RecordEncoder:
         if producer_id is not None:
             self._numbered = f"{PRODUCER_ID}\x01{producer_id}\x02{SEQUENCE}\x01".encode()
         self._topics: dict[str, bytes] = {}
-        # Of the last message without properties: topic, length of its number, and the bytes between
-        # body and number. One tuple, replaced at once, because other threads encode too.
+        # The last message without properties: its topic, the length of its sequence number, and the
+        # bytes between body and number. One tuple, replaced at once: other threads encode too.
         self._last: tuple[str | None, int, bytes] = None, 0, b""
 
     def learn_host(self, born_host: Host) -> None:
@@ -65,7 +65,7 @@ class RecordEncoder:
         sequence: int,
         born_timestamp_ms: int,
     ) -> bytes:
-        """Return the record; MessageIllegalError when no record can hold the message."""
+        """Return the record; raises MessageIllegalError if no record can hold the message."""
         number = b"%d\x02" % sequence if self._numbered else b""
         if not pairs:
             known, digits, tail = self._last

@@ -1,4 +1,4 @@
-"""The producer's core: finds the master, sends in order, settles. It has no thread, never waits.
+"""The producer's core: finds the master, sends in order, settles. It has no thread and never waits.
 
     unsent --transmit--> frames in flight --reply--> settled
        ^                       |
@@ -10,11 +10,11 @@ reply has arrived, an entry was admitted or a deadline is due, and then notifies
 
 One run of frames goes to one master over one connection (protocol/api.py, "Runs"). Any break in the
 sequence rolls the unsettled entries back and begins a new run, so the log keeps the order of the
-sequence numbers. A refusal means that this attempt stored nothing. A frame without an answer makes
-its entries unknown for good: they may end as OutcomeUnknown, never as certainly not stored.
+sequence numbers. A refusal means that this attempt stored nothing. Once a frame gets no answer, its
+entries are marked unknown: they may end as OutcomeUnknown, but never as NotStoredError.
 
-An exception of a signal handler may interrupt `run_once` or `send_now` anywhere. The next call then
-restarts from the window's entries, which alone say what is unsettled.
+An exception from a signal handler may interrupt `run_once` or `send_now` anywhere. Then the next
+call restarts from the window's entries, the only record of what is unsettled.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from hastore.protocol import api
 log = logging.getLogger(__name__)
 
 MAX_FRAMES = 8
-SMALL_FRAMES = 2  # with so many in flight only full frames are sent; messages gather meanwhile
+SMALL_FRAMES = 2  # with so many in flight, only full frames are sent, so messages gather
 MAX_FRAME_RECORDS, SMALL_WINDOW = 256, 16
-LATE_MS = 300.0  # after that without an answer the client asks which node is master
+LATE_MS = 300.0  # without an answer; then the client asks which node is master
 ASK_MS = 100.0
 ATTEMPT_MS = 3_000  # how long a node may wait for a confirmation
 ATTEMPT_SLACK_MS = 1_000.0
-LAST_TRY_MS = 50.0  # before its deadline a refused entry is no longer tried
+LAST_TRY_MS = 50.0  # this close to its deadline a refused entry is not sent again
 PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
 _NEVER = float("inf")
@@ -53,8 +53,8 @@ _UNCONFIRMED = (Status.FLUSH_SLAVE_TIMEOUT, Status.FLUSH_DISK_TIMEOUT)
 class SendCore:
     """Send the window's entries to the master until they are settled.
 
-    `ended`: settled Outcomes that are to be notified. `master_found`: at least once. `flush_to`:
-    the sequence number below which entries do not linger.
+    `ended`: settled Outcomes that are to be notified. `master_found`: a master was found at least
+    once. `flush_to`: entries below this sequence number do not linger.
     """
 
     def __init__(
@@ -71,8 +71,8 @@ class SendCore:
         self._unsent: deque[Entry] = deque()
         self._frames: dict[int, Frame] = {}
         self._rids = itertools.count(1)
-        # One half of the window is in flight while the other half is made; a small window is faster
-        # in one frame.
+        # One half of the window is in flight while callers fill the other half; a small window is
+        # faster in one frame.
         share = window.limit // 2 if window.limit > SMALL_WINDOW else window.limit
         self._frame_records = min(MAX_FRAME_RECORDS, share)
         self._attempt_ms = int(max(1.0, min(ATTEMPT_MS, options.delivery_timeout_ms)))
@@ -98,7 +98,7 @@ class SendCore:
         self.interrupted = False
 
     def send_now(self, now: float) -> None:
-        """Send the admitted entries as far as the connection takes them; `run_once` follows."""
+        """Send admitted entries as far as the connection takes them; then call `run_once`."""
         if self.interrupted:
             self.run_once(now)
             return
@@ -108,7 +108,7 @@ class SendCore:
         self.interrupted = False
 
     def sleep_s(self, now: float) -> float:
-        """Return the time until the next deadline, if nothing arrives before; -1: none."""
+        """Return the seconds until `run_once` is due even without an arrival, -1 for never."""
         if self._window.incoming:
             return 0.0
         until = _NEVER
@@ -129,7 +129,7 @@ class SendCore:
         return -1.0 if until == _NEVER else max(0.0, until - now) / 1000.0
 
     def under_way(self) -> int:
-        """Count entries to send, frames in flight, and Outcomes to notify."""
+        """Return the number of entries to send, frames in flight and Outcomes to notify."""
         waiting = len(self._window.incoming) + len(self._unsent)
         return waiting + len(self._frames) + len(self.ended)
 
@@ -138,7 +138,7 @@ class SendCore:
         return not self._window.incoming and self._window.is_settled and not self.ended
 
     def fail(self, failure: BaseException) -> None:
-        """End because the driver has failed: unsettled and later sends raise with the reason."""
+        """End because the driver has failed: unsettled and later sends raise errors that say so."""
         reason = f"the producer has failed: {failure!r}"
         self._window.close(f"{reason}; make a new one")
         if self.interrupted:  # which entries were sent is not known
@@ -164,10 +164,10 @@ class SendCore:
         self._window.closed = True
         for entry in self._window.entries():
             entry.unknown = True
-            _give_up(entry, "the process was forked; the parent goes on with it", self.ended)
+            _give_up(entry, "the process was forked; the parent keeps the message", self.ended)
 
     def unacknowledged(self) -> str:
-        """Say how many messages are unsettled, "" for none; takes no lock."""
+        """Return a text with the number of unsettled messages, "" for none; takes no lock."""
         topics: dict[str, int] = {}
         for entry in self._window.entries():
             if not entry.settled:
@@ -178,7 +178,7 @@ class SendCore:
         return f"messages not acknowledged: {named}"
 
     def _restart(self) -> None:
-        """Roll everything back: how far the interrupted call came is not known."""
+        """Roll everything back, because it is not known how far the interrupted call came."""
         for frame in self._frames.values():
             for entry in frame.entries:
                 self._mark_unknown(entry)
@@ -195,7 +195,7 @@ class SendCore:
             self._transport.reopen(self.cluster.master)
 
     def _ready_ms(self, entry: Entry) -> float:
-        """Return the monotonic ms at which an entry has lingered enough."""
+        """Return the monotonic ms at which an entry need not linger any more."""
         if entry.first_seq < self.flush_to:
             return 0.0
         return entry.queued_ms + self._options.linger_ms
@@ -244,7 +244,7 @@ class SendCore:
             for entry in frame.entries:
                 entry.status, entry.reason = reply.status, reply.reason
                 self._mark_unknown(entry)
-            self._on_refusal(frame, reply, now)  # it is sent again, before the later ones
+            self._on_refusal(frame, reply, now)  # sends it again, before the later ones
             return
         again = _settle_reply(frame, reply, self.ended, retry_stored=self._options.idempotent)
         del self._frames[frame.rid]
@@ -289,7 +289,10 @@ class SendCore:
             self._window.release()
 
     def _mark_unknown(self, entry: Entry) -> None:
-        """Note that an attempt may have stored it; without HS_SEQ a second could store it twice."""
+        """Note that an attempt may have stored the entry; without HS_SEQ end it.
+
+        Without HS_SEQ, a second attempt could store it twice.
+        """
         entry.unknown = True
         if not self._options.idempotent:
             _settle_failure(entry, self.ended)
@@ -350,7 +353,7 @@ class SendCore:
                 return
             first = entries[0]
             if first.expires_ms - now < LAST_TRY_MS and first.status.is_refusal:
-                self._paused_until_ms = first.expires_ms  # so that it ends with the known refusal
+                self._paused_until_ms = first.expires_ms  # then it ends with the known refusal
                 return
             if not self._send(master, entries, count, now):
                 self._paused_until_ms = now + PAUSES_MS[0]
@@ -452,7 +455,7 @@ def _settle_whole(frame: Frame, reply: api.PutDone, ended: Ended) -> None:
 
 
 def _settle_unasked(entries: list[Entry], ended: Ended) -> None:
-    """Settle entries that no node answers (`acks` 0): they were sent, no more is known."""
+    """Settle entries that no node answers (`acks` 0): only that they were sent is known."""
     for entry in entries:
         results = [SendResult(Status.PUT_OK, entry.topic, 0) for _ in range(entry.count)]
         _succeed(entry, results, ended)

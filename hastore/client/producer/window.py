@@ -6,7 +6,7 @@ numbers in use never span more than a node's deduplication window, and a retry i
     admit --> incoming --take--> order --release, once settled--> gone
               (any thread)       (the driver alone)
 
-Each arrow is one step: an exception of a signal handler between two steps loses no entry.
+Each arrow is one step: an exception from a signal handler between two steps loses no entry.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Entry(msgspec.Struct, eq=False):
 
     @property
     def settled(self) -> bool:
-        """Whether its Future has ended; kept nowhere else, so that nothing can disagree with it."""
+        """Whether its Future has ended; not stored a second time, so there is no contradiction."""
         return self.future.done()
 
 
@@ -72,7 +72,10 @@ class Window:
         self.why_closed = "the producer is closed"
 
     def has_room(self, count: int) -> bool:
-        """Whether `count` more numbers fit; the caller holds the lock. ClientError once closed."""
+        """Whether `count` more numbers fit; the caller holds the lock.
+
+        Raises ClientError once the window is closed.
+        """
         self.check()
         if self.next_seq + count - self.base_seq <= self.limit:
             return True
@@ -108,11 +111,11 @@ class Window:
 
     @property
     def is_settled(self) -> bool:
-        """Whether all that was taken is settled and released."""
+        """Whether all entries taken so far are settled and released."""
         return not self._order
 
     def release(self) -> None:
-        """Drop the oldest entries as far as they are settled."""
+        """Drop the oldest entries, up to the first unsettled one."""
         order = self._order
         if not order:
             return
@@ -136,7 +139,7 @@ class Window:
         return [e for e in self._order if not e.settled and e.expires_ms <= now_ms]
 
     def entries(self) -> list[Entry]:
-        """Return all entries not yet released, by sequence number; also in a finalizer."""
+        """Return all entries not yet released, by sequence number; a finalizer may call this."""
         incoming = tuple(self.incoming)  # first: `take` leaves an entry in one or in both
         return list(dict.fromkeys((*self._order, *incoming)))
 
@@ -146,7 +149,7 @@ class Window:
             raise ClientError(self.why_closed)
 
     def close(self, why: str | None = None) -> None:
-        """Admit nothing any more; `why` is the error's text, unless it is closed already."""
+        """Admit nothing any more. `why`: the text of later errors, unless already closed."""
         with self.lock:
             if why is not None and not self.closed:
                 self.why_closed = why

@@ -38,14 +38,14 @@ COPY_FRAME_BYTES = 1024 * 1024
 
 
 class AnsweredConnection(Protocol):
-    """What the answering of a HELLO needs of the connection that it came in on."""
+    """What `answer_call` needs of the connection on which the HELLO arrived."""
 
     member: Member  # this node
     sock: socket.socket
     address: str  # the caller's
 
     def identify(self, hello: Hello) -> None:
-        """Note who the caller is: it has proved the secret, where one is set."""
+        """Note who the caller is; it has proved that it has the secret, if one is configured."""
         ...
 
     def follow(self, hello: Hello) -> FollowAnswer:
@@ -53,15 +53,16 @@ class AnsweredConnection(Protocol):
         ...
 
     def start_stream(self) -> None:
-        """Let the registered stream flow: the answer has gone out."""
+        """Start the registered stream; called after the answer has been sent."""
         ...
 
 
 def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
     """Answer a HELLO whose magic has been read; True when a stream follows on the connection.
 
-    Nothing changes before the caller has proved that it has the secret, where one is set.
-    AuthenticationError, ProtocolError: the caller erred; OSError: it left or is too slow.
+    Nothing changes before the caller has proved that it has the secret, if one is configured.
+    Raises AuthenticationError or ProtocolError for a fault of the caller, OSError when it has left
+    or is too slow.
     """
     member, sock = connection.member, connection.sock
     sock.sendall(ANSWER_MAGIC)
@@ -76,14 +77,14 @@ def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
     proof = answerer_proof(member.secret, theirs, mine, payload)
     sock.sendall(frame(proof) + frame(payload))
     if isinstance(answer, StreamFrom):
-        sock.settimeout(None)  # before two threads use it: sendfile must block
+        sock.settimeout(None)  # before two threads use it; sendfile needs a blocking socket
         connection.start_stream()
         return True
     if isinstance(answer, CopyFrom):
         sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
         _copy(connection, hello)
     elif isinstance(answer, Refused):
-        # A waiting node repeats its survey each second, and gets the reason as its answer.
+        # A node that waits repeats its survey each second; the answer tells it the reason.
         level = logging.DEBUG if hello.purpose is Purpose.SURVEY else logging.INFO
         log.log(level, "refused %s of node %d: %s", hello.purpose.value, hello.node, answer.reason)
     return False
@@ -129,14 +130,14 @@ def _promise(connection: AnsweredConnection, hello: Hello) -> Answer:
 
 
 def _copy(connection: AnsweredConnection, hello: Hello) -> None:
-    """Send the range, each piece only while this node's promise, last epoch and log end are the
-    ones that the caller expects.
+    """Send the range. Before each piece check that this node's promise, last epoch and log end are
+    those that the caller expects.
     """
     member, sock = connection.member, connection.sock
     store, state = member.store, member.state
     offset = hello.copy_from
     while offset < hello.copy_to:
-        with member.gate.lock:  # cuts and appends hold it, so all reads are of one moment
+        with member.gate.lock:  # cuts and appends hold it, so all values are of one moment
             data = state.data
             now = (data.promised_epoch, state.last_epoch, store.max_offset)
             due = (hello.promised_epoch, hello.expect_epoch, hello.expect_end)

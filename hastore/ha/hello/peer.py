@@ -1,6 +1,6 @@
 """The caller's side of HELLO: open a connection to another node's HA port.
 
-All calls block, at most until their deadline.
+Calls block, at most until their deadline.
 """
 
 import socket
@@ -63,7 +63,8 @@ def split_address(address: str) -> tuple[str, int]:
 def receive_exactly(sock: socket.socket, size: int, deadline: Deadline) -> bytes:
     """Return exactly `size` bytes.
 
-    ProtocolError when the peer closes before, TimeoutError after the deadline.
+    Raises ProtocolError when the peer closes the connection earlier, TimeoutError after the
+    deadline.
     """
     data = bytearray()
     while len(data) < size:

@@ -1,4 +1,4 @@
-"""Ask all other nodes of the group at once: a survey, or for promises."""
+"""Ask all other nodes of the group at once, for their state (a survey) or for promises."""
 
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -62,8 +62,8 @@ def ask_one(
 
 
 def check_peer(member: Member, hello: Hello, node: int, address: str) -> None:
-    """Refuse a node that answers at another's address or is not a member of the group; one reason
-    is another store: with its disk it has lost its promises. ProtocolError.
+    """Raise ProtocolError when another node answers at this address, or the node is not a member of
+    the group. A known number with another store is no member: its promises were lost with its disk.
     """
     if hello.node != node:
         raise ProtocolError(

@@ -22,7 +22,7 @@ class AcceptSocketService(Service):
         self._listener: socket.socket | None = None
 
     def bind(self, address: str) -> str:
-        """Bind and listen; return the bound address. OSError."""
+        """Bind and listen; return the bound address. Raises OSError when that fails."""
         host, port = split_address(address)
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = socket.create_server((host, port), family=family, backlog=128)

@@ -1,8 +1,8 @@
 """GroupTransferService: synchronous puts that wait until enough slaves and disks hold them.
 
-The thread that makes progress (ReadSocketService by a report, the flush thread by a sync) completes
-the waiting puts itself, in offset order. This service's own thread only ends those whose deadline
-has passed.
+The thread that makes progress completes the waiting puts itself, in offset order: ReadSocketService
+after a report, the flush thread after a sync, with `acks: 0` the appending thread. This service's
+own thread only ends the waits whose deadline has passed.
 """
 
 import threading
@@ -17,7 +17,7 @@ from hastore.clock import Clock
 from hastore.service import OnFailure, Service
 
 
-class Need(IntEnum):  # its hash is C code, unlike an Enum's: looked up for each put
+class Need(IntEnum):  # looked up for each put: unlike an Enum's, its hash is C code
     """What a put waits for."""
 
     MASTER_DISK = 0
@@ -43,9 +43,9 @@ class _Waiter(msgspec.Struct):
 
 
 class Progress(NamedTuple):
-    """The log offset up to which each need is met. Of two, that with the greater `serial` is newer.
+    """The log offset up to which each need is met. The one with the greater `serial` is newer.
 
-    `level(need, end_offset)` names what was observed for a put that ends there.
+    `level(need, end_offset)` returns the level observed for a put that ends there.
     """
 
     serial: int
@@ -99,8 +99,8 @@ class GroupTransferService(Service):
         """Wait until `need` is met up to `end_offset` or the monotonic clock passes `deadline_ms`.
 
         `done(outcome, level)` may be called before this returns. `epoch` is that of the append: if
-        it has ended meanwhile, the put ends at once, unconfirmed, because progress of a later epoch
-        must not confirm it.
+        that epoch has ended meanwhile, the put ends at once, unconfirmed, because progress of a
+        later epoch must not confirm it.
         """
         waiter = _Waiter(end_offset, deadline_ms, done)
         with self._lock:
@@ -151,7 +151,7 @@ class GroupTransferService(Service):
             self.after_done()
 
     def abandon(self, serial: int) -> int:
-        """End every wait because the epoch has ended; return how many. The records are stored and
+        """End every wait because the epoch has ended; return how many. The records are stored, but
         not known to be confirmed.
 
         Progress of an earlier `serial` is ignored from now on.
@@ -213,7 +213,9 @@ def _met(progress: Progress, need: Need, end_offset: int) -> bool:
 
 
 def _confirm(need: Need, waiters: list[_Waiter], level: Callable[[Need, int], str]) -> None:
-    """End waits that are met, in offset order. Slaves that hold the last put hold all of them."""
+    """End waits that are met, in offset order. Slaves that hold a put hold all earlier ones: if the
+    first and the last put have the same level, so have all between them.
+    """
     last = level(need, waiters[-1].end_offset)
     alike = len(waiters) == 1 or level(need, waiters[0].end_offset) == last
     for waiter in waiters:

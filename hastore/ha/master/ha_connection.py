@@ -33,7 +33,7 @@ _ONE_SECOND = struct.pack("@ll", 1, 0)
 
 
 class ConnectionOwner(Protocol):
-    """What a connection needs of the service that accepted it; HAService is the one."""
+    """What a connection needs of the service that accepted it; HAService implements it."""
 
     member: Member
 
@@ -50,7 +50,7 @@ class ConnectionOwner(Protocol):
         ...
 
     def on_report(self, connection: "HAConnection", offset: int) -> None:
-        """Count a report, which has been checked; called by the connection's reader."""
+        """Count a checked report; called by the connection's reader."""
         ...
 
     def note_failure(self, what: str) -> None:
@@ -124,8 +124,8 @@ class HAConnection:
         return _name(self.node, self.address)
 
     def status(self, end: int, gap_max: int) -> SlaveStatus:
-        """Describe the slave; the master's log ends at `end`, a lag of more than `gap_max` bytes
-        is not in sync.
+        """Describe the slave. `end` is the end of the master's log; a slave that lags more than
+        `gap_max` bytes is not in sync.
         """
         ack = self.ack_offset
         lag = None if ack is None else max(0, end - ack)
@@ -140,7 +140,7 @@ class HAConnection:
         )
 
     def identify(self, hello: Hello) -> None:
-        """Note who the peer is; it has proved the secret, where one is set."""
+        """Note who the peer is; it has proved that it has the secret, if one is configured."""
         self.hello = hello
         self.spoken = True
 
@@ -149,7 +149,7 @@ class HAConnection:
         return self.owner.follow(self, hello)
 
     def start_stream(self) -> None:
-        """Let a registered stream flow, after its answer has gone out."""
+        """Start the registered stream; called after the answer has been sent."""
         assert self.writer is not None
         self.writer.start()
 
@@ -205,7 +205,7 @@ class HAConnection:
 
 
 class ReadSocketService(Service):
-    """Read one connection: first the opening, then the slave's reports."""
+    """Read one connection: first a HELLO or a classic report, then the slave's reports."""
 
     def __init__(self, connection: HAConnection) -> None:
         super().__init__(
@@ -266,7 +266,8 @@ class ReadSocketService(Service):
         writer = connection.open_stream(offset, frame_bytes_max=CLASSIC_BODY_BYTES, classic=True)
         connection.owner.join_classic(connection, offset)
         log.info("RocketMQ slave %s follows from %d", connection.address, offset)
-        connection.sock.settimeout(None)  # before two threads use it: sendfile must block
+        # Before two threads use the socket; sendfile needs a blocking one.
+        connection.sock.settimeout(None)
         writer.start()
 
     def _read_reports(self) -> str:
@@ -307,7 +308,7 @@ class ReadSocketService(Service):
             last = report
         if last is not None and last > writer.reach_offset:
             raise ProtocolError(
-                f"a report of {last}, beyond the {writer.reach_offset} that were sent; "
+                f"a report of {last}, beyond {writer.reach_offset}, the end of the sent bytes; "
                 "no put was confirmed by it"
             )
         connection.ack_offset = last

@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 
 class HAService:
-    """The connections of a node's HA port, the slaves' reports, and the limits that follow."""
+    """The connections of a node's HA port, the slaves' reports, and the limits that they move."""
 
     def __init__(self, member: Member, transfer: GroupTransferService) -> None:
         self.member = member
@@ -100,7 +100,7 @@ class HAService:
 
     def set_sync(self, sync: bool) -> None:
         """Switch between ASYNC_MASTER and SYNC_MASTER; the epoch and the waiting puts stay."""
-        with self.member.gate.lock, self._lock:  # no append moves the readers' limit meanwhile
+        with self.member.gate.lock, self._lock:  # no append moves `readable` meanwhile
             self._sync = sync
             store = self.member.store
             if self._table is not None:
@@ -109,8 +109,8 @@ class HAService:
         self._note_limits()
 
     def accept(self, sock: socket.socket, address: str) -> None:
-        """Take a new connection. At the limit, the oldest that has not said HELLO is dropped for
-        it, else the new one is refused.
+        """Take a new connection. At the limit, the oldest connection that has not said HELLO is
+        dropped for it; if there is none, the new connection is refused.
         """
         limit = self.member.config.ha.max_connections
         with self._lock:
@@ -210,11 +210,10 @@ class HAService:
     def on_append(self, start: int, end: int, data: bytearray | None = None) -> None:
         """Push an append to every slave that is caught up; called by the appending thread.
 
-        `data` are the bytes of [start, end), None when the appender does not have them in one
-        piece.
+        `data` are the bytes of [start, end); None when the caller does not have them in one piece.
         """
         if not self._sync and self._table is not None:
-            self.member.store.set_limits(readable=end)  # first: the push sends it too
+            self.member.store.set_limits(readable=end)  # before the push, which sends it too
         for connection in self._streams:
             writer = connection.writer
             if writer is not None:
@@ -224,7 +223,7 @@ class HAService:
             self.advance()
 
     def on_report(self, connection: HAConnection, offset: int) -> None:
-        """Count a report and complete what it confirms; called by the connection's reader."""
+        """Count a report, complete the puts that it confirms; called by the connection's reader."""
         with self._lock:
             table = self._table
             if table is None:
@@ -258,7 +257,7 @@ class HAService:
             self._note_limits()
 
     def _compute_progress(self, table: AckTable) -> tuple[Progress, bool]:
-        """Return how far each need is met, and whether the limits moved; holding `_lock`."""
+        """Return how far each need is met, and whether the limits moved; call with `_lock` held."""
         store = self.member.store
         flushed = store.flushed_offset
         own = flushed if self.member.counts_flushed else store.max_offset
@@ -293,7 +292,7 @@ class HAService:
                 connection.writer.note_limits()
 
     def _level(self, need: Need, end_offset: int) -> str:
-        """Name what was observed for a put that ends there, never more."""
+        """Return the level observed for a put that ends there; never a higher one."""
         if need is Need.MASTER_DISK:
             return "MASTER_DISK"
         with self._lock:
@@ -315,8 +314,8 @@ class HAService:
             )
 
     def never_flushed(self) -> str | None:
-        """Return why the configuration of the slaves lets no put with sync_flush be confirmed; None
-        when it does not prevent it.
+        """Return why the slaves' configuration prevents any confirmation of a put with sync_flush;
+        None when it does not.
         """
         with self._lock:
             table = self._table
@@ -332,5 +331,5 @@ class HAService:
         return {c.node for c in self._streams if c.node is not None}
 
     def slave_offsets(self) -> dict[str, int]:
-        """Return each connected slave's offset by its name; retention keeps the log from there."""
+        """Return the offset from which each connected slave needs the log, by its name."""
         return {c.name: c.reached_offset for c in self._streams}

@@ -5,7 +5,7 @@
 
 The appending thread pushes a small append itself when the slave is caught up and the link is free.
 The service's own thread sends the rest: appends that would block or are longer than 128 KiB, and
-the log to a slave that catches up; large ranges go by sendfile.
+the log to a slave that catches up; large ranges are sent by sendfile.
 """
 
 import os
@@ -23,8 +23,8 @@ from hastore.service import OnFailure, Service
 
 PUSH_BYTES_MAX = 128 * 1024
 SENDFILE_BYTES_MIN = 64 * 1024
-LIMITS_DELAY_MS = 5.0  # how long CONFIRMED waits for data to be sent with it
-ACTIVE_MS = 50.0  # how long after a send it wakes up each LIMITS_DELAY_MS
+LIMITS_DELAY_MS = 5.0  # how long moved limits wait for data that they can be sent with
+ACTIVE_MS = 50.0  # so long after a send the thread wakes up every LIMITS_DELAY_MS
 
 Limits = tuple[int, int]
 
@@ -163,7 +163,7 @@ class WriteSocketService(Service):
         except BlockingIOError:
             sent = 0
         except OSError:
-            self._broken = True  # the thread meets the same error and tears the link down
+            self._broken = True  # the thread gets the error too, and tears the link down
             sent = 0
         if sent < len(head) + len(data):
             self._rest = (head + bytes(data))[sent:]
@@ -207,7 +207,7 @@ class WriteSocketService(Service):
         while left:
             sent = os.sendfile(self._sock.fileno(), place.fd, position, left)
             if not sent:
-                raise OSError("the log's file ended before its range did")
+                raise OSError("the log's file ends before the range that is being sent")
             position += sent
             left -= sent
         self.sent_offset = offset + place.size

@@ -1,8 +1,8 @@
 """The write gate: at any moment at most one epoch's writer may append to a node's log.
 
 A node promises an epoch while it holds the gate's lock: the gate is closed for every writer of a
-lower epoch before the log's end is read. So after the node has answered a candidate, neither a
-superseded master nor its link appends anything.
+lower epoch before the log's end is read. So after the node has answered a candidate, nothing of a
+lower epoch is appended, neither by this node as master nor by its link to one.
 """
 
 import threading
@@ -10,7 +10,7 @@ from types import TracebackType
 
 
 class WriteGate:
-    """Has the epoch that may append now: a master's own, or that of a slave's link; None: closed.
+    """Holds the epoch that may append now: a master's own, or that of a slave's link; None: closed.
 
     Thread-safe: `lock` is held for each append and for each change of `epoch`.
     """
@@ -24,12 +24,12 @@ class WriteGate:
         self.epoch = epoch
 
     def close(self) -> None:
-        """Let nobody append; waits for an append in progress."""
+        """Close the gate for every writer; waits for an append in progress."""
         with self.lock:
             self.epoch = None
 
     def entered(self, epoch: int) -> "Entered":
-        """Hold the gate for a `with` block; False when `epoch` may not append any more."""
+        """Hold the lock for a `with` block, which gets False when `epoch` may not append now."""
         return Entered(self, epoch)
 
 

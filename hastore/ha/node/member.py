@@ -77,8 +77,8 @@ class Member:
     def counts_flushed(self) -> bool:
         """Whether this node, as master, counts only the synced part of its own log.
 
-        Also with ack point `flushed`: such a node is not marked unclean after a power loss, so it
-        must not have counted what its disk did not hold.
+        That includes ack point `flushed`: such a node is not marked unclean after a power loss, so
+        it must not have counted bytes that its disk did not have.
         """
         return self.config.store.flush is Flush.SYNC or self.config.ha.ack_point is AckPoint.FLUSHED
 
@@ -132,7 +132,7 @@ class Member:
             if self.state.data.promised_epoch == epoch and self.gate.epoch == epoch:
                 return Refused(f"this node follows epoch {epoch} already", epoch)
             was = self.open_epoch
-            # The disk first: if the write fails, nothing has changed and nobody gets an answer.
+            # The disk first: if the write fails, nothing has changed and no answer is sent.
             self.state.promise(epoch, hello.acks, hello.nodes, superseded=bool(was))
             self.gate.close()
             self.open_epoch = 0
@@ -150,21 +150,21 @@ class Member:
         return answer
 
     def observe_epoch(self, epoch: int, who: str) -> None:
-        """Turn read-only, durably, when `epoch`, seen at `who`, is above the open one."""
+        """Turn a master of a lower epoch than `epoch`, which `who` has, read-only, durably."""
         with self.gate.lock:
             was = self.open_epoch
             if not was or epoch <= was:
                 return
             self.gate.close()
             self.open_epoch = 0
-        log.warning("epoch %d of %s supersedes the own epoch %d: read-only", epoch, who, was)
+        log.warning("epoch %d of %s supersedes this node's epoch %d: read-only", epoch, who, was)
         try:
             self.state.promise(epoch, superseded=True)
         finally:  # the node is read-only even if the write failed
             self._tell(was, epoch, who)
 
     def step_down(self) -> bool:
-        """Stop being master without a higher epoch, as for a demotion; False when it was not."""
+        """Stop being master without a higher epoch, as in a demotion; False if it was no master."""
         with self.gate.lock:
             was = self.open_epoch
             self.gate.close()

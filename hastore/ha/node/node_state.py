@@ -1,9 +1,9 @@
 """The durable state of a node (docs/failover.md, "What a node must not forget"):
 `<store>/hastore/node.json`.
 
-When a method that changes the state returns, the file and its directory are synced: only then may
-what depends on the change be sent, acknowledged or opened. `confirmed_offset` and `flushed_offset`
-need no sync and are on the store's limits page.
+When a method that changes the state returns, the file and its directory are synced. Nothing that
+depends on the change may be sent, acknowledged or opened earlier. `confirmed_offset` and
+`flushed_offset` need no sync and are on the store's limits page.
 """
 
 import secrets
@@ -55,7 +55,7 @@ class Durable(msgspec.Struct, kw_only=True):
     superseded_by: int = 0  # the epoch that turned this master read-only; 0: none
     intent: CutIntent | None = None
     known_stores: dict[int, str] = {}
-    aside: int = 0  # how many stores were set aside, for their names
+    aside: int = 0  # how often the store was set aside; part of the archive's name
 
 
 class NodeState:
@@ -116,7 +116,7 @@ class NodeState:
         return last_epoch(self.data.history)
 
     def save(self, **changes: object) -> None:
-        """Change fields and write them durably; a new history is kept within its bounds."""
+        """Change fields and write them durably; a new history is pruned to its bounds."""
         with self._lock:
             data = msgspec.structs.replace(self.data, **changes)
             if "history" in changes:
@@ -126,7 +126,7 @@ class NodeState:
             self._data = data
 
     def begin_boot(self, ack_point: str, *, alone: bool, log_end: int) -> None:
-        """Note a start, and mark what a power loss may have taken, before the node answers anyone.
+        """Note a start, and whether a power loss took bytes, before the node answers anyone.
 
         A changed boot id without a clean stop means a power loss: it ends the epoch and, if the ack
         point then in force was `written`, marks the node unclean (never in a group of one:
@@ -190,7 +190,7 @@ class NodeState:
             self.save(**changes)
 
     def replace_history(self, entries: Sequence[EpochEntry]) -> None:
-        """Take a whole history (RESYNC), durably, and what its last entry may bring into force."""
+        """Take a whole history (RESYNC), durably, with what its last entry may have in force."""
         with self._lock:
             changes: dict[str, object] = {"history": tuple(entries)}
             if entries:
@@ -199,7 +199,7 @@ class NodeState:
 
     def open_epoch(self, entry: EpochEntry) -> None:
         """Append a promotion's own entry and clear `unclean`, `epoch_over` and `superseded_by`, in
-        one durable step. After it the node may open.
+        one durable step. The node may open after it.
         """
         with self._lock:
             self.save(

@@ -13,8 +13,8 @@ from hastore.store.message_store import FileRange
 class ReplicaLog(Protocol):
     """A log that replication reads in ranges, appends bytes to, and cuts.
 
-    One thread at a time appends, truncates or begins; any number reads. Written bytes survive
-    kill -9, flushed bytes a power loss.
+    One thread at a time appends, truncates or begins the log; any number of threads read it.
+    Written bytes survive kill -9, flushed bytes a power loss.
     """
 
     file_size: int
@@ -36,7 +36,7 @@ class ReplicaLog(Protocol):
 
     @property
     def flushed_offset(self) -> int:
-        """All below is synced; more may be."""
+        """All below is synced; bytes beyond it may be synced too."""
         ...
 
     @property
@@ -58,7 +58,7 @@ class ReplicaLog(Protocol):
         ...
 
     def file_range(self, offset: int, max_bytes: int) -> FileRange:
-        """Return the same bytes as a range of a file, for sendfile."""
+        """Return the bytes that `view` would lend, as a range of a file, for sendfile."""
         ...
 
     def append_replica(self, offset: int, data: bytes | memoryview) -> int:
@@ -85,7 +85,7 @@ class ReplicaLog(Protocol):
         ...
 
     def set_aside(self, name: str) -> str:
-        """Move all files to `rescued/<name>/` and go on empty; return that path."""
+        """Move all files to `rescued/<name>/` and continue with an empty log; return that path."""
         ...
 
     def archive(self, offset: int, name: str) -> int:
@@ -128,5 +128,5 @@ class ReplicaLog(Protocol):
         ...
 
     def after_blank(self, offset: int) -> int:
-        """Return the end of the blank that starts at `offset`, else `offset`: a file ends there."""
+        """Return the end of the blank that starts at `offset`; `offset` when none starts there."""
         ...

@@ -43,9 +43,10 @@ def catch_up(
     """Bring this log to the state that `node` answered with its promise: cut to the common point,
     then copy bytes and entries up to `end`.
 
-    PromotionRefused when the source has changed since it answered; final when the source lacks
-    bytes that this log needs (`source_min` is its first byte) or the logs share no known history.
-    GroupDisagrees when a confirmed record would be cut. Calls `on_progress(done, due)`, in bytes.
+    Raises PromotionRefused when the source has changed since it answered; with `final` when the
+    source lacks bytes that this log needs (`source_min` is its first byte) or the logs share no
+    known history. Raises GroupDisagrees when a confirmed record would be cut, unless `accept_loss`.
+    Calls `on_progress(done, due)`, in bytes.
     """
     store, state = member.store, member.state
     _compare(member, node, address, history, source_min, end)
@@ -56,11 +57,11 @@ def catch_up(
         foreign = not state.history and store.max_offset > 0
         if not kept and forgotten_end(state.history, store.max_offset, history, end):
             raise PromotionRefused(
-                f"node {node} is ahead, and where its log and this node's parted is forgotten: it "
-                f"was too many epochs ago; promote node {node}, this node then copies its log",
+                f"node {node} is ahead, and its log and this node's diverged more epochs ago than "
+                f"a history holds; promote node {node}, this node then copies its log",
                 final=True,
             )
-        # A common point of 0 is no refusal: all of this log is then a tail, and is cut below.
+        # A common point of 0 alone is no reason to refuse: all of this log is a tail, and is cut.
         if common < store.min_offset or foreign:
             raise PromotionRefused(
                 f"node {node} is ahead and shares no history with this node's log; promote "
@@ -91,14 +92,14 @@ def catch_up(
     finally:
         member.gate.close()
     if store.max_offset != end or last_epoch(state.history) != last_epoch(history):
-        raise PromotionRefused(f"the copy from node {node} ended early; asking again")
+        raise PromotionRefused(f"the copy from node {node} ended early; trying again")
 
 
 def _compare(
     member: Member, node: int, address: str, history: History, source_min: int, end: int
 ) -> None:
-    """Compare bytes that no epoch vouches for, before anything is cut or copied, by a COPY of no
-    bytes that has the digest. PromotionRefused, final, when the bytes differ.
+    """Compare the bytes that no epoch vouches for, before anything is cut or copied: ask for a COPY
+    of zero bytes, with their digest. Raises PromotionRefused, final, when the bytes differ.
     """
     digest = digest_fields(member, history, source_min, end)
     if digest:
@@ -179,7 +180,7 @@ def _receive_some(sock: socket.socket, buffer: memoryview) -> int:
     try:
         return sock.recv_into(buffer)
     except TimeoutError as error:
-        raise ProtocolError("the copy's source sends nothing any more") from error
+        raise ProtocolError("the copy's source has stopped sending") from error
 
 
 def _refuse_full() -> None:

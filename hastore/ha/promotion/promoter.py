@@ -30,8 +30,8 @@ class Flags:
 
 
 class Promoter:
-    """Attempts at a promotion of this node. One thread uses it; the write gate keeps all other
-    writers out of the log.
+    """Carries out attempts to promote this node. One thread uses it; the write gate keeps all
+    other writers out of the log.
     """
 
     def __init__(
@@ -43,19 +43,19 @@ class Promoter:
     ) -> None:
         self._member = member
         self._on_open = on_open  # called under the gate's lock, right before the gate opens
-        self._say = say  # takes the progress, for the status
+        self._say = say  # receives the progress, for the status
         self._stopping = stopping
         self._tried_epoch = 0  # of this promotion's last attempt that asked for promises
 
     def attempt(
         self, config: Config, flags: Flags, *, before_promise: Callable[[], None]
     ) -> EpochEntry:
-        """Try once; return the opened epoch's entry. PromotionRefused: it failed, perhaps for good
-        (`final`).
+        """Try once; return the opened epoch's entry. Raises PromotionRefused when it failed, with
+        `final` if further attempts would fail too.
 
-        `config` has the new epoch's `acks` and node list. Nothing changes before the survey
-        suffices; then this calls `before_promise`, which stops following a master, and asks for
-        the promises.
+        `config` has the new epoch's `acks` and node list. Nothing changes before the survey has
+        enough answers. Then this calls `before_promise`, which stops following a master, and asks
+        for the promises.
         """
         member = self._member
         required = self._requirements(config)
@@ -91,8 +91,8 @@ class Promoter:
         return self._open(epoch, required)
 
     def _check_no_refusal(self, replies: list[SurveyReply], flags: Flags) -> None:
-        """Refuse the promotion when a node refuses the survey: it does not accept this node's
-        identity. A node that has lost its disk must not open under its old number.
+        """Refuse the promotion, unless it is forced, when a node refuses the survey: it does not
+        accept this node's identity. A node that lost its disk must not open under its old number.
         """
         for reply in replies:
             if isinstance(reply.answer, Refused) and not flags.force_unclean:
@@ -163,12 +163,13 @@ class Promoter:
         if not flags.force_unclean:
             raise PromotionRefused(reason)
         log.error(
-            "--force-unclean: going on although %s; what those nodes alone acknowledged is lost",
+            "--force-unclean: continuing although %s; records that only those nodes acknowledged "
+            "may be lost",
             reason,
         )
 
     def _collect(self, epoch: int, required: Requirements) -> list[SurveyReply]:
-        """Promise the epoch itself, durably, then ask every other node; return their replies."""
+        """Make this node's promise, durably, then ask every other node; return their replies."""
         member = self._member
         self._say(f"asking for promises of epoch {epoch}")
         with member.gate.lock:
@@ -210,7 +211,7 @@ class Promoter:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
         except PromotionRefused:
             raise
-        except GroupDisagrees as error:  # another attempt would supersede the others for nothing
+        except GroupDisagrees as error:  # another attempt would fence the others, and fail too
             raise PromotionRefused(str(error), final=True) from error
         except HastoreError as error:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
@@ -220,7 +221,7 @@ class Promoter:
         store, state = member.store, member.state
         with member.gate.lock:
             self._check_promise(epoch)
-            if store.whole_offset < store.max_offset:  # every epoch starts at a record
+            if store.whole_offset < store.max_offset:  # an epoch starts where a record may start
                 cut_back(
                     store,
                     state,
@@ -253,14 +254,14 @@ class Promoter:
             self._go_on(f"replaying the log: {store.dispatched_offset} of {store.max_offset}")
 
     def _go_on(self, progress: str) -> None:
-        """Publish the progress; PromotionRefused when the node stops."""
+        """Publish the progress; raises PromotionRefused when the node stops."""
         if self._stopping():
             raise PromotionRefused("the node stops")
         self._say(progress)
 
 
 def _with_known(required: Requirements, replies: list[SurveyReply]) -> Requirements:
-    """Add what the other nodes know to be in force: a fresh node does not know it."""
+    """Add the `acks` and node lists in force that other nodes know; a fresh node knows none."""
     for reply in replies:
         if isinstance(reply.answer, Promised) and reply.answer.acks_min is not None:
             low, high = reply.answer.acks_min, reply.answer.acks_max

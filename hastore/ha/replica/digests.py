@@ -35,7 +35,7 @@ def windows(start: int, end: int) -> list[tuple[int, int]]:
 
 
 def digest_of(store: ReplicaLog, start: int, end: int) -> bytes:
-    """Return the digest of [start, end) of a log, b"" when the log does not hold all of it."""
+    """Return the digest of [start, end) of a log; b"" when the log does not have all of it."""
     if not store.min_offset <= start < end <= store.max_offset:
         return b""
     digest = hashlib.sha256()
@@ -52,7 +52,7 @@ def digest_of(store: ReplicaLog, start: int, end: int) -> bytes:
 def digest_fields(
     member: Member, history: History, min_offset: int, max_offset: int
 ) -> dict[str, Any]:
-    """Return the digest fields of a HELLO to a node with this history and log; {} without need."""
+    """Return a HELLO's digest fields for a node with this history and log; {} if none are due."""
     mine = member.state.history
     due = classic_range(
         mine, member.store.min_offset, member.store.max_offset, history, min_offset, max_offset

@@ -40,7 +40,7 @@ class Receiver:
             return None
         room = self._bound - self._member.store.max_offset
         if room <= 0:
-            raise ProtocolError(f"the log passed {self._bound}, where an epoch starts, without it")
+            raise ProtocolError(f"the log passed epoch start {self._bound} without its entry")
         return room
 
     def append(self, offset: int, data: memoryview, while_full: Callable[[], None]) -> None:
@@ -75,11 +75,11 @@ class Receiver:
         size: int,
         while_full: Callable[[], None],
     ) -> None:
-        """Append `size` bytes at `offset` by `move(fd, position, size)`, which has them in a pipe
-        and returns how many it wrote into the log's file.
+        """Append `size` bytes at `offset`. They are in a pipe; `move(fd, position, size)` writes
+        them into the log's file and returns how many it wrote.
 
-        StoreError when a move fails: the rest of the bytes in the pipe cannot be recovered, so the
-        link must end.
+        Raises StoreError when a move fails: the rest of the bytes in the pipe cannot be recovered,
+        so the link must end.
         """
         store = self._member.store
         while size:
@@ -88,7 +88,7 @@ class Receiver:
                     self._check(mine)
                     if offset != store.max_offset:
                         raise ProtocolError(
-                            f"bytes for {offset} where this log ends at {store.max_offset}"
+                            f"bytes for offset {offset}, but this log ends at {store.max_offset}"
                         )
                     room = self.room()
                     place = store.replica_range(offset, size if room is None else min(size, room))

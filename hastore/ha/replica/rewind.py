@@ -34,7 +34,7 @@ def cut_back(
     number of bytes archived.
 
     `archive` is False for a tail that the master has just sent and will send again. The caller
-    holds the write gate. GroupDisagrees when a whole confirmed record would be cut, unless
+    holds the write gate. Raises GroupDisagrees when a whole confirmed record would be cut, unless
     `accept_loss`; ReplicationError when `offset` or `entries` are outside this log.
     """
     end = store.max_offset
@@ -57,7 +57,7 @@ def cut_back(
         )
     archived = 0
     if archive and offset < end:
-        # A partial record alone is nobody's data; archiving it as well does no harm.
+        # Needless for a tail that is only a part of a record, but harmless.
         archived = store.archive(offset, f"{state.last_epoch}-{offset}")
     state.save(intent=CutIntent(offset, entries))
     finish_cut(store, state)
@@ -78,7 +78,7 @@ def confirmed_for(store: ReplicaLog, hello: Hello, master: Hello) -> int:
     """Return the confirmed offset to send in `hello` to a master: at most the last common point, or
     this log's first offset where that is greater, unless a whole record beyond it is confirmed.
 
-    Slaves report parts of records, so the own confirmed offset may lie inside a record. Such an
+    Slaves report parts of records, so this node's confirmed offset may lie inside one. Such an
     offset confirms no record beyond the common point, and only this node knows where its records
     end.
     """
@@ -91,8 +91,8 @@ def confirmed_for(store: ReplicaLog, hello: Hello, master: Hello) -> int:
 
 def entries_at(history: History, offset: int, shared: int) -> int:
     """Return how many entries a cut at `offset` leaves: the `shared` ones, and all that start at or
-    below `offset`. Those that the master does not know are dropped together with taking over what
-    follows (`epochs.agreed`).
+    below `offset`. Entries that the master does not know are dropped later, in the step that takes
+    over what follows them (`epochs.agreed`).
     """
     return max(shared, sum(1 for entry in history if entry.start <= offset))
 

@@ -80,7 +80,7 @@ class AckTable:
         return self.confirmed_offset
 
     def confirmed_flushed(self, own_flushed: int) -> int:
-        """Return the offset up to which the master's disk and those of `acks` slaves hold all."""
+        """Return how far the log is on the disks of the master and of `acks` slaves."""
         alone = self.acks == 0 and not self.needed
         reached = own_flushed if alone else self._greatest(flushed_only=True)
         return min(reached, own_flushed, self.confirmed_offset) if reached is not None else 0
@@ -116,14 +116,14 @@ class AckTable:
         return count
 
     def level(self, end_offset: int, *, flushed: bool) -> str:
-        """Name what the slaves were observed to hold of a put that ends there, never more."""
+        """Return the level observed for a put that ends there; never a higher one."""
         name = "SYNC_DISK" if flushed else "SYNC_MEM"
         holders = self.holders(end_offset, flushed_only=flushed)
         if holders >= max(self.acks, 1):
             return f"{name}({holders})"
         if not flushed and self.confirmed_with_classics(end_offset):
             return "CLASSIC"
-        # A slave left right after its report: the offset was confirmed, so `acks` slaves held it.
+        # A slave has left since its report: the offset is confirmed, so `acks` slaves had it.
         if self.acks and end_offset <= self.confirmed_offset:
             return f"{name}({self.acks})"
         return "MASTER_MEM"
@@ -164,8 +164,8 @@ class AckTable:
         return f"{count} of {self.needed} slaves in sync; start the slaves, or see `hastore status`"
 
     def never_flushed(self, own: int) -> str | None:
-        """Return why a put with sync_flush cannot be confirmed whichever slaves still connect; None
-        when enough could.
+        """Return why no put with sync_flush can be confirmed, whichever slaves connect later; None
+        when enough slaves could confirm one.
 
         Connected slaves whose ack point is not `flushed` do not count. `own` is the master's node
         number.
@@ -180,7 +180,7 @@ class AckTable:
         )
 
     def _greatest(self, *, flushed_only: bool) -> int | None:
-        """Return the `acks`-th greatest report, None when there are fewer reports."""
+        """Return the `acks`-th greatest report; None with fewer reports, and when `acks` is 0."""
         if self.acks == 1:  # the hot path: no sorting
             best = None
             for reporter in self.reporters.values():

@@ -4,9 +4,9 @@ A history is a tuple of entries whose epochs strictly rise and whose starts neve
 `counter << 16 | node_number`, so no two nodes share one; epoch 0 stands for bytes of a RocketMQ
 master. Offsets are bytes.
 
-A history is bounded (`prune`), so that it always fits in a HELLO. One entry of FLOOR_EPOCH replaces
-the entries that the bound removes: the history no longer knows who wrote those bytes. Like epoch 0
-it names no writer.
+A history is bounded (`prune`), so that it always fits in a HELLO. If entries whose epochs wrote
+bytes must be removed for that, one entry of FLOOR_EPOCH replaces them: the history no longer says
+who wrote those bytes. Like epoch 0 it names no writer.
 """
 
 import itertools
@@ -20,7 +20,7 @@ FLOOR_EPOCH = 0xFFFF  # of bytes whose entries were removed; below every node's 
 _NAMELESS = (CLASSIC_EPOCH, FLOOR_EPOCH)  # two logs may hold different bytes under one of these
 
 ENTRIES_MAX = 512
-RECENT_ENTRIES = 64  # the newest ones; all of them stay, also those that wrote nothing
+RECENT_ENTRIES = 64  # the newest ones; of these, entries that wrote nothing stay too
 HISTORY_BYTES_MAX = 32 * 1024  # of a HELLO's 64 KiB
 
 __all__ = [
@@ -83,13 +83,14 @@ def keep_until(history: History, end: int) -> History:
 def prune(history: History) -> History:
     """Return the history within its bounds: ENTRIES_MAX entries, HISTORY_BYTES_MAX encoded.
 
-    First the older entries of epochs that wrote nothing are removed: a log that still has one
-    finds the same common point by the entry before it. If that is not enough, one entry of
-    FLOOR_EPOCH replaces the older half. The last entry always stays.
+    First the older entries of epochs that wrote nothing are removed. A log that still has such an
+    entry finds the same common point by the entry before it. If that is not enough, at most the
+    newest ENTRIES_MAX / 2 entries stay, and one entry of FLOOR_EPOCH replaces the older ones. The
+    last entry always stays.
     """
     if _fits(history, ENTRIES_MAX, HISTORY_BYTES_MAX):
         return history
-    recent = max(1, len(history) - RECENT_ENTRIES)  # the first says where the log began
+    recent = max(1, len(history) - RECENT_ENTRIES)  # entry 0 stays: it says where the log began
     older = (
         entry
         for entry, after in itertools.pairwise(history[1 : recent + 1])
@@ -134,8 +135,8 @@ def common_point(mine: History, my_end: int, theirs: History, their_end: int) ->
     point is the smaller of both ends of that epoch. (0, 0) when they share none.
 
     FLOOR_EPOCH counts as shared only when my log has nothing else and lies wholly inside the other
-    log's range of it, as an interrupted copy does. Of any other two logs nobody knows where in that
-    range they parted.
+    log's range of it, as an interrupted copy does. Where any two other logs parted in that range
+    is not known.
     """
     index, other = _newest_shared(mine, theirs)
     if index is None:
@@ -181,9 +182,9 @@ def agreed(mine: History, my_end: int, theirs: History) -> History:
     else all of mine.
 
     Those entries wrote nothing, so the master's entries, or bytes of the epoch before them, may
-    replace them: in one durable step. If they were dropped earlier, a crash would leave this log
-    with a lower last epoch than it had when its records were confirmed, and an older epoch's tail
-    would win against it.
+    replace them, in one durable step. If they were dropped earlier, a crash could leave this log
+    with a lower last epoch than it had when its records were confirmed. An older epoch's tail would
+    then win against it.
     """
     if not theirs:
         return mine  # a RocketMQ master has no history

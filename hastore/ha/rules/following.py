@@ -61,8 +61,8 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
     """Decide what an open master answers to a slave; changes nothing.
 
     A slave that has promised a higher epoch is refused with that epoch: the master must then turn
-    read-only. A slave that has not promised this master's epoch is refused until it does: the node
-    to which it made its promise may count on its log.
+    read-only. A slave that has promised only a lower epoch is refused until it promises this one:
+    until then the candidate that has its promise may rely on its log as it is.
     """
     if hello.promised_epoch > master.promised_epoch:
         return Refused(
@@ -93,7 +93,7 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
         master.history, master.min_offset, master.max_offset,
     )  # fmt: skip
     if kept == 0 or blind or common < max(master.min_offset, hello.min_offset):
-        # Also when the slave's own retention has passed the common point: it cannot cut back there.
+        # Or the slave's retention has passed the common point: the slave cannot cut back to it.
         known = common if kept else _known_shared(master, hello)
         if hello.confirmed_offset > max(known, hello.min_offset) and not hello.accept_loss:
             return Refused(
@@ -110,12 +110,12 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
 
 
 def _known_shared(master: MasterView, hello: Hello) -> int:
-    """Return the offset up to which the slave's confirmed data counts as the master's, although
-    neither history says where the two logs parted; the slave copies all of it again.
+    """Return the offset up to which the slave's confirmed data is taken for the master's, although
+    neither history says where the two logs parted; the resync copies that range again.
 
-    It is the end of the forgotten range plus one record, or 0 when nothing is forgotten: the slave
-    may know part of a record as confirmed that a promotion has cut off. A whole confirmed record
-    beyond is another log's.
+    It is the end of the forgotten range plus the longest record, or 0 when nothing is forgotten.
+    The slave's confirmed offset may lie inside a record that a promotion has cut off; a whole
+    confirmed record beyond the range belongs to another log.
     """
     end = forgotten_end(hello.history, hello.max_offset, master.history, master.max_offset)
     return end + RECORD_BYTES_MAX if end else 0
@@ -143,7 +143,7 @@ def digest_due(
 
 
 def digest_problem(hello: Hello, due: tuple[int, int] | None, own: bytes) -> str | None:
-    """Return why the bytes of both logs do not match as far as they must, None when they do.
+    """Return why the bytes in the range `due` do not match, None when they do, or without `due`.
 
     `own` is the digest of this node's bytes in the range that the caller named.
     """
@@ -157,8 +157,8 @@ def digest_problem(hello: Hello, due: tuple[int, int] | None, own: bytes) -> str
         )
     if hello.digest != own and _only_forgotten(hello):
         return (
-            f"the bytes [{start}, {end}) differ, and where the two logs parted is forgotten: "
-            "it was too many epochs ago; promote the node that is ahead"
+            f"the bytes [{start}, {end}) differ, and the two logs diverged more epochs ago than a "
+            "history holds; promote the node that is ahead"
         )
     if hello.digest != own:
         return (
@@ -176,12 +176,12 @@ def cut_loses_confirmed(
     """Whether a cut would lose a whole confirmed record.
 
     `cut` is the offset of the cut, or the end of a blank that starts there. `first_record_bytes` is
-    the size of the record at `cut` (None: no whole record starts there), `whole_offset` the end of
-    the last whole record.
+    the size of the record at `cut` (None: no whole record starts there). `whole_offset` is the end
+    of the log's last whole record.
 
     A record is confirmed only when its end is at or below `confirmed_offset`: an offset inside the
-    first record confirms nothing. A cut inside a record or a blank, with whole records after it,
-    loses the confirmed ones among them.
+    first record confirms nothing. A cut inside a record or a blank, and below `confirmed_offset`,
+    counts as a loss when a whole record ends after it.
     """
     if cut >= confirmed_offset:
         return False

@@ -1,7 +1,7 @@
 """The decisions of a promotion (docs/failover.md, "Promotion").
 
-May a node promise an epoch, do the answers suffice, whose log is the most advanced. Pure: a node
-and the simulation run the same code.
+Whether a node may promise an epoch, whether the answers suffice, whose log is the most advanced.
+Pure: a node and the simulation run the same code.
 """
 
 from dataclasses import dataclass
@@ -74,12 +74,11 @@ class Verdict:
 
 
 def judge(required: Requirements, answers: list[PeerAnswer]) -> Verdict:
-    """Decide whether the nodes that answered meet every possible set of acknowledgers.
+    """Decide whether the answers include a node of every set that may have confirmed a put.
 
     R = N - (smallest acks) clean nodes are needed. When `acks` or the node list differ from those
-    of the last entry or of a promise since, every node must answer; of a changed list, all of the
-    new one and R clean nodes of each old one. A fresh node does not know the smallest `acks`, which
-    may be 1.
+    of the last entry or of a promise since, every node of the new list must answer, and R clean
+    nodes of each old list. A fresh node does not know the smallest `acks`; it assumes at most 1.
     """
     by_node = {answer.node: answer for answer in answers}
     clean = {node for node, answer in by_node.items() if not answer.unclean}
@@ -108,8 +107,8 @@ def judge(required: Requirements, answers: list[PeerAnswer]) -> Verdict:
 
 
 def most_advanced(answers: list[PeerAnswer], own: int) -> PeerAnswer:
-    """Return the most advanced log, unclean nodes included; this node's own unless another is
-    beyond it.
+    """Return the answer with the most advanced log, unclean nodes included; this node's own answer
+    unless another log is beyond its log.
     """
     best = next(answer for answer in answers if answer.node == own)
     for answer in answers:

@@ -1,9 +1,9 @@
-"""ClassicHAClient: follows a RocketMQ master by the classic protocol (docs/ha-link.md), which
-`ha.classic_master` names.
+"""ClassicHAClient: follows the RocketMQ master that `ha.classic_master` names, by the classic
+protocol (docs/ha-link.md).
 
 The protocol has no handshake, identity or epoch: its bytes are epoch 0 of this log's history. An
-empty log starts at the offset of the master's first frame. Any other log must be continued exactly;
-heartbeats have to match too.
+empty log starts at the offset of the master's first frame. Frames and heartbeats must continue any
+other log exactly.
 
 RocketMQ can write an unreadable record (a topic of at most 127 characters and more than 127 bytes).
 At its next start it cuts its own log there, with all that follows. A slave does not keep such a
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 
 RECONNECT_S = 5.0
 CONNECT_S = 5.0
-STUCK_MS = 1_000.0  # replay makes no progress for so long: check the record there
+STUCK_MS = 1_000.0  # when replay has made no progress for so long, the record there is checked
 HEAD_BYTES = 64  # of a record; its offset, time and CRC tell it from any other
 _UNREADABLE = (
     "its record at %d is unreadable: at its next start RocketMQ cuts its own log there, with all "

@@ -1,8 +1,8 @@
 """CrcCheck: checks each received record before it is reported: its offset and its body's CRC.
 
 It checks frames of up to CHECKED_BYTES_MAX, which is all that a master pushes to a slave that is
-caught up. Longer frames go to a slave that catches up; to check them would cost a third of its CPU
-(docs/ha-link.md has the figures). SlaveStream calls it in its receiving thread.
+caught up. Longer frames go to a slave that catches up; to check them would take a third to a half
+more CPU (docs/ha-link.md has the figures). SlaveStream calls it in its receiving thread.
 """
 
 from collections.abc import Container
@@ -76,7 +76,7 @@ class CrcCheck:
                 self._next, self._aligned = offset, offset == self._record_start
 
     def take(self, offset: int, data: memoryview) -> None:
-        """Check the whole records in a piece of a frame that is in memory; DamagedRecordError.
+        """Check the whole records in a piece of a frame, in memory; raises DamagedRecordError.
 
         A piece that starts inside a record is left to `check`.
         """
@@ -88,7 +88,7 @@ class CrcCheck:
                 self._next = None
 
     def check(self, end: int) -> None:
-        """Check the whole records up to the log's end that `take` left; DamagedRecordError."""
+        """Check whole records that `take` left, up to the log's end; raises DamagedRecordError."""
         start = self._next
         while start is not None and start < end:
             with self._log.view(start, end - start) as view:
@@ -107,7 +107,7 @@ class CrcCheck:
         """Return where the first incomplete record starts; None at a blank, or when the frame turns
         out to start inside a record.
 
-        The CRC does not cover a record's size: a wrong one shows when no record follows at its end.
+        The CRC does not cover a record's size: a wrong size shows when no record follows there.
         """
         at, end, unpack, checksum = 0, len(view), _FRONT.unpack_from, crc32
         last = -1  # where the latest whole record starts

@@ -20,7 +20,7 @@ class Follower(Service):
         self._stream: SlaveStream | None = None
         self._retry_now = threading.Event()
         self.accept_loss = False
-        # A problem for the operator to look at although a stream flows.
+        # A problem that the operator should look at, although a stream flows.
         self.notice: str | None = None
         self.problem: str | None = problem  # why no stream flows; None while one does
         # The followed master's node number; a RocketMQ master has none.

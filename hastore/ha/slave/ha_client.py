@@ -39,9 +39,9 @@ class HAClient(Follower):
     def __init__(self, member: Member) -> None:
         super().__init__(member, "no master found yet")
         self.archived_bytes = 0
-        # After a rewind: the history then, and how many of its entries the master knows.
+        # After a rewind: this log's history, and how many of its entries the master knows.
         self._told_shared: tuple[History, int] = ((), 0)
-        self._came_damaged: dict[int, int] = {}  # offset -> CRC of the bytes that came last
+        self._came_damaged: dict[int, int] = {}  # offset -> CRC of the bytes that came there last
         self._damaged: set[tuple[int, int]] = set()  # (offset, CRC) that came twice
 
     def run(self) -> None:
@@ -103,8 +103,8 @@ class HAClient(Follower):
         """Return the HELLO to follow a master.
 
         It leaves out the entries at this log's end that a master has just said it does not know;
-        they stay on the disk until the entries or bytes that replace them arrive. Its confirmed
-        offset covers no part of a record (`confirmed_for`).
+        they stay on the disk until the entries or bytes that replace them arrive. The confirmed
+        offset is lowered to the common point if that loses no whole record (`confirmed_for`).
         """
         hello = self._member.hello(Purpose.FOLLOW, accept_loss=self.accept_loss, **digest)
         history, shared = self._told_shared
@@ -162,9 +162,9 @@ class HAClient(Follower):
         """Cut the log before a damaged record, so that it is fetched again. When the same bytes
         come again, the master's log has them: from then on they are accepted, with a notice.
 
-        The cut happens also after a promise and while this node stops: the record was not reported,
-        but if it stayed here it would count as a good one. Nothing is archived: the master has the
-        bytes, and a link that damages records repeatedly would fill the disk.
+        The cut also happens after a promise, and while this node stops: the record was not
+        reported, but if it stayed it would count as a good one. Nothing is archived: the master has
+        the bytes, and archives of a link that damages records repeatedly would fill the disk.
         """
         member = self._member
         with member.gate.lock:
@@ -214,7 +214,7 @@ class HAClient(Follower):
     def _resync(self, master: Hello, answer: Resync) -> None:
         """Set the store aside and start empty at the master's first offset.
 
-        After a crash in between, the master answers Resync again.
+        After a crash in between, the answer to the next HELLO says what is still to be done.
         """
         member = self._member
         store, state = member.store, member.state
@@ -230,9 +230,9 @@ class HAClient(Follower):
             kept = store.set_aside(f"{state.last_epoch}-{store.min_offset}-{state.data.aside}")
             store.begin_at(answer.offset)
             state.replace_history(answer.entries)
-            # Retention may have removed bytes that were never confirmed: take only what the
-            # master knows as confirmed.
+            # Retention may have removed bytes that were never confirmed. So only what the master
+            # knows as confirmed counts as confirmed here.
             confirmed = min(answer.offset, master.confirmed_offset)
             store.set_limits(confirmed=confirmed, readable=confirmed)
             self.accept_loss = False
-        log.warning("resync from %d: the old store lies in %s", answer.offset, kept)
+        log.warning("resync from %d: the old store is in %s", answer.offset, kept)

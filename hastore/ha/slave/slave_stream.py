@@ -1,7 +1,7 @@
 """SlaveStream: the slave's end of one link. It receives, appends, and reports after each receive.
 
-Long bodies go by splice from the socket into the log's file, all else through one buffer. At ack
-point `flushed` a thread of its own syncs the log and reports after each sync.
+Long bodies are spliced from the socket into the log's file; all other bytes go through one buffer.
+At ack point `flushed` a thread of its own syncs the log and reports after each sync.
 """
 
 import fcntl
@@ -34,8 +34,8 @@ _ONE_SECOND = struct.pack("@ll", 1, 0)
 class SlaveStream:
     """One link of a slave to its master, until it breaks. HAClient's thread runs it.
 
-    `master_end` is the master's log end in its HELLO: an unclean slave is clean when its log has
-    reached it. `accepted` are (offset, CRC) of damaged records to accept.
+    `master_end` is the master's log end in its HELLO: an unclean slave becomes clean when its log
+    reaches it. `accepted` are (offset, CRC) of damaged records to accept.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class SlaveStream:
         self._receiver = Receiver(member, epoch, history)
         self._decoder = StreamDecoder(control_frames=control_frames)
         self._told: Confirmed | None = None
-        # A record is known to start where replay has come to: headers are checked from there on.
+        # A record starts at the dispatched offset: headers can be checked from there on.
         self._crcs = CrcCheck(member.store, accepted, member.store.dispatched_offset)
         self._checked = member.store.max_offset  # end of the checked part; no report is beyond
         self._bulk = False  # long bodies arrive: receive headers alone, so that bodies are spliced
@@ -100,7 +100,7 @@ class SlaveStream:
         member = self._member
         with member.gate.lock:
             if member.state.data.promised_epoch != self.epoch:
-                raise ProtocolError(f"epoch {self.epoch} is not the promised one; asking again")
+                raise ProtocolError(f"epoch {self.epoch} is not the promised one; trying again")
             member.gate.open(self.epoch)
 
     def report(self, now_ms: float | None = None) -> None:
@@ -187,7 +187,7 @@ class SlaveStream:
         raise damaged
 
     def _check_place(self, offset: int) -> None:
-        """Refuse a frame or heartbeat that does not continue this log."""
+        """Refuse a frame or heartbeat whose offset is not this log's end."""
         if offset != self._member.store.max_offset:
             raise ProtocolError(
                 f"the master sends offset {offset}, this log ends at "
@@ -254,7 +254,7 @@ class _FlushReporter(Service):
         stream = self._stream
         store = stream._member.store
         try:
-            # Not `flushed_offset`: the periodic flush may have moved it without a report.
+            # Not `flushed_offset`, which the periodic flush may have moved without a report.
             reported = 0
             while not self.stopping.is_set():
                 if store.wait_beyond(reported, 0.2) > reported:
@@ -262,7 +262,7 @@ class _FlushReporter(Service):
                     stream.report()
                     stream._note_clean()
         except (HastoreError, OSError) as error:
-            log.error("this link reports no more: %s", error)
+            log.error("no more reports on this link: %s", error)
             stream.close()
 
 

@@ -25,12 +25,12 @@ Done = Callable[[Outcome, str], None]
 class Transfer(Protocol):
     """Hold puts until they are confirmed; implemented by GroupTransferService."""
 
-    after_done: Callable[[], None]  # called once after each batch of `done`
+    after_done: Callable[[], None]  # called once after each batch of `done` calls
 
     def add(
         self, end_offset: int, deadline_ms: float, need: Need, done: Done, *, epoch: int | None
     ) -> None:
-        """Call `done(outcome, level)` exactly once, from any thread, perhaps before returning."""
+        """Call `done(outcome, level)` exactly once, from any thread, perhaps before it returns."""
         ...
 
 
@@ -74,7 +74,7 @@ class ApiStore(Protocol):
 
     @property
     def min_offset(self) -> int:
-        """The offset of the first byte of the log that is still there."""
+        """The offset of the first byte that the log still has."""
         ...
 
     @property
@@ -113,7 +113,7 @@ class ApiBackend(Protocol):
 
     @property
     def transfer(self) -> Transfer:
-        """The object in which synchronous puts wait."""
+        """The object that holds the puts that wait for a confirmation."""
         ...
 
     def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
@@ -137,7 +137,7 @@ class ApiBackend(Protocol):
         ...
 
     def default_acks_all(self) -> bool:
-        """Whether a put without `acks` waits for the slaves: under a SYNC_MASTER."""
+        """Whether a put without `acks` waits for the slaves, as under a SYNC_MASTER."""
         ...
 
     def flush_each_put(self) -> bool:

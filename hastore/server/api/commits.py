@@ -1,8 +1,8 @@
 """Commits of consumers' positions: one at a time for each group and topic.
 
 A commit that is lower than the group's position in a queue is refused whole, unless it names the
-queue in `back`; otherwise two consumers of one group would move the position back and forth. A
-position that a failover cut away is not compared.
+queue in `back`. Without this rule, two consumers of one group could move the position back and
+forth. A position that a failover cut away is not compared.
 """
 
 from __future__ import annotations
@@ -51,13 +51,13 @@ class CommitHandler:
         self._under_way: set[tuple[str, str]] = set()
         self._postponed = False
         self._stored: dict[tuple[str, str], _Stored] = {}  # until the PositionTable has read them
-        self.last_offset = 0  # where the last commit starts that was confirmed here
+        self.last_offset = 0  # start of the last commit confirmed on this node
 
     def take(self, connection: Connection, request: Commit, came_ms: float) -> bool:
         """Take a commit, once the table has caught up; False while an earlier one is under way.
 
         A commit that arrived at `came_ms` and has waited for its whole timeout is refused.
-        UsageError if it cannot be a record.
+        UsageError if it does not fit into a record.
         """
         name = request.group, request.topic
         if self._clock.monotonic_ms() > came_ms + request.timeout_ms:
@@ -98,7 +98,7 @@ class CommitHandler:
         return True
 
     def _behind(self, request: Commit) -> str | None:
-        """Return where the group stands if a commit would move it back unasked, else None."""
+        """Return where the group is, if a commit would move it back without `back`; else None."""
         known = self._positions.find(request.group, request.topic)
         known.update(self._unread(request))
         lower = [
@@ -115,7 +115,7 @@ class CommitHandler:
         return f"group {request.group!r} in topic {request.topic!r} is {'; '.join(lower[:4])}{more}"
 
     def _unread(self, request: Commit) -> dict[int, Position]:
-        """Return the positions of this log's last commit if the table has not read it yet."""
+        """Return the positions of the last commit in this log that the table has not read yet."""
         name = request.group, request.topic
         stored = self._stored.get(name)
         if stored is None:

@@ -1,4 +1,4 @@
-"""The client API's connections: accepted, read, bounded, ended. The API's lock is held throughout.
+"""The client API's connections. The API's lock is held in every call.
 
     accepted --greeting, READY--> silent --first message--> spoken --> ended
 
@@ -14,7 +14,7 @@ The bounds, and what happens at each:
     messages per read               about MESSAGES_MAX         the next read is smaller
     connections                     api.max_connections, and   the oldest silent one is ended; if
                                     half of the descriptors    there is none, the latest one
-    half-open peers                 TCP keep-alive, 30 s       ended
+    half-open connections           TCP keep-alive, 30 s       ended
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ log = logging.getLogger(__name__)
 HANDSHAKE_MS = 5_000.0
 MESSAGE_MS = 30_000.0
 HELD_BYTES_MAX = 16 * 1024 * 1024
-CROWDED_MS = 1_000.0  # a younger unfinished message is never ended for its bytes
+CROWDED_MS = 1_000.0  # a connection with a younger unfinished message is not ended for its bytes
 CHECK_MS = 100.0  # between checks for late connections, once one may be late
 PAUSE_MS = 20.0  # a pause in reading a connection, or in accepting without descriptors
 BACKLOG = 1_024
 ACCEPTS_MAX = 64  # per iteration
-RECEIVE_BYTES = 64 * 1024  # the largest read, but for large frames
+RECEIVE_BYTES = 64 * 1024  # the largest read, except of large frames
 RECEIVE_BYTES_FIRST = 2 * 1024
 RECEIVE_BYTES_MIN = 512
-MESSAGES_MAX = 256  # aimed at per read
+MESSAGES_MAX = 256  # per read, roughly: the size of the next read adapts
 RECEIVE_BYTES_MAX = 512 * 1024  # the largest read while a large frame is incomplete
 WARNINGS_PER_S = 10
 DESCRIPTORS_LEFT = 64  # for HA connections, the HTTP port and others
@@ -93,7 +93,7 @@ class Connections:
         self._silent: dict[Connection, None] = {}  # oldest first
         self._unfinished: dict[Connection, None] = {}  # by `begun_ms`
         self._paused: dict[Connection, None] = {}
-        self._accepting_from_ms = 0.0  # accepting pauses until then, for want of descriptors
+        self._accepting_from_ms = 0.0  # accepting pauses until then; 0: it does not
         self._warned_ms = -_NEVER
         self._unwarned = 0
         self.held_bytes = 0
@@ -140,7 +140,7 @@ class Connections:
             try:
                 accepted.append(self._take_up(sock, address, now_ms))
             except OSError as failure:  # the kernel has no memory for it
-                self._warn(f"cannot take up a connection: {failure}")
+                self._warn(f"cannot set up a connection: {failure}")
                 sock.close()
         return [connection for connection in accepted if not connection.ended]
 
@@ -149,8 +149,8 @@ class Connections:
     ) -> list[Message]:
         """Return the messages that one read completed; ends a connection that the client closed.
 
-        `broken`: the epoll reported an error, so the read must happen to learn of it. The caller
-        sends the output of its `zmtp` afterwards.
+        `broken`: the epoll reported an error, and only a read tells which. The caller sends the
+        output of the connection's `zmtp` afterwards.
         """
         zmtp = connection.zmtp
         size = connection.receive_bytes
@@ -197,7 +197,7 @@ class Connections:
             self._watch(connection)
 
     def end(self, connection: Connection, reason: str) -> None:
-        """Close a connection and log the reason; the client gets it if it can still be sent."""
+        """Close a connection and log the reason; the client gets it too, if no reply is unsent."""
         if connection.ended:
             return
         self.ended += 1
@@ -245,7 +245,7 @@ class Connections:
             self._relieve(now_ms)
 
     def close(self) -> None:
-        """Close all connections in order, so that sent replies still arrive, and the epoll."""
+        """Close all connections, so that sent replies still arrive, and then the epoll."""
         for connection in self.all():
             try:
                 connection.sock.shutdown(socket.SHUT_WR)
@@ -284,13 +284,13 @@ class Connections:
         self.refused += 1
         victim = next(iter(self._silent), latest)
         if victim is latest and len(self._silent) == 1:
-            reason = f"{self._limit} connections have spoken (api.max_connections)"
+            reason = f"{self._limit} connections are in use (api.max_connections)"
         else:
             reason = f"more than {self._limit} connections (api.max_connections)"
         self.end(victim, reason)
 
     def _pause_accepting(self, failure: OSError, now_ms: float) -> None:
-        """End a silent connection for its descriptor; without one, stop accepting for PAUSE_MS."""
+        """End a silent connection to free its descriptor; if there is none, pause for PAUSE_MS."""
         self._warn(f"cannot accept: {failure}; raise the limit of open files")
         victim = next(iter(self._silent), None)
         if victim is not None:
@@ -300,7 +300,7 @@ class Connections:
         self.epoll.unregister(self.listener_descriptor)
 
     def _note_unfinished(self, connection: Connection, some_ended: bool, now_ms: float) -> None:
-        """Track whether a message or the handshake is unfinished, and the bytes held of it."""
+        """Track whether a message or the handshake is unfinished, and how many bytes it holds."""
         zmtp = connection.zmtp
         held = zmtp.held_bytes
         self.held_bytes += held - connection.held_bytes
@@ -364,7 +364,7 @@ class Connections:
 
 
 def _affordable(limit: int) -> int:
-    """Return how many connections may be open; half of the descriptors are for the store."""
+    """Return how many connections may be open; half of the descriptors are left to the store."""
     descriptors, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if descriptors == resource.RLIM_INFINITY:
         return limit

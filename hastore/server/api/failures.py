@@ -3,11 +3,11 @@
     exception                             the client gets             the log gets
     the client's own fault (UsageError)   its type and text           nothing
     StoreError, damage                    its type and text           a line
-    OSError: a disk that does not read    `StoreError`, the text      a line
+    OSError: the disk cannot be read      `StoreError`, the text      a line
     anything else: a bug                  `InternalError`, its type   its traceback
 
-MemoryError is no failure of one request: it is raised again and ends the node, as does a failure of
-the epoll.
+MemoryError is not a failure of one request: it is raised again and ends the node, as does a failure
+of the epoll.
 """
 
 import logging
@@ -54,7 +54,7 @@ class Failures:
         return answer
 
     def _is_new(self, text: str) -> bool:
-        """Whether to log a failure; clients that retry repeat the same one."""
+        """Whether to log a failure now; a client that retries would repeat the same line."""
         now = self._clock.monotonic_ms()
         if now < self._logged.get(text, -REPEAT_MS) + REPEAT_MS:
             return False
@@ -69,5 +69,5 @@ def master_of(backend: ApiBackend, failures: Failures) -> str | None:
     try:
         return backend.master_map().master_api
     except Exception as failure:  # the refusal is sent without it
-        failures.note("looking for the master", failure)
+        failures.note("the search for the master", failure)
         return None

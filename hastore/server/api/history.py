@@ -3,9 +3,9 @@
 A position names the record before it as (epoch, offset). Equal (epoch, offset) means equal bytes,
 so a position is valid on every node whose history assigns that offset to that epoch. If the history
 disagrees, the reader saw records that a failover cut away; the common point is where both histories
-still agree. If this history has a later epoch but not the position's, this node does not know where
-that epoch began, perhaps below earlier epochs: the common point is then the beginning of the log,
-so that the reader skips no record.
+still agree. If this history lacks the position's epoch but has a later one, this node does not know
+where the position's epoch began: perhaps below the start of earlier epochs. The common point is
+then the beginning of the log, so that the reader skips no record.
 
 A history may have forgotten its oldest entries; its first entry then has FLOOR_EPOCH. A position of
 a forgotten epoch cannot be compared: it is LOST, and the common point is where the history begins.
@@ -48,7 +48,7 @@ def check_position(
             break
         if each == epoch:
             start = each_start
-    if start is None:  # not known here yet, or of a rival master
+    if start is None:  # this node does not know it yet, or a rival master had it
         return (Standing.BEHIND, end_offset) if after is None else (Standing.LOST, 0)
     if after is not None and offset >= after:
         return Standing.LOST, after

@@ -54,9 +54,10 @@ class PositionTable:
         return not more or self._latest.has_room(group, topic, more)
 
     def find(self, group: str, topic: str) -> dict[int, Position]:
-        """Return the latest positions of a group in a topic, as far as `catch_up` came."""
-        # `kept` is read after the log: retention saves positions there before it removes them.
-        # For bytes still in the log only the log counts, since a flip may have cut what was kept.
+        """Return the latest positions of a group in a topic, as far as `catch_up` has read."""
+        # Kept positions are asked for after `catch_up` has read the log: retention keeps a position
+        # before it removes the record. If the log has a position too, a kept one counts only if its
+        # commit is below the log's start: a failover may have cut a later one.
         kept = self._backend.kept_positions(group, topic)
         latest = self._latest.find(group, topic)
         found = {**kept, **newest(below(kept, self._backend.store.min_offset), latest)}
@@ -67,7 +68,7 @@ class PositionTable:
         return self._last is not None and self._last[1] >= offset
 
     def catch_up(self) -> bool:
-        """Read on, at most 1 MiB; return whether the readable end was reached."""
+        """Read up to 1 MiB more of the topic; return whether the readable end was reached."""
         store = self._backend.store
         known = store.queues.queue_range(POSITIONS_TOPIC, QUEUE)
         if known is None:
@@ -81,7 +82,7 @@ class PositionTable:
             store.reader, max(self._next or 0, known[0]),
             max_messages=4096, max_bytes=_CHUNK_BYTES, limit_offset=store.readable_offset,
         )  # fmt: skip
-        if self._backend.history() != history:  # a flip may have cut away the bytes just read
+        if self._backend.history() != history:  # a failover may have cut the bytes just read
             return False
         if pulled is None:
             return True
@@ -95,7 +96,7 @@ class PositionTable:
         self._last = None
 
     def _still_there(self, known: tuple[int, int]) -> bool:
-        """Whether the log still has the records read: a rewind may have cut them."""
+        """Whether the log still has the records that were read: a rewind may have cut them."""
         if self._next is not None and self._next > known[1]:
             return False
         if self._last is None:
@@ -108,4 +109,4 @@ class PositionTable:
         for offset, body in read_commits(records):
             self._last = (epoch_at(history, offset), offset)
             if body is not None:
-                self._latest.take(body, offset)  # dropped without room, as has_room tells
+                self._latest.take(body, offset)  # drops it if has_room would refuse it

@@ -25,8 +25,8 @@ from hastore.server.api.history import (
 Answer = Callable[[Connection, Pulled | Failed, bytes | None], None]
 MAX_PARKED = 10_000
 MAX_PARKED_OF_ONE = 1_024
-LATELY_MS = 50.0  # a reader whose pull was parked so recently is about to pull again
-EXPIRE_MS = 5.0  # between checks for ended waits, when many pulls are parked
+LATELY_MS = 50.0  # after a pull was parked: its reader is expected to pull again
+EXPIRE_MS = 5.0  # between checks for ended waits, if more than MANY pulls are parked
 MANY = 100
 UNREAD = "earlier replies are not read yet"
 KEPT_BYTES = 8 * 1024 * 1024  # of freed memory, kept for the next replies
@@ -94,7 +94,7 @@ class PullHandler:
         self._parked_ms = deadline_ms - request.wait_ms
 
     def lately_parked(self, now_ms: float) -> bool:
-        """Whether a pull is parked, or was within LATELY_MS: its reader will pull again soon."""
+        """Whether a pull is parked, or was parked within LATELY_MS."""
         return self.parked > 0 or now_ms - self._parked_ms < LATELY_MS
 
     def wait_ms(self, now_ms: float) -> float:
@@ -209,7 +209,7 @@ class PullHandler:
         )
         status = _STATUSES[found.status.name]
         if status is PullStatus.OFFSET_TOO_LARGE and place.epoch is not None:
-            status = PullStatus.NO_NEW  # its record is here; later ones are not dispatched yet
+            status = PullStatus.NO_NEW  # the record before it is here, but not dispatched yet
         reply = Pulled(
             request.rid,
             status,

@@ -1,8 +1,8 @@
-"""Puts: admitted, gathered, appended together, and answered once confirmed at the level asked for.
+"""Puts: admitted, gathered, appended together, and answered once confirmed as the client asked.
 
 A put goes take() -> append() -> done() -> finish(). The API's thread calls take and append; finish
-is called with the API's lock held. done is called by the thread that learns of the confirmation,
-and Transfer.after_done makes finish follow.
+is called with the API's lock held. The thread that learns of the confirmation calls done, and then
+Transfer.after_done, which leads to finish.
 """
 
 from __future__ import annotations
@@ -65,8 +65,8 @@ class Refusal(NamedTuple):
 class PutHandler:
     """Take puts, bound the puts that wait, and answer each exactly once.
 
-    If a failure leaves it unknown whether a put is stored, its connection is ended: that claims
-    neither, and the client sends the put again with the same sequence numbers.
+    If a failure leaves it unknown whether a put is stored, its connection is ended, because a reply
+    would have to say yes or no; the client sends the put again with the same sequence numbers.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class PutHandler:
         except Exception as failure:  # records may be stored
             _, reason = self._failures.note("an append", failure)
             for put in puts:
-                self._leave_open(put, f"its put may be stored, or not: {reason}")
+                self._leave_open(put, f"whether its put is stored is unknown: {reason}")
             return
         self._logged = None
         for put, of_put in zip(puts, results, strict=True):
@@ -195,7 +195,7 @@ class PutHandler:
 
     def _leave_open(self, put: PendingPut, reason: str) -> None:
         """End a put whose outcome is unknown without saying that it is, or is not, stored."""
-        if put.respond is not None:  # its caller waits for the call
+        if put.respond is not None:  # its caller, CommitHandler, waits for this call
             put.respond(PutDone(put.request.rid, Status.TIMEOUT, 0, reason=reason))
         else:
             self._end(put.connection, reason)
@@ -222,7 +222,7 @@ class PutHandler:
             self.pending_puts >= self._config.max_pending_puts
             or self.pending_bytes + self.gathered_bytes >= self._config.max_pending_bytes
         ):
-            waiting = f"{self.pending_puts} puts of {self.pending_bytes} bytes wait"
+            waiting = f"{self.pending_puts} puts wait, with {self.pending_bytes} bytes"
             return Refusal(Status.BUSY, f"{waiting} (api.max_pending_puts, api.max_pending_bytes)")
         return None
 
@@ -342,7 +342,7 @@ class PutHandler:
         try:
             return self._backend.store.reader.record_at(offset)
         except (OSError, StoreError) as failure:
-            self._failures.note("a look at a duplicate's original", failure)
+            self._failures.note("a read of a duplicate's original", failure)
             return None
 
     def _refuse_all(self, puts: list[PendingPut], status: Status, reason: str) -> None:
@@ -380,5 +380,5 @@ def _failed(results: Sequence[PutResult]) -> PutResult | None:
 
 
 def _end_of(results: Sequence[PutResult]) -> int:
-    """Return where the last record of a put ends, 0 when none is stored."""
+    """Return where the last record of a put ends; 0 if none is stored."""
     return max([result.end_offset or 0 for result in results], default=0)

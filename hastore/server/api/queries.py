@@ -86,7 +86,7 @@ def _by_offset(backend: ApiBackend, request: FindOffset) -> Answer:
 def _by_time(backend: ApiBackend, request: FindTime) -> Reply:
     known = backend.store.queues.queue_range(request.topic, request.queue_id)
     if known is None:
-        return Failed(request.rid, "NO_SUCH_QUEUE", f"no queue {request.queue_id} of that topic")
+        return Failed(request.rid, "NO_SUCH_QUEUE", f"that topic has no queue {request.queue_id}")
     found = backend.store.reader.queue_offset_by_time(
         request.topic, request.queue_id, request.timestamp_ms
     )

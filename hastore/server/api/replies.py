@@ -1,4 +1,4 @@
-"""Replies of the client API: gathered during an iteration, sent together, bounded exactly.
+"""Replies of the client API: gathered during an iteration, sent together, bounded in bytes.
 
 Replies of one iteration to one connection are normally sent by one system call. Bytes that the
 kernel does not take stay in the connection's `unsent` and are sent when the epoll reports room; the
@@ -17,10 +17,10 @@ from hastore.server.api.connections import Connection, Connections
 
 log = logging.getLogger(__name__)
 
-UNSENT_OF_ONE_BYTES = 8 * 1024 * 1024  # beyond it, no further pull or query is answered
+UNSENT_OF_ONE_BYTES = 8 * 1024 * 1024  # beyond it, pulls and queries are answered BUSY
 UNSENT_BYTES = 24 * 1024 * 1024  # the same, for all connections together
 ENDED_AT_BYTES = 20 * 1024 * 1024  # beyond it, the connection is ended
-ENDED_AT_BYTES_ALL = 40 * 1024 * 1024  # beyond it, the connection with the most is ended
+ENDED_AT_BYTES_ALL = 40 * 1024 * 1024  # beyond it, the connection with most of them is ended
 GATHERED_BYTES_MAX = 256 * 1024  # beyond it, gathered replies to a connection are sent at once
 BUFFERS_MAX = 64  # per system call
 _JOIN_BYTES_MAX = 32 * 1024
@@ -64,7 +64,7 @@ class Replies:
             if connection.watched:
                 self._bound(connection)
             else:
-                self.flush_one(connection)  # the kernel holds the bytes then, not this process
+                self.flush_one(connection)  # moves the bytes from this process to the kernel
 
     def send_raw(self, connection: Connection) -> None:
         """Gather the ZMTP output of a connection: greeting, READY, PONG."""
@@ -113,7 +113,7 @@ class Replies:
         if not connection.watched or len(data) > _JOIN_BYTES_MAX:
             unsent.append(data)
         elif unsent and type(last := unsent[-1]) is bytearray and len(last) < _JOIN_BYTES_MAX:
-            last += data  # a small object would cost more than its bytes
+            last += data  # an object of its own would take more than its bytes
         else:
             unsent.append(bytearray(data))
         connection.unsent_bytes += len(data)
@@ -132,7 +132,7 @@ class Replies:
 
 
 def _rest(data: bytes | bytearray | memoryview, sent: int) -> memoryview:
-    """Return the rest of a buffer; it keeps at most twice its length in memory."""
+    """Return the rest of a buffer, as a view or a copy: it holds at most twice its length."""
     left = memoryview(data)[sent:]
     whole = left.obj
     assert isinstance(whole, bytes | bytearray)

@@ -7,13 +7,13 @@ eventfd.
       +-- send the gathered replies <-- parked pulls <-- append all puts of this iteration at once
 
 A failure affects one request only (failures.py): its client gets the reason, or its connection is
-ended if the outcome is unknown. A failure outside of a request, such as one of the epoll, or a lack
-of memory ends this thread, and with it the node.
+ended if the outcome is unknown. A MemoryError, or a failure outside a request, for example of the
+epoll, ends this thread, and with it the node.
 
 Each iteration is bounded: one read per connection, and no further reads once DRAIN_BYTES of puts or
 replies or DRAIN_PUTS puts have come together, or ITERATION_MS have passed. Connections that were
 not read then come first in the next iteration, because the epoll alone would report the same ones
-first each time. A connection with more requests than fitted comes last in the next iteration.
+first each time. If a connection has requests left over, it comes last in the next iteration.
 
 `_io_lock` protects the connections. The API's thread holds it for all of an iteration. While that
 thread sleeps, a thread that learns of a confirmation takes the lock and answers the put itself; not
@@ -84,7 +84,7 @@ class ApiServer(Service):
         self._clock = clock
         self._listener: socket.socket  # from `start` on
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        weakref.finalize(self, os.close, self._wakeup)  # a late confirmation may still write to it
+        weakref.finalize(self, os.close, self._wakeup)  # a confirmation after `stop` may use it
         self._woken = False
         self._serving = False
         self._readable_moved = False
@@ -93,7 +93,7 @@ class ApiServer(Service):
         self._answer = self._replies.send
         self._puts = PutHandler(backend, config, clock, self._answer, self._end, failures)
         self._io_lock = threading.Lock()  # held while the connections are used
-        self._failed: Exception | None = None  # a failure in another thread that answered puts
+        self._failed: Exception | None = None  # a failure while another thread answered puts
         self._pulls = PullHandler(backend, clock, self._answer, self._replies.has_room, failures)
         self._positions = PositionTable(backend, clock)
         self._commits = CommitHandler(
@@ -193,7 +193,7 @@ class ApiServer(Service):
     def _puts_done(self) -> None:
         """Answer completed puts in the calling thread, which has just learnt of their confirmation.
 
-        If another thread holds the connections, the API's thread is woken to do it.
+        If another thread holds the lock, the API's thread is woken to do it.
         """
         if not self._io_lock.acquire(blocking=False):
             self._wake()
@@ -317,7 +317,7 @@ class ApiServer(Service):
             if len(self._fetches) < MAX_FETCHES:
                 self._fetches.append((connection, request, self._clock.monotonic_ms()))
             else:
-                self._fail(connection, request.rid, "BUSY", "too many requests wait for positions")
+                self._fail(connection, request.rid, "BUSY", "too many commits and fetches wait")
         elif not self._replies.has_room(connection):
             self._fail(connection, request.rid, "BUSY", UNREAD)
         else:
@@ -333,7 +333,7 @@ class ApiServer(Service):
         store = self._backend.store
         try:
             if store.dispatched_offset <= self._commits.last_offset < store.max_offset:
-                return  # wake_readers is called when the queues know of the last commit
+                return  # wake_readers is called when replay has dispatched the last commit
             self._reading_positions = not self._positions.catch_up()
             if self._reading_positions:
                 return  # read on in the next iteration
@@ -370,8 +370,8 @@ class ApiServer(Service):
     def _cannot_encode(self, connection: Connection, reply: api.Reply, failure: Exception) -> None:
         """Answer that the request failed, because its reply cannot be encoded.
 
-        For a put that would mean that nothing is stored, and a refusal that cannot be encoded
-        would fail again: both end the connection instead.
+        For a put, Failed would mean that nothing is stored; and a Failed that cannot be encoded
+        would fail again. Both end the connection instead.
         """
         status, reason = self._failures.note(f"a reply ({type(reply).__name__})", failure)
         if isinstance(reply, api.PutDone | api.Failed):
@@ -389,7 +389,7 @@ def _listen(address: str) -> socket.socket:
     """Return a socket that listens on "tcp://HOST:PORT", at the first address that can be bound."""
     endpoint = parse_address(address.removeprefix(_SCHEME))
     if endpoint is None:
-        raise ConfigError(f"api: {address!r} is no address; write tcp://HOST:PORT")
+        raise ConfigError(f"api: {address!r} is not an address; write tcp://HOST:PORT")
     host, port = endpoint
     infos = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     refused: OSError | None = None

@@ -4,9 +4,8 @@
     b"tus HTTP/1.1\\r\\n\\r\\n" --receive()--> Request, or Refusal --answer()--> the bytes to send
 
 h11 parses the headers and writes the head of the answer. This module bounds the request and reads
-its first line, because h11 is stricter there than this port may be: it refuses HTTP/1.1 without a
-`Host` header, and health checks are often written without one. h11 therefore gets every request
-as one of HTTP/1.0, which fits a port without keep-alive.
+its first line, because h11 refuses HTTP/1.1 without a `Host` header, and many health checks send
+none. h11 therefore gets every request as HTTP/1.0, which suits a port without keep-alive.
 
 No socket and no clock; HttpServer's thread drives one Exchange for each connection.
 """
@@ -79,7 +78,7 @@ class Exchange:
         return None
 
     def _read_line(self, received: bytearray) -> Refusal | None:
-        """Check the request line and, once it is complete, hand it to h11 as one of HTTP/1.0."""
+        """Check the request line and, once it is complete, hand it to h11 as HTTP/1.0."""
         line, newline, rest = bytes(received).partition(b"\n")
         if len(line) > MAX_LINE_BYTES:
             return Refusal(414, b"the request line is too long\n")
@@ -96,7 +95,7 @@ class Exchange:
         return None
 
     def answer(self, code: int, body: bytes, kind: str = "text/plain") -> bytes:
-        """Return the whole answer, without its body when the request was a HEAD."""
+        """Return the whole answer, without its body if the request was a HEAD."""
         response = h11.Response(
             status_code=code,
             reason=_REASONS[code],

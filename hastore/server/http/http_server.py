@@ -6,8 +6,8 @@
 
 One thread, non-blocking sockets, no keep-alive. The cost of untrusted clients is bounded: at most
 MAX_CONNECTIONS connections, the bounds of a request in exchange.py, and DEADLINE_MS from the accept
-to the last byte of the answer. If all connections are taken, a new one replaces the oldest that
-waits for its client, so that slow clients never keep a quick one out.
+to the last byte of the answer. If all connections are taken, a new one replaces the oldest idle one
+(the server waits for its client), or else the oldest, so that slow clients do not block quick ones.
 """
 
 import json
@@ -42,7 +42,7 @@ class _Connection:
     socket: socket.socket
     deadline_ms: float
     exchange: Exchange = field(default_factory=Exchange)
-    answer: memoryview | None = None  # its unsent rest; None while the request is incomplete
+    answer: memoryview | None = None  # the rest to send; None while the request is incomplete
 
     @property
     def idle(self) -> bool:
@@ -81,7 +81,7 @@ class HttpServer(Service):
 
     @property
     def address(self) -> str:
-        """Return the address really bound, "HOST:PORT"."""
+        """The address that the port is bound to, "HOST:PORT"."""
         host, port = self._listener.getsockname()[:2]
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -199,7 +199,7 @@ class HttpServer(Service):
 def _listen(address: str) -> socket.socket:
     endpoint = parse_address(address)
     if endpoint is None:
-        raise ConfigError(f"http: {address!r} is no address; write HOST:PORT")
+        raise ConfigError(f"http: {address!r} is not an address; write HOST:PORT")
     host, port = endpoint
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)

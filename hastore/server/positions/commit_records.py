@@ -1,4 +1,4 @@
-"""Records of the topic HASTORE_POSITIONS: built, and read from the result of a pull.
+"""Build the records of the topic HASTORE_POSITIONS, and read them from the results of pulls.
 
 The API (positions.py) and retention (kept_positions.py) share this. A CommitReader belongs to one
 thread.
@@ -24,12 +24,12 @@ QUEUE = 0  # all commits are in this queue of the topic
 
 
 def commit_key(group: str) -> str:
-    """Return the index key of a group's commits, without the blanks that separate KEYS."""
+    """Return the index key of a group's commits: "_" replaces spaces, which separate KEYS."""
     return "_".join(group.split()) or "_"
 
 
 def commit_record(body: CommitBody, now_ms: int) -> bytes:
-    """Return positions as a record; `now_ms` is wall time."""
+    """Return a commit as a record; `now_ms` is wall time."""
     return build_record(
         POSITIONS_TOPIC,
         encode_commit(body),
@@ -60,13 +60,13 @@ class PullSource(Protocol):
 class CommitReader:
     """Read commits in order, and skip unreadable ones.
 
-    A commit in a bad sector is lost, and only that one, after reads of it have failed for
-    PATIENCE_MS; until then they raise, because the disk may recover. Near the end of the log the
-    same holds for damaged records, because the log may be cut there during the read.
+    Reads of a commit in a bad sector raise for PATIENCE_MS, because the disk may recover; then that
+    commit alone counts as lost. A damaged commit counts as lost at once, except near the end of the
+    log: the log may have been cut there during the read, so the reads raise for PATIENCE_MS too.
     """
 
     def __init__(self, clock: Clock, *, near_end: bool) -> None:
-        """Prepare; `near_end`: the log may be cut below the records read."""
+        """Prepare; `near_end`: a read may reach bytes that are cut from the log meanwhile."""
         self._clock = clock
         self._near_end = near_end
         self._failing: tuple[int, float] | None = None  # (queue offset, since when in ms)
@@ -76,7 +76,7 @@ class CommitReader:
     ) -> tuple[bytes, int] | None:
         """Return the next commits and the queue offset after them; None at the end.
 
-        OSError, StoreError.
+        Raises OSError, StoreError.
         """
         try:
             found = source.pull(
@@ -103,7 +103,7 @@ class CommitReader:
 
 
 def is_lost(failure: Exception) -> bool:
-    """Whether retrying a read that failed like this may be in vain."""
+    """Whether a read that failed like this may fail each time."""
     return not isinstance(failure, OSError) or failure.errno == errno.EIO
 
 

@@ -15,7 +15,7 @@ CONFIRMED = "confirmation"
 @dataclass(slots=True)
 class _Holder:
     offset: int
-    moved_ms: float  # when it last moved, or had reached the end
+    moved_ms: float  # when it last moved, or was at the end of the log
     seen_ms: float
 
 
@@ -23,8 +23,8 @@ class Holds:
     """Track how long each holder of files has made no progress.
 
     A holder is a linked slave, by its name, or CONFIRMED; it needs the log from its offset on.
-    After `hold_ms` without progress it does not hold files any more, until it moves again. A slave
-    that reconnects within that time keeps its state.
+    After `hold_ms` without progress its hold lapses, until it moves again. If a slave reconnects
+    within `hold_ms`, the time without progress goes on.
     """
 
     def __init__(self, hold_ms: float) -> None:
@@ -57,7 +57,7 @@ class Holds:
         return min((at for name, at in offsets.items() if name not in lapsed), default=None)
 
     def text(self, name: str, offset: int) -> str:
-        """Return what it means that a holder has lapsed."""
+        """Return why a hold has lapsed, and what retention may now remove."""
         seconds = self._hold_ms / 1000.0
         if name == CONFIRMED:
             return (
@@ -65,10 +65,10 @@ class Holds:
                 f"bytes from {offset} on that no slave has confirmed"
             )
         return (
-            f"{name} took nothing for {seconds:g} s (retention.hold): retention may remove files "
-            f"from {offset} on that it needs; it then needs a resync"
+            f"{name} received nothing for {seconds:g} s (retention.hold): retention may remove the "
+            f"files that it needs, from {offset} on; it then needs a resync"
         )
 
     def problems(self) -> list[str]:
-        """Return a text for each lapsed holder, for the status."""
+        """Return a text for each lapsed hold, for the status."""
         return [self.text(name, offset) for name, offset in self.lapsed.items()]

@@ -62,7 +62,7 @@ class _Head(msgspec.Struct, frozen=True):
 
 
 class _Rewritten(NamedTuple):
-    """A pair's rewritten places, in records from `offset` on."""
+    """The rewritten places of a group in a topic, in records from `offset` on."""
 
     offset: int
     places: Mapping[int, Place]
@@ -82,14 +82,14 @@ class KeptPositions:
         self._fs = fs
         self._path = f"{root}/hastore/positions"
         self._store_part = store_part
-        self._kept = 0, PositionMap()  # (store part, its positions); replaced, never changed
+        self._kept = 0, PositionMap()  # (store part, its positions); replaced, not changed in place
         self._reader = CommitReader(clock, near_end=False)
         self._due: dict[Pair, None] = {}  # to be checked and rewritten, in this order
-        self._rewritten: dict[Pair, _Rewritten] = {}  # by this epoch; the index may not find them
+        self._rewritten: dict[Pair, _Rewritten] = {}  # in this epoch; see _is_rewritten
         self._epoch = 0
 
     def load(self) -> None:
-        """Read the file that an earlier process saved. OSError."""
+        """Read the file that an earlier process saved. Raises OSError."""
         if not self._fs.exists(self._path):
             return
         raw = self._fs.read_bytes(self._path, _FILE_BYTES_MAX)
@@ -111,14 +111,14 @@ class KeptPositions:
 
     @property
     def memory_bytes(self) -> int:
-        """The memory that the positions take; rewritten, they take less than that of the log."""
+        """The memory that the positions take; their rewritten records take less of the log."""
         return self._kept[1].memory_bytes
 
     def gather(self, store: MessageStore, end_offset: int, pause: Callable[[], bool]) -> bool:
         """Save, durably, the commits below `end_offset`; return True once that is done.
 
         `pause()` is called between pieces of work; if it returns True, `gather` gives up and
-        returns False. StoreError, OSError.
+        returns False. Raises StoreError, OSError.
         """
         part = self._store_part()
         if part != self._kept[0]:
@@ -128,8 +128,9 @@ class KeptPositions:
         known = store.queues.queue_range(POSITIONS_TOPIC, QUEUE)
         if known is None:
             return True
-        # Start at the beginning of the log: kept positions of bytes that are still in the log are
-        # from an attempt that removed no files, and a flip may have replaced those bytes.
+        # Read from the beginning of the log, and drop kept positions whose commits are still in it:
+        # an earlier attempt kept them without removing files, and a failover may have replaced
+        # those commits since.
         entries, first = self._kept[1].entries, store.min_offset
         kept = PositionMap({pair: below(places, first) for pair, places in entries.items()})
         gone: dict[Pair, None] = {}
@@ -146,7 +147,7 @@ class KeptPositions:
             if pause():
                 return False
         if gone:
-            for pair, places in entries.items():  # a cut position still leads to the common point
+            for pair, places in entries.items():  # even a cut position leads to the common point
                 kept.merge(pair, {q: p for q, p in places.items() if q not in kept.find(*pair)})
             self._save(kept, part)
             self._kept = part, kept
@@ -162,9 +163,10 @@ class KeptPositions:
         now_ms: int,
         pause: Callable[[], bool],
     ) -> int:
-        """As master of `epoch`, append the kept positions that the log lacks from `first_offset`.
+        """As master of `epoch`, append the kept positions that the log lacks.
 
-        Returns the number of records. Passes on the errors of `put`; the next call tries the rest.
+        Only commits from `first_offset` on count as in the log. Returns the number of records
+        appended. Raises the errors of `put`; the next call tries the rest.
         In an epoch that is new to this process, all kept positions are checked.
         """
         part, kept = self._kept
@@ -182,7 +184,7 @@ class KeptPositions:
             size = 0
             for pair in self._due:
                 pairs.append(pair)
-                places = below(kept.find(*pair), first_offset)  # the others are still in the log
+                places = below(kept.find(*pair), first_offset)  # later commits are still in the log
                 if places and not (
                     self._is_rewritten(first_offset, pair, places)
                     or _is_in_log(store, first_offset, pair, places)
@@ -206,9 +208,9 @@ class KeptPositions:
     def _is_rewritten(self, first_offset: int, pair: Pair, places: Mapping[int, Place]) -> bool:
         """Whether this epoch has rewritten these places, and the log still has them.
 
-        The index is asked for a group's newest commits only, which may be of its other topics. With
-        the index alone, each removed copy would cause another one, and the copies would push
-        messages out of the log for ever.
+        `_is_in_log` cannot replace this: it reads only a group's newest commits, which may be of
+        its other topics. With it alone, each copy that retention removes would cause another copy,
+        and the copies would push messages out of the log for ever.
         """
         rewritten = self._rewritten.get(pair)
         return (
@@ -264,7 +266,7 @@ def _bodies(pair: Pair, places: Mapping[int, Place]) -> list[CommitBody]:
 def _is_in_log(
     store: MessageStore, first_offset: int, pair: Pair, places: Mapping[int, Place]
 ) -> bool:
-    """Whether the group's newest commits, from `first_offset` on, contain these places or later."""
+    """Whether the group's newest commits from `first_offset` on have these places or later ones."""
     missing = dict(places)
     key = commit_key(pair[0])
     try:
@@ -279,7 +281,7 @@ def _is_in_log(
             break
         try:
             body = decode_commit(record.body)
-        except CorruptRecordError:  # another client's record: not a commit
+        except CorruptRecordError:  # a client put a record that is no commit
             continue
         if (body.group, body.topic) != pair:
             continue

@@ -1,7 +1,7 @@
 """RetentionService: the thread that removes old files of the log.
 
-Before a file goes, the positions committed in it are saved (KeptPositions), and a master appends
-them again. `problems` and `keeps_files_for` may be called from any thread.
+Before it removes a file, it saves the positions committed in that file (KeptPositions), and on a
+master appends them again. `problems` and `keeps_files_for` may be called from any thread.
 """
 
 import logging
@@ -23,9 +23,9 @@ log = logging.getLogger(__name__)
 class RetentionService(Service):
     """Delete whole old files by age and size.
 
-    Files are kept while a linked slave has not reported them, and while they are not confirmed as
-    far as this node knows, on a slave too; either only while it progresses within
-    `retention.hold`.
+    A master keeps the files that a linked slave has not reported. Each node, also a slave, keeps
+    those that it does not know to be confirmed. Both holds lapse after `retention.hold` without
+    progress.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class RetentionService(Service):
                 log.error("retention could not delete: %s", error)
 
     def look(self) -> int:
-        """Remove the files that may go now; return their number. StoreError, OSError."""
+        """Remove the files that may go now; return their number. Raises StoreError, OSError."""
         end = self._store.retention.expired_end(self._hold_offset())
         self._worked_ms = self._clock.monotonic_ms()
         if end is not None and not self._kept.gather(self._store, end, self._pause):
@@ -71,8 +71,8 @@ class RetentionService(Service):
         first = self._store.min_offset if end is None else end
         self._rewrite_positions(first)
         confirmed = self._store.confirmed_offset
-        # Never beyond the gathered positions. If nothing expired, an earlier attempt may have left
-        # files to remove.
+        # Remove no file whose positions were not gathered. If nothing expired, an earlier attempt
+        # may have left files to remove.
         removed = self._store.retention.delete_expired(first)
         if removed:
             log.info("retention removed %d files; the log starts at %d", removed, first)
@@ -97,14 +97,17 @@ class RetentionService(Service):
                 epoch, self._store, first_offset, self._put, self._clock.wall_ms(), self._pause
             )
         except (NotStoredError, StoreError, OSError) as error:
-            # For example, the disk is full: removing files must go on.
+            # Files must be removed all the same, for example because the disk is full.
             log.warning("consumers' positions are not rewritten yet: %s", error)
         else:
             if count:
                 log.info("%d records of consumers' positions were rewritten", count)
 
     def _pause(self) -> bool:
-        """Throttle to 20 %: sleep four times as long as the work took; return whether to stop."""
+        """Throttle to 20 %: sleep four times as long as the work took, at most 1 s.
+
+        Return whether the service stops.
+        """
         worked_ms = self._clock.monotonic_ms() - self._worked_ms
         stopping = self.stopping.wait(min(4.0 * worked_ms / 1000.0, 1.0))
         self._worked_ms = self._clock.monotonic_ms()

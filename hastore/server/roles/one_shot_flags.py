@@ -1,8 +1,8 @@
 """`<store>/hastore/once.json`: flags for one promotion or demotion, written by `hastore promote`
 and `hastore demote`.
 
-The file is valid for 60 s and for the epoch under which it was written. It is removed, durably,
-before it is used, or once it is invalid. RoleService's thread takes it.
+The file is valid for 60 s and for the epoch under which it was written. RoleService's thread
+removes it, durably, before it uses the flags, or when it finds the file invalid.
 """
 
 import logging
@@ -48,14 +48,14 @@ class OneShotFlags:
             found = msgspec.json.decode(self._fs.read_bytes(self._path), type=OneShotFile)
         except msgspec.DecodeError as error:
             log.error(
-                "%s is removed, `hastore promote` did not write it: %s", self._path, error
+                "%s is removed: it is not a file of `hastore promote`: %s", self._path, error
             )
             self._remove()
             return None
         if found.epoch != epoch or abs(self._clock.wall_ms() - found.wall_ms) > GOOD_FOR_MS:
             log.error(
-                "%s is removed: written under epoch %d (now %d), valid for 60 s; give the "
-                "command again",
+                "%s is removed: it was written under epoch %d (now %d), or more than 60 s ago; "
+                "give the command again",
                 self._path,
                 found.epoch,
                 epoch,

@@ -10,7 +10,7 @@ from hastore.ha.rules.epochs import CLASSIC_EPOCH, History
 
 PROMOTION = "promotion"
 RESTART = "restart"
-_FOLLOWED = ("role", "acks", "nodes")  # followed live, or compared separately
+_FOLLOWED = ("role", "acks", "nodes")  # in force at once, or compared below
 _AS_IN_THE_FILE = {"store.retention.": "retention.", "max_size_bytes": "max_size"}
 
 
@@ -45,7 +45,7 @@ def _change(key: str, in_force: object, in_file: object, counts_from: str) -> di
 
 
 def _keys(section: msgspec.Struct) -> dict[str, object]:
-    """Return dotted keys and values as written in the file."""
+    """Return a section's dotted keys, with their values as the file writes them."""
     flat: dict[str, object] = {}
     _flatten("", msgspec.to_builtins(section), flat)
     return flat

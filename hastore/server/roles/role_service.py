@@ -2,14 +2,17 @@
 "Promotion").
 
     mode        ends when
-    FOLLOWING   the file changes to a master's role, or `hastore promote` asks -> PROMOTING
-    RESUMING    a survey found no epoch above the own one -> MASTER, else -> FOLLOWING
+    FOLLOWING   the file changes from SLAVE to a master's role -> PROMOTING
+    RESUMING    a survey found no epoch above this node's own -> MASTER, else -> FOLLOWING
     PROMOTING   the epoch is open -> MASTER; refused for good, or superseded -> FOLLOWING;
-                while answers are missing it tries again every second
-    MASTER      the file changes to SLAVE, or a higher epoch is seen -> FOLLOWING
+                while answers are missing, the node tries again every second
+    MASTER      a higher epoch is seen -> FOLLOWING
+    each mode   the file changes to SLAVE -> FOLLOWING; the file says master, and `hastore promote`
+                wrote once.json -> PROMOTING
 
-One thread does all of it. Events of other threads (a promise, a higher epoch) reach it as a flag
-and a wake-up. During a promotion the node goes on following until it has made its own promise.
+RoleService's thread changes the mode. A thread that sees a higher epoch ends the waiting puts
+itself, and leaves the rest to RoleService's thread. A node that promotes itself goes on following
+until it has made its own promise.
 """
 
 import logging
@@ -86,7 +89,7 @@ class RoleService(Service):
 
     @property
     def latest_config(self) -> Config:
-        """The latest valid file; the status lists the keys that are not in force."""
+        """The configuration in the latest valid file; some of its keys may not be in force."""
         return self._config
 
     @property
@@ -100,8 +103,8 @@ class RoleService(Service):
         return Role.SLAVE.value if self.mode is Mode.FOLLOWING else self._config.role.value
 
     def _note_superseded(self, epoch: int, source: str) -> None:
-        # The waiting puts end here, in the thread that saw the higher epoch: none of them may
-        # still be answered with PUT_OK.
+        # The thread that saw the higher epoch ends the waiting puts here, at once: none of them may
+        # be answered with PUT_OK any more.
         self._superseded = (epoch, source)
         self._ha.close_epoch(f"epoch {epoch} of {source} supersedes it")
         self._wakeup.set()
@@ -127,7 +130,7 @@ class RoleService(Service):
         self._stop_client()
 
     def _tick_failed(self, problem: str) -> None:
-        """Go on after a failed tick: as master only while the write gate is open."""
+        """Go on after a failed tick; a master goes on as master only if its write gate is open."""
         if problem != self.reason:
             log.error("%s; trying again", problem)
         if self.mode is Mode.MASTER and not self._member.open_epoch:
@@ -197,7 +200,7 @@ class RoleService(Service):
                 self._ha.set_sync(role is Role.SYNC_MASTER)
                 self._member.role = role.value
                 if role is Role.ASYNC_MASTER:
-                    log.warning("ASYNC_MASTER: puts without acks are on this node alone")
+                    log.warning("ASYNC_MASTER: puts that do not set acks wait for no slave")
             self._member.state.save(role_followed=role)
         elif role.is_master:
             flags = self._one_shot.take("promote", self._member.state.last_epoch)
@@ -248,7 +251,7 @@ class RoleService(Service):
             self._follow(_superseded_text(superseded[0]))
 
     def _promote(self, flags: Flags) -> None:
-        """Begin a promotion: tried at once, and again every second while answers are missing."""
+        """Begin a promotion; `_tick` tries it now, then every second while answers are missing."""
         if self.mode is Mode.MASTER and self._member.step_down():
             self._ha.close_epoch("a new promotion of this node")
         self.mode, self.reason, self._flags = Mode.PROMOTING, "a promotion begins", flags
@@ -303,21 +306,21 @@ class RoleService(Service):
         own = self._member.state.last_epoch
         replies = ask_all(self._member, Purpose.SURVEY)
         seen = max(_greatest_epoch(replies), self._member.state.data.promised_epoch)
-        if seen > own and epoch_node(seen) != self._member.config.node:  # not an own attempt
+        if seen > own and epoch_node(seen) != self._member.config.node:  # not by this node itself
             self._yield_to(seen)
             return False
         silent = [str(reply.node) for reply in replies if reply.hello is None]
         if silent:
             self._wait_or_give_up(
-                f"its epoch {own} ended with a power loss; every node must answer, missing: node "
-                f"{', '.join(silent)} (or run `hastore promote`)",
+                f"this node's epoch {own} ended with a power loss; every node must answer, "
+                f"missing: node {', '.join(silent)} (or run `hastore promote`)",
                 final=False,
             )
             return False
         return True
 
     def _try_resume(self) -> None:
-        """Reopen the own epoch after a restart, unless another node has a higher one."""
+        """Reopen this node's epoch after a restart, unless another node has a higher one."""
         member = self._member
         epoch = member.state.last_epoch
         seen = _greatest_epoch(ask_all(member, Purpose.SURVEY))
@@ -353,7 +356,7 @@ class RoleService(Service):
             "%s in epoch %d from offset %d on", self._config.role.value, entry.epoch, entry.start
         )
         if self._config.role is Role.ASYNC_MASTER and self._member.peers:
-            log.warning("ASYNC_MASTER: puts without acks are on this node alone")
+            log.warning("ASYNC_MASTER: puts that do not set acks wait for no slave")
         self.settled.set()
         self._save_role()
 
@@ -365,7 +368,7 @@ class RoleService(Service):
             self.reason = None
 
     def _watch_group(self) -> None:
-        """Survey the nodes that do not follow: an old master must learn of a higher epoch."""
+        """Survey the nodes that do not follow this master: they may know of a higher epoch."""
         linked = frozenset(self._ha.linked_nodes())
         for reply in ask_all(self._member, Purpose.SURVEY, skip=linked):
             if reply.hello is not None:

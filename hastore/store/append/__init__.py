@@ -1,1 +1,1 @@
-"""The way of a put in the master's store: validate, deduplicate, give out queue offsets, append."""
+"""The master's append of puts: validate, deduplicate, assign queue offsets, write."""

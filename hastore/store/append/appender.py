@@ -92,7 +92,7 @@ class _MixedAppend:
         self._now_ms = now_ms
 
     def take(self, payload: bytes, entries: list[ValidRecord | PutResult]) -> list[PutResult]:
-        """Add the records of a payload that are to be stored; returns the results of all."""
+        """Add the new, valid records of a payload; returns the results of all its records."""
         out: list[PutResult] = []
         kept: list[ValidRecord] = []
         start, position, now_ms = self.start, self.size, self._now_ms
@@ -157,7 +157,7 @@ class _MixedAppend:
 
     def _known(self, producer: tuple[bytes, int], size: int, queue_id: int) -> PutResult | None:
         """Return the result of a record that was put before; None for a new one."""
-        earlier = self.fresh.get(producer)  # of the same put
+        earlier = self.fresh.get(producer)  # the same number twice in one append
         if earlier is not None:
             return replace(earlier, duplicate=True)
         seen = self._window.find(*producer)
@@ -166,8 +166,8 @@ class _MixedAppend:
         if isinstance(seen, Verdict):
             return PutResult(
                 Status.MESSAGE_ILLEGAL,
-                reason=f"HS_SEQ {producer[1]} is older than the last 1024 of its producer: it may"
-                " be stored already",
+                reason=f"HS_SEQ {producer[1]} is older than the last 1024 of its producer: the"
+                " record may be stored already",
             )
         if not self._log.min_offset <= seen < self.start:
             return PutResult(_OK, seen, seen + size, queue_id, duplicate=True)
@@ -186,7 +186,7 @@ class _MixedAppend:
         count = self._table.count(topic)
         return PutResult(
             Status.MESSAGE_ILLEGAL,
-            reason=f"queue {queue_id} of topic {topic.decode()}: it has {count} queues"
+            reason=f"there is no queue {queue_id}: topic {topic.decode()} has {count} queues"
             " (store.default_queues)",
         )
 
@@ -249,12 +249,12 @@ class Appender:
                     results, data = appended
                     return results, start, log.max_offset, data
                 validated = self._append_validated(payloads, now_ms)
-            except StoreUncertainError as failure:  # there was one write for all records
+            except StoreUncertainError as failure:  # the only write failed, with all records
                 validated = [
                     _not_stored(entries, Status.TIMEOUT, failure)
                     for _, entries in map(self._validator.validate, payloads)
                 ]
-            except OSError as failure:  # the next file could not be opened, for one
+            except OSError as failure:  # for example, the next file could not be opened
                 raise StoreError(f"nothing was appended: {failure}") from failure
             return validated, start, log.max_offset, None
 
@@ -267,11 +267,12 @@ class Appender:
     def _adopt(self, end: int) -> None:
         """Move queue offsets and deduplication window to the log's end, if replay has reached it.
 
-        Replay hands them records only, so they stop before a blank at the end.
+        Replay gives them only records, so they stop before a blank at the end.
         """
         if self._replay.dispatched_offset < end:
             raise StoreError(
-                "the next queue offsets are not known yet: others appended to the log meanwhile"
+                "the next queue offsets are not known yet: another thread appended to the log"
+                " meanwhile"
             )
         self._table.advance(end)
         self._window.advance(end)
@@ -299,7 +300,7 @@ class Appender:
         return append.results, data
 
     def _append_validated(self, payloads: Sequence[bytes], now_ms: int) -> list[list[PutResult]]:
-        """Append payloads that are not all uniform, were put before, or need a new file."""
+        """Append payloads that `_append_uniform` left: mixed, put before, or for a new file."""
         log = self._log
         validated = [self._validator.validate(payload) for payload in payloads]
         size = sum([len(payload) for payload, _ in validated])
@@ -356,7 +357,7 @@ class Appender:
 
 
 def _parts(validated: Sequence[ValidatedPayload], limit: int) -> list[tuple[int, ValidatedPayload]]:
-    """Return each payload with its index; a payload larger than a file record by record."""
+    """Return each payload with its index; one that is larger than a file is split into records."""
     parts: list[tuple[int, ValidatedPayload]] = []
     for index, (payload, entries) in enumerate(validated):
         if len(payload) <= limit:
@@ -374,7 +375,7 @@ def _parts(validated: Sequence[ValidatedPayload], limit: int) -> list[tuple[int,
 def _not_stored(
     entries: Sequence[ValidRecord | PutResult], status: Status, failure: Exception
 ) -> list[PutResult]:
-    """Return the results of a payload whose write failed; records refused before stay refused."""
+    """Return the results of a payload whose write failed; invalid records keep their results."""
     reason = str(failure)
     return [
         entry if isinstance(entry, PutResult) else PutResult(status, reason=reason)

@@ -1,19 +1,20 @@
 """The deduplication window: the latest sequence numbers of each producer, with their offsets.
 
 A producer numbers its messages (record/producer.py). The master adds the records of each put, and
-replay adds those of the log wherever no put did, both in the log's order. So every node can answer
-a retry, even one of a put to another master.
+replay adds all records of the log that no put has added, both in the log's order. So every node
+recognises a retry, even if the first attempt went to another master.
 
-The window holds at least the last 1024 numbers of each producer. A number that is neither in the
-window nor above every number that has left it may be stored already, and its put is refused.
+The window holds at least the last 1024 numbers of each producer. The greatest number that has left
+it is the floor. A number at or below the floor that is not in the window may be stored already, so
+its put is refused.
 
-Threads that put hold the log's lock; replay, housekeeping, retention and cuts call from others.
+Puts call under the log's lock; replay, housekeeping, retention and cuts call from other threads.
 `_guard` protects the producers, `_saving` the snapshot; `_saving` is taken first.
 
 The snapshot, `<root>/hastore/idempotence`, spares a start from reading the whole log:
     magic "HSIW" 4 | version 4 | end offset 8 | producers 4
     each: id length 2, id | floor 8 | count 4 | count x (sequence 8) | count x (offset 8)
-    CRC-32 of all before 4
+    CRC-32 (of all before) 4
 """
 
 import enum
@@ -32,9 +33,10 @@ from hastore.store.fs.filesystem import FileSystem
 from hastore.store.state.crc_frame import CrcFrame
 
 WINDOW = 1024  # sequence numbers of each producer
-# Beyond this the producer that wrote least recently is dropped: 128 MiB, 64 MiB in the snapshot.
+# If there are more, the one that wrote least recently is dropped. So the windows take at most 128
+# MiB, and the snapshot 64 MiB.
 _MAX_PRODUCERS = 4096
-_SNAPSHOT_STEP_BYTES = 16 << 20  # log bytes between snapshots: a start after a crash reads them
+_SNAPSHOT_STEP_BYTES = 16 << 20  # log bytes between snapshots; a start after a crash rereads them
 _FRAME = CrcFrame(b"HSIW", 1)
 _HEAD = struct.Struct(">qI")
 _PRODUCER = struct.Struct(">qI")
@@ -128,8 +130,8 @@ class DedupWindow:
     def is_new(self, producer: tuple[bytes, int]) -> bool:
         """Whether a sequence number is above all that its producer has used; takes no lock.
 
-        True for nearly every record. Exact only while the caller keeps others from adding: a put
-        holds the log's lock, and replay has passed the log's end.
+        True for nearly every record. Exact only while no other thread adds: a put holds the log's
+        lock, and `end_offset` is the log's end, so that replay has nothing to add.
         """
         known = self._producers.get(producer[0])
         return known is None or producer[1] > known.top
@@ -156,7 +158,7 @@ class DedupWindow:
             self.end_offset = max(self.end_offset, end_offset)
 
     def top(self, producer: bytes) -> int:
-        """Return a producer's greatest sequence number, -1 for a new one; see `is_new`."""
+        """Return a producer's greatest sequence number, -1 for a new one; exact as `is_new` is."""
         known = self._producers.get(producer)
         return -1 if known is None else known.top
 
@@ -170,7 +172,7 @@ class DedupWindow:
         """
         with self._guard:
             for producer, sequences, offsets in runs:
-                if offsets[0] < self.end_offset:  # replay was faster, and added some of them
+                if offsets[0] < self.end_offset:  # replay was faster, and has added some already
                     taken = bisect_left(offsets, self.end_offset)
                     sequences, offsets = sequences[taken:], offsets[taken:]
                     if not sequences:
@@ -196,7 +198,7 @@ class DedupWindow:
     # -- replay -----------------------------------------------------------------------------------
 
     def load(self, offset: int, synced: bool) -> int:
-        """Read the snapshot; returns the offset up to which it knows the log, 0 without one."""
+        """Read the snapshot; returns the offset up to which it covers the log, 0 without one."""
         del synced  # the snapshot is replaced durably, and holds its own end
         with self._guard:
             self._producers.clear()
@@ -252,8 +254,8 @@ class DedupWindow:
         if batch.start_offset < self.end_offset:
             return False
         runs = batch.producer_runs()
-        if len(self._producers) + len(runs) > _MAX_PRODUCERS:  # the order decides which one goes
-            return False
+        if len(self._producers) + len(runs) > _MAX_PRODUCERS:  # the records' order decides which
+            return False  # producer is dropped
         for run in runs:
             self._known(run.producer).extend(run.sequences, run.offsets)
         self.end_offset = batch.end_offset
@@ -294,13 +296,13 @@ class DedupWindow:
         """Keep everything: a retry is recognised even after retention removed its record."""
 
     def close(self) -> None:
-        """Hold no file."""
+        """Do nothing: no file is open."""
 
     # -- snapshot ---------------------------------------------------------------------------------
 
     def save(self) -> None:
         """Write the snapshot, durably and atomically. Raises OSError."""
-        with self._saving:  # there is one temporary file for housekeeping, retention and cuts
+        with self._saving:  # housekeeping, retention and cuts share one temporary file
             with self._guard:
                 raw, end = self._dump(), self.end_offset
             self._fs.replace_bytes(self._path, raw)
@@ -308,7 +310,7 @@ class DedupWindow:
             self._snapshot_step = max(_SNAPSHOT_STEP_BYTES, 4 * len(raw))
 
     def save_before(self, min_offset: int) -> None:
-        """Write the snapshot if a start would need the log below `min_offset`, about to be removed.
+        """Write the snapshot if a start would read the log below `min_offset`, to be removed now.
 
         Raises OSError.
         """

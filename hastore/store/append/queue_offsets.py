@@ -1,4 +1,4 @@
-"""The next queue offset of every queue, which the master gives to the next message."""
+"""The next queue offset of every queue: the master gives it to the queue's next message."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -10,13 +10,13 @@ Ranges = dict[str, dict[int, tuple[int, int]]]
 
 
 class QueueOffsetTable:
-    """The next queue offset by topic and queue; a Dispatcher that comes after the consume queues.
+    """The next queue offset by topic and queue; a Dispatcher, called after the consume queues.
 
-    It starts from the consume queues. Then the master adds the records of each put, and replay
-    those of the log wherever no put did, both in the log's order. `end_offset` is the offset up to
-    which records were added: a put waits until that is the log's end.
+    It starts from the consume queues. Then the master adds the records of each put, and replay adds
+    all records of the log that no put has added, both in the log's order. `end_offset` is the
+    offset up to which records were added: a put waits until that is the log's end.
 
-    A put reads it under the log's lock; `_guard` protects changes by puts, replay and cuts.
+    A put reads the table under the log's lock; `_guard` protects changes by puts, replay and cuts.
     """
 
     def __init__(self, ranges: Callable[[], Ranges], default_queues: int) -> None:
@@ -93,7 +93,7 @@ class QueueOffsetTable:
         return True
 
     def truncate(self, log_end: int) -> None:
-        """Start again from the consume queues, which were cut before."""
+        """Start again from the consume queues, which have been cut already."""
         self._rebuild(min(log_end, self.end_offset))
 
     def flush(self) -> None:
@@ -110,7 +110,7 @@ class QueueOffsetTable:
         """Keep everything: a queue's next offset outlives its records."""
 
     def close(self) -> None:
-        """Hold no file."""
+        """Do nothing: no file is open."""
 
     def advance(self, offset: int) -> None:
         """Move the end to `offset`: a blank ends there, or the log begins there anew."""

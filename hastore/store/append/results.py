@@ -11,13 +11,14 @@ from hastore.errors import Status
 class PutResult:
     """The result of one record; `offset` is None unless it is known to be in the log.
 
-    A duplicate has the offsets of its original, and is confirmed when that is. Its `queue_offset`
-    and `store_timestamp_ms` are None if the original was removed or cannot be read.
+    A duplicate has the offsets of its original, and is confirmed when its original is. Its
+    `queue_offset` and `store_timestamp_ms` are None if the original was removed or cannot be read.
 
     `status` is one of
         PUT_OK                       in the log
-        MESSAGE_ILLEGAL,             refused, as every master would; but a sequence number older
-        PROPERTIES_SIZE_EXCEEDED     than the deduplication window may be in the log already
+        MESSAGE_ILLEGAL,             invalid: any master refuses it. Exception: a record with a
+        PROPERTIES_SIZE_EXCEEDED     sequence number older than the deduplication window, which
+                                     may be in the log already
         SERVICE_NOT_AVAILABLE        not stored: the disk was full or failed, after other records
                                      of the same put were, or may have been, stored
         TIMEOUT                      unknown: the write failed, and the bytes that it left in the

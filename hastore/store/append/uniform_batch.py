@@ -1,11 +1,12 @@
 """The fast path of a put: a payload whose records are alike, as in most frames of a producer.
 
-A batch is uniform if its records are V1 between IPv4 hosts, of one topic, and of one producer with
-rising sequence numbers or of none, and if no sysFlag asks for more than the next queue offset.
-`read_uniform_batch` makes the checks of `PutValidator.validate`, but gives no reasons: that method
-takes every other payload, and says what is wrong. `UniformAppend` gives the records their offsets.
+A batch is uniform if all its records are V1 between IPv4 hosts, have the same topic, and have
+either no producer or the same one with rising sequence numbers; none may be a prepared or rollback
+record or an inner batch. `read_uniform_batch` makes the checks of `PutValidator.validate`, but
+gives no reasons: that method takes every other payload, and says what is wrong. `UniformAppend`
+gives the records their offsets.
 
-A test holds both paths against each other: the same results, the same bytes in the log.
+A test compares both paths: they must give the same results and the same bytes in the log.
 """
 
 from collections.abc import Set
@@ -38,13 +39,13 @@ from hastore.store.append.results import UniformResults
 _FRONT = header_struct(
     "unsigned_size", "magic", "body_crc", "queue_id", "sys_flag", "body_length"
 )  # between IPv4 hosts
-FLAGS_REFUSED = FLAG_INNER_BATCH | FLAG_NEED_UNWRAP  # what no client may set
+FLAGS_REFUSED = FLAG_INNER_BATCH | FLAG_NEED_UNWRAP  # no client may set these
 _SPECIAL = FLAG_IPV6 | FLAG_PREPARED | FLAGS_REFUSED
 _SEQUENCE = b"\x02" + SEQ + b"\x01"
 
 
 class UniformBatch(msgspec.Struct, frozen=True, gc=False):
-    """The records of a valid payload, as columns; `starts` are their places in the payload."""
+    """The records of a valid payload, as columns; `starts` are their offsets in the payload."""
 
     payload: bytes
     topic: bytes
@@ -59,7 +60,7 @@ def read_uniform_batch(
 ) -> UniformBatch | None:
     """Validate a payload; None if it is no uniform batch, or has an invalid record.
 
-    `topics` are known to be allowed; a payload of any other topic is left to the careful path. No
+    `topics` are known to be allowed; a payload of any other topic is left to `PutValidator`. No
     body may have more than `max_body` bytes, and no record more than `max_record`.
     """
     end = len(payload)
@@ -77,8 +78,9 @@ def read_uniform_batch(
     queue_ids: list[int] = []
     sequences: list[int] = []
     producer: bytes | None = None
-    # The bytes of the last tail before its sequence number, and the size of that tail. Another tail
-    # of this size that begins with the same bytes differs in the number only.
+    # A tail is a record's topic and properties. `like` are the bytes of an earlier tail up to its
+    # sequence number, `tail_size` is that tail's size. Another tail of this size that begins with
+    # the same bytes differs in the number only.
     like, tail_size = b"", 0
     last = -1
     at = 0
@@ -120,10 +122,10 @@ def read_uniform_batch(
 
 
 def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | None:
-    """Read the tail of a record: topic and properties. `name` is the topic after its length.
+    """Read the tail of a record: topic and properties. `name` is the topic with its length byte.
 
-    Returns the producer, the sequence number, and the bytes before that number, b"" unless it comes
-    last. None if the tail has another topic, or is not well formed.
+    Returns the producer, the sequence number, and the bytes before that number (b"" unless it is
+    at the tail's end). None if the tail has another topic, or is not well formed.
     """
     at = len(name) + 2
     properties = tail[at:]
@@ -176,8 +178,8 @@ class UniformAppend:
     def take(self, batch: UniformBatch) -> bool:
         """Add a batch, and give out its offsets.
 
-        False if a record may have been put before, or names a queue that it may not use; then the
-        whole append is to be dropped.
+        False if a record may have been put before, or names a queue that it may not use; the
+        caller then drops the whole append.
         """
         producer, topic, queue_ids = batch.producer, batch.topic, batch.queue_ids
         if producer is not None:

@@ -1,7 +1,7 @@
 """The checks that every record of a put must pass before it is stored.
 
-They include those of recovery, layout and CRC: no record may be stored that recovery would take for
-the end of the log.
+They include recovery's checks of layout and CRC: recovery would take an invalid record for the end
+of the log.
 """
 
 from collections.abc import Callable
@@ -55,8 +55,8 @@ class ValidRecord(NamedTuple):
 class PutValidator:
     """Validate payloads, and cache the topics that are allowed.
 
-    Calls of `validate` must not overlap: the appender holds the log's lock. `validate_uniform` only
-    reads the cache, and may be called by any thread at any time.
+    Calls of `validate` must not overlap: the appender makes them under the log's lock.
+    `validate_uniform` only reads the cache, and may be called by any thread at any time.
     """
 
     def __init__(self, config: StoreConfig, store_host: Host) -> None:
@@ -75,8 +75,8 @@ class PutValidator:
         """Split a payload into records, and validate each.
 
         Returns the payload, and for each record a ValidRecord or the result that refuses it. The
-        payload is a copy if a storeHost had to get the size of this store's. A payload that cannot
-        be split into records has a single result, which refuses all of it.
+        payload is a copy if a storeHost had to be resized for this store's address family. A
+        payload that cannot be split into records has a single result, which refuses all of it.
         """
         found: list[ValidRecord | PutResult] = []
         append = found.append
@@ -137,7 +137,7 @@ class PutValidator:
 
 
 def _no_uniform_batch(_payload: bytes) -> None:
-    """Return None: in a store whose host is IPv6, every record needs a larger storeHost."""
+    """Return None: a store with an IPv6 host stores no records between IPv4 hosts."""
 
 
 def _is_well_formed(properties: bytes) -> bool:

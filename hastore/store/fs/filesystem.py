@@ -4,8 +4,8 @@ Callers take a `FileSystem` as an argument: `REAL` in a node, an implementation 
 failures in tests. Any thread may call it.
 
 A failure is an `OSError` whose text names the file, with two exceptions: an allocation without
-enough room raises `StoreFullError`, since a full disk is an ordinary state that passes, and a lock
-that is held raises `StoreInUseError`.
+enough room raises `StoreFullError`, since a full disk is an expected and temporary state, and a
+lock that is held raises `StoreInUseError`.
 """
 
 import contextlib
@@ -33,7 +33,7 @@ __all__ = [
 ]
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT})
-# No free descriptor in the process or the system. Only an open fails so, never a write or a sync.
+# No free descriptor in the process or the system. Only an open fails with these, no write or sync.
 NO_DESCRIPTOR = frozenset({errno.EMFILE, errno.ENFILE})
 _UNSUPPORTED = frozenset({errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL})
 _FALLOC_FL_ZERO_RANGE = 0x10
@@ -97,7 +97,10 @@ class RealFile:
             self.size = position + wanted
 
     def allocate(self, size: int) -> None:
-        """Reserve room for `size` bytes; the length becomes at least `size`. StoreFullError."""
+        """Reserve room for `size` bytes; the length becomes at least `size`.
+
+        Raises StoreFullError.
+        """
         try:
             os.posix_fallocate(self._descriptor, 0, size)
         except OSError as failure:
@@ -208,7 +211,7 @@ class RealFileSystem:
             return
         parent = os.path.dirname(os.path.abspath(path))
         self.make_dirs(parent, sync=sync)
-        with contextlib.suppress(FileExistsError):  # another thread made it; a file fails below
+        with contextlib.suppress(FileExistsError):  # another thread made it, or it is a file
             os.mkdir(path)
         if not os.path.isdir(path):
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), path)
@@ -224,7 +227,7 @@ class RealFileSystem:
         os.unlink(path)
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory with all in it."""
+        """Remove a directory and everything in it."""
         shutil.rmtree(path)
 
     def copy(self, source: str, target: str) -> None:
@@ -264,7 +267,7 @@ class RealFileSystem:
             os.close(descriptor)
 
     def read_bytes(self, path: str, max_bytes: int = 1 << 26) -> bytes:
-        """Return a small file whole, read in pieces, since /proc refuses one large read."""
+        """Return all of a small file; reads it in pieces, since /proc refuses one large read."""
         pieces = []
         with open(path, "rb") as file:
             while max_bytes > 0 and (piece := file.read(min(max_bytes, 1 << 16))):
@@ -286,7 +289,7 @@ class RealFileSystem:
         self.sync_dir(os.path.dirname(os.path.abspath(path)))
 
     def lock(self, path: str) -> File:
-        """Lock a file by flock, against hastore, and by a record lock of byte 0, against Java.
+        """Lock a file: by flock against hastore, by a record lock of byte 0 against RocketMQ.
 
         Java's FileLock is a record lock. When a process closes any descriptor of a file, the kernel
         drops the process's record locks on it; so a second attempt in this process is refused
@@ -334,7 +337,7 @@ _libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c
 
 
 def _zero_range(descriptor: int, position: int, size: int) -> bool:
-    """Have the file system zero the range; False when it cannot, as tmpfs."""
+    """Have the file system zero the range; False if it cannot, as on tmpfs."""
     while _libc.fallocate(descriptor, _FALLOC_FL_ZERO_RANGE, position, size) != 0:
         code = ctypes.get_errno()
         if code in _UNSUPPORTED:

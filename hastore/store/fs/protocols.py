@@ -3,7 +3,7 @@
 `filesystem.py` implements it for the real file system; tests pass implementations that fail.
 
 Durability: `File.sync` covers the bytes of a file, `FileSystem.sync_dir` covers names (creation,
-rename and removal). A caller that needs both calls both; only `replace_bytes` does all of it.
+rename and removal). A caller that needs both calls both; `replace_bytes` alone does both itself.
 """
 
 import mmap
@@ -28,7 +28,7 @@ class File(Protocol):
         """Write all of `data` at `position` or raise OSError; not durable before `sync`."""
 
     def allocate(self, size: int) -> None:
-        """Reserve room for `size` bytes, so that no write within them fails for want of room.
+        """Reserve room for `size` bytes, so that no write within them fails for lack of room.
 
         StoreFullError when there is not enough.
         """
@@ -77,7 +77,7 @@ class FileSystem(Protocol):
         """Remove a file; durable after `sync_dir`."""
 
     def remove_tree(self, path: str) -> None:
-        """Remove a directory with all in it; durable after `sync_dir` of its parent."""
+        """Remove a directory and everything in it; durable after `sync_dir` of its parent."""
 
     def copy(self, source: str, target: str) -> None:
         """Copy the bytes of a file and sync them; the name is durable after `sync_dir`."""
@@ -89,7 +89,7 @@ class FileSystem(Protocol):
         """Make all writes and names durable on the file system that holds `path`."""
 
     def read_bytes(self, path: str, max_bytes: int = 1 << 26) -> bytes:
-        """Return a small file whole, or its first `max_bytes` bytes."""
+        """Return all of a small file, or its first `max_bytes` bytes."""
 
     def replace_bytes(self, path: str, data: bytes) -> None:
         """Replace a file's content by `data`, atomically and durably."""

@@ -11,8 +11,8 @@ from hastore.store.fs.filesystem import NO_DESCRIPTOR, FileSystem
 def _final() -> Iterator[None]:
     """Turn the OSError of a failed sync into SyncFailedError.
 
-    The kernel may have dropped the pages, so no retry helps. An OSError for want of a descriptor
-    stays as it is: no sync was begun.
+    The kernel may have dropped the pages, so no retry helps. An error for a missing file or for
+    lack of a descriptor stays as it is: no sync was begun.
     """
     try:
         yield
@@ -25,7 +25,7 @@ def _final() -> Iterator[None]:
 
 
 def sync_files(fs: FileSystem, paths: Iterable[str], directories: Iterable[str]) -> None:
-    """Sync files, then directories; those removed meanwhile are left out.
+    """Sync files, then directories; skips those that were removed meanwhile.
 
     SyncFailedError: a sync failed; its pages may be lost. OSError: a file or directory could not be
     opened; nothing is lost, and the caller may try again.
@@ -44,6 +44,6 @@ def sync_files(fs: FileSystem, paths: Iterable[str], directories: Iterable[str])
 
 
 def sync_all(fs: FileSystem, directory: str) -> None:
-    """Sync the file system that holds a directory. SyncFailedError, OSError as `sync_files`."""
+    """Sync the file system that holds a directory; raises as `sync_files` does."""
     with _final():
         fs.sync_all(directory)

@@ -4,8 +4,8 @@ The spare file is made under hastore's own directory and renamed into place when
 So the log's directory never holds a file of another size or name, which RocketMQ would refuse.
 Appending threads ask for the spare (`want`) and take it (`take`), under the log's lock.
 
-With `warm` (`store.warm_files`) the thread also reads each new file through, in pieces, while it
-has nothing else to do, so that the file's pages are in the page cache before they are written. On
+With `warm` (`store.warm_files`) the thread also reads all of each new file, in pieces, while it has
+nothing else to do, so that the file's pages are in the page cache before they are written. On
 systems that allocate memory slowly, as many virtual machines do, a write into cached pages is about
 ten times faster. The pages are clean: nothing is written, and the kernel may drop them.
 """
@@ -27,7 +27,7 @@ _WARM_BYTES = 1 << 20  # read at a time
 
 
 class AllocateService(Service):
-    """Keep one spare file of full size. Any thread may call; `run` is the service's own."""
+    """Keep one spare file of full size. Thread-safe; `run` runs in the service's own thread."""
 
     def __init__(
         self,
@@ -103,7 +103,7 @@ class AllocateService(Service):
             self.failure_reason = None
 
     def discard(self) -> None:
-        """Remove the spare, after `stop`: a closed store keeps no empty file. OSError."""
+        """Remove the spare, after `stop`: a closed store keeps no empty file. Raises OSError."""
         with self._changed:
             self._ready = False
             if self._fs.exists(self._path):
@@ -194,10 +194,10 @@ class AllocateService(Service):
             log.warning("a log file that was read ahead was not closed: %s", failure)
 
     def _make(self) -> str | None:
-        """Make the spare; returns the reason when that fails, and frees the reserved room.
+        """Make the spare; if that fails, frees the reserved room and returns the reason.
 
-        The first call removes the spare of an earlier process: after a power loss it may be the
-        last log file, under its old name as well.
+        The first call removes the spare of an earlier process: after a power loss in a rename, the
+        same file may also be the last log file.
         """
         try:
             if self._first and self._fs.exists(self._path):

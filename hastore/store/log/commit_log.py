@@ -32,7 +32,7 @@ from hastore.store.log.mapped_file import FileRange, MappedFile
 from hastore.store.log.mapped_file_queue import MappedFileQueue
 
 HOT_BYTES = 64 << 20
-# The next file is reserved at once when the current one begins, if files are no larger than this;
+# The next file is reserved as soon as the current one begins, if files are no larger than this;
 # else when the current one is half full.
 _AHEAD_AT_ONCE_BYTES = 64 << 20
 
@@ -75,7 +75,7 @@ class CommitLog:
         self.file_size = file_size
         self.min_offset = 0
         self.max_offset = 0
-        self.record_end = 0  # a record's end, the last one known; <= max_offset
+        self.record_end = 0  # the end of the last record known to be whole; <= max_offset
         self.queue = MappedFileQueue(fs, self.directory, file_size, f"{root}/hastore")
         self.allocator = AllocateService(
             fs, f"{root}/hastore/spare", file_size, on_failure=on_failure, warm=warm_files
@@ -129,7 +129,7 @@ class CommitLog:
         return LogView(self.pin(file)[1][at : at + size])
 
     def file_range(self, offset: int, max_bytes: int) -> FileRange:
-        """Return the same bytes as `view` as a range of a descriptor; size 0 at the end."""
+        """Return the bytes that `view` lends as a range of a descriptor; size 0 at the end."""
         file, size = self._bounds(offset, max_bytes)
         if file is None:
             return FileRange(-1, 0, 0)
@@ -179,7 +179,10 @@ class CommitLog:
         return left if position and size + BLANK_SIZE > left else 0
 
     def roll(self) -> None:
-        """Fill the rest of the file with a blank, once the next file is ready. StoreFullError."""
+        """Fill the rest of the file with a blank, once the next file is ready.
+
+        Raises StoreFullError.
+        """
         file = self._writable()
         self.allocator.wait_ready()
         try:
@@ -209,7 +212,10 @@ class CommitLog:
         return end
 
     def replica_range(self, offset: int, max_bytes: int) -> FileRange:
-        """Return room at `offset`, which must be `max_offset`, to splice into. StoreFullError."""
+        """Return room at `offset`, which must be `max_offset`, to splice into.
+
+        Raises StoreFullError.
+        """
         self._expect_end(offset)
         file = self._writable()
         return file.range(offset, min(max_bytes, file.end - offset))
@@ -290,7 +296,7 @@ class CommitLog:
         self._want_at = 0
         first = self.queue.start
         last_start = max(offset - offset % self.file_size, first)
-        # At the end of a file, the next file need not exist.
+        # A cut at a file's start removes that file too, unless it is the log's first.
         keep = last_start + self.file_size if offset > last_start or last_start == first else offset
         self.queue.remove_from(keep)
         file = self.queue.find(offset)

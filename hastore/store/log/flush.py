@@ -1,8 +1,8 @@
 """The flushing thread: sync the log on demand, as a group commit, and at an interval.
 
 `flushed_offset` moves only after fdatasync of every file below it has succeeded. A failed sync
-closes the store for good (StoreHealth) and is never tried again. When no descriptor is free, no
-sync is begun and nothing is lost: it is tried again.
+closes the store for good (StoreHealth) and is never tried again. If no descriptor is free, no sync
+is begun, so nothing is lost, and a later attempt may succeed.
 """
 
 import logging
@@ -38,7 +38,7 @@ class FlushService(Service):
         record_end: Callable[[], int],
         on_failure: OnFailure,
     ) -> None:
-        """Prepare; `record_end()` returns the end of a whole record, the last one known."""
+        """Prepare; `record_end()` returns the end of the last record that is known to be whole."""
         super().__init__("FlushCommitLogService", on_failure=on_failure)
         self.flushed_offset = 0
         self.on_flushed: Callable[[int], None] | None = None

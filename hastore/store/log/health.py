@@ -39,7 +39,7 @@ class StoreHealth:
     def lose(self, reason: str) -> StoreMovedError:
         """Close the store because its folder was moved; returns the error to raise.
 
-        This reason replaces an earlier one: opening by path failed before as its consequence.
+        This reason replaces an earlier one, which came from the move: files could not be opened.
         """
         error = StoreMovedError(reason)
         with self._guard:

@@ -24,7 +24,7 @@ class MappedFile:
     `remove` only drop references: a thread that holds a pin, a view or a FileRange goes on reading
     the old bytes, and the last reference closes map and descriptor.
 
-    Any thread may read, open and release; writes come under the log's lock.
+    Any thread may read, open and release; writers hold the log's lock.
     """
 
     def __init__(self, fs: FileSystem, path: str, start: int, size: int) -> None:
@@ -42,7 +42,7 @@ class MappedFile:
         return self.opened is not None
 
     def pin(self) -> tuple[File, memoryview]:
-        """Return file and map, valid while they are held, also after a removal. OSError."""
+        """Return file and map, valid while they are held, also after a removal. Raises OSError."""
         return self.opened or self._open()
 
     @property

@@ -53,9 +53,9 @@ class MappedFileQueue:
     def load(self, expected_size: int | None = None) -> None:
         """Read the directory. StoreBrokenError for a gap, StoreError for a wrong size, OSError.
 
-        `expected_size` is the file size on the limits page. When it is the configured size, a
-        shorter last file was cut off by damage: it is filled up with zeros, and recovery finds the
-        end. Otherwise the configured size may be the wrong one, and only the operator can tell.
+        `expected_size` is the file size on the limits page. If it is the configured size, a shorter
+        last file was cut off by damage: it is filled up with zeros, and recovery finds the end.
+        Otherwise the configured size may be wrong, and only the operator can tell.
         """
         found: list[MappedFile] = []
         names = [name for name in self._fs.list_dir(self.directory) if is_file_name(name)]
@@ -78,7 +78,7 @@ class MappedFileQueue:
                 raise StoreBrokenError(
                     f"{self.directory}: bytes [{found[-1].end}, {start}) are missing, no file holds"
                     " them: restore them from a backup, or move the store away and let the node"
-                    " start empty, it is then copied from its master"
+                    " start empty: it then copies the log from its master"
                 )
             found.append(MappedFile(self._fs, path, start, self.file_size))
         self.files = tuple(found)
@@ -151,7 +151,7 @@ class MappedFileQueue:
             self._names_synced = added  # only now: another thread must not skip an unfinished sync
 
     def sync(self, start: int, end: int) -> None:
-        """Make the bytes [start, end) durable, and the files' names. OSError."""
+        """Make the bytes [start, end) durable, and the files' names. Raises OSError."""
         if self._names_added > self._names_synced:
             self.sync_names()
         for file in self.files:

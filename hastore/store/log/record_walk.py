@@ -1,7 +1,7 @@
 """Find where records begin and end in an open log, mostly by their headers alone.
 
-Functions over a CommitLog that change nothing, for cuts, retention and reads. Recovery, which
-checks every byte, has its own scan (recovery.py).
+Cuts, retention and reads use these functions, which change nothing. Recovery, which checks every
+byte, has its own scan (recovery.py).
 """
 
 from hastore.record.codec import check_blank, check_record, find_parts
@@ -19,7 +19,7 @@ from hastore.store.log.commit_log import CommitLog
 def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
     """Return the store timestamp of the record at `offset`; None without one. Any thread may call.
 
-    StoreError when retention removed it meanwhile; OSError.
+    Raises StoreError if retention removed the record meanwhile, OSError if the disk fails to read.
     """
     with log.view(offset, MIN_RECORD_SIZE) as view:
         if len(view) < MIN_RECORD_SIZE:
@@ -36,7 +36,7 @@ def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
 
 
 def whole_end(log: CommitLog, start: int) -> int:
-    """Return the end of the last whole record or blank, from the record that begins at `start`.
+    """Return the end of the last whole record or blank, found by a walk from the record at `start`.
 
     Reads headers only, no CRC. The caller holds the log's lock.
     """
@@ -62,10 +62,10 @@ def whole_end(log: CommitLog, start: int) -> int:
 
 
 def cut_point(log: CommitLog, offset: int) -> int:
-    """Return the end of the last whole record or blank, at or below `offset`.
+    """Return the last end of a whole record or blank at or below `offset`.
 
-    It is `offset` itself if a valid record or blank begins there. Otherwise the records of its file
-    are walked from the file's start. The caller holds the log's lock.
+    If a valid record or blank begins at `offset`, that is `offset` itself. Otherwise the records of
+    its file are walked from the file's start. The caller holds the log's lock.
     """
     start = max(log.min_offset, offset - offset % log.file_size)
     if _is_record_end(log, offset):

@@ -45,7 +45,7 @@ class Recovered:
     scanned_from: int
     records: int
     last_store_timestamp_ms: int  # of the last record read; 0 without any
-    recovery_start: int = 0  # the next recovery may start at either
+    recovery_start: int = 0  # the next recovery may start at this or at next_recovery_start
     next_recovery_start: int = 0
 
 
@@ -68,7 +68,7 @@ def recover(
     floor: int | None = None,
     from_rocketmq: bool = False,
 ) -> Recovered:
-    """Find the end; changes nothing. StoreBrokenError when synced bytes are missing or damaged.
+    """Find the log's end; changes nothing. StoreBrokenError if synced bytes are missing or damaged.
 
     `floor`: the offset of a cut that was begun (its intent is on the disk); bytes beyond it may be
     missing. `from_rocketmq`: this node copied the log from a RocketMQ, so a record that cannot be
@@ -96,7 +96,8 @@ def recover(
         _refuse_damage(commit_log, scan)
     if limits is not None and same_boot and scan.end < limits.record_end:
         log.error(
-            "the log ends at %d, %d bytes earlier than this boot had written: damage from outside",
+            "the log ends at %d, %d bytes before the end that was noted during this boot: something"
+            " outside hastore damaged it",
             scan.end,
             limits.record_end - scan.end,
         )
@@ -187,9 +188,9 @@ def _may_be_longer(data: memoryview, at: int, left: int, wanted: int) -> bool:
 
 
 def _refuse_headless(commit_log: CommitLog, first: int) -> None:
-    """Refuse to clear a log without a first record when data follow: StoreBrokenError.
+    """Refuse to clear a log without a first record if data follow: StoreBrokenError.
 
-    After a resync a log may begin inside its first file, but only the limits page says so.
+    After a resync a log may begin inside its first file. The missing limits page would say so.
     """
     head = commit_log.queue.files[0].view
     size = len(head)
@@ -207,7 +208,7 @@ def _refuse_headless(commit_log: CommitLog, first: int) -> None:
 def _refuse_damage(commit_log: CommitLog, scan: _Scan) -> None:
     """Refuse to clear whole records after a damaged one: StoreBrokenError.
 
-    Older records there are no sign of damage: RocketMQ leaves them when it cuts a log.
+    Whole records that are older are no sign of damage: RocketMQ leaves them when it cuts a log.
     """
     found = _record_after(commit_log, scan.end, scan.last_store_timestamp_ms)
     if found is not None:
@@ -260,5 +261,5 @@ def _broken(commit_log: CommitLog, start: int, end: int, why: str) -> StoreBroke
     return StoreBrokenError(
         f"{commit_log.directory}: bytes [{start}, {end}) were synced, but {why}; nothing was cut:"
         " restore them from a backup, or move the store away and let the node start empty under a"
-        " new node number, it is then copied from its master"
+        " new node number: it then copies the log from its master"
     )

@@ -318,7 +318,7 @@ class IndexBuildService(Service):
                 dispatcher.delete_before(min_offset)
 
     def flush(self) -> None:
-        """Make durable what was dispatched so far, then note its end as `synced`.
+        """Make durable what was dispatched so far, then save its end as `synced`.
 
         After a power loss replay continues from `synced`. Raises OSError or StoreError when a later
         call may succeed (a full disk). Raises SyncFailedError, from then on at every call, when a

@@ -38,14 +38,14 @@ class CheckpointFile:
         self.now = Checkpoint()
 
     def load(self) -> Checkpoint:
-        """Read the file. OSError."""
+        """Read the file. Raises OSError."""
         raw = self._fs.read_bytes(self._path, _PAGE_SIZE) if self._fs.exists(self._path) else b""
         if len(raw) >= _CHECKPOINT.size:
             self.now = Checkpoint(*_CHECKPOINT.unpack_from(raw))
         return self.now
 
     def save(self, checkpoint: Checkpoint, *, sync: bool) -> None:
-        """Write the file; the first call reserves its room. OSError, StoreFullError."""
+        """Write the file; the first call reserves its room. Raises OSError, StoreFullError."""
         if self._file is None:
             self._file = self._fs.open(self._path, create=True)
             if self._file.size != _PAGE_SIZE:

@@ -1,9 +1,9 @@
 """The frame of the store's own state files, by which a damaged or torn file is recognised.
 
-    0 magic 4 | 4 version 4 | 8 content | CRC-32 of all before 4
+    0 magic 4 | 4 version 4 | 8 content | CRC-32 (of all before) 4
 
-All numbers are big-endian. Pure. The content is described where each file is written: limits.py,
-replay_progress.py, append/dedup_window.py.
+All numbers are big-endian. Pure. The modules that write the files describe their content:
+limits.py, replay_progress.py, append/dedup_window.py.
 """
 
 import struct
@@ -27,12 +27,12 @@ class CrcFrame:
         return body + _CRC.pack(zlib.crc32(body))
 
     def pack_parts(self, parts: Iterable[bytes]) -> bytes:
-        """Return the framed parts of a large content, which are joined only once."""
+        """Return the frame of a large content, given in parts that are joined only once."""
         body = b"".join((self._head, *parts))
         return body + _CRC.pack(zlib.crc32(body))
 
     def unpack(self, framed: bytes) -> memoryview | None:
-        """Return the content of a whole frame; None when it is damaged, torn or of another kind."""
+        """Return a frame's content; None if the frame is damaged, torn or of another kind."""
         view = memoryview(framed)
         if len(view) < FRAME_BYTES or view[: _HEAD.size] != self._head:
             return None

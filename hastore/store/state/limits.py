@@ -7,11 +7,11 @@ node's threads update it as the limits move; recovery reads it at the next start
     slot at 0 and at 2048:
       0 magic "HSLM" 4 | 4 version 4 | 8 sequence 8 | 16 boot id 16 | 32 file_size 8
      40 first_offset 8 | 48 flushed 8 | 56 record_end 8 | 64 recovery_start 8
-     72 next_recovery_start 8 | 80 confirmed 8 | 88 readable 8 | 96 CRC-32 of all before 4
+     72 next_recovery_start 8 | 80 confirmed 8 | 88 readable 8 | 96 CRC-32 (of all before) 4
 
 At `record_end` and at both recovery starts a record ends and the next may begin; all records below
 were whole when the slot was written. These three are valid while the same kernel runs, since the
-page cache survives kill -9. After a power loss only `flushed` is.
+page cache survives kill -9. After a power loss only `flushed` is valid.
 """
 
 import struct
@@ -64,8 +64,8 @@ def read_limits(fs: FileSystem, root: str) -> Limits | None:
         if not raw.strip(b"\0"):  # a crash before the first write
             return None
         raise StoreBrokenError(
-            f"{path} is damaged: restore it, or remove it to have the log recovered as if RocketMQ"
-            " had written it, which cuts it at the first bad record"
+            f"{path} is damaged: restore it, or remove it; without it the log is recovered as if"
+            " RocketMQ had written it, and cut at the first bad record"
         )
     return max(found, key=lambda limits: limits.sequence)
 
@@ -73,7 +73,7 @@ def read_limits(fs: FileSystem, root: str) -> Limits | None:
 class LimitsPage:
     """The page of a store that this process has open; thread-safe.
 
-    Every update survives kill -9, and a power loss only after an update with `sync=True`.
+    Every update survives kill -9. It survives a power loss once an update with `sync=True` returns.
     """
 
     def __init__(self, fs: FileSystem, root: str) -> None:
@@ -84,7 +84,10 @@ class LimitsPage:
         self.now = Limits()
 
     def open(self, limits: Limits) -> None:
-        """Write these limits to both slots, synced; makes the page if it is absent. OSError."""
+        """Write these limits to both slots and sync; makes the page if it is absent.
+
+        Raises OSError.
+        """
         directory = f"{self._root}/hastore"
         file = self._fs.open(limits_path(self._root), create=True)
         try:
@@ -108,9 +111,9 @@ class LimitsPage:
         confirmed: int | None = None,
         readable: int | None = None,
     ) -> None:
-        """Change some limits; with `sync` durably. OSError.
+        """Change some limits; with `sync` durably. Raises OSError.
 
-        When `record_end` has moved on by RECOVERY_STEP_BYTES, the recovery starts follow.
+        Both recovery starts move up when `record_end` is a step beyond `next_recovery_start`.
         """
         with self._guard:
             now = self.now
@@ -136,7 +139,7 @@ class LimitsPage:
             file.sync()
 
     def cut(self, end: int, *, recovery_start: int) -> None:
-        """Lower every limit to the log's new end, durably, before the bytes are cut. OSError.
+        """Lower every limit to the log's new end, durably, before a cut. Raises OSError.
 
         `recovery_start` is the start of a record at or below `end`. It replaces a recovery start
         beyond `end`.
@@ -161,7 +164,7 @@ class LimitsPage:
             file.sync()
 
     def restart(self, offset: int) -> None:
-        """Note, durably, that the log is empty and begins at `offset`. OSError."""
+        """Note, durably, that the log is empty and begins at `offset`. Raises OSError."""
         with self._guard:
             empty = self.now._replace(
                 sequence=self.now.sequence + 1,

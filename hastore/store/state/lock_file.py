@@ -16,7 +16,10 @@ class LockFile:
         self._file: File | None = None
 
     def take(self) -> None:
-        """Take the lock, unless this object holds it; makes the root. StoreInUseError, OSError."""
+        """Take the lock, unless this object holds it; makes the root.
+
+        Raises StoreInUseError, OSError.
+        """
         if self._file is None:
             self._fs.make_dirs(self._root)
             self._file = self._fs.lock(self.path)

@@ -1,13 +1,13 @@
 """Replay's progress, `<root>/hastore/replay`: how far the derived files are complete.
 
      0 magic "HSRP" 4 | 4 version 4 | 8 boot id 16 | 24 dispatched 8 | 32 synced 8
-    40 units 4 | 44 slots 4 | 48 entries 4 | 52 CRC-32 of all before 4
+    40 units 4 | 44 slots 4 | 48 entries 4 | 52 CRC-32 (of all before) 4
 
 Replay writes the file after each batch. The derived files have every record below `dispatched`, at
-least in the page cache, so this is valid while the kernel with that boot id runs. They have every
-record below `synced` on the disk. Units, slots and entries are the sizes of the derived files. When
-they differ from the configured ones, or without the file (RocketMQ wrote the store), all derived
-files are built anew.
+least in the page cache, so this offset is valid while the kernel with that boot id runs. They have
+every record below `synced` on the disk. Units, slots and entries are the sizes of the derived
+files. If these differ from the configured sizes, or the file is missing (RocketMQ wrote the store),
+all derived files are built anew.
 """
 
 import struct
@@ -34,7 +34,7 @@ class Progress(NamedTuple):
 
 
 def read_boot_id(fs: FileSystem) -> bytes:
-    """Return the 16 bytes that name the kernel's present run."""
+    """Return the 16 bytes that identify the machine's current boot."""
     return bytes.fromhex(fs.read_bytes(BOOT_ID_PATH, 64).decode("ascii").strip().replace("-", ""))
 
 
@@ -56,14 +56,17 @@ class ReplayState:
         self._path = path
         self._sizes = (units, slots, entries)
         self._this_boot = read_boot_id(fs) if boot_id is None else boot_id
-        self._boot_id = self._this_boot  # as written: zeros after `distrust`
+        self._boot_id = self._this_boot  # the id to write: zeros after `distrust`
         self._file: File | None = None
         self._lock = threading.RLock()
         self.dispatched = 0
         self.synced = 0
 
     def load(self) -> Progress:
-        """Read the file; zeros when it is missing or damaged, or the sizes differ. OSError."""
+        """Read the file; zeros when it is missing or damaged, or the sizes differ.
+
+        Raises OSError.
+        """
         self.dispatched = self.synced = 0
         if not self._fs.exists(self._path):
             return Progress(0, 0, False)
@@ -78,34 +81,40 @@ class ReplayState:
         return Progress(dispatched, synced, boot_id == self._this_boot)
 
     def save_dispatched(self, offset: int) -> None:
-        """Note that the derived files were written up to `offset`; survives kill -9. OSError."""
+        """Note that the derived files were written up to `offset`; survives kill -9.
+
+        Raises OSError.
+        """
         with self._lock:
             self._write(offset, self.synced)
 
     def save_synced(self, offset: int) -> None:
-        """Note, durably, that the derived files are synced up to `offset`. OSError."""
+        """Note, durably, that the derived files are synced up to `offset`. Raises OSError."""
         with self._lock:
             self._write(max(self.dispatched, offset), offset)
             file = self._open()
         file.sync()
 
     def trust(self) -> None:
-        """Undo `distrust` from the next write on: the files in doubt were moved away."""
+        """Undo `distrust` from the next write on, since the files in doubt were moved away."""
         self._boot_id = self._this_boot
 
     def save(self, dispatched: int, synced: int) -> None:
-        """Set both, durably, also backwards, before derived files are cut. OSError."""
+        """Set both offsets durably, before derived files are cut; they may move back.
+
+        Raises OSError.
+        """
         with self._lock:
             self._write(dispatched, synced)
             file = self._open()
         file.sync()
 
     def sync_all(self) -> None:
-        """Sync the file system that the derived files are on. SyncFailedError, OSError."""
+        """Sync the file system that the derived files are on. Raises SyncFailedError, OSError."""
         sync_all(self._fs, self._path.rpartition("/")[0])
 
     def distrust(self) -> None:
-        """Make the next start replay from `synced` on, as after a power loss. OSError.
+        """Make the next start replay from `synced` on, as after a power loss. Raises OSError.
 
         After a failed sync the kernel may have dropped pages, so `dispatched` is not valid.
         """

@@ -176,7 +176,7 @@ def test_a_port_in_use_is_refused_with_its_name(server):
 
 
 def test_a_bad_address_is_refused():
-    with pytest.raises(ConfigError, match="no address"):
+    with pytest.raises(ConfigError, match="is not an address"):
         HttpServer("127.0.0.1", lambda: STATUS, lambda: b"", on_failure=raise_failure)
 
 

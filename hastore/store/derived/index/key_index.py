@@ -41,7 +41,7 @@ class KeyIndex:
         entries: int,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Name the directory, which `load` opens; the log is read only to cut or rebuild a file."""
+        """Take the directory, for `load`, and the log, which is read to cut or rebuild a file."""
         self._fs = fs
         self._directory = directory
         self._log = commit_log

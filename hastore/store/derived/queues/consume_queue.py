@@ -235,7 +235,7 @@ class ConsumeQueueTable:
     """All queues of a store: a Dispatcher. Reads come from any thread."""
 
     def __init__(self, fs: FileSystem, root: str, *, units_per_file: int) -> None:
-        """Name the store's root; nothing is opened before `load`."""
+        """Take the store's root directory; `load` opens the files."""
         self._fs = fs
         self._root = root
         self._units = units_per_file

@@ -1,4 +1,4 @@
-"""The open files of all queues of a store: keeps descriptors open, and knows what to sync.
+"""The open files of all queues of a store: keeps descriptors open, and tracks what to sync.
 
 Replay's thread writes, housekeeping flushes, and any thread reads.
 """
