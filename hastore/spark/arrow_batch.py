@@ -1,7 +1,7 @@
 """Build Arrow RecordBatches, column by column, from raw records of the log or of a pull's reply."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -19,6 +19,7 @@ from hastore.spark.schema import TIMESTAMP_TYPE_LOG_APPEND, Column, Projection
 ROWS_PER_BATCH = 2_000  # the fastest size measured, with records of 1 KiB
 BYTES_PER_BATCH = 8 * 1024 * 1024  # of records; a larger record is a batch of its own
 MAX_BODY_BYTES = 64 * 1024 * 1024  # decompressed; the limit stops decompression bombs
+_SMALL_BODY_BYTES = 2048  # on average; the CRC of a body up to here costs less on a copy
 _INT32_MAX = 2**31 - 1
 _COMPRESSED = 0x1
 _COMPRESSION_SHIFT = 8
@@ -57,9 +58,9 @@ class BatchBuilder:
         come from `queue`, or from the records themselves if it is None. Raises CorruptRecordError.
         """
         fields = RecordFields(data, positions, base)
-        if self._check_crcs:
-            fields.check_bodies()
         batch = _Batch(data, fields, queue)
+        if self._check_crcs:
+            batch.check_bodies()
         arrays = [
             batch.column(column, field.type)
             for column, field in zip(self._columns, self._schema, strict=True)
@@ -74,12 +75,13 @@ def cut_batches(positions: Ints, sizes: Ints) -> Iterator[slice]:
     spans less than 2 GiB.
     """
     ends = np.cumsum(sizes)
+    places = positions + sizes
     start = 0
     while start < len(positions):
         done = int(ends[start - 1]) if start else 0
         by_bytes = int(np.searchsorted(ends, done + BYTES_PER_BATCH, side="right"))
         span = int(positions[start]) + _INT32_MAX
-        by_span = int(np.searchsorted(positions + sizes, span, side="right"))
+        by_span = int(np.searchsorted(places, span, side="right"))
         stop = max(start + 1, min(start + ROWS_PER_BATCH, by_bytes, by_span))
         yield slice(start, min(stop, len(positions)))
         start = stop
@@ -155,13 +157,31 @@ class _Batch:
         fields = self._fields
         return PropertyScan(self._buffer, fields.property_starts, fields.property_ends)
 
+    def check_bodies(self) -> None:
+        """Check the CRC of every body. Raises CorruptRecordError.
+
+        A memoryview costs more than a bytes object, unless its body is large. Arrow makes the bytes
+        objects of a batch in one call.
+        """
+        fields = self._fields
+        bodies: Iterable[bytes | memoryview] = fields.body_views()
+        lengths = fields.body_ends - fields.body_starts
+        if int(lengths.sum()) <= _SMALL_BODY_BYTES * self._count and fields.in_order:
+            bodies = self._bodies.to_numpy(zero_copy_only=False).tolist()
+        fields.check_bodies(bodies)
+
+    @cached_property
+    def _bodies(self) -> pa.Array:
+        """The bodies as stored, which may be compressed."""
+        fields = self._fields
+        return slice_values(self._buffer, fields.body_starts, fields.body_ends, pa.binary())
+
     def _values(self, kind: pa.DataType) -> pa.Array:
         fields = self._fields
-        bodies = slice_values(self._buffer, fields.body_starts, fields.body_ends, kind)
         packed = (fields.sys_flags & _COMPRESSED) != 0
         if not packed.any():
-            return bodies
-        values = bodies.to_pylist()
+            return self._bodies
+        values = self._bodies.to_pylist()
         for row in np.flatnonzero(packed):
             values[row] = decompress(
                 values[row], int(fields.sys_flags[row]), int(fields.physical_offsets[row])

@@ -3,6 +3,8 @@
 Properties are stored as `name 0x01 value 0x02`, repeated; RocketMQ 4.9 may omit the last 0x02.
 """
 
+from functools import cached_property
+
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -24,11 +26,21 @@ class PropertyScan:
         self._starts = offsets[:-1]
         self._ends = offsets[1:]
         self._bytes: npt.NDArray[np.uint8] = np.frombuffer(self._buffer, np.uint8, int(offsets[-1]))
-        self._name_ends: Ints = np.flatnonzero(self._bytes == _NAME_END)
-        self._value_ends: Ints = np.flatnonzero(self._bytes == _VALUE_END)
+
+    @cached_property
+    def _name_ends(self) -> Ints:
+        return np.flatnonzero(self._bytes == _NAME_END)
+
+    @cached_property
+    def _value_ends(self) -> Ints:
+        return np.flatnonzero(self._bytes == _VALUE_END)
 
     def values(self, name: bytes, kind: pa.DataType) -> pa.Array:
         """Return each record's value of the first property with this name; null if it has none."""
+        if self._all_begin_with(name):
+            starts = self._starts + len(name) + 1
+            ends = self._next(self._value_ends, starts, self._ends)
+            return slice_values(self._buffer, starts, ends, kind)
         places = self._name_ends[self._name_ends >= len(name)]
         for back, wanted in enumerate(reversed(name), start=1):
             places = places[self._bytes[places - back] == wanted]
@@ -38,12 +50,27 @@ class PropertyScan:
         # The byte before a record's start belongs to the previous record: it does not count here.
         follows = (begins > self._starts[records]) & (self._bytes[begins - 1] == _VALUE_END)
         found = first | follows
-        records, kept = np.unique(records[found], return_index=True)
-        value_starts = places[found][kept] + 1
+        places, records = places[found], records[found]
+        kept = np.diff(records, prepend=-1) > 0  # the first of each record: the places are ordered
+        records, value_starts = records[kept], places[kept] + 1
         value_ends = self._next(self._value_ends, value_starts, self._ends[records])
-        rows = np.full(len(self._starts), -1, np.int64)
-        rows[records] = np.arange(len(records))
+        rows = None
+        if len(records) < len(self._starts):
+            rows = np.full(len(self._starts), -1, np.int64)
+            rows[records] = np.arange(len(records))
         return slice_values(self._buffer, value_starts, value_ends, kind, rows)
+
+    def _all_begin_with(self, name: bytes) -> bool:
+        """Return whether it is each record's first property, as KEYS mostly is."""
+        mark = name + bytes((_NAME_END,))
+        count = len(self._starts)
+        if not count or (self._ends - self._starts < len(mark)).any():
+            return False
+        shape = (len(self._bytes) - len(mark) + 1,)
+        view: npt.NDArray[np.void] = np.ndarray(
+            shape, f"V{len(mark)}", buffer=self._bytes, strides=(1,)
+        )
+        return view[self._starts].tobytes() == mark * count
 
     def headers(self, kind: pa.ListType) -> pa.Array:
         """Return all properties of each record, in order, as a list of (key, value).

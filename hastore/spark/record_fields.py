@@ -1,10 +1,12 @@
 """Read one field of many records at once, with numpy, from the raw bytes of the log.
 
 Records are not aligned. A view with a stride of one byte makes every byte position a valid index,
-so one numpy index gathers a field of all records (about 40 million fields a second). Every length
-is checked before it is used to compute a position.
+so one numpy index gathers a field of all records, or the whole header in the same time. Only IPv6
+hosts move fields within the header, and then those are gathered one by one. Every length is checked
+before it is used to compute a position.
 """
 
+from collections.abc import Iterable, Iterator
 from functools import cached_property
 from typing import Any
 
@@ -16,6 +18,7 @@ from hastore.errors import CorruptRecordError
 from hastore.record.layout import (
     CRC_MASK,
     FLAG_BORN_IPV6,
+    FLAG_IPV6,
     FLAG_STORE_IPV6,
     HEADER_SIZE,
     IPV6_EXTRA,
@@ -23,12 +26,19 @@ from hastore.record.layout import (
     TAIL_MIN,
     V1_MAGIC,
     V2_MAGIC,
+    header_dtype,
     numpy_format,
     offset_of,
 )
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+_HEADER = np.dtype(
+    header_dtype(
+        *("size", "magic", "body_crc", "queue_id", "queue_offset", "physical_offset", "sys_flag"),
+        *("born_timestamp_ms", "store_timestamp_ms", "reconsume_times", "body_length"),
+    )
+)
 
 
 class RecordFields:
@@ -47,35 +57,38 @@ class RecordFields:
             (positions < 0) | (positions > len(data) - MIN_RECORD_SIZE),
             "does not fit into the bytes that are there",
         )
-        self.sizes = self.gather("size")
+        self._headers = self._take(np.dtype(f"V{HEADER_SIZE}"), positions).view(_HEADER)
+        self.sizes = self._header("size")
         self._refuse(
             (self.sizes < MIN_RECORD_SIZE) | (self.sizes > len(data) - positions),
             "has an impossible size",
         )
-        magic = self.gather("magic")
-        self._refuse((magic != V1_MAGIC) & (magic != V2_MAGIC), "has no record magic")
-        self.physical_offsets = self.gather("physical_offset")
+        magic = self._header("magic")
+        is_v2: Bools = magic == V2_MAGIC
+        self._refuse(~(is_v2 | (magic == V1_MAGIC)), "has no record magic")
+        self.physical_offsets = self._header("physical_offset")
         if base is not None:
             self._refuse(self.physical_offsets != positions + base, "has another physical offset")
-        self.sys_flags = self.gather("sys_flag")
-        self._locate_parts(magic == V2_MAGIC)
+        self.sys_flags = self._header("sys_flag")
+        self._has_ipv6 = bool((self.sys_flags & FLAG_IPV6).any())
+        self._locate_parts(is_v2)
 
     def _locate_parts(self, is_v2: Bools) -> None:
         ends = self.positions + self.sizes
-        self.born_is_ipv6: Bools = (self.sys_flags & FLAG_BORN_IPV6) != 0
-        self.store_is_ipv6: Bools = (self.sys_flags & FLAG_STORE_IPV6) != 0
-        self._born_extra = self.born_is_ipv6 * np.int64(IPV6_EXTRA)
-        self._extra = self._born_extra + self.store_is_ipv6 * np.int64(IPV6_EXTRA)
+        tails = ends - TAIL_MIN
         self.body_starts = self.positions + HEADER_SIZE + self._extra
-        self._refuse(self.body_starts > ends - TAIL_MIN, "has an impossible size")
-        self.body_ends = self.body_starts + self.gather("body_length", self._extra)
+        if self._has_ipv6:  # else no header is longer than the least record
+            self._refuse(self.body_starts > tails, "has an impossible size")
+        self.body_ends = self.body_starts + self._moved("body_length", self._extra)
         self._refuse(
-            (self.body_ends < self.body_starts) | (self.body_ends > ends - TAIL_MIN),
+            (self.body_ends < self.body_starts) | (self.body_ends > tails),
             "has an impossible body length",
         )
         topic_sizes = self._at("u1", self.body_ends)
-        topic_sizes = np.where(is_v2, self._at(">i2", self.body_ends), topic_sizes)
-        self.topic_starts = self.body_ends + 1 + is_v2
+        self.topic_starts = self.body_ends + 1
+        if is_v2.any():
+            topic_sizes = np.where(is_v2, self._at(">i2", self.body_ends), topic_sizes)
+            self.topic_starts += is_v2
         self.topic_ends = self.topic_starts + topic_sizes
         self._refuse(
             (topic_sizes < 0) | (self.topic_ends > ends - 2), "has an impossible topic length"
@@ -88,26 +101,67 @@ class RecordFields:
             "has lengths that do not add up",
         )
 
-    def gather(self, name: str, extra: Ints | None = None) -> Ints:
-        """Return an integer field of each record, read `extra` bytes after its usual place."""
-        places = self.positions + offset_of(name)
-        return self._at(numpy_format(name), places if extra is None else places + extra)
+    def _header(self, name: str) -> Ints:
+        """Return a field that no host moves."""
+        found: Ints = self._headers[name].astype(np.int64)
+        return found
+
+    def _moved(self, name: str, extra: Ints | int) -> Ints:
+        """Return a field that IPv6 hosts move by `extra` bytes in each record."""
+        if not self._has_ipv6:
+            return self._header(name)
+        return self._at(numpy_format(name), self.positions + offset_of(name) + extra)
+
+    @cached_property
+    def born_is_ipv6(self) -> Bools:
+        """Return whether bornHost is an IPv6 address."""
+        return self._has_flag(FLAG_BORN_IPV6)
+
+    @cached_property
+    def store_is_ipv6(self) -> Bools:
+        """Return whether storeHost is an IPv6 address."""
+        return self._has_flag(FLAG_STORE_IPV6)
+
+    def _has_flag(self, flag: int) -> Bools:
+        found: Bools = (self.sys_flags & flag) != 0
+        return found
+
+    @cached_property
+    def _born_extra(self) -> Ints | int:
+        return self.born_is_ipv6 * np.int64(IPV6_EXTRA) if self._has_ipv6 else 0
+
+    @cached_property
+    def _extra(self) -> Ints | int:
+        if not self._has_ipv6:
+            return 0
+        return self._born_extra + self.store_is_ipv6 * np.int64(IPV6_EXTRA)
 
     def _at(self, dtype: str, places: Ints) -> Ints:
-        kind = np.dtype(dtype)
+        return self._take(np.dtype(dtype), places).astype(np.int64)
+
+    def _take(self, kind: np.dtype[Any], places: Ints) -> npt.NDArray[Any]:
         shape = (len(self._data) - kind.itemsize + 1,)
         view: npt.NDArray[Any] = np.ndarray(shape, kind, buffer=self._data, strides=(1,))
-        return view[places].astype(np.int64)
+        return view[places]
 
-    def check_bodies(self) -> None:
-        """Check each body's CRC, about 0.25 us for a body of 1 KiB. Raises CorruptRecordError."""
-        data = self._data
-        computed = [
-            crc32(data[start:end])
-            for start, end in zip(self.body_starts.tolist(), self.body_ends.tolist(), strict=True)
-        ]
-        wrong = (np.array(computed, np.int64) & CRC_MASK) != self.body_crcs
+    def check_bodies(self, bodies: Iterable[bytes | memoryview]) -> None:
+        """Check the CRC of each record's body. Raises CorruptRecordError for the first wrong one.
+
+        It takes about 0.1 us a body of 200 B if the bodies are bytes objects, 0.15 us of 1 KiB.
+        """
+        computed = np.fromiter(map(crc32, bodies), np.int64, len(self.positions))
+        wrong = (computed & CRC_MASK) != self.body_crcs
         self._refuse(wrong, "has a body that does not match its CRC")
+
+    @property
+    def in_order(self) -> bool:
+        """Whether the records are in the order of the log, and none begins inside another."""
+        return bool((self.positions[1:] >= self.property_ends[:-1]).all())
+
+    def body_views(self) -> Iterator[memoryview]:
+        """Yield each body in place."""
+        for start, end in zip(self.body_starts.tolist(), self.body_ends.tolist(), strict=True):
+            yield self._data[start:end]
 
     def _refuse(self, wrong: Bools, what: str) -> None:
         if wrong.any():
@@ -122,32 +176,32 @@ class RecordFields:
     @cached_property
     def body_crcs(self) -> Ints:
         """Return the CRCs as stored."""
-        return self.gather("body_crc")
+        return self._header("body_crc")
 
     @cached_property
     def queue_ids(self) -> Ints:
         """Return the queue ids."""
-        return self.gather("queue_id")
+        return self._header("queue_id")
 
     @cached_property
     def queue_offsets(self) -> Ints:
         """Return the queue offsets."""
-        return self.gather("queue_offset")
+        return self._header("queue_offset")
 
     @cached_property
     def born_timestamps_ms(self) -> Ints:
         """Return when the producers created the messages."""
-        return self.gather("born_timestamp_ms")
+        return self._header("born_timestamp_ms")
 
     @cached_property
     def store_timestamps_ms(self) -> Ints:
         """Return when the master stored the messages."""
-        return self.gather("store_timestamp_ms", self._born_extra)
+        return self._moved("store_timestamp_ms", self._born_extra)
 
     @cached_property
     def reconsume_times(self) -> Ints:
         """Return how often a consumer returned each message to be delivered again."""
-        return self.gather("reconsume_times", self._extra)
+        return self._moved("reconsume_times", self._extra)
 
     def host_rows(self, rows: Ints, *, born: bool, ipv6: bool) -> npt.NDArray[np.uint8]:
         """Return the host (address and port) of each record in `rows`: 8 bytes, or 20 if `ipv6`.
@@ -155,7 +209,7 @@ class RecordFields:
         All of these hosts must be IPv6 if `ipv6`, else IPv4.
         """
         width = 20 if ipv6 else 8
-        places = self.positions + (
+        places: Ints = self.positions + (
             offset_of("born_host") if born else offset_of("store_host") + self._born_extra
         )
         shape = (len(self._data) - width + 1, width)

@@ -11,48 +11,13 @@ from pyspark.sql.types import StructField, StructType
 
 from hastore.errors import CorruptRecordError
 from hastore.record.codec import Record, encode_record
-from hastore.record.host import Host
-from hastore.record.layout import V1_MAGIC, V2_MAGIC
-from hastore.record.properties import find_property
 from hastore.spark import arrow_batch
 from hastore.spark.arrow_batch import BatchBuilder, cut_batches, decompress
 from hastore.spark.schema import COLUMN_TYPES, Column, project
+from tests.spark.random_records import expected_row, records
 
 ALL = project(StructType([StructField(c.value, COLUMN_TYPES[c]) for c in Column]))
 BASE = 1 << 30
-PORT = st.integers(0, 65535)
-HOSTS = st.builds(
-    Host, st.binary(min_size=4, max_size=4) | st.binary(min_size=16, max_size=16), PORT
-)
-NAMES = st.sampled_from(["KEYS", "TAGS", "XKEYS", "KEY", "UNIQ_KEY", "é"])
-VALUES = st.text("aK\xe9 ", max_size=6)
-
-
-@st.composite
-def records(draw):
-    pairs = draw(st.lists(st.tuples(NAMES, VALUES), max_size=4))
-    raw = "".join(f"{name}\x01{value}\x02" for name, value in pairs).encode()
-    if draw(st.booleans()):
-        raw = raw.removesuffix(b"\x02")  # as RocketMQ 4.9 writes it
-    if draw(st.integers(0, 9)) == 0:
-        raw = b"no separator"
-    born, store = draw(HOSTS), draw(HOSTS)
-    flags = (0x10 if born.is_ipv6 else 0) | (0x20 if store.is_ipv6 else 0)
-    return Record(
-        body=draw(st.binary(max_size=20)),
-        topic=draw(st.sampled_from(["a", "TopicA", "中文"])),
-        queue_id=draw(st.integers(0, 2**31 - 1)),
-        properties=raw,
-        sys_flag=flags,
-        queue_offset=draw(st.integers(0, 2**63 - 1)),
-        body_crc=draw(st.integers(0, 2**31 - 1)),
-        born_timestamp_ms=draw(st.integers(0, 2**40)),
-        born_host=born,
-        store_timestamp_ms=draw(st.integers(0, 2**40)),
-        store_host=store,
-        reconsume_times=draw(st.integers(0, 9)),
-        magic=draw(st.sampled_from([V1_MAGIC, V2_MAGIC])),
-    )
 
 
 def lay(items, base=BASE):
@@ -75,30 +40,6 @@ def lay(items, base=BASE):
 def build(data, positions, base=BASE, queue=None, projection=ALL):
     builder = BatchBuilder(projection, check_crcs=False)
     return builder.build(memoryview(data), positions, base, queue)
-
-
-def expected_row(record):
-    key = find_property(record.properties, b"KEYS")
-    pairs = [{"key": n, "value": v.encode()} for n, v in record.property_pairs]
-    return {
-        "key": key,
-        "value": record.body,
-        "topic": record.topic,
-        "partition": record.queue_id,
-        "offset": record.queue_offset,
-        "timestampType": 1,
-        "headers": pairs or None,
-        "physicalOffset": record.physical_offset,
-        "size": record.size,
-        "sysFlag": record.sys_flag,
-        "bodyCrc": record.body_crc,
-        "msgId": record.message_id,
-        "tags": record.tags,
-        "bornHost": record.born_host.text,
-        "storeHost": record.store_host.text,
-        "reconsumeTimes": record.reconsume_times,
-        "record": encode_record(record),
-    }
 
 
 @given(st.lists(records(), min_size=1, max_size=8))
@@ -184,6 +125,9 @@ def test_positions_out_of_order_are_refused():
     data, positions, _ = lay([Record(body=b"a", topic="t"), Record(body=b"b", topic="t")])
     with pytest.raises(CorruptRecordError, match="order"):
         build(data, positions[::-1].copy())
+    data, positions, _ = lay([Record(body=b"rotten", topic="t", body_crc=1)] * 2)
+    with pytest.raises(CorruptRecordError, match="has a body that does not match its CRC"):
+        BatchBuilder(ALL).build(memoryview(data), positions[::-1].copy(), BASE, None)
 
 
 def pack(body, codec):
