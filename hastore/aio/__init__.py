@@ -1,4 +1,4 @@
-"""The clients for asyncio: the same names and arguments, awaitable.
+"""The clients for asyncio: the same names and arguments, with awaitable methods.
 
     async with Producer(["tcp://127.0.0.1:10911"]) as producer:
         result = await producer.send("flights", b"...")

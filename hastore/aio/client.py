@@ -36,7 +36,7 @@ class AsyncClient(AsyncClosable):
     async def _run(self, core: Core, steps: Steps[Result]) -> Result:
         """Run a core's steps; raises ClientError if the client is closed or forked."""
         self._lifecycle.check()
-        await asyncio.sleep(0)  # a task that calls in a loop can be cancelled, and others run
+        await asyncio.sleep(0)  # other tasks run, and a task that loops can be cancelled
         async with self._turns:
             self._lifecycle.check()
             try:

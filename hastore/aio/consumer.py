@@ -93,7 +93,7 @@ class Consumer(AsyncClient):
         """Return up to `max_messages` messages; waits up to `timeout_s` for the first."""
         fetcher = self._core.fetcher
         taken = await self._call(self._core.poll(max_messages, timeout_s))
-        # The last step: after an interrupt before it, the next call returns the same messages.
+        # This comes last: after an earlier interrupt, the next call returns the same messages.
         fetcher.undo = None
         return taken
 
@@ -132,8 +132,8 @@ class Consumer(AsyncClient):
     async def commit(self) -> None:
         """Commit the positions under the group's name; see hastore.Consumer.
 
-        A cancelled commit may still be stored. That does no harm: the consumer has reached all its
-        positions.
+        A cancelled commit may still be stored. That does no harm: the consumer has reached all the
+        positions in it.
         """
         await self._call(self._core.commit())
 

@@ -34,7 +34,7 @@ LINGER_S = 1.0
 
 
 class Delivery:
-    """The outcome of a put. The asyncio Future `waiter` gets it, unless it was cancelled."""
+    """The outcome of a put, passed to the asyncio Future `waiter` unless that was cancelled."""
 
     __slots__ = ("_ended", "_failure", "_receipt", "_value", "waiter")
 
@@ -46,7 +46,7 @@ class Delivery:
         self._failure: BaseException | None = None
 
     def settle(self, topic: str, reply: PutDone, begin: int, end: int | None = None) -> bool:
-        """End it with the stored record at index `begin` of a reply, or with all up to `end`."""
+        """End it with record `begin` of a reply; with `end`, with its records [begin, end)."""
         self._receipt = (topic, reply, begin, end)
         self._ended = True
         return True
@@ -80,7 +80,7 @@ class Delivery:
 
 
 class _Queued(msgspec.Struct, eq=False):
-    """The messages of one call that are not admitted yet; a flush if there are no drafts."""
+    """One call whose messages are not admitted yet; a call without drafts is a flush."""
 
     topic: str
     drafts: list[Draft]
@@ -90,7 +90,7 @@ class _Queued(msgspec.Struct, eq=False):
 
 
 class LoopDriver:
-    """Send on a running event loop; every method except `detach` and `abandon` runs on it."""
+    """Send on an event loop; all methods except `detach` and `abandon` are called on that loop."""
 
     def __init__(
         self,
@@ -142,7 +142,7 @@ class LoopDriver:
         return waiter
 
     def end(self, linger_s: float = LINGER_S, failure: Exception | None = None) -> None:
-        """Disconnect and end unsettled messages with an error, which names the failure if any."""
+        """Disconnect and end unsettled messages with an error, which names `failure` if given."""
         if self.ended:
             return
         self.ended = True
@@ -169,7 +169,7 @@ class LoopDriver:
     def unsent_bytes(self) -> int:
         """Bytes that the kernel has not taken yet.
 
-        Needed for `acks` 0, where no answer shows that a put was sent.
+        `close` needs this number for `acks` 0, where no answer shows that a put was sent.
         """
         return self._transport.unsent_bytes
 

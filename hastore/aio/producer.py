@@ -25,7 +25,7 @@ from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.errors import UsageError
 from hastore.protocol.api import WINDOW
 
-_POLL_S = 0.01  # between two checks whether the kernel has taken all bytes
+_POLL_S = 0.01  # the pause between two checks whether the kernel has taken all bytes
 
 
 class Producer(AsyncClosable):
@@ -128,9 +128,9 @@ class Producer(AsyncClosable):
     async def close(self, timeout_s: float | None = None) -> None:
         """Wait for unsettled messages, at most `timeout_s`, and then end the producer.
 
-        Without `timeout_s` it waits at most for the delivery timeout. If `close` is cancelled, the
-        producer ends at once. A message that is not settled by then fails with its last status, or
-        with OutcomeUnknown. Does nothing in a forked child.
+        Without `timeout_s` it waits at most 1 s longer than the delivery timeout. If `close` is
+        cancelled, the producer ends at once. A message that is not settled by then fails with its
+        last status, or with OutcomeUnknown. Does nothing in a forked child.
         """
         if self._lifecycle.forked:
             return

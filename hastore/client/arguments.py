@@ -1,8 +1,8 @@
 """Checks the arguments of the clients' methods, before anything is sent.
 
-Without these checks, a node would close the connection at a malformed request, and the node would
-seem to be unreachable. A refused argument raises UsageError, which names the argument, the given
-value and the accepted values.
+Without these checks, a node would get a malformed request and close the connection, and the caller
+would take the node for unreachable. A refused argument raises UsageError, which names the argument,
+the given value and the accepted values.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ def plain_text(given: object) -> str | None:
 def value_text(name: str, given: object, expected: str = "a str") -> str:
     """Return the text of a message's property; raises UsageError for other types.
 
-    Surrogates are accepted, because in a property that was read they stand for bytes that are not
-    UTF-8.
+    Surrogates are accepted: the client decodes bytes that are not UTF-8 to them, so a property that
+    it has read can be put again.
     """
     found = plain_text(given)
     if found is not None and (found.isascii() or _is_utf8(found, "surrogateescape")):
@@ -94,7 +94,7 @@ def number(name: str, given: object, *, positive: bool = False) -> float:
 
 
 def seconds(name: str, given: object, *, positive: bool = False) -> float:
-    """Return a time in seconds, at most 23 days (also for inf); raises UsageError."""
+    """Return a time in seconds; longer times than 23 days become 23 days. Raises UsageError."""
     return min(number(name, given, positive=positive), LONGEST_S)
 
 
@@ -128,7 +128,7 @@ def one_of(name: str, given: object, known: Iterable[str]) -> str:
 def moment_ms(name: str, given: object, *, round_up: bool) -> int:
     """Return a point in time as ms since 1970; raises UsageError.
 
-    It is given as an int of ms, or as a datetime with a time zone. A datetime is rounded to whole
+    The caller gives an int of ms, or a datetime with a time zone. A datetime is rounded to whole
     ms: up with `round_up`, else down.
     """
     expected = "an int of ms since 1970 (UTC), from 0, or a datetime with a time zone"

@@ -26,7 +26,7 @@ class Core:
         self._in_call = False
 
     def begin_call(self) -> None:
-        """Begin a call; recovers first if the last one was interrupted."""
+        """Begin a call; if the last call was interrupted, recover first."""
         if self._in_call:
             self.recover()
         self._in_call = True
@@ -36,7 +36,7 @@ class Core:
         self._in_call = False
 
     def recover(self) -> None:
-        """Make the state consistent. Late answers need no care: their request numbers are old."""
+        """Make the state consistent. Late answers do no harm: no call waits for their numbers."""
         requester = self.requester
         # `open` may have been interrupted between two addresses.
         requester.transport.open(requester.cluster.addresses)
@@ -46,7 +46,7 @@ class Blocking(Closable):
     """Run a core's steps for blocking callers, one call at a time; other calls wait."""
 
     def __init__(self, core: Core, what: str) -> None:
-        self._lock = threading.RLock()  # reentrant: a signal handler may close during a call
+        self._lock = threading.RLock()  # reentrant: a signal handler may call `close`
         self._in_call = False  # a call is under way; protected by the lock
         self._requester = core.requester
         self._lifecycle = Lifecycle(what, core.requester.abandon)
@@ -60,7 +60,9 @@ class Blocking(Closable):
         self._requester.closing = True
         self._requester.transport.wake()
         with self._lock:
-            if not self._in_call:  # else this is a signal handler, and the interrupted call closes
+            # During a call, only a signal handler gets here. The interrupted call then closes the
+            # connections at its end.
+            if not self._in_call:
                 self._requester.close()
 
     def _run(self, core: Core, steps: Steps[Result]) -> Result:

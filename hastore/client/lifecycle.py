@@ -1,4 +1,4 @@
-"""What happens to a client that is dropped unclosed, open at exit, forked or pickled.
+"""Handles clients that are dropped without `close`, open at exit, forked or pickled.
 
     OPEN --close()--> CLOSED
       +---- fork, in the child ----> FORKED
@@ -57,7 +57,7 @@ class Lifecycle:
             raise ClientError(f"{self.what} is closed")
 
     def close(self) -> bool:
-        """Mark the client as closed; True for the first call, but never in a forked child."""
+        """Mark the client as closed; return True in the first call, but not in a forked child."""
         first = not (self.closed or self.forked)
         self.closed = True
         if self._finalizer is not None:

@@ -107,7 +107,7 @@ class Message(msgspec.Struct, frozen=True, gc=False, eq=False):
 
     @property
     def next_position(self) -> Position:
-        """The position after this message; without an epoch if the node did not state one."""
+        """The position after this message; it has no epoch if the node did not state one."""
         next_offset = self.queue_offset + 1
         if _FLAGS_AND_BORN.unpack_from(self._head)[0] & FLAG_INNER_BATCH:
             # One record holds several messages of a producer.
@@ -146,7 +146,7 @@ def decode_messages(
     """Read consecutive records as far as they are complete and their CRCs match.
 
     Returns the messages before the first damaged bytes, and the error for those bytes or None.
-    `epochs` has (epoch, start offset), ascending. physicalOffset is not checked, because only the
+    `epochs` lists (epoch, start offset), ascending. physicalOffset is not checked, because only the
     node knows the record's place.
     """
     found: list[Message] = []
@@ -154,8 +154,8 @@ def decode_messages(
     following = iter(epochs)
     epoch: int | None = None
     next_epoch, epoch_end = next(following, (0, _NO_END))
-    # Of the last valid tail: its bytes before the properties, its length, and whether it has
-    # properties. Most tails are alike, so the next tail is only compared with these.
+    # These describe the last valid tail: its bytes before the properties, its length, and whether
+    # it has properties. Most tails are alike, so comparing the next tail with them mostly suffices.
     start, tail_length, has_properties = b"", -1, False
     size_before = 0
     at, length = 0, len(payload)
@@ -210,7 +210,7 @@ def _take_alike(
     epoch_end: int,
     add: Callable[[Message], None],
 ) -> int:
-    """Add the records from `at` on, as long as their fields have the sizes of the last record's.
+    """Add the records from `at` on, while their fields are as long as those of the last record.
 
     This halves the time per record. Returns the offset of the first record that differs or is
     damaged; the caller checks it. `start`: the first bytes that all their tails share.

@@ -8,7 +8,7 @@ from hastore.errors import UsageError
 
 ENVIRONMENT = "HASTORE_BOOTSTRAP"
 _SCHEMES = ("tcp", "zmq+tcp")
-DEFAULT = ("tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921")  # those of conf/
+DEFAULT = ("tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921")  # the addresses in conf/
 
 
 def parse_bootstrap(bootstrap: str | Sequence[str] | None) -> tuple[str, ...]:

@@ -147,8 +147,8 @@ class Requester:
     ) -> Steps[dict[str, api.Reply]]:
         """Ask every known address; return the replies by address.
 
-        Ends early once every connected node has answered. Addresses without a connection have
-        CONNECT_MS to connect, or longer as long as no node has replied.
+        Ends early once every connected node has answered. For addresses without a connection the
+        call waits CONNECT_MS; if no node has replied by then, it waits on, at most `timeout_s`.
         """
         deadline = self.deadline(timeout_s)
         asked: dict[str, int] = {}
@@ -184,8 +184,8 @@ class Requester:
     def ask_master(self, make: Callable[[int], api.Request], timeout_s: float) -> Steps[Answer]:
         """Ask the master; look for it and repeat the request until `timeout_s` is over.
 
-        Then returns the refusal if the last attempt was refused, else raises UnreachableError. Only
-        for requests that may be repeated.
+        When the time is over, returns the refusal if the last attempt was refused; otherwise raises
+        UnreachableError. Use it only for requests that may be repeated.
         """
         deadline = self.deadline(timeout_s)
         refusal: Answer | None = None

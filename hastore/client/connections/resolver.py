@@ -10,19 +10,19 @@ from typing import Any
 
 log = logging.getLogger(__name__)
 
-Targets = list[tuple[int, Any]]  # (address family, what `connect` takes)
+Targets = list[tuple[int, Any]]  # (address family, argument of `connect`)
 
 
 def numeric_targets(host: str, port: int) -> Targets:
     """Return the targets of an IPv4 or IPv6 address; empty when the host is a name."""
     try:
         return _targets(host, port, socket.AI_NUMERICHOST)
-    except (OSError, ValueError):  # ValueError: not a possible host name
+    except (OSError, ValueError):  # ValueError: the host cannot be a name
         return []
 
 
 def look_up(host: str, port: int, found: Callable[[Targets], None]) -> None:
-    """Look a name up in a new thread, which then calls `found`; [] if the name is unknown."""
+    """Look a name up in a new thread, which calls `found` with the targets, [] if unknown."""
 
     def run() -> None:
         targets: Targets = []

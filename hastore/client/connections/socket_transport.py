@@ -5,9 +5,9 @@
        +--------------------- any error, after a pause -----------------+
 
 The owner calls `collect` and `send`, which do not wait. An exception from a signal handler may
-interrupt either of them anywhere. After that, `send` refuses all messages until the next `collect`.
-That call finds `_in_call` still set. It reports all connections as down and opens new ones, because
-it cannot know what was read, sent or reported.
+interrupt either of them anywhere. After that, `send` refuses all messages until the next `collect`,
+which finds `_in_call` still set. `collect` then reports all connections as down and opens new ones,
+because it cannot know what was read, sent or reported.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _State(Enum):
 
 
 class _Connection:
-    """One address and its socket, if any."""
+    """One address, and its socket if it has one."""
 
     __slots__ = (
         "address", "attempts", "due_ms", "heard_ms", "host", "pause_ms", "pinged_ms", "port",
@@ -82,7 +82,7 @@ class _Connection:
         self.pinged_ms: float | None = None  # when the unanswered PING was sent
         self.unsent: deque[bytes | memoryview] = deque()
         self.unsent_bytes = 0
-        self.watched = False  # epoll reports when the kernel takes more bytes
+        self.watched = False  # whether epoll reports when the kernel takes more bytes
 
 
 class _Wakeup:
@@ -147,7 +147,7 @@ class SocketTransport:
             front = encode_front(api.encode(message), len(payload))
             joined = len(payload) <= JOIN_BYTES_MAX
             buffers = (front + payload,) if joined else (front, payload)
-        self._in_call = True  # set after encoding, which changes nothing if it fails
+        self._in_call = True  # set after encoding, because a failed encoding changes nothing
         sent = self._send_buffers(connection, buffers)
         self._in_call = False
         return sent
@@ -158,7 +158,7 @@ class SocketTransport:
             try:
                 self._woken = True
                 os.eventfd_write(self._wakeup.descriptor, 1)
-            except BaseException:  # from a signal handler, perhaps before the write
+            except BaseException:  # a signal handler raised it, perhaps before the write
                 self._woken = False
                 raise
 
@@ -181,13 +181,13 @@ class SocketTransport:
                 try:
                     os.eventfd_read(descriptor)
                 except BlockingIOError:
-                    continue  # another thread that sleeps here was first
+                    continue  # another sleeping thread has read it
                 finally:
-                    # Cleared after the read: a `wake` in between needs no write, because `collect`
-                    # follows. Also cleared after an exception, else later calls of `wake` would do
-                    # nothing.
+                    # Cleared after the read: a `wake` between the two need not write, because
+                    # `collect` follows. Also cleared after an exception; otherwise later calls of
+                    # `wake` would do nothing.
                     self._woken = False
-        self._ready = events  # another thread may replace them; epoll then reports them again
+        self._ready = events  # if another thread replaces them, epoll reports them again
 
     def fileno(self) -> int:
         """Return the epoll's descriptor, which is readable when `collect` may have something."""
@@ -255,7 +255,7 @@ class SocketTransport:
         self._closed = True
         for connection in self._connections.values():
             if connection.sock is not None:
-                # Not unregistered: parent and child share the epoll instance behind its descriptor.
+                # The socket stays registered: the parent uses the same epoll instance.
                 connection.sock.close()
                 connection.sock = None
         self._connections.clear()
@@ -297,7 +297,7 @@ class SocketTransport:
             self._fail(connection, "closed by the node", now, arrivals)
             return
         connection.heard_ms = now
-        if connection.pinged_ms is not None:  # the next PING is due before the timer of this PONG
+        if connection.pinged_ms is not None:  # the next PING is due before the PONG's timer
             connection.pinged_ms = None
             self._next_timer_ms = min(self._next_timer_ms, now + PING_MS)
         messages = zmtp.receive(data)
@@ -318,7 +318,7 @@ class SocketTransport:
             arrivals.append(
                 Arrival(connection.address, reply, message[1] if len(message) > 1 else b"")
             )
-        if zmtp.failure is not None:  # checked last: the replies before it are valid
+        if zmtp.failure is not None:  # checked last: replies before the failure are valid
             log.warning("client: %s: %s", connection.address, zmtp.failure)
             self._fail(connection, zmtp.failure, now, arrivals)
 
@@ -371,7 +371,7 @@ class SocketTransport:
         return True
 
     def _watch_for_room(self, connection: _Connection) -> None:
-        """Watch for room in the kernel's buffer while bytes are unsent."""
+        """Let epoll report room in the kernel's buffer as long as bytes are unsent."""
         wanted = bool(connection.unsent)
         if wanted is not connection.watched:
             connection.watched = wanted
@@ -477,7 +477,7 @@ class SocketTransport:
             self._next_timer_ms = min(self._next_timer_ms, due_ms)
 
     def _check_timers(self, connection: _Connection, now: float, arrivals: list[Arrival]) -> float:
-        """Run a connection's timers that are due; return when the next one is."""
+        """Run a connection's timers that are due; return when the next timer is due."""
         if connection.state is _State.UP:
             return self._check_heartbeat(connection, now, arrivals)
         if now < connection.due_ms:
@@ -500,7 +500,7 @@ class SocketTransport:
             connection.pinged_ms = now
             self._send_buffers(connection, (encode_ping(int(PING_MS + PONG_MS)),))
         elif now >= connection.pinged_ms + PONG_MS:
-            self._receive(connection, now, arrivals)  # the PONG may have arrived unread
+            self._receive(connection, now, arrivals)  # the PONG may be there, but not read yet
             if connection.state is _State.UP and connection.pinged_ms is not None:
                 self._fail(connection, "no answer to a PING", now, arrivals)
             return connection.due_ms if connection.state is not _State.UP else now + PING_MS
@@ -517,7 +517,7 @@ class SocketTransport:
             arrivals.append(Arrival(connection.address, None, up=False))
             connection.pause_ms, connection.due_ms = RECONNECT_MS, now
         for descriptor, connection in list(self._by_descriptor.items()):
-            # An interrupted `_disconnect` or `_open_new` has left it.
+            # An interrupted `_disconnect` or `_open_new` has left it open.
             log.debug("client: %s: a descriptor was left open", connection.address)
             del self._by_descriptor[descriptor]
         self._next_timer_ms = now

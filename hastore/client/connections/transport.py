@@ -16,8 +16,8 @@ from hastore.protocol import api
 MAX_REPLY_BYTES = 16 * 1024 * 1024
 RECONNECT_MS = 50.0  # the pause before a reconnect, doubled at each failure
 RECONNECT_MS_MAX = 1_000.0
-PING_MS = 2_000.0  # of silence before a PING
-PONG_MS = 4_000.0  # from a PING; without an answer the connection is then dropped
+PING_MS = 2_000.0  # a PING is sent after so long without received bytes
+PONG_MS = 4_000.0  # a connection is dropped if a PING gets no answer for so long
 UNSENT_BYTES_MAX = 32 * 1024 * 1024  # bytes of one connection that the kernel has not taken
 
 
@@ -31,7 +31,10 @@ class Arrival(NamedTuple):
 
 
 class Transport(Protocol):
-    """The connections of one client; one thread at a time, except for `wake` and `sleep`."""
+    """The connections of one client.
+
+    One thread at a time calls the methods; meanwhile other threads may call `wake` and `sleep`.
+    """
 
     @property
     def addresses(self) -> list[str]:
@@ -82,7 +85,7 @@ class Transport(Protocol):
         ...
 
     def due_s(self) -> float:
-        """Return the seconds until `collect` is due without an arrival; -1: it is not."""
+        """Return the seconds until `collect` must be called even without an arrival; -1: never."""
         ...
 
     @property

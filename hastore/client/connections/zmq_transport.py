@@ -109,7 +109,7 @@ class ZmqTransport:
             try:
                 self._woken = True
                 os.eventfd_write(self._wakeup, 1)
-            except BaseException:  # from a signal handler, perhaps before the write
+            except BaseException:  # a signal handler raised it, perhaps before the write
                 self._woken = False
                 raise
 
@@ -125,18 +125,19 @@ class ZmqTransport:
         """Sleep until something may have arrived; uses no socket.
 
         libzmq signals an arrival once (its descriptor is edge-triggered), and any use of a socket
-        may consume the signal. So after a use this does not sleep until `collect` was called.
+        may consume the signal. So after any use of a socket, `sleep` returns at once until
+        `collect` is called.
         """
         for descriptor, _ in self._epoll.poll(0.0 if self._signalled else timeout_s):
             if descriptor == self._wakeup:
                 try:
                     os.eventfd_read(self._wakeup)
                 except BlockingIOError:
-                    continue  # another thread that sleeps here was first
+                    continue  # another sleeping thread has read it
                 finally:
-                    # Cleared after the read: a `wake` in between needs no write, because `collect`
-                    # follows. Also cleared after an exception, else later calls of `wake` would do
-                    # nothing.
+                    # Cleared after the read: a `wake` between the two need not write, because
+                    # `collect` follows. Also cleared after an exception; otherwise later calls of
+                    # `wake` would do nothing.
                     self._woken = False
             else:
                 self._signalled = True

@@ -57,14 +57,16 @@ class Consumer(Blocking):
         """Start to connect; raises only UsageError, for wrong arguments.
 
         `group`: start from its committed positions and commit under its name. `start` is for queues
-        without a committed position. `queues`: None reads all queues of the topic. `on_lost` is for
-        a position that retention or a failover has removed: raise PositionLostError, or continue at
-        the earliest, the latest, or the common position, the last that is still valid. `timeout_s`
-        bounds each request except `poll`.
+        without a committed position. `queues`: None reads all queues of the topic. `on_lost` says
+        what happens when retention or a failover has removed a position: "raise" raises
+        PositionLostError; the other values continue at the "earliest", the "latest" or the "common"
+        position, which is the last that is still valid. `timeout_s` bounds each request; `poll` has
+        a timeout of its own.
 
         A pull returns up to `max_bytes`. `prefetch_bytes` bounds the records fetched or requested
-        for the next polls. Whatever the bound, each queue may have two pulls of 16 KiB, or of one
-        larger message. Small decoded messages take about twice the memory of their bytes.
+        for the next polls. Even beyond this bound, each queue may have two pulls, each of 16 KiB or
+        of one larger message. Small messages, once decoded, take about twice as much memory as
+        their bytes.
         """
         reading = make_reading(
             topic,
@@ -126,7 +128,7 @@ class Consumer(Blocking):
         """
         fetcher = self._core.fetcher
         taken = self._call(self._core.poll(max_messages, timeout_s))
-        # The last step: after an interrupt before it, the next call returns the same messages.
+        # This comes last: after an earlier interrupt, the next call returns the same messages.
         fetcher.undo = None
         return taken
 
@@ -168,8 +170,9 @@ class Consumer(Blocking):
         Raises what Producer.send_sync would; committing again is harmless.
 
         If the group's position in a queue is ahead of this consumer's, commits nothing and raises
-        PositionBehindError, because consumers of one group do not share its messages. A queue in
-        which a seek or `on_lost` has moved this consumer may go back.
+        PositionBehindError: probably another consumer has committed under this group, and consumers
+        of one group do not share its messages. The group's position may go back only in a queue in
+        which a seek or `on_lost` has moved this consumer.
         """
         self._call(self._core.commit())
 

@@ -100,7 +100,7 @@ class ConsumerCore(Core):
         super().recover()
 
     def poll(self, max_messages: int, timeout_s: float) -> Steps[list[Message]]:
-        """Take available messages; [] if the time is over first, or the client is closed."""
+        """Take available messages; return [] if the time is over first or the client is closed."""
         max_messages = integer("max_messages", max_messages, 1, MAX_INT64)
         timeout_s = waiting_time("timeout_s", timeout_s)
         try:
@@ -226,7 +226,7 @@ class ConsumerCore(Core):
     def _ask(
         self, make: Callable[[int], api.Request], timeout_s: float | None = None
     ) -> Steps[Answer]:
-        """Ask the master first, then the other replicas, by their readable offset."""
+        """Ask the master first, then the other replicas, the greatest readable offset first."""
         limit = self._timeout_s if timeout_s is None else timeout_s
         requester = self.requester
         yield from requester.survey(limit)

@@ -1,9 +1,10 @@
-"""Fetches messages from one replica, one pull per queue in flight; switches if it stalls.
+"""Fetches messages from one replica, one pull per queue in flight; leaves a replica that stalls.
 
 The reply to a pull is a chunk. It is decoded when the reader needs its messages. While the reader
 takes them, the next pull is in flight. So each queue holds at most two pulls: one as messages, one
-as a chunk or in flight. `prefetch_bytes` bounds the sum over all queues by limiting the bytes that
-each pull requests. This limit is at least 16 KiB, and a pull returns at least one message.
+as a chunk or in flight. The bytes that each pull requests are limited so that the sum over all
+queues stays within `prefetch_bytes`. Still, the sum may exceed it: each pull requests at least 16
+KiB (or `max_bytes`, if that is less) and returns at least one message, whatever its size.
 
 Slaves are asked first. The fetcher switches to another replica when the connection breaks, when the
 replica does not answer, or when its readable offset has not moved for a second while another's is
@@ -54,13 +55,14 @@ class Fetcher:
         self.queues: dict[int, QueueReader] = {}
         self.undo: list[tuple[QueueReader, Position | Message]] | None = None
         # `sought`: queues that a seek or `on_lost` has moved since the last commit. `_seeking`: the
-        # queues of the last seek, until that seek is final.
+        # queues of the last seek, until `settle` moves them to `sought` or `recover` drops them.
         self.sought: set[int] = set()
         self._seeking: frozenset[int] = frozenset()
         self.policy = "raise"
         self.source: str | None = None
         self._first_queue = 0
-        self._rejected: set[str] = set()  # stalled or failed since the last good reply
+        # Replicas that have stalled or failed since the last good reply.
+        self._rejected: set[str] = set()
         self._seen_readable = -1
         self._next_refresh_ms = 0.0
         self._next_pump_ms = 0.0
@@ -72,8 +74,9 @@ class Fetcher:
         `undo` then has each queue's earlier position. The caller sets `undo` to None once the
         messages are delivered; until then `recover` restores these positions.
 
-        Raises PositionLostError or CorruptRecordError for a queue without messages left, if no
-        queue before it in turn had messages. After a CorruptRecordError the queue's next pull
+        Raises PositionLostError or CorruptRecordError for a queue that has no messages left and has
+        lost its position, or has received a damaged record. It raises only if the queues before
+        this one gave no messages in this call. After a CorruptRecordError, the queue's next pull
         starts at the reader's position, and goes to another replica if there is one.
         """
         taken: list[Message] = []
@@ -107,7 +110,7 @@ class Fetcher:
             queue.seek(places[queue.queue_id])
 
     def settle(self) -> None:
-        """Note that the last seek has returned to its caller."""
+        """Count the last seek's queues as sought: the seek has returned to its caller."""
         self.sought |= self._seeking
         self._seeking = frozenset()
 
@@ -128,7 +131,10 @@ class Fetcher:
             yield queues[(self._first_queue + index) % len(queues)]
 
     def _has_ready(self, queue: QueueReader) -> bool:
-        """Whether a queue has messages; if not, sends its next pull and decodes its chunk."""
+        """Return whether a queue has messages.
+
+        If no decoded message is left, its next pull is sent and its chunk is decoded first.
+        """
         if queue.taken < len(queue.ready):
             return True
         chunk = queue.chunk
@@ -249,9 +255,10 @@ class Fetcher:
     def _pulled_nothing_ahead(self, queue: QueueReader, status: api.PullStatus) -> None:
         """Handle a reply without records to a pull ahead of the reader.
 
-        A loss that the reply reports concerns the fetch position, not the reader's. A later pull
-        asks for the reader's position. If a failover has cut the log, that is the next pull;
-        otherwise it waits until the reader has taken its messages.
+        A loss that the reply reports concerns the fetch position, not the reader's. If the history
+        differs, a failover has cut the log: fetched messages are dropped, and the next pull asks
+        for the reader's position at once. After any other loss, that pull is sent once the reader
+        has taken all fetched messages.
         """
         if status is api.PullStatus.HISTORY_DIFFERS:
             queue.seek(queue.next)
@@ -308,7 +315,7 @@ class Fetcher:
         self._seen_readable = -1
 
     def _switch_replica(self) -> None:
-        """Leave the replica; the next one gets the pulls that are in flight."""
+        """Leave the replica; pulls in flight are sent again to the next replica."""
         if self.source is not None:
             self._rejected.add(self.source)
         self.source = None

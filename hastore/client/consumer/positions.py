@@ -1,8 +1,8 @@
 """Reads and writes the committed positions of all groups; converts from and to RocketMQ's file.
 
 A RocketMQ broker keeps its positions in `config/consumerOffset.json`, as TOPIC@GROUP -> queue ->
-offset. A queue offset means the same message to a broker and to hastore, so a consumer continues
-where it was.
+offset. A queue offset means the same message to a broker and to hastore, so a consumer goes on at
+the same message after the conversion.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from hastore.protocol import api
 from hastore.protocol.positions import PositionMap, decode_commit
 
 Offsets = dict[int, int]  # queue -> the next queue offset
-MAX_QUEUES = 1_024  # of a commit
+MAX_QUEUES = 1_024  # in one commit
 _TABLE = "offsetTable"
 # RocketMQ writes numbers as keys, which is not JSON. The pattern matches whole strings too, so that
 # nothing inside a string is changed.

@@ -23,9 +23,9 @@ class Chunk(NamedTuple):
 class QueueReader:
     """One queue: `current` is the reader's position, `fetch` the position of the next pull.
 
-    `current` is a Position, or the last message that the reader has taken. All other messages were
-    fetched after it; they may be dropped and fetched again. `fetch` is None while the next pull
-    must wait until the reader has taken all messages. That pull begins at the reader's position.
+    `current` is a Position, or the last message that the reader has taken. The fetched messages
+    after `current` may be dropped and fetched again. `fetch` is None while the next pull must wait
+    until the reader has taken all messages. That pull begins at the reader's position.
     """
 
     queue_id: int
@@ -33,7 +33,7 @@ class QueueReader:
     fetch: Position | None
     chunk: Chunk | None = None
     ready: list[Message] = field(default_factory=list)  # decoded
-    taken: int = 0  # of `ready`
+    taken: int = 0  # how many messages of `ready` were taken
     damage: CorruptRecordError | None = None  # in the bytes after `ready`
     rid: int | None = None
     sent_ms: float = 0.0

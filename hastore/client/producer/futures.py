@@ -1,22 +1,23 @@
 """The Future of a put: a stdlib Future that costs almost nothing until a thread waits for it.
 
 A stdlib Future makes a Condition, two lists and six attributes in its constructor, and takes the
-Condition's lock when it ends: 20 % of a put's cost in the producer. SendFuture makes most of them
-only for the first waiter or callback. It builds the result from the node's answer when a caller
-asks for the result.
+Condition's lock when it ends. Together these take 20 % of a put's cost in the producer. SendFuture
+makes most of the objects only for the first waiter or callback. It builds the result from the
+node's answer when a caller asks for the result.
 
     PENDING --settle, succeed, fail--> FINISHED --notify--> waiters and callbacks know
 
 The change of `_state` ends the Future in one step. After an interrupt before that step, the Future
-is still pending. After an interrupt later, the notification is repeated, which does no harm. No
+is still pending. After a later interrupt, the notification is repeated, which does no harm. No
 waiter is missed: a waiter makes `_observers`, then reads the state; the driver changes the state,
 then reads `_observers`. At least one of the two sees the change of the other.
 
-The attributes are slots, which avoids a crash of CPython 3.11. Without slots, CPython makes an
-instance's dict when an attribute is written for which the class's shared keys have no room. A
-garbage collection may run in the middle of that. If a finalizer then lets another thread write to
-the same instance, that thread makes a dict too, and the values are freed twice (seen with `gdb` in
-`settle`). A slot is written in one step.
+The attributes are slots, which avoids a crash of CPython 3.11. Without slots, an instance's
+attributes normally live in a layout shared by the class. When an attribute is written that does not
+fit into it, CPython makes a dict for this instance. A garbage collection may run while CPython
+makes the dict. If a finalizer then lets another thread write to the same instance, that thread
+makes a dict too, and the values are freed twice (seen with `gdb` in `settle`). A slot is written in
+one step.
 """
 
 from __future__ import annotations
@@ -38,15 +39,16 @@ Value = TypeVar("Value")
 _PENDING = "PENDING"  # the stdlib's own names
 _FINISHED = "FINISHED"
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
-_CONDITION_S = 1.0  # an interrupted waiter may have left the Condition's lock taken
-_making = threading.RLock()  # reentrant: a finalizer may run while it is held and use a Future
+# The longest wait for a Condition's lock: an interrupted waiter may have left it taken.
+_CONDITION_S = 1.0
+_making = threading.RLock()  # reentrant: a finalizer may use a Future while this is held
 
 
 class Outcome(Protocol):
     """The outcome of a put. Each method that ends it returns whether `notify` must be called."""
 
     def settle(self, topic: str, reply: PutDone, begin: int, end: int | None = None) -> bool:
-        """End it with the stored record at index `begin` of a reply, or with all up to `end`."""
+        """End it with record `begin` of a reply; with `end`, with its records [begin, end)."""
         ...
 
     def succeed(self, value: Any) -> bool:
@@ -73,7 +75,7 @@ class _Observers:
 
     def __init__(self) -> None:
         self.ended = LocklessCondition()
-        # Each list has one callback. The thread that pops it calls it, so it is called once.
+        # Each inner list has one callback. Only the thread that pops the callback calls it.
         self.calls: list[list[Callable[[Any], object]]] = []
         # `_condition` and `_waiters` of a stdlib Future, which `wait` and `as_completed` use.
         self.condition: threading.Condition | None = None  # made at the first access
@@ -157,7 +159,7 @@ class SendFuture(Future[Value]):
             self._make_call(call)
 
     def settle(self, topic: str, reply: PutDone, begin: int, end: int | None = None) -> bool:
-        """End it with the stored record at index `begin` of a reply, or with all up to `end`."""
+        """End it with record `begin` of a reply; with `end`, with its records [begin, end)."""
         self._receipt = (topic, reply, begin, end)
         if self._exception is not None:
             self._exception = None  # an interrupted `fail` has left it
@@ -238,7 +240,7 @@ class SendFuture(Future[Value]):
 
 
 def results_of(topic: str, reply: PutDone, begin: int, end: int | None) -> Any:
-    """Return the result of the record at index `begin` of a reply, or a list of all up to `end`."""
+    """Return the result of record `begin` of a reply; with `end`, a list for [begin, end)."""
     if end is None:
         return result_of(topic, reply, begin)
     return [result_of(topic, reply, place) for place in range(begin, end)]

@@ -15,10 +15,10 @@ Callers and the thread settle Futures and notify `_progress`. Only the thread no
 of Futures: Python runs signal handlers in the main thread, so no handler's exception interrupts it.
 
 An exception from a signal handler (KeyboardInterrupt) may interrupt a driving caller between any
-two instructions. Its put stays admitted: within IDLE_S the thread takes over, restarts the core
-(see `SendCore`), which drops the connection to the master, and goes on with the put. After an
-interrupt between `admit` and `wake`, the put is sent at the next wake-up. A handler that calls the
-producer may wait for ever for a lock that the interrupted call holds.
+two instructions. The caller's put stays admitted: within IDLE_S the thread takes over and restarts
+the core (see `SendCore`). The restart drops the connection to the master; then the thread goes on
+with the put. After an interrupt between `admit` and `wake`, the put is sent at the next wake-up. A
+handler that calls the producer may wait for ever for a lock that the interrupted call holds.
 
 Neither this module nor the modules that it uses refer to the Producer, so that an unused Producer
 can be freed. Its thread then goes on until all messages are settled, at most for the delivery
@@ -52,8 +52,8 @@ IDLE_S = 0.05
 class IoDriver:
     """Run the core until `stop` is called or, after `detach`, until all messages are settled.
 
-    `_stopped` and `_detached` are plain attributes because an Event has a lock. The method that
-    sets one of them then calls `_wake_all`.
+    `_stopped` and `_detached` are plain attributes because an Event has a lock. A method that sets
+    one of them then calls `_wake_all`, except in a forked child, which has no thread.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class IoDriver:
         self._forked = False
         self._callers_drive = False
         self._caller_is_driving = False
-        self._caller_puts = 0  # the idle thread sees by it whether callers still come
+        self._caller_puts = 0  # shows the idle thread whether callers still come
         self._idle_event = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._close_idle_event = weakref.finalize(self, os.close, self._idle_event)
         self._idle_poll = select.poll()
@@ -91,7 +91,7 @@ class IoDriver:
             os.eventfd_write(self._idle_event, 1)
 
     def drive_from_caller(self, future: SendFuture[Any]) -> None:
-        """Run the core until the future ends if no other put is under way; else wake the driver.
+        """If no other put is under way, run the core until the future ends; else wake the driver.
 
         The caller has admitted the put. Returns early if the driver is stopped, or if other Futures
         have ended, because only the thread notifies their waiters.
@@ -115,7 +115,7 @@ class IoDriver:
                             if self._progress.sleepers:
                                 self._progress.notify_all()
                 finally:
-                    # Cleared first: from here on `wake` wakes the idle thread.
+                    # Cleared first, so that `wake` wakes the idle thread from here on.
                     self._caller_is_driving = False
                     if core.interrupted or core.under_way():
                         self._callers_drive = False
@@ -135,7 +135,7 @@ class IoDriver:
         self._wait_for(has_room)
 
     def wait_found(self, timeout_s: float) -> bool:
-        """Wait until a master was found; False if the time is over first."""
+        """Wait until a master was found; return False if the time is over before that."""
         self._wait_for(lambda: self.core.master_found or self._window.closed, timeout_s)
         return self.core.master_found
 
@@ -198,7 +198,7 @@ class IoDriver:
         """Drive the core until `_is_finished`; then end all unsettled messages."""
         try:
             self._drive()
-        except BaseException as failure:  # waiting and later calls get it, so none hangs
+        except BaseException as failure:  # waiting and later calls raise it, so none hangs
             log.exception("ProducerSender died")
             self._end(failure)
         else:

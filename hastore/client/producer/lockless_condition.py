@@ -14,7 +14,7 @@ from hastore.clock import SYSTEM_CLOCK
 
 
 class LocklessCondition:
-    """Call `notify_all` after each change that a thread may wait for.
+    """Lets threads wait for changes; call `notify_all` after each such change.
 
     `sleepers` is empty when no thread waits.
     """
@@ -31,7 +31,7 @@ class LocklessCondition:
                 sleeper.put(None)
 
     def wait_for(self, is_true: Callable[[], bool], timeout_s: float | None = None) -> bool:
-        """Wait at most `timeout_s` until `is_true()` (None: no limit); return its last result."""
+        """Wait until `is_true()`, at most `timeout_s` (None: no limit); return its last result."""
         if is_true():
             return True
         deadline_ms = None

@@ -36,7 +36,7 @@ _TOPICS_KEPT = 1_024
 
 @dataclass(frozen=True, slots=True)
 class OutgoingMessage:
-    """A message for `send_batch`: the arguments of `send`, which raise UsageError if refused."""
+    """A message for `send_batch`, with the arguments of `send`; a wrong one raises UsageError."""
 
     body: bytes
     key: str | bytes | None = None
@@ -95,13 +95,14 @@ class Preparer:
         self.encode = self._encoder.encode
 
     def check(self, topic: str, body: bytes) -> bytes:
-        """Return the body as bytes; raises MessageIllegalError for one that no master would take.
+        """Return the body as bytes.
 
-        It is also raised for such a topic. Raises UsageError for a wrong type.
+        Raises MessageIllegalError for a topic or a body that no master would take, and UsageError
+        for a wrong type.
         """
         try:
             is_known = topic in self._topics
-        except TypeError:  # not hashable, such as a list; refused below
+        except TypeError:  # the topic is not hashable, such as a list; refused below
             is_known = False
         if not is_known:
             if not isinstance(topic, str):
@@ -145,7 +146,7 @@ class Preparer:
     ) -> list[list[Draft]]:
         """Return the checked messages in their order, split into parts of one frame each.
 
-        `queue` is the queue of messages that name none.
+        `queue` is for messages that name no queue.
         """
         if isinstance(messages, _ONE_BODY) or not isinstance(messages, Iterable):
             raise refusal("messages", messages, "a list of bytes or of OutgoingMessages")

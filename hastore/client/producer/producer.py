@@ -41,9 +41,9 @@ class Producer(Closable):
     """Send messages; safe to share between threads.
 
     With `idempotent`, each message carries the producer's random id and a sequence number, so a
-    retry is stored only once, even by another master. At most `max_in_flight` (1 to 1 024) messages
-    may be unsettled at a time; further sends wait. A message that is not settled within
-    `delivery_timeout_s` fails with its last status, or with OutcomeUnknown.
+    message that is sent again is stored only once, even by another master. At most `max_in_flight`
+    (1 to 1 024) messages may be unsettled at a time; further sends wait. A message that is not
+    settled within `delivery_timeout_s` fails with its last status, or with OutcomeUnknown.
 
     A producer that is dropped without `close` warns (ResourceWarning); its thread goes on with the
     messages under way. In a forked child each call raises ClientError, and `close` does nothing. A
@@ -68,8 +68,8 @@ class Producer(Closable):
         `acks`: which nodes confirm a message. 0: none; 1: the master; "all": the master and as many
         slaves as the group's `acks`; None: the default of the master's role ("all" for SYNC_MASTER,
         else 1). `sync_flush`: these nodes confirm after the sync to disk. `linger_ms`: how long a
-        message may wait for others. It does not wait once its frame is full: `batch_bytes`, or 256
-        messages.
+        message may wait for others to share its frame. The messages of a full frame, with
+        `batch_bytes` or 256 messages, do not wait.
         """
         options = make_options(
             acks, sync_flush, linger_ms, batch_bytes, max_in_flight, delivery_timeout_s, idempotent
@@ -138,7 +138,7 @@ class Producer(Closable):
         try:
             self._driver.drive_from_caller(future)
         except (OSError, ValueError):
-            self._lifecycle.check()  # a signal handler has forked: this is the child
+            self._lifecycle.check()  # raises if a signal handler has forked and this is the child
             raise
         return future.result()
 
@@ -151,7 +151,7 @@ class Producer(Closable):
     ) -> Future[list[SendResult]]:
         """Send messages in order, in as few frames as possible; the Future has all results.
 
-        `queue` is the queue of messages that name none. A batch is not atomic: if the Future ends
+        `queue` is for messages that name no queue. A batch is not atomic: if the Future ends
         with an exception, some of its messages may be stored.
         """
         self._lifecycle.check()
@@ -162,15 +162,16 @@ class Producer(Closable):
         return _joined(parts)
 
     def flush(self, timeout_s: float | None = None) -> bool:
-        """Wait until all messages sent so far are settled; False if `timeout_s` ends first."""
+        """Wait until all messages sent so far are settled; False if `timeout_s` is over first."""
         self._lifecycle.check()
         return self._driver.flush(waiting_limit("timeout_s", timeout_s))
 
     def close(self, timeout_s: float | None = None) -> None:
         """Wait for unsettled messages, at most `timeout_s`, and then end the producer.
 
-        Without `timeout_s` it waits at most for the delivery timeout. A message that is not settled
-        by then fails with its last status, or with OutcomeUnknown. Does nothing in a forked child.
+        Without `timeout_s` it waits at most 1 s longer than the delivery timeout. A message that is
+        not settled by then fails with its last status, or with OutcomeUnknown. Does nothing in a
+        forked child.
         """
         limit_s = waiting_limit("timeout_s", timeout_s)
         first = self._lifecycle.close()
@@ -198,7 +199,7 @@ class Producer(Closable):
     ) -> SendFuture[SendResult]:
         """Admit a message; the caller then wakes or runs the driver."""
         window, preparer = self._window, self._preparer
-        if window.closed:  # read without the lock: a forked child may find that taken for good
+        if window.closed:  # read without the lock, which may be taken for good in a forked child
             self._lifecycle.check()
         body = preparer.check(topic, body)
         pairs, text = _NO_PAIRS, None
@@ -264,8 +265,8 @@ def _joined(parts: list[Future[list[SendResult]]]) -> Future[list[SendResult]]:
     whole: SendFuture[list[SendResult]] = SendFuture()
 
     def go_on(place: int) -> None:
-        # Waits for one part at a time, so that the caller and the thread never run this at the
-        # same time.
+        # It waits for one part at a time, so that the caller and the thread never run this
+        # function at the same time.
         while place < len(parts) and parts[place].done():
             place += 1
         if place < len(parts):

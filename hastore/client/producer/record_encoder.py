@@ -1,7 +1,7 @@
 """Encodes a producer's messages as records.
 
-The bytes equal those of `build_record`. Parts that are the same in every message of a producer are
-computed only once.
+The bytes are those that `build_record` makes. Parts that are the same in every message of a
+producer are computed only once.
 """
 
 from __future__ import annotations
@@ -46,14 +46,14 @@ class RecordEncoder:
         if producer_id is not None:
             self._numbered = f"{PRODUCER_ID}\x01{producer_id}\x02{SEQUENCE}\x01".encode()
         self._topics: dict[str, bytes] = {}
-        # Of the last message without properties: its topic, the length of its sequence number, and
-        # the bytes between its body and that number. Other threads encode too, so this is one tuple
-        # that is replaced in one step.
+        # About the last message without properties: its topic, the length of its sequence number,
+        # and the bytes between its body and that number. Other threads encode too, so this is one
+        # tuple that is replaced in one step.
         self._last: tuple[str | None, int, bytes] = None, 0, b""
 
     def learn_host(self, born_host: Host) -> None:
         """Set the bornHost of later messages; any thread may call this."""
-        self._is_ipv6 |= born_host.is_ipv6  # first: no IPv6 host goes into `_FRONT`
+        self._is_ipv6 |= born_host.is_ipv6  # set first, so that `_FRONT` packs no IPv6 host
         self._born_host = born_host
         self._born = born_host.packed
 
@@ -98,7 +98,7 @@ class RecordEncoder:
         return b"".join((front, body, name, _LENGTH.pack(len(properties)), properties))
 
     def _learn(self, topic: str) -> bytes:
-        """Return the topic after its length byte; b"" if its length needs two bytes."""
+        """Return the length byte and the topic; b"" if it is empty or too long for that byte."""
         raw = topic.encode("utf-8")
         name = bytes((len(raw),)) + raw if 0 < len(raw) <= V1_MAX_TOPIC_BYTES else b""
         if len(self._topics) < _TOPICS_KEPT:

@@ -14,7 +14,7 @@ sequence numbers. A refusal means that this attempt stored nothing. Once a frame
 entries are marked unknown: they may end as OutcomeUnknown, but never as NotStoredError.
 
 An exception from a signal handler may interrupt `run_once` or `send_now` anywhere. Then the next
-call restarts from the window's entries, the only record of what is unsettled.
+call restarts from the window's entries. Only the window is certain to list all unsettled entries.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ from hastore.protocol import api
 log = logging.getLogger(__name__)
 
 MAX_FRAMES = 8
-SMALL_FRAMES = 2  # with so many frames in flight only full ones are sent, so messages gather
+SMALL_FRAMES = 2  # if so many are in flight, only full frames are sent, so messages gather
 MAX_FRAME_RECORDS, SMALL_WINDOW = 256, 16
 LATE_MS = 300.0  # a frame unanswered for so long is late: the client asks which node is master
 ASK_MS = 100.0
 ATTEMPT_MS = 3_000  # how long a node may wait for a confirmation
 ATTEMPT_SLACK_MS = 1_000.0
-LAST_TRY_MS = 50.0  # this close to its deadline a refused entry is not sent again
+LAST_TRY_MS = 50.0  # a refused entry is not sent again so shortly before its deadline
 PAUSES_MS = (10.0, 20.0, 50.0, 100.0, 200.0)
 _PUT_OK = Status.PUT_OK  # an Enum's look-up is slow
 _NEVER = float("inf")
@@ -111,7 +111,7 @@ class SendCore:
         self.interrupted = False
 
     def sleep_s(self, now: float) -> float:
-        """Return the seconds until `run_once` is due without an arrival; -1: it is not."""
+        """Return the seconds until `run_once` is due even if nothing arrives; -1: never."""
         if self._window.incoming:
             return 0.0
         until = _NEVER
@@ -132,7 +132,7 @@ class SendCore:
         return -1.0 if until == _NEVER else max(0.0, until - now) / 1000.0
 
     def under_way(self) -> int:
-        """Return how many entries to send, frames in flight and Outcomes to notify there are."""
+        """Return the number of entries to send, frames in flight and Outcomes to notify, summed."""
         waiting = len(self._window.incoming) + len(self._unsent)
         return waiting + len(self._frames) + len(self.ended)
 
@@ -184,7 +184,7 @@ class SendCore:
         return f"messages not acknowledged: {named}"
 
     def _restart(self) -> None:
-        """Roll all entries back: how far the interrupted call came is not known."""
+        """Roll all entries back, because it is not known how far the interrupted call came."""
         for frame in self._frames.values():
             for entry in frame.entries:
                 self._mark_unknown(entry)
@@ -250,7 +250,7 @@ class SendCore:
             for entry in frame.entries:
                 entry.status, entry.reason = reply.status, reply.reason
                 self._mark_unknown(entry)
-            self._on_refusal(frame, reply, now)  # this frame goes again, before the later ones
+            self._on_refusal(frame, reply, now)  # sends this frame again, before the later ones
             return
         again = _settle_reply(frame, reply, self.ended, retry_stored=self._options.idempotent)
         del self._frames[frame.rid]
@@ -262,7 +262,7 @@ class SendCore:
             self._pauses = 0
 
     def _on_refusal(self, frame: Frame, reply: api.PutDone, now: float) -> None:
-        """Send this frame and all later ones again: the node refuses the rest of this run."""
+        """Send this frame and all later frames again: the node refuses the rest of their run."""
         for entry in frame.entries:
             entry.status, entry.reason = reply.status, reply.reason
         later = [each for each in self._frames.values() if each.rid >= frame.rid]
@@ -295,7 +295,7 @@ class SendCore:
             self._window.release()
 
     def _mark_unknown(self, entry: Entry) -> None:
-        """Note that an attempt may have stored the entry.
+        """Mark an entry as unknown: an attempt may have stored it.
 
         An entry without HS_SEQ is ended, because a second attempt could store it twice.
         """
@@ -359,7 +359,7 @@ class SendCore:
                 return
             first = entries[0]
             if first.expires_ms - now < LAST_TRY_MS and first.status.is_refusal:
-                self._paused_until_ms = first.expires_ms  # it then fails with the known refusal
+                self._paused_until_ms = first.expires_ms  # it then fails with its last refusal
                 return
             if not self._send(master, entries, count, now):
                 self._paused_until_ms = now + PAUSES_MS[0]
@@ -394,7 +394,7 @@ class SendCore:
         payload = entries[0].payload
         if len(entries) > 1:
             payload = b"".join([entry.payload for entry in entries])
-        # Noted before it is sent: an interrupted `send` may have sent it.
+        # The frame is listed before it is sent: an interrupted `send` may have sent it.
         self._frames[rid] = Frame(rid, master, entries, count, now)
         if not self._transport.send(master, put, payload):
             del self._frames[rid]
@@ -414,7 +414,7 @@ class SendCore:
 def _settle_reply(
     frame: Frame, reply: api.PutDone, ended: Ended, *, retry_stored: bool
 ) -> list[Entry]:
-    """Settle a frame's entries; return the entries to send again (stored, not confirmed)."""
+    """Settle a frame's entries; return those to send again: stored, but not confirmed."""
     again: list[Entry] = []
     place = 0
     if frame.count != len(reply.offsets):

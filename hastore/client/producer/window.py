@@ -36,11 +36,11 @@ class Entry(msgspec.Struct, eq=False):
     unknown: bool = False
     status: Status = Status.TIMEOUT  # of the last answer; TIMEOUT also if none has come yet
     reason: str = ""
-    result: SendResult | None = None  # of the attempt that stored it, if it is not confirmed
+    result: SendResult | None = None  # of an attempt that stored it without confirmation
 
     @property
     def settled(self) -> bool:
-        """Whether its Future has ended; there is no second flag, which could contradict it."""
+        """Whether its Future has ended. No other flag says so, because it could contradict this."""
         return self.future.done()
 
 
@@ -103,7 +103,7 @@ class Window:
         incoming, order = self.incoming, self._order
         while incoming:
             entry = incoming[0]
-            if not order or order[-1] is not entry:  # else an interrupted call has added it
+            if not order or order[-1] is not entry:  # else an interrupted `take` has added it
                 order.append(entry)
             taken.append(entry)
             incoming.popleft()
@@ -140,7 +140,8 @@ class Window:
 
     def entries(self) -> list[Entry]:
         """Return all entries not yet released, by sequence number; a finalizer may call this."""
-        # Read before `_order`: `take` adds an entry there before it removes it here.
+        # `incoming` is read before `_order`, because `take` adds an entry to `_order` before it
+        # removes the entry from `incoming`.
         incoming = tuple(self.incoming)
         return list(dict.fromkeys((*self._order, *incoming)))
 
@@ -150,7 +151,7 @@ class Window:
             raise ClientError(self.why_closed)
 
     def close(self, why: str | None = None) -> None:
-        """Admit nothing any more. `why`: the text of later errors, unless closed before."""
+        """Admit nothing any more. `why`: the text of later errors, if this is the first close."""
         with self.lock:
             if why is not None and not self.closed:
                 self.why_closed = why
@@ -158,7 +159,8 @@ class Window:
 
     def _is_empty(self) -> bool:
         """Whether there is no entry; the caller holds the lock."""
-        # `incoming` is read first, because `take` moves entries from it to `_order`.
+        # `incoming` is read before `_order`, because `take` adds an entry to `_order` before it
+        # removes the entry from `incoming`.
         return not self.incoming and not self._order
 
 
