@@ -232,7 +232,7 @@ class IndexFile:
         self._map[: HEADER.size] = self.header.pack()
 
     def find(self, key_hash: int, max_entries: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return the record offsets of a hash's entries, the latest first; times are exact to 1 s."""
+        """Return the record offsets of a hash's entries, latest first; times are exact to 1 s."""
         file = self._fs.open(self.path, writable=False) if self._file is None else self._file
         try:
             found: list[int] = []

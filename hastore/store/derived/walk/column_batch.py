@@ -179,7 +179,7 @@ class ColumnBatch(RecordColumns):
 
     @cached_property
     def _places(self) -> tuple[Rows, Rows]:
-        """Return two columns: the number of each record's layout group, and its row in the group."""
+        """Return two columns: the number of each record's layout group, and its row there."""
         numbers, places = np.zeros_like(self._offsets), np.zeros_like(self._offsets)
         for number, alike in enumerate(self._alike):
             numbers[alike.rows] = number

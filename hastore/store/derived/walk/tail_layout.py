@@ -186,7 +186,7 @@ def java_hashes(columns: Bytes) -> npt.NDArray[np.uint64]:
 
 
 def power_of_31(exponent: int) -> int:
-    """Return 31**exponent modulo 2**32, the factor of a Java hash for `exponent` more characters."""
+    """Return 31**exponent modulo 2**32: a Java hash's factor for `exponent` more characters."""
     return pow(31, exponent, 1 << 32)
 
 
