@@ -187,7 +187,7 @@ class PutDone(_Message, frozen=True, tag="put."):
     queue_offsets: list[int] = []
     statuses: list[Status] | None = None
     host: bytes = b""  # the storing host, for message ids: address, then port as int32
-    hosts: dict[int, bytes] = {}  # of duplicates that another node stored: record's index to host
+    hosts: dict[int, bytes] = {}  # by record's index, for duplicates that another node stored
     reason: str = ""
     master: str | None = None  # the API address of the master, as the refusing node believes
 
@@ -196,7 +196,7 @@ class Pulled(_Message, frozen=True, tag="pull."):
     """What a Pull found; the payload holds `count` records.
 
     `epochs` are the (epoch, start offset) entries of the node's history that cover the records.
-    `common` is set with HISTORY_DIFFERS only. `last_offset` is the log offset of the last record;
+    `common` is set only with HISTORY_DIFFERS. `last_offset` is the log offset of the last record;
     with it the client can ask for the next records before it has read these.
     """
 

@@ -6,7 +6,8 @@
                       control frame   | 1: 1 bit | type: 63 bits | length: int32 | payload |
 
 Integers are big-endian. An offset is never negative, so the first bit tells control frames from
-data frames. A control frame's payload has at most 4096 bytes; only hastore nodes send any.
+data frames. A control frame's payload has at most 4096 bytes. Only hastore nodes send control
+frames.
 """
 
 import struct
@@ -72,7 +73,7 @@ def confirmed_frame(confirmed_offset: int, readable_offset: int) -> bytes:
 
 
 class ReportDecoder:
-    """Decode a slave's reports; keeps an incomplete one until its rest arrives."""
+    """Decode a slave's reports; an incomplete report is kept until its rest arrives."""
 
     def __init__(self) -> None:
         self._rest = b""
@@ -88,11 +89,11 @@ class ReportDecoder:
 
 
 class StreamDecoder:
-    """Decode a master's bytes into events; passes a body on in pieces, without buffering.
+    """Decode a master's bytes into events; a body is passed on in pieces, without buffering.
 
     States: in a header (fewer than 12 bytes of it seen), in a control payload, in a body
-    (`body_left` > 0; the next byte belongs at `offset`). A caller that moves body bytes itself, by
-    splice, then calls `skip()`.
+    (`body_left` > 0; the next byte belongs at `offset`). A caller that moves body bytes itself by
+    splice calls `skip()` afterwards.
     """
 
     def __init__(self, *, control_frames: bool) -> None:
@@ -104,7 +105,7 @@ class StreamDecoder:
         self.offset = 0
 
     def skip(self, size: int) -> None:
-        """Note that the caller has moved `size` bytes of the body itself."""
+        """Count `size` bytes of the body that the caller has moved itself."""
         if not 0 < size <= self.body_left:
             raise ValueError(f"cannot skip {size} of {self.body_left} bytes")
         self.body_left -= size

@@ -16,9 +16,9 @@ Pure: bytes in, messages out.
       |   length:uint32, proof | length, answer   |
       |<------------------------------------------|
 
-A proof is an HMAC-SHA-256 over a label (one for each direction, against reflection), both HELLOs
-with their nonces (against replay) and, in the answerer's proof, the answer. Every length is checked
-before anything is allocated.
+A proof is an HMAC-SHA-256 over a label and both HELLOs; the answerer's proof covers the answer too.
+Each direction has its own label, so a proof cannot be reflected. The HELLOs contain nonces, so a
+proof cannot be replayed. Every length is checked before anything is allocated.
 """
 
 import hashlib
@@ -32,7 +32,7 @@ import msgspec
 from hastore.errors import AuthenticationError, ProtocolError
 
 VERSION = 1
-# A RocketMQ slave's report is never negative, so the sign bit tells a HELLO from it.
+# A RocketMQ slave's report is never negative, so the sign bit tells a HELLO from a report.
 CALL_MAGIC = bytes((0xFF,)) + b"HASTOR" + bytes((VERSION,))
 ANSWER_MAGIC = bytes((0xFE,)) + b"HASTOR" + bytes((VERSION,))
 MAGIC_BYTES = 8
@@ -82,15 +82,15 @@ class Hello(msgspec.Struct, frozen=True, kw_only=True):
     largest_frame: int
     file_size: int
     nonce: bytes
-    # PROMISE: `acks` and node list of the candidate's epoch. COPY: the range, and the last epoch
-    # and log end that the source must still have.
+    # PROMISE: `acks` and node list are those of the candidate's epoch. COPY: the range to copy, and
+    # the last epoch and log end that the source must still have.
     acks: int = 0
     nodes: tuple[int, ...] = ()
     copy_from: int = 0
     copy_to: int = 0
     expect_epoch: int = 0
     expect_end: int = 0
-    # FOLLOW, COPY: a digest of bytes that no epoch vouches for (ha/replica/digests.py).
+    # FOLLOW, COPY: a digest of bytes whose writer no epoch names (ha/replica/digests.py).
     digest_from: int = 0
     digest_to: int = 0
     digest: bytes = b""
@@ -110,15 +110,15 @@ class Promised(msgspec.Struct, frozen=True, tag="promised"):
     history: tuple[WireEpoch, ...]
     max_offset: int
     unclean: bool
-    # The values that may be in force as far as this node knows, the promised epoch's included:
-    # smallest and greatest `acks`, every node list.
+    # As far as this node knows, these values may be in force: the smallest and greatest `acks`, and
+    # every node list. They include the values of the promised epoch.
     acks_min: int | None = None
     acks_max: int | None = None
     node_lists: tuple[tuple[int, ...], ...] = ()
 
 
 class StreamFrom(msgspec.Struct, frozen=True, tag="stream_from"):
-    """The stream starts at `offset`, the end of the slave's log; the slave reports at once."""
+    """The stream starts at `offset`, the end of the slave's log; the slave reports immediately."""
 
     offset: int
 
@@ -126,7 +126,7 @@ class StreamFrom(msgspec.Struct, frozen=True, tag="stream_from"):
 class RewindTo(msgspec.Struct, frozen=True, tag="rewind_to"):
     """The slave archives its log beyond `offset`, cuts it there, and says HELLO again.
 
-    It keeps the first `entries` entries of its history.
+    The slave keeps the first `entries` entries of its history.
     """
 
     offset: int
@@ -136,7 +136,7 @@ class RewindTo(msgspec.Struct, frozen=True, tag="rewind_to"):
 class Resync(msgspec.Struct, frozen=True, tag="resync"):
     """The slave sets its store aside, starts an empty log at `offset`, and says HELLO again.
 
-    It takes `entries` as its history.
+    The slave takes `entries` as its history.
     """
 
     offset: int

@@ -1,9 +1,10 @@
-"""The records of the topic HASTORE_POSITIONS, and the rule for which is in force. Pure.
+"""The records of the topic HASTORE_POSITIONS, and the rule for which of them is in force. Pure.
 
 A commit is one such record. Before retention removes it, the master rewrites its positions in a new
 record, whose `origins` has the offset of the original commit. Of all records of a group for a
 queue, the one with the greatest origin is in force; the order in which they are read does not
-matter. So a rewrite in the log after a newer commit changes nothing, and no position moves back.
+matter. So a rewrite that follows a newer commit in the log changes nothing, and no position moves
+back.
 """
 
 from __future__ import annotations
@@ -133,12 +134,12 @@ class PositionMap:
 
 
 def origin_of(body: CommitBody, queue: int, record_offset: int) -> int:
-    """Return the origin of a queue's position: that in `origins`, at most the record's offset."""
+    """Return a position's origin from `origins`; the record's offset is the default and maximum."""
     return min(body.origins.get(queue, record_offset), record_offset)
 
 
 def newest(one: Mapping[int, Place], other: Mapping[int, Place]) -> Mapping[int, Place]:
-    """Return the place with the greater origin for each queue."""
+    """Return the place with the greater origin for each queue; on a tie, that of `other`."""
     merged = dict(one)
     for queue, place in other.items():
         known = merged.get(queue)

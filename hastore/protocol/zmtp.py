@@ -13,9 +13,9 @@ Versions 3.1 and 3.0, mechanism NULL, DEALER towards ROUTER. Both ends use the s
     ERROR      data is reason length: 1 byte | reason
 
 The caller passes received bytes to `receive` and sends the bytes that `take_output` returns: the
-greeting, READY, PONGs, and an ERROR with the reason when the connection failed. The caller closes a
-failed connection after that. `encode_front` frames messages to send; it needs no state. No message
-may be sent before `is_open`.
+greeting, READY, PONGs, and an ERROR with the reason when the connection failed. After it has sent
+the ERROR, the caller closes the connection. `encode_front` frames messages to send; it needs no
+state. No message may be sent before `is_open` is true.
 
 A frame's size is checked before any byte of its body is kept, and only received bytes take memory.
 Messages and failure do not depend on how the received bytes are split.
@@ -32,7 +32,9 @@ Message = tuple[bytes, ...]  # the frames of a message, at least one
 
 GREETING_BYTES = 64
 MAX_COMMAND_BYTES = 512
-PIECE_BYTES = 4 * 1024  # smaller pieces of a frame's body are joined; larger ones are kept
+# A longer frame body is collected in pieces. Received pieces up to this size are joined, larger
+# ones stay separate.
+PIECE_BYTES = 4 * 1024
 MORE, LONG, COMMAND = 0x01, 0x02, 0x04
 _KNOWN_FLAGS = MORE | LONG | COMMAND
 _SIGNATURE = b"\xff\0\0\0\0\0\0\0\x01\x7f"  # the padding as libzmq writes it
@@ -76,11 +78,11 @@ class ZmtpConnection:
         self._buffer = bytearray()  # received bytes of an incomplete frame
         self._needed = GREETING_BYTES  # bytes that the buffer must hold before it is parsed again
         self._pieces: list[bytes | bytearray] = []  # of the body of an incomplete long frame
-        self._pieces_bytes = 0  # received, with the frame's flags and size
+        self._pieces_bytes = 0  # bytes received of that frame, its flags and size included
         self._pieces_missing = 0
         self._pieces_flags = 0
         self._frames: list[bytes] = []  # of an incomplete message
-        self._frames_bytes = 0  # received, with flags and sizes: an empty frame counts too
+        self._frames_bytes = 0  # with flags and sizes, so that empty frames count too
         self._output = bytearray(_greeting() + _ready(socket_type))
         self.state = State.AWAITING_GREETING
         self.failure: str | None = None  # why the connection failed
@@ -118,8 +120,8 @@ class ZmtpConnection:
         """Take received bytes; return the messages that they complete.
 
         If the peer violates the protocol, `failure` says how. The messages before the violation are
-        still returned. The caller then sends `take_output()` and closes; later bytes are
-        dropped.
+        still returned. The caller then sends `take_output()` and closes the connection. Bytes
+        received later are dropped.
         """
         messages: list[Message] = []
         if self.failure is not None:
@@ -274,9 +276,10 @@ class ZmtpConnection:
             raise ProtocolError(f"a message of more than {len(self._limits)} frames")
 
     def _next_frame(self, data: bytes, at: int, limit: int) -> tuple[int, int, int] | None:
-        """Return flags, begin and end of a frame's body. An incomplete frame is kept: None.
+        """Return a frame's flags, and where its body begins and ends.
 
-        Raises ProtocolError once the frame's first bytes show that it is invalid or too large.
+        Returns None for an incomplete frame, whose bytes are kept. Raises ProtocolError once the
+        frame's first bytes show that it is invalid or too large.
         """
         left = len(data) - at
         if left < 2:
@@ -325,8 +328,8 @@ class ZmtpConnection:
 def encode_front(header: bytes, payload_bytes: int | None = None) -> bytes:
     """Return the wire bytes of a message of one frame, `header`.
 
-    With `payload_bytes` the message has a second frame of that size; the bytes end where its body
-    begins, and the caller sends the body next.
+    With `payload_bytes` the message has a second frame of that size. The returned bytes end where
+    the second frame's body begins, and the caller sends this body next.
     """
     size = len(header)
     if payload_bytes is None:
@@ -336,7 +339,7 @@ def encode_front(header: bytes, payload_bytes: int | None = None) -> bytes:
 
 
 def encode_ping(ttl_ms: int) -> bytes:
-    """Return a PING. The peer closes if nothing more comes for `ttl_ms` (at most 6,553 s)."""
+    """Return a PING: the peer closes after `ttl_ms` (at most 6,553 s) without received bytes."""
     return _command(b"PING", (ttl_ms // 100).to_bytes(_TTL_BYTES, "big"))
 
 

@@ -1,9 +1,9 @@
 """The contract between replay and the parts that are derived from the log.
 
 Replay reads a `ReplayableLog` and hands batches of `Dispatched` records to each `Dispatcher`:
-consume queues, key index, deduplication window, queue offsets. A large batch comes as
-`RecordColumns`; a dispatcher may read its columns instead of its single records. This module
-imports neither numpy nor replay, so that every side of the contract can import it.
+consume queues, key index, deduplication window, queue offsets. A large batch is a `RecordColumns`,
+so a dispatcher may read its columns instead of its single records. This module imports neither
+numpy nor replay, so that every side of the contract can import it.
 """
 
 from abc import abstractmethod
@@ -66,8 +66,8 @@ class QueueRun(NamedTuple):
     topic: str
     queue_id: int
     first: int  # queue offset of the first record
-    next: int  # the greatest queue offset of the records + 1
-    units: memoryview  # as the consume queue stores them
+    next: int  # the records' greatest queue offset, plus 1
+    units: memoryview  # the records' units, as the consume queue stores them
     is_gapless: bool  # each queue offset is the previous one + 1
     rows: Any  # the records' numbers in the batch, as an array
 
@@ -166,18 +166,18 @@ class Dispatcher(Protocol):
         ...
 
     def truncate(self, log_end: int) -> None:
-        """Forget every record that does not end at or below `log_end`."""
+        """Forget every record that ends beyond `log_end`."""
         ...
 
     def flush(self) -> None:
         """Make durable what was dispatched before the call.
 
-        Raises OSError if a later call may succeed, SyncFailedError if no later call can.
+        Raises OSError if a later call may succeed, or SyncFailedError if no later call can succeed.
         """
         ...
 
     def reset(self) -> None:
-        """Forget everything and close all files. The caller has moved them away."""
+        """Forget everything and close all files; the caller has moved the files away."""
         ...
 
     def delete_before(self, min_offset: int) -> None:

@@ -21,7 +21,7 @@ from hastore.store.state.limits import read_limits
 __all__ = ["Damage", "Stat", "Verification", "dump", "stat", "verify"]
 
 Progress = Callable[[int, int], None]  # bytes done, total bytes
-_DAMAGES_MAX = 100  # damaged ranges listed; of further ones only the bytes are counted
+_DAMAGES_MAX = 100  # damaged ranges listed; for further ranges only the bytes are counted
 _PROGRESS_BYTES = 16 << 20
 
 
@@ -106,7 +106,7 @@ def dump(
 
     `start` may lie inside a record. Stops at the first bytes that are neither a record nor a blank.
     With `bodies`, each record has a `body`, or a `body_base64` if the body is not UTF-8. Raises
-    StoreError without a store.
+    StoreError if there is no store.
     """
     files = LogFiles(store, fs, bare_too=True)
     try:
@@ -185,9 +185,9 @@ def stat(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None)
 
 
 def verify(store: str, *, fs: FileSystem = REAL, progress: Progress | None = None) -> Verification:
-    """Check every record (CRC, offset, lengths), and compare the queues; goes on after damage.
+    """Check every record (CRC, offset, lengths) and compare the queues; continue after damage.
 
-    Raises StoreError without a store.
+    Raises StoreError if there is no store.
     """
     return _examine(store, fs, progress, checked=True)
 
@@ -203,7 +203,7 @@ def _examine(
 
 
 class _Examination:
-    """One run over a log: of `verify` if `checked`, else of `stat`."""
+    """One pass over a log, for `verify` if `checked`, else for `stat`."""
 
     def __init__(
         self, store: str, fs: FileSystem, files: LogFiles, progress: Progress | None, checked: bool
@@ -236,7 +236,7 @@ class _Examination:
             try:
                 reached = self._through(file, found[number:], max(offset, file.start))
             except FileNotFoundError:
-                reached = file.end  # retention removed it meanwhile
+                reached = file.end  # retention removed the file meanwhile
             if self._progress is not None:
                 self._progress((reached or file.end) - seen.min_offset, total)
             if reached is None:
@@ -251,7 +251,7 @@ class _Examination:
         return result
 
     def _through(self, file: LogFile, files: list[LogFile], offset: int) -> int | None:
-        """Walk a file from a record's start, past damage; return the next start, None to stop."""
+        """Walk a file from a record start, past damage; return the next start, or None to stop."""
         while True:
             offset = self._walk_file(file, offset)
             if offset >= file.end:
@@ -263,7 +263,7 @@ class _Examination:
                 return None
             data, at = self._files.view(file), offset - file.start
             if check_record(data, at, file.size, offset) or check_blank(data, at, file.size):
-                continue  # a node was still writing it when it was read
+                continue  # a node was still writing the record when the walk read it
             self._damaged(offset, later, "no valid record")
             if not self._checked:
                 return None
@@ -280,7 +280,7 @@ class _Examination:
         return None
 
     def _walk_file(self, file: LogFile, offset: int) -> int:
-        """Walk a file's records and blank from a record's start; return where they end."""
+        """Walk a file's records and blank from a record start; return where they end."""
         data, end, seen = self._files.view(file), file.size, self.stat
         at, last_shown = offset - file.start, offset
         while at < end:

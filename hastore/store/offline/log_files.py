@@ -100,8 +100,8 @@ class LogFiles:
     def whole_end(self, start: int | None = None) -> int:
         """Return the end of the last whole record, walking from the record start `start`.
 
-        Without `start`, the walk begins at the last file that begins with a record or a blank; it
-        is assumed that the files before that one are whole.
+        Without `start`, the walk begins at the last file that begins with a record or a blank, and
+        assumes that all earlier files are whole.
         """
         files = self.list()
         if not files:

@@ -74,7 +74,7 @@ def find_pending(
 
 
 def pending_of(records: Iterable[Record]) -> list[Pending]:
-    """Return the records that are pending after the last one; `records` is in the log's order."""
+    """Return those of `records`, in the log's order, that are still pending after the last one."""
     found: dict[_Name, Pending] = {}
     halves: dict[tuple[int, int], _Name] = {}
     for record in records:

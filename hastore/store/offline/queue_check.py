@@ -13,7 +13,7 @@ _OPEN_MAX = 128
 
 
 class QueueCheck:
-    """Count units that agree with the log, are missing (not replayed yet) or are wrong."""
+    """Count the units that agree with the log, are missing (not replayed yet) or are wrong."""
 
     def __init__(self, root: str, fs: FileSystem) -> None:
         self._root = root

@@ -1,4 +1,4 @@
-"""Read consume queue files from another process; their size is taken from the file system."""
+"""Read consume queue files from another process; the files' sizes come from the file system."""
 
 import struct
 from array import array
@@ -40,7 +40,7 @@ class QueueUnits:
 
 
 class _Queue:
-    """The files of one queue, listed once; unit numbers as in unit_files.py."""
+    """The files of one queue, listed once; units are numbered as in unit_files.py."""
 
     def __init__(self, fs: FileSystem, directory: str, form: struct.Struct) -> None:
         self._fs = fs
@@ -100,7 +100,7 @@ class _Queue:
         return min((start for start, _, _ in self._files if start > unit), default=None)
 
     def _search(self, path: str, count: int, holds: Callable[[int, int], bool]) -> int:
-        """Return how many leading units pass `holds`; no unit after the first failure passes it."""
+        """Return how many leading units pass `holds`; all later units must fail it."""
         try:
             file: File = self._fs.open(path, writable=False)
         except FileNotFoundError:  # retention removed it and the files before it
@@ -211,13 +211,13 @@ def _within(offset: int, size: int, limit: int) -> bool:
 
 
 def _take_units(result: QueueUnits, raw: bytes, unit: int, limit: int) -> int:
-    """Add the records of raw units, the first of number `unit`; return the number of units."""
+    """Add the records of raw units that begin with unit `unit`; return the number of units."""
     import numpy as np  # imported late: a command that reads no queue starts faster without numpy
 
     units = np.frombuffer(raw, np.dtype(UNIT_FIELDS))
     offsets, sizes = units["offset"].astype(np.int64), units["size"].astype(np.int64)
     columns = [np.arange(unit, unit + len(units)), offsets, sizes, units["tags_code"]]
-    # Replay writes units in the log's order: if the last one is below the limit, all are.
+    # Replay writes units in the log's order: if the last record is below the limit, all are.
     ordinary = sizes.min() > 0 and sizes.max() < BLANK_UNIT_SIZE
     if not ordinary or int(offsets[-1]) + int(sizes[-1]) > limit:
         whole = (sizes > 0) & (sizes < BLANK_UNIT_SIZE)

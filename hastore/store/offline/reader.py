@@ -62,7 +62,7 @@ class StoreReader:
 
     @property
     def limit_offset(self) -> int:
-        """Return the offset at which reading ends now; each call looks again."""
+        """Return the offset at which reading ends now; each call determines it again."""
         limits = read_limits(self._fs, self.path)
         if limits is not None:
             return limits.readable_offset
@@ -190,7 +190,7 @@ class StoreReader:
     ) -> Iterator[Record]:
         """Yield the records of queue offsets [start, end).
 
-        Raises CorruptRecordError, StoreError.
+        Raises CorruptRecordError or StoreError.
         """
         limit = self.limit_offset
         for offset in self.queue_units(topic, queue_id, start, end, limit=limit).offsets:
@@ -250,7 +250,8 @@ class StoreReader:
     def _is_partial(data: memoryview, at: int, limit: int) -> bool:
         """Whether the bytes up to the limit are the beginning of a record that ends beyond it.
 
-        A damaged size is often huge, so False when the record would not fit into its file.
+        A damaged size is often huge, so the result is False when the record would not fit into its
+        file.
         """
         if limit - at < SIZE_AND_MAGIC.size:
             return True

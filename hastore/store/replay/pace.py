@@ -1,6 +1,6 @@
 """The pauses of replay: how long it waits before the next batch, so that small appends gather.
 
-In a batch of few records each record costs several times as much. Each wake-up takes the
+In a small batch each record costs several times as much as in a large one. Each wake-up takes the
 interpreter from the appending thread, and that costs more than replay's own work. Replay pauses
 less while a reader waits for new records.
 """
@@ -9,11 +9,11 @@ from collections.abc import Callable
 
 VIEW_BYTES = 1 << 20  # the log's bytes in one batch: about a thousand records of 1 KiB
 BULK_BYTES = 4 << 20  # the log's bytes in one batch, once the backlog is this large
-TRICKLE_S = 0.002  # replay lingers longer while appends come this close together
+TRICKLE_S = 0.002  # while appends come this close together, replay lingers longer
 _LINGER_MAX_S = 0.01  # the longest linger
-_GROWING_BYTES = 1 << 16  # if the log grows by more during a batch, it is a bulk load
+_GROWING_BYTES = 1 << 16  # a log that grows by this during a batch is under a bulk load
 _REST = 9  # rest, as a multiple of the batch's time: throttles replay to 10 %
-_LATE_MAX_BYTES = 1 << 30  # with a larger backlog, replay is only throttled to 50 %
+_LATE_MAX_BYTES = 1 << 30  # from this backlog on, replay is throttled to 50 % instead
 _REST_MAX_S = 0.02
 
 
@@ -28,11 +28,11 @@ class ReplayPace:
         self.readers_wait: Callable[[], bool] = lambda: False
 
     def quiet(self) -> None:
-        """Note that nothing was appended for a while."""
+        """Return to the base linger time, because nothing was appended for a while."""
         self._grown_s = self._base_s
 
     def trickle(self) -> None:
-        """Note that small appends follow each other: double the time for which they gather."""
+        """Double the time for which small appends gather, because they follow each other."""
         self._grown_s = min(2 * self._grown_s, _LINGER_MAX_S)
 
     def linger_s(self) -> float:
@@ -42,8 +42,9 @@ class ReplayPace:
     def rest_s(self, late: int, grown: int, spent_ms: float) -> float:
         """Return how long to rest after a batch that took `spent_ms`.
 
-        `late`: the backlog in bytes; `grown`: how much of it was appended during the batch. During
-        a bulk load appends go first, since replay catches up in a fraction of the time.
+        `late` is the backlog in bytes, and `grown` is how much of it was appended during the batch.
+        During a bulk load appends have priority, because replay catches up in a fraction of the
+        load's time.
         """
         if late < VIEW_BYTES:
             self.trickle()

@@ -64,7 +64,7 @@ class IndexBuildService(Service):
         self._clock = clock
         self.pace = ReplayPace(linger_s)
         self._scalar = ScalarWalker()
-        self._vector: VectorWalker | None = None  # made when needed or idle, because it loads numpy
+        self._vector: VectorWalker | None = None  # loads numpy, so made when needed or idle
         self._changed = threading.Condition()
         self._flush_lock = threading.Lock()
         self.idle = False  # true while replay sleeps: the next append must `notify`
@@ -117,7 +117,8 @@ class IndexBuildService(Service):
             if not moved:
                 self._sleep()
             elif self.on_dispatched is not None:
-                # Replay is not busy now, so the hook may wait for a thread that is in `paused`.
+                # `_busy` is False now. If it were True, a hook that waits for a thread in `paused`
+                # would deadlock, since `paused` waits for `_busy` to end.
                 self.on_dispatched(self._dispatched)
             if moved:
                 self._rest(self._clock.monotonic_ms() - began_ms)
@@ -236,7 +237,7 @@ class IndexBuildService(Service):
     # -- other threads -----------------------------------------------------------------------------
 
     def notify(self) -> None:
-        """Tell replay that the log grew; call it after every append. Cheap unless replay sleeps."""
+        """Tell replay that the log grew, after every append; cheap unless replay sleeps."""
         if self.idle:
             with self._changed:
                 self.idle = False
@@ -275,7 +276,7 @@ class IndexBuildService(Service):
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Keep replay off the log within the `with`; waits for the current batch to end."""
+        """Keep replay off the log during the `with`; first wait for the current batch to end."""
         with self._changed:
             self._pauses += 1
             self._changed.wait_for(lambda: not self._busy)
@@ -290,7 +291,8 @@ class IndexBuildService(Service):
         """Cut all derived data to a log that now ends at `log_end`; durable after `flush`."""
         with self.paused(), self._flush_lock:
             offset = min(self._dispatched, log_end)
-            self._state.save(offset, min(self._state.synced, offset))  # before the files change
+            # Saved before the files change: a kill in between must not leave a greater offset.
+            self._state.save(offset, min(self._state.synced, offset))
             for dispatcher in self._dispatchers:
                 dispatcher.truncate(log_end)
             with self._changed:
@@ -299,7 +301,7 @@ class IndexBuildService(Service):
                 self._changed.notify_all()
 
     def reset(self, offset: int) -> None:
-        """Forget all derived data and continue at `offset`; its files were moved away."""
+        """Forget all derived data and continue at `offset`; the caller has moved its files away."""
         with self.paused(), self._flush_lock:
             for dispatcher in self._dispatchers:
                 dispatcher.reset()
@@ -323,7 +325,7 @@ class IndexBuildService(Service):
         After a power loss replay continues from `synced`. Raises OSError or StoreError when a later
         call may succeed (a full disk). Raises SyncFailedError when a sync failed, and at every call
         after that: the kernel may have dropped pages, so `synced` does not move again in this
-        process. The next start rebuilds from there.
+        process. The next start rebuilds from `synced`.
         """
         with self._flush_lock:
             if self._sync_failed is not None:
@@ -347,7 +349,7 @@ class IndexBuildService(Service):
                 raise SyncFailedError(self._sync_failed) from failure
 
     def close(self) -> None:
-        """Close all files, after `stop`; a `flush` before it makes the next start quick."""
+        """Close all files, after `stop`; a `flush` before `close` makes the next start quick."""
         for dispatcher in self._dispatchers:
             dispatcher.close()
         self._state.close()

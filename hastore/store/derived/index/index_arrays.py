@@ -11,7 +11,7 @@ _SECONDS_MAX = 0x7FFFFFFF
 
 
 def put_all(plan: Plan, keys: KeyedRecords, first: int, end: int) -> None:
-    """Do what `plan.put` does, for the keys numbered [first, end).
+    """Do what `plan.put` does, for the keys with the numbers [first, end).
 
     The caller ensures that the file has room, and calls this at most once for each plan.
     """
@@ -31,7 +31,8 @@ def put_all(plan: Plan, keys: KeyedRecords, first: int, end: int) -> None:
     with plan.file.slots_view() as view:
         previous = np.frombuffer(view, _SLOT)[slots].astype(np.int64)
     previous[(previous < 0) | (previous > numbers)] = 0
-    for slot, number in plan.slots.items():  # none, or that of the first key, put above
+    # `plan.slots` is empty, or has only the slot of the first key, which was put above.
+    for slot, number in plan.slots.items():
         previous[slots == slot] = number
     order = np.argsort(slots, kind="stable")
     in_order = slots[order]
@@ -51,7 +52,7 @@ def put_all(plan: Plan, keys: KeyedRecords, first: int, end: int) -> None:
 
 
 def store_slots(file: IndexFile, slots: dict[int, int]) -> None:
-    """Do what `file.store_slots` does."""
+    """Do what `file.store_slots` does, with numpy."""
     places = np.fromiter(slots.keys(), np.int64, len(slots))
     with file.slots_view() as view:
         np.frombuffer(view, _SLOT)[places] = np.fromiter(slots.values(), np.int64, len(slots))

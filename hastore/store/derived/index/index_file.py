@@ -7,10 +7,12 @@
                 seconds since beginTimestamp (4)  number of the slot's previous entry (4)
 
 Entries are written by pwrite, which raises OSError on a full disk. Header and slots are stored into
-a map whose blocks were allocated when the file was created, so a full disk cannot cause a SIGBUS.
+a memory map whose blocks were allocated when the file was created, so a full disk cannot cause a
+SIGBUS.
 
 Entries are written first, then slots, then the header. So after a kill every entry that a slot
-names is in the file, and removing entries from the end restores the slots' earlier values.
+names is in the file. Each entry has the slot's value from before it, so removing entries from the
+end, the last first, restores the slots.
 """
 
 import mmap
@@ -149,7 +151,10 @@ class IndexFile:
         return memoryview(self._map)[HEADER.size : HEADER.size + SLOT.size * self.slots]
 
     def write_entries(self, plan: Plan) -> None:
-        """Write a plan's entries; they count once slots and header are stored. Raises OSError."""
+        """Write a plan's entries; they take effect once slots and header are stored.
+
+        Raises OSError.
+        """
         if plan.entries:
             assert self._file is not None
             self._file.pwrite(plan.entries, self._entry_at(plan.first))
@@ -166,7 +171,7 @@ class IndexFile:
         return Plan(self, replace(self.header), self.header.count)
 
     def cut(self, limit: int) -> None:
-        """Remove entries of records at or beyond `limit`, and entries that the header lacks."""
+        """Remove entries of records at or beyond `limit` and entries that the header omits."""
         assert self._file is not None and self._map is not None
         header = self.header
         known, last = header.count, self._written_end()
@@ -179,7 +184,7 @@ class IndexFile:
                     break
                 number -= 1
                 slot = key_hash % self.slots
-                if self.slot(slot) == number:  # otherwise a kill prevented the slot's store
+                if self.slot(slot) == number:  # otherwise a kill came before the slot was stored
                     SLOT.pack_into(self._map, HEADER.size + SLOT.size * slot, previous)
                 if number < known and previous == 0:
                     header.slots_used -= 1
@@ -227,7 +232,7 @@ class IndexFile:
         self._map[: HEADER.size] = self.header.pack()
 
     def find(self, key_hash: int, max_entries: int, begin_ms: int, end_ms: int) -> list[int]:
-        """Return the offsets of a hash's entries, the latest first; times are exact to 1 s."""
+        """Return the record offsets of a hash's entries, latest first; times are exact to 1 s."""
         file = self._fs.open(self.path, writable=False) if self._file is None else self._file
         try:
             found: list[int] = []

@@ -1,9 +1,9 @@
-"""The key index: finds records by the hash of topic and key. RocketMQ's IndexService.
+"""The key index (RocketMQ's IndexService): finds records by the hash of topic and key.
 
 Files follow one another in `index/`, named by the local time of their creation. A full file is
 changed only by a cut or a rebuild. Replay's thread is the only writer. A batch is planned
-completely and its new files are created before anything is written. So a full disk leaves the index
-as it was before the batch.
+completely, and its new files are created, before anything is written. So a full disk leaves the
+index as it was before the batch.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ from hastore.store.fs.sync_files import sync_files
 
 _NAME_DIGITS = 17
 _NAME_FORM = "%Y%m%d%H%M%S%f"
-_READ_BYTES = 4096  # of a record, in the first read
+_READ_BYTES = 4096  # how much of a record the first read asks for
 _ARRAYS_FROM_SLOTS = 64  # numpy is faster from this many slots on
 
 
@@ -59,7 +59,7 @@ class KeyIndex:
 
     @property
     def full_timestamp_ms(self) -> int:
-        """Return endTimestamp of the last full file, 0 if none is; the checkpoint stores it."""
+        """Return endTimestamp of the last full file, 0 without one; the checkpoint stores it."""
         full = [file.header.end_timestamp_ms for file in self._files if file.is_full]
         return full[-1] if full else 0
 
@@ -135,14 +135,16 @@ class KeyIndex:
                 end = min(count, first + self._entries - plan.header.count)
                 put_all(plan, keys, first, end)
                 first = end
+            # As in RocketMQ, the first record after a full file opens the next one, even without a
+            # key.
             if plan.header.count >= self._entries and keys.offsets[-1] < batch.last_offset:
-                plan = self._next_plan(plan, plans)  # a record without a key starts it
+                plan = self._next_plan(plan, plans)
         plans.append(plan)
         self._write(plans)
         self._next_offset = batch.end_offset
 
     def _next_plan(self, full: Plan | None, plans: list[Plan]) -> Plan:
-        """Plan the file after a full one; it begins where that one ends, as in RocketMQ."""
+        """Plan the file after a full one; as in RocketMQ, it begins where the full one ends."""
         header = IndexHeader()
         if full is not None:
             plans.append(full)
@@ -156,7 +158,7 @@ class KeyIndex:
 
     def _create(self) -> IndexFile:
         self._fs.make_dirs(self._directory)
-        now = datetime.fromtimestamp(self._clock.wall_ms() / 1000)  # local, as RocketMQ names them
+        now = datetime.fromtimestamp(self._clock.wall_ms() / 1000)  # local time, as in RocketMQ
         name = now.strftime(_NAME_FORM)[:_NAME_DIGITS]
         others = [*self._files, *self._spares]
         if others and name <= (last := others[-1].path[-_NAME_DIGITS:]):
@@ -183,7 +185,7 @@ class KeyIndex:
     # -- life --------------------------------------------------------------------------------------
 
     def load(self, offset: int, synced: bool) -> int:
-        """Open the files and cut them to `offset`; returns 0 when they must be rebuilt."""
+        """Open the files, cut them to `offset` and return it; 0 if the index must be rebuilt."""
         self.reset()
         self._files = [
             IndexFile(self._fs, f"{self._directory}/{name}", self._slots, self._entries)
@@ -209,7 +211,7 @@ class KeyIndex:
             self._cut(log_end)
 
     def delete_before(self, min_offset: int) -> None:
-        """Remove files whose records all lie below `min_offset`; never the last file."""
+        """Remove files whose records all lie below `min_offset`; the last file stays."""
         with self._lock:
             while len(self._files) > 1 and self._files[0].header.end_offset < min_offset:
                 self._discard(self._files.pop(0))
@@ -242,7 +244,7 @@ class KeyIndex:
             self._spares = []
 
     def _rebuild_unsynced(self, limit: int) -> None:
-        """After a power loss: keep files that are certainly synced, rebuild the others."""
+        """Keep files that are certainly synced, and rebuild the others, after a power loss."""
         trusted = len(self._files)
         while trusted > 0:
             file = self._files[trusted - 1]

@@ -46,7 +46,7 @@ class BatchConsumeQueue:
     def read(self, queue_offset: int, max_units: int) -> list[tuple[int, int, int, int]]:
         """Return (first queue offset, offset, size, tagsCode) of batches.
 
-        The first of them contains `queue_offset`. The list is empty for an offset beyond the queue.
+        The first batch contains `queue_offset`. The list is empty if the queue does not contain it.
         """
         if not self.min_queue_offset <= queue_offset < self.max_queue_offset:
             return []
@@ -67,7 +67,10 @@ class BatchConsumeQueue:
         ]
 
     def find_by_time(self, timestamp_ms: int) -> int:
-        """Return the queue offset of the first batch stored at or after a time, or the end."""
+        """Return the first queue offset of the first batch stored at or after a time.
+
+        Returns the queue's end if there is no such batch.
+        """
         low, high = self._bounds()
         while low < high:
             middle = (low + high) // 2
@@ -85,7 +88,7 @@ class BatchConsumeQueue:
         self._settle(0)
 
     def cut(self, limit: int) -> None:
-        """Drop batches whose record does not end at or below `limit`."""
+        """Drop batches whose record ends beyond `limit`."""
         self.files.cut(limit)
         self._settle(0)
 

@@ -65,7 +65,7 @@ class ConsumeQueue:
     def read(self, queue_offset: int, max_units: int) -> list[Unit]:
         """Return up to `max_units` units from a queue offset, without blanks.
 
-        Stops at the end of a file.
+        All of them come from one file.
         """
         raw = self.files.read(queue_offset, max_units)
         raw = raw[: len(raw) - len(raw) % UNIT_BYTES]
@@ -104,7 +104,7 @@ class ConsumeQueue:
             self.min_queue_offset = queue_offset
 
     def cut(self, limit: int) -> None:
-        """Drop units whose record does not end at or below `limit`."""
+        """Drop units whose record ends beyond `limit`."""
         self.files.cut(limit)
         self.settle()
 
@@ -129,7 +129,7 @@ class UnitSelection:
 
     def __init__(self, max_messages: int, max_bytes: int, limit: int) -> None:
         self.max_messages = max_messages
-        self.max_bytes = max_bytes  # room left
+        self.max_bytes = max_bytes  # how many more bytes may be taken
         self.limit = limit
         self.first = -1  # queue offset of the first unit seen, taken or not
         self.count = 0
@@ -138,7 +138,7 @@ class UnitSelection:
         self.sizes: Any = []
 
     def take(self, raw: bytes, at: int) -> bool:
-        """Take from raw units, the first at queue offset `at`; False when the pull is complete."""
+        """Take from raw units that begin at queue offset `at`; False when the pull is complete."""
         if len(raw) < _ARRAYS_FROM_UNITS * UNIT_BYTES:
             return self.take_each(enumerate(UNIT.iter_unpack(raw), at))
         import numpy as np  # imported late: a node starts faster without numpy
@@ -192,7 +192,7 @@ class UnitSelection:
     def runs(self) -> tuple[Sequence[int], Sequence[int]]:
         """Return the starts and the ends of the log ranges that the records form.
 
-        If they are numpy arrays, records that are adjacent in the log become one range.
+        If the columns are numpy arrays, records that are adjacent in the log become one range.
         """
         offsets, sizes = self.offsets, self.sizes
         if isinstance(offsets, list):
@@ -244,7 +244,7 @@ class ConsumeQueueTable:
         self._batch_queues: dict[tuple[str, int], BatchConsumeQueue] = {}
         self._refused: set[str] = set()
         self.dispatched_timestamp_ms = 0  # storeTimestamp of the last record dispatched
-        self.flushed_timestamp_ms = 0  # the same at the last flush, for the checkpoint
+        self.flushed_timestamp_ms = 0  # its value at the last flush, for the checkpoint
 
     # -- reading -----------------------------------------------------------------------------------
 
@@ -268,7 +268,7 @@ class ConsumeQueueTable:
         )
 
     def read(self, topic: str, queue_id: int, queue_offset: int, max_units: int) -> list[Unit]:
-        """Return units from a queue offset on; an inner batch is one unit, at its first offset."""
+        """Return units from a queue offset on; an inner batch is one unit, at its first message."""
         batches = self.get_batch(topic, queue_id)
         if batches is not None:
             found = [Unit(*unit) for unit in batches.read(queue_offset, max_units)]
@@ -373,9 +373,9 @@ class ConsumeQueueTable:
         return True
 
     def _place(self, record: Dispatched, queue: ConsumeQueue | None) -> ConsumeQueue | None:
-        """Bring a queue to the record's queue offset; None when no unit is to be written."""
+        """Return the queue, ready for the record's unit; None when no unit is to be written."""
         if queue is not None and record.queue_offset < queue.next:
-            return None  # it has its unit already
+            return None  # the record has its unit already
         if not self._may_store(record):
             return None
         if queue is None:
@@ -408,7 +408,7 @@ class ConsumeQueueTable:
     def load(self, offset: int, synced: bool) -> int:
         """Open all queues and cut them to `offset`.
 
-        If `synced` is false, units are read one by one, because a power loss may have left holes.
+        If `synced` is false, a power loss may have left holes, so units are read one by one.
         """
         self.reset()
         for topic, queue_id, directory in self._directories("consumequeue"):

@@ -1,4 +1,4 @@
-"""The open files of all queues of a store: keeps descriptors open, and notes unsynced files.
+"""A cache of the open files of all queues of a store; it also records which files are unsynced.
 
 Replay's thread writes, housekeeping flushes, and any thread reads.
 """
@@ -18,9 +18,9 @@ _SYNC_EACH_MAX = 256  # files synced one by one; for more, one call syncs the fi
 class FileCache:
     """A cache of open files that drops the least recently used file first; thread-safe.
 
-    A write holds the lock. A read may wait for the disk, so it does not hold the lock but a
-    reference to its file. The cache drops files without closing them: the last reference to a
-    file closes it.
+    A write holds the lock. A read may wait for the disk, so it holds a reference to its file
+    instead of the lock. The cache drops a file without closing it; the file is closed when its last
+    reference goes.
     """
 
     def __init__(self, fs: FileSystem) -> None:
@@ -29,7 +29,7 @@ class FileCache:
         self._files: OrderedDict[str, File] = OrderedDict()
         self._dirty: set[str] = set()
         self._dirty_dirs: set[str] = set()
-        self._open_max = 0  # set at first use: by then the node has raised its limit
+        self._open_max = 0  # set at first use: by then the node has raised its descriptor limit
 
     def read(self, path: str, size: int, position: int) -> bytes:
         """Return up to `size` bytes; raises OSError."""
@@ -78,9 +78,9 @@ class FileCache:
     def flush(self) -> None:
         """Make durable everything written before the call; raises OSError, SyncFailedError.
 
-        Syncs through descriptors of its own, so writers do not wait for the disk. After a failure
-        the next call syncs the same files again. After SyncFailedError not even a success proves
-        that the data is on the disk.
+        It syncs through its own descriptors, so writers do not wait for the disk. After a failure,
+        the next call syncs the same files again. After SyncFailedError, even a successful call does
+        not prove that the data is on the disk.
         """
         with self._lock:
             paths, self._dirty = self._dirty, set()
@@ -97,7 +97,7 @@ class FileCache:
             raise
 
     def close(self) -> None:
-        """Drop all files and forget what was not flushed."""
+        """Drop all files and forget which files are unsynced."""
         with self._lock:
             self._files.clear()
             self._dirty.clear()

@@ -1,11 +1,11 @@
-"""Files of fixed-size units; a unit has a record's place. The base of both kinds of queue.
+"""Files of fixed-size units, each with a record's place; both kinds of queue store them.
 
     physicalOffset (8)  size (4)  the rest of the unit
     size 0: not written yet.  size 0x7FFFFFFF: a blank, for a queue offset without a record.
 
-Unit n lies at byte n * unit_bytes of the queue. A file's name is the position of its first byte, in
-20 digits. Files are created sparse at full size and written by pwrite, which raises OSError on a
-full disk. Files need not be contiguous.
+Unit n lies at byte n * unit_bytes of the queue. A file's name is the position of its first byte in
+the queue, in 20 digits. Files are created sparse at full size and written by pwrite, which raises
+OSError on a full disk. There may be gaps between the files.
 """
 
 import struct
@@ -36,10 +36,10 @@ class UnitFiles:
         self._last_start, self._last_path = -1, ""  # the file of the last append
 
     def load(self, limit: int, *, whole: bool = False) -> None:
-        """Find the files and drop every unit whose record does not end at or below `limit`.
+        """Find the files and cut them to `limit`; `cut` explains `whole`.
 
         If a file has an unexpected size, all files are replaced by blanks up to the queue's end.
-        Empty files, which a kill during a file's creation leaves, are removed. `whole`: see `cut`.
+        An empty file, which a kill during the file's creation leaves, is removed.
         """
         names: list[str] = []
         sizes: list[int] = []
@@ -81,7 +81,7 @@ class UnitFiles:
         size = self.unit_bytes
         try:
             return self._cache.read(self.path(starts[at]), count * size, within * size)
-        except FileNotFoundError:  # retention removed it meanwhile
+        except FileNotFoundError:  # retention removed the file meanwhile
             return b""
 
     def place(self, unit: int) -> tuple[int, int]:
@@ -126,9 +126,10 @@ class UnitFiles:
             self.append(blank * (unit - self.end))
 
     def cut(self, limit: int, *, whole: bool = True) -> None:
-        """Drop every unit whose record does not end at or below `limit`.
+        """Keep only the leading units whose record ends at or below `limit`.
 
-        If `whole` is false, a power loss may have left holes: every unit of the last file is read.
+        `whole` is false if a power loss may have left holes; then every unit of the last file is
+        read.
         """
         starts = self.starts
         if not starts:
@@ -152,7 +153,7 @@ class UnitFiles:
         self.starts = starts[:keep]
 
     def delete_before(self, min_offset: int) -> None:
-        """Remove whole files whose last record lies below `min_offset`; never the last file."""
+        """Remove whole files whose last record lies below `min_offset`; the last file stays."""
         starts = self.starts
         gone = 0
         while gone < len(starts) - 1:
@@ -204,7 +205,7 @@ class UnitFiles:
         return _stays(offset, size, limit)
 
     def _count(self, start: int, limit: int, bytes_max: int | None = None) -> int:
-        """Count the leading units of a file that stay in a cut to `limit`."""
+        """Count the leading units of a file that a cut to `limit` keeps."""
         size = self.unit_bytes
         total = self.units_per_file if bytes_max is None else bytes_max // size
         chunk = _SCAN_BYTES // size
@@ -221,7 +222,7 @@ class UnitFiles:
 
     def _search(self, start: int, limit: int) -> int:
         """Return what `_count` returns, by binary search; only for a file without holes."""
-        low = self._count(start, limit, _SEARCH_BYTES)  # if there are many queues, most are short
+        low = self._count(start, limit, _SEARCH_BYTES)  # one read finds the end of a short queue
         high = self.units_per_file if low == _SEARCH_BYTES // self.unit_bytes else low
         while low < high:
             middle = (low + high) // 2

@@ -1,7 +1,7 @@
 """A batch of records as numpy columns: filled by the vector walk, read by the dispatchers.
 
-Only replay's thread uses it. The batch has copies of headers and tails (topic and properties), but
-not of bodies.
+Only replay's thread uses a batch. The batch has copies of headers and tails (topic and properties),
+but not of bodies.
 """
 
 from array import array
@@ -42,7 +42,7 @@ _HASHER = KeyHasher()  # shared by all batches; only replay's thread uses it
 
 
 class _Numbers(dict[bytes, int]):
-    """Names and their numbers; a lookup gives an unknown name the next number."""
+    """Names and their numbers; a lookup assigns the next number to an unknown name."""
 
     def __missing__(self, name: bytes) -> int:
         self[name] = number = len(self)
@@ -179,7 +179,7 @@ class ColumnBatch(RecordColumns):
 
     @cached_property
     def _places(self) -> tuple[Rows, Rows]:
-        """Return two columns: the number of each record's group (of one layout), its row there."""
+        """Return two columns: the number of each record's layout group, and its row there."""
         numbers, places = np.zeros_like(self._offsets), np.zeros_like(self._offsets)
         for number, alike in enumerate(self._alike):
             numbers[alike.rows] = number

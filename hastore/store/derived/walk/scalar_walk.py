@@ -1,11 +1,11 @@
 """The scalar walk: read the records of a view one by one, in plain Python.
 
-It is pure. It is the reference for the vector walk (vector_walk.py), which must return the same
-records and stop at the same byte for the same reason. One `unpack_from` reads a record's header,
-and one slice its topic and properties (record/layout.py draws them).
+The walk is pure. It is the reference for the vector walk (vector_walk.py), which must return the
+same records and stop at the same byte for the same reason. One `unpack_from` reads a record's
+header; one slice reads its topic and properties. record/layout.py draws these fields.
 
 A record is taken when its lengths add up and its physicalOffset is its offset in the log. The
-body's CRC is not checked here. A put and recovery check it, and so does a slave for frames of up to
+body's CRC is not checked here. A put and recovery check it. A slave checks it in frames of up to
 128 KiB. A slave that catches up takes longer frames unchecked (docs/ha-link.md), so a replayed body
 may be damaged.
 """
@@ -69,7 +69,7 @@ class Walk(NamedTuple):
     batch: Sequence[Dispatched]
     consumed: int  # bytes of the whole records in `batch`
     stop: Stop
-    wanted: int  # with END: bytes that the next record needs, as far as known
+    wanted: int  # with Stop.END: how many bytes the next record needs, as far as known
 
 
 class ScalarWalker:
@@ -82,8 +82,8 @@ class ScalarWalker:
     def walk(self, view: memoryview | bytes, base: int, left: int) -> Walk:
         """Walk the records of `view`.
 
-        Its first byte lies at offset `base` of the log, `left` bytes before the log file's end.
-        Never raises on invalid bytes: the walk stops there with Stop.BAD.
+        The view's first byte lies at offset `base` of the log, `left` bytes before the end of the
+        log file. Invalid bytes raise no error: the walk stops before them with Stop.BAD.
         """
         batch: list[Dispatched] = []
         append, unpack, topics = batch.append, _IPV4.unpack_from, self._topics
@@ -104,7 +104,8 @@ class ScalarWalker:
             if after > end:
                 break
             tail = bytes(view[tail_at:after])
-            if magic == V1_MAGIC and tail and tail[0] <= V1_MAX_TOPIC_BYTES:  # a signed byte
+            # V1 stores the topic's length in a signed byte.
+            if magic == V1_MAGIC and tail and tail[0] <= V1_MAX_TOPIC_BYTES:
                 topic_at, topic_end = 1, 1 + tail[0]
             elif magic == V2_MAGIC and len(tail) > 1:
                 topic_at, topic_end = 2, 2 + (tail[0] << 8 | tail[1])
@@ -185,7 +186,7 @@ class ScalarWalker:
 def properties_at(tail: bytes, *, wide: bool) -> int | None:
     """Return where the properties begin in a tail (the bytes from topicLength to the record's end).
 
-    None when the lengths do not add up. `wide`: topicLength has two bytes (V2).
+    Returns None when the lengths do not add up. `wide` means that topicLength has two bytes (V2).
     """
     if len(tail) < TAIL_MIN + wide or (not wide and tail[0] > V1_MAX_TOPIC_BYTES):
         return None

@@ -6,7 +6,7 @@ A layout is derived from one record. Another record has the same layout when its
 length, its lengths, names and separators are the same bytes in the same places, and its values
 contain no further separators. All records of a layout have each field in the same columns, so one
 array operation reads a field of all of them. Tails are gathered in whole 8-byte words that end
-with the tail, so a row may begin with up to 7 other bytes.
+with the tail, so a row may begin with up to 7 bytes from before the tail.
 """
 
 import numpy as np
@@ -41,16 +41,16 @@ class Layout:
     )  # fmt: skip
 
     def __init__(self, row: bytes, width: int, *, wide: bool) -> None:
-        """Derive the layout of a tail; ValueError when its lengths do not add up (no record).
+        """Derive the layout of a tail; raises ValueError when the tail's lengths do not add up.
 
-        `row` is the padded tail. `wide`: topicLength has two bytes (V2).
+        `row` is the padded tail. `wide` means that topicLength has two bytes (V2).
         """
         at = len(row) - width
         lengths = 2 if wide else 1
         topic_at = at + lengths
         topic_end = topic_at + int.from_bytes(row[at:topic_at])
         properties_at = topic_end + 2
-        if not wide and row[at] > _ASCII_MAX:  # a signed byte
+        if not wide and row[at] > _ASCII_MAX:  # V1 stores the length in a signed byte
             raise ValueError("a negative topic length")
         if properties_at > len(row) or (
             int.from_bytes(row[topic_end:properties_at]) != len(row) - properties_at
@@ -59,7 +59,7 @@ class Layout:
         self.width = width
         self.topic: Span = (topic_at, topic_end)
         self.properties_at = properties_at
-        self.odd = False  # a name is repeated or missing: each such record is read by itself
+        self.odd = False  # e.g. a repeated or missing name: such records are read one by one
         self.tags: Span | None = None
         self.producer: Span | None = None
         self.sequence: Span | None = None
@@ -116,7 +116,7 @@ class Layout:
         return fits
 
     def unlike_keys(self, tails: Bytes) -> npt.NDArray[np.bool_] | None:
-        """Return which tails have keys in other places or not in ASCII; None when none has."""
+        """Return which tails have non-ASCII keys or keys in other places; None if no tail has."""
         found: npt.NDArray[np.bool_] | None = None
         for start, stop in self.keys:
             columns = tails[:, start:stop]
@@ -136,7 +136,10 @@ class Layout:
         return found
 
     def sequences(self, tails: Bytes) -> Rows | None:
-        """Return HS_SEQ of all tails; None when they are missing, too long, or one is no number."""
+        """Return HS_SEQ of all tails.
+
+        Returns None without HS_PID or HS_SEQ, for more than 18 digits, or if a value is no number.
+        """
         if self.sequence is None or self.producer is None:
             return None
         start, stop = self.sequence
@@ -183,7 +186,7 @@ def java_hashes(columns: Bytes) -> npt.NDArray[np.uint64]:
 
 
 def power_of_31(exponent: int) -> int:
-    """Return 31**exponent modulo 2**32: `exponent` more characters multiply a hash by it."""
+    """Return 31**exponent modulo 2**32: a Java hash's factor for `exponent` more characters."""
     return pow(31, exponent, 1 << 32)
 
 

@@ -1,9 +1,10 @@
 """The vector walk: read a large view of the log with numpy instead of a loop over its records.
 
-Only the sizes are read one after the other; those of a run of equal size are compared at once.
+The sizes are read one after the other, except that one array comparison finds a run of equal sizes.
 One indexing operation gathers all headers. Tails (topic and properties) of equal length are
-gathered together. Those with their fields in the same places, which is one layout (tail_layout.py),
-are read at once; a record that shares its layout with few others is read by itself.
+gathered together. Tails with their fields in the same places have the same layout (tail_layout.py);
+array operations read all tails of a layout together. When only a few tails are left, or several new
+layouts have been tried, the remaining records are read one by one.
 
 The scalar walk (scalar_walk.py) is the reference. Small views, and views with any invalid record,
 are left to it, so both walks stop at the same byte for the same reason.
@@ -41,13 +42,13 @@ _BATCH_MIN = 48  # records; with fewer, the scalar walk is faster
 _RUN_MIN = 16  # records of equal size; an array comparison of fewer costs more than it saves
 _RUN_PAUSE = 64  # after a shorter run, read this many sizes before looking for a run again
 _ALIKE_MIN = 8  # with fewer tails of equal width, do not look for a common layout
-_LAYOUTS_TRIED = 8  # new layouts for each width and batch; then records are read one by one
-_LAYOUTS_KEPT = 4  # for each width, from batch to batch
+_LAYOUTS_TRIED = 8  # new layouts for each width and batch; the other records are read one by one
+_LAYOUTS_KEPT = 4  # layouts kept for each width, for later batches
 _WIDTHS_KEPT = 1024
 
 
 class VectorWalker:
-    """Walk whole records; keeps recent layouts in a cache, so each thread needs its own walker."""
+    """Walk whole records. The walker caches recent layouts, so each thread needs its own walker."""
 
     def __init__(self, scalar: ScalarWalker, *, batch_min: int | None = None) -> None:
         """Prepare to walk; views of fewer than `batch_min` records are left to `scalar`."""
@@ -65,7 +66,7 @@ class VectorWalker:
         return self._scalar.walk(view, base, left)
 
     def _read(self, view: memoryview, base: int, starts: Rows) -> ColumnBatch | None:
-        """Read the records at `starts`; None when one is invalid."""
+        """Return the records at `starts` as a batch; None when one of them is invalid."""
         headers = _gather(view, HEADER_SIZE, starts).view(_HEADER)
         sizes, bodies = _longs(headers["size"]), _longs(headers["body_length"])
         flags, stored = _longs(headers["sys_flag"]), _longs(headers["store_timestamp_ms"])
@@ -122,7 +123,7 @@ class VectorWalker:
     def _take_group(
         self, batch: ColumnBatch, rows: Rows, tails: Bytes, width: int, wide: bool
     ) -> bool:
-        """Add records whose tails have one width to the batch; False when one is invalid."""
+        """Add to the batch records whose tails have equal width; False when one is invalid."""
         known = self._layouts.get((width, wide), [])
         used: list[Layout] = []
         fresh = 0
@@ -161,7 +162,7 @@ class VectorWalker:
 
 
 def _record_starts(view: memoryview) -> list[int]:
-    """Return where the whole records of a view begin, judged by their sizes alone."""
+    """Return where the whole records of a view begin; only sizes and blanks are checked."""
     starts: list[int] = []
     add, unpack = starts.append, SIZE_AND_MAGIC.unpack_from
     end = len(view)
