@@ -264,7 +264,7 @@ class HAService:
             self._note_limits()
 
     def _compute_progress(self, table: AckTable) -> tuple[Progress, bool]:
-        """Return how far each need is met, and whether the confirmed offset moved.
+        """Return up to which offset each need is met, and whether the confirmed offset moved.
 
         The caller holds `_lock`.
         """
@@ -311,8 +311,9 @@ class HAService:
             return self._table.level(end_offset, flushed=need is Need.SLAVE_DISKS)
 
     def can_confirm(self, *, flushed: bool) -> str | None:
-        """Return why a synchronous put could not be confirmed now; None when enough slaves are in
-        sync.
+        """Return why a synchronous put could not be confirmed now.
+
+        Returns None when enough slaves are in sync.
         """
         config = self.member.config.ha
         with self._lock:
@@ -324,7 +325,7 @@ class HAService:
             )
 
     def never_flushed(self) -> str | None:
-        """Return why the slaves' configuration lets no put with sync_flush be confirmed.
+        """Return why no put with sync_flush can be confirmed with the slaves' configuration.
 
         Returns None when such a put can be confirmed.
         """

@@ -215,7 +215,7 @@ class Promoter:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
         except PromotionRefused:
             raise
-        except GroupDisagrees as error:  # a retry would fence others, and fail
+        except GroupDisagrees as error:  # a retry would fence other nodes and fail again
             raise PromotionRefused(str(error), final=True) from error
         except HastoreError as error:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error

@@ -146,8 +146,9 @@ class AckTable:
         ]
 
     def missing(self, own_offset: int, gap_max: int, *, flushed: bool) -> str | None:
-        """Return why a synchronous put could not be confirmed now; None when enough slaves are
-        in sync.
+        """Return why a synchronous put could not be confirmed now.
+
+        Returns None when enough slaves are in sync.
         """
         if self.acks == 1 and not flushed:  # the hot path: no list
             for reporter in self.reporters.values():

@@ -1,8 +1,8 @@
 """The decisions of HELLO and of a rejoin (docs/failover.md, "Following and rejoin").
 
-They say whether a caller is a member of the group, where its stream starts, which bytes have to be
-compared first, and whether a cut loses confirmed records. The functions are pure: a node and the
-simulation run the same code.
+These functions decide whether a caller is a member of the group, where its stream starts, which
+bytes have to be compared first, and whether a cut loses confirmed records. They are pure: a node
+and the simulation run the same code.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,7 @@
 """The decisions of a promotion (docs/failover.md, "Promotion").
 
-They say whether a node may promise an epoch, whether the answers suffice, and whose log is the most
-advanced. The functions are pure: a node and the simulation run the same code.
+These functions decide whether a node may promise an epoch, whether the answers suffice, and whose
+log is the most advanced. They are pure: a node and the simulation run the same code.
 """
 
 from dataclasses import dataclass
