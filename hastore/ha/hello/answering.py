@@ -138,8 +138,10 @@ def _promise(connection: AnsweredConnection, hello: Hello) -> Answer:
 
 
 def _copy(connection: AnsweredConnection, hello: Hello) -> None:
-    """Send the range in pieces. Before each piece, check that this node's promise, last epoch and
-    log end are those that the caller expects.
+    """Send the range in pieces.
+
+    Before each piece this checks that this node's promise, last epoch and log end are those that
+    the caller expects.
     """
     member, sock = connection.member, connection.sock
     store, state = member.store, member.state

@@ -202,8 +202,9 @@ class NodeState:
             self.save(**changes)
 
     def open_epoch(self, entry: EpochEntry) -> None:
-        """Append a promotion's entry and clear `unclean`, `epoch_over` and `superseded_by`, in one
-        durable write. The node may take writes after it.
+        """Append a promotion's entry and clear `unclean`, `epoch_over` and `superseded_by`.
+
+        This is one durable write. The node may take writes after it.
         """
         with self._lock:
             self.save(

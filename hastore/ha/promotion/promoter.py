@@ -56,7 +56,7 @@ class Promoter:
 
         `config` has the new epoch's `acks` and node list. Nothing changes before the survey has
         enough answers. After the survey this calls `before_promise`, which makes the node stop
-        following a master. Only then does it ask for the promises. Raises PromotionRefused when the
+        following a master. After that, this asks for the promises. Raises PromotionRefused when the
         attempt failed, with `final` if further attempts would fail too.
         """
         member = self._member

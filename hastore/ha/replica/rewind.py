@@ -93,8 +93,9 @@ def confirmed_for(store: ReplicaLog, hello: Hello, master: Hello) -> int:
 
 
 def entries_at(history: History, offset: int, shared: int) -> int:
-    """Return how many entries a cut at `offset` leaves: the `shared` ones, and all that start at or
-    below `offset`.
+    """Return how many entries a cut at `offset` leaves.
+
+    These are the `shared` entries, and all that start at or below `offset`.
 
     Entries that the master does not know stay for now. They are dropped in the same durable write
     that takes over the master's next entry, or bytes that follow (`epochs.agreed`).

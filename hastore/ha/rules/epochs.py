@@ -200,8 +200,9 @@ def agreed(mine: History, my_end: int, theirs: History) -> History:
 
 
 def due_entries(mine: History, my_end: int, theirs: History) -> History:
-    """Return the master's entries that a slave takes over now: they start exactly at the slave's
-    log end.
+    """Return the master's entries that a slave takes over now.
+
+    They start exactly at the end of the slave's log.
     """
     due = []
     for entry in _following(mine, theirs):
