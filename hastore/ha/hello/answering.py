@@ -46,7 +46,10 @@ class AnsweredConnection(Protocol):
     address: str  # the caller's address
 
     def identify(self, hello: Hello) -> None:
-        """Note who the caller is; it has proved that it has the secret, if one is configured."""
+        """Record who the caller is.
+
+        If a secret is configured, the caller has proved that it has the secret.
+        """
         ...
 
     def follow(self, hello: Hello) -> FollowAnswer:
@@ -62,7 +65,7 @@ class AnsweredConnection(Protocol):
 
 
 def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
-    """Answer a HELLO whose magic has been read; True when a stream follows on the connection.
+    """Answer a HELLO whose magic has been read. Returns True if a stream follows.
 
     Nothing changes before the caller has proved that it has the secret, if one is configured.
     Raises AuthenticationError or ProtocolError for a fault of the caller, OSError when the caller
@@ -81,14 +84,15 @@ def answer_call(connection: AnsweredConnection, deadline: Deadline) -> bool:
     proof = answerer_proof(member.secret, theirs, mine, payload)
     sock.sendall(frame(proof) + frame(payload))
     if isinstance(answer, StreamFrom):
-        sock.settimeout(None)  # before two threads use it; sendfile needs a blocking socket
+        # sendfile needs a blocking socket. Set it now, while only this thread uses the socket.
+        sock.settimeout(None)
         connection.start_stream()
         return True
     if isinstance(answer, CopyFrom):
         sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
         _copy(connection, hello)
     elif isinstance(answer, Refused):
-        # DEBUG for a survey: a node repeats it each second, and the answer tells it the reason.
+        # A refused survey is logged at DEBUG: the caller gets the reason, and soon asks again.
         level = logging.DEBUG if hello.purpose is Purpose.SURVEY else logging.INFO
         log.log(level, "refused %s of node %d: %s", hello.purpose.value, hello.node, answer.reason)
     return False
@@ -134,8 +138,10 @@ def _promise(connection: AnsweredConnection, hello: Hello) -> Answer:
 
 
 def _copy(connection: AnsweredConnection, hello: Hello) -> None:
-    """Send the range in pieces. Before each piece, check that this node's promise, last epoch and
-    log end are those that the caller expects.
+    """Send the range in pieces.
+
+    Before each piece this checks that this node's promise, last epoch and log end are those that
+    the caller expects.
     """
     member, sock = connection.member, connection.sock
     store, state = member.store, member.state

@@ -28,7 +28,7 @@ from hastore.protocol.hello import (
 
 @dataclass(slots=True)
 class Call:
-    """An open connection, with the peer's HELLO and its answer."""
+    """An open connection, with the HELLO and the answer that the peer sent."""
 
     sock: socket.socket
     hello: Hello
@@ -87,8 +87,9 @@ def call(address: str, hello: Hello, secret: bytes | None, clock: Clock, timeout
     """Connect, say HELLO and return the peer's answer, all within `timeout_ms`.
 
     The socket of the result is blocking, without a timeout. Raises OSError when the peer is not
-    reachable or too slow, ClassicPeerError when it is a RocketMQ master, and ProtocolError or
-    AuthenticationError when it breaks the protocol or does not belong to this group.
+    reachable or too slow, ClassicPeerError when it is a RocketMQ master, ProtocolError when it
+    breaks the protocol, and AuthenticationError when its proof is wrong or it belongs to another
+    cluster or group.
     """
     deadline = Deadline(clock, timeout_ms)
     sock = socket.create_connection(split_address(address), timeout=deadline.left_s())

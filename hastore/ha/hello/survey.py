@@ -33,7 +33,7 @@ def ask_all(
 ) -> list[SurveyReply]:
     """Call every other node except those in `skip`, in parallel; return their replies.
 
-    It takes at most about `timeout_ms`. `extra` are further fields of the HELLO.
+    This takes at most about `timeout_ms`. `extra` are further fields of the HELLO.
     """
     peers = [(node, address) for node, address in member.peers if node not in skip]
     if not peers:

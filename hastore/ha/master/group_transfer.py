@@ -17,7 +17,7 @@ from hastore.clock import Clock
 from hastore.service import OnFailure, Service
 
 
-class Need(IntEnum):  # a dict key for each put: its hash is C code, that of an Enum is not
+class Need(IntEnum):  # a dict key for each put: IntEnum hashes in C, Enum in Python
     """What a put waits for."""
 
     MASTER_DISK = 0
@@ -86,7 +86,7 @@ class GroupTransferService(Service):
 
     @property
     def waiting(self) -> int:
-        """How many puts wait now."""
+        """The number of puts that wait now."""
         return sum([len(queue) for queue in self._queues.values()])
 
     def add(
@@ -231,7 +231,7 @@ def _timeout(need: Need) -> Outcome:
 
 
 def _insert(queue: deque[_Waiter], waiter: _Waiter) -> None:
-    """Insert in offset order. A duplicate put has an earlier end offset: that of its original."""
+    """Insert in offset order. A duplicate put has the smaller end offset of its original."""
     place = len(queue)
     while place and queue[place - 1].end_offset > waiter.end_offset:
         place -= 1

@@ -38,7 +38,7 @@ class ConnectionOwner(Protocol):
     member: Member
 
     def follow(self, connection: "HAConnection", hello: Hello) -> FollowAnswer:
-        """Answer a slave that wants to follow; with StreamFrom, register the stream."""
+        """Answer a slave that wants to follow. For a StreamFrom, register the stream."""
         ...
 
     def classic_start(self, report: int) -> int:
@@ -57,7 +57,7 @@ class ConnectionOwner(Protocol):
         ...
 
     def note_failure(self, what: str) -> None:
-        """Note for the status that a defect of this node ended the connection."""
+        """Record, for the status, that a defect of this node ended the connection."""
         ...
 
     def forget(self, connection: "HAConnection") -> None:
@@ -143,12 +143,15 @@ class HAConnection:
         )
 
     def identify(self, hello: Hello) -> None:
-        """Note who the peer is. If a secret is configured, the peer has proved that it has it."""
+        """Record who the peer is.
+
+        If a secret is configured, the peer has proved that it has the secret.
+        """
         self.hello = hello
         self.spoken = True
 
     def follow(self, hello: Hello) -> FollowAnswer:
-        """Answer a slave that wants to follow; with StreamFrom, register this connection."""
+        """Answer a slave that wants to follow. For a StreamFrom, register the stream."""
         return self.owner.follow(self, hello)
 
     def start_stream(self) -> None:
@@ -239,7 +242,7 @@ class ReadSocketService(Service):
         member = connection.member
         config = member.config.ha
         hello = Deadline(member.clock, config.hello_timeout_ms)
-        # A RocketMQ slave may send its first report only with its heartbeat, after 5 s or more.
+        # A RocketMQ slave sometimes sends no report before its first heartbeat, after 5 s or more.
         late = config.allow_classic_peers
         first = receive_exactly(
             connection.sock,
@@ -271,7 +274,7 @@ class ReadSocketService(Service):
         writer = connection.open_stream(offset, frame_bytes_max=CLASSIC_BODY_BYTES, classic=True)
         connection.owner.join_classic(connection, offset)
         log.info("RocketMQ slave %s follows from %d", connection.address, offset)
-        # Before two threads use the socket; sendfile needs a blocking one.
+        # sendfile needs a blocking socket. Set it now, while only this thread uses the socket.
         connection.sock.settimeout(None)
         writer.start()
 

@@ -43,10 +43,10 @@ class HAService:
         self._serial = 0  # numbers the Progress made under `_lock`, so that older ones are ignored
         self._connection_ids = itertools.count(1)
         self.push2_slave_max_offset = 0
-        self.failure: str | None = None  # why a defect of this node last ended a connection
+        self.failure: str | None = None  # the last defect of this node that ended a connection
 
     def note_failure(self, what: str) -> None:
-        """Note that a defect of this node ended a connection, for the status until a restart."""
+        """Record a defect of this node that ended a connection; the status shows it."""
         self.failure = f"{what}; the node continues, its log has the details: report it"
 
     def bind(self, address: str) -> str:
@@ -83,8 +83,10 @@ class HAService:
         self.advance()
 
     def close_epoch(self, reason: str) -> None:
-        """Stop being master: drop the slaves, end the waiting puts as not known to be confirmed,
-        and set the readable offset back to the confirmed one.
+        """Stop being master.
+
+        Drops the slaves, ends the waiting puts as not known to be confirmed, and sets the readable
+        offset back to the confirmed one.
         """
         with self._lock:
             was, self._table = self._table, None
@@ -147,7 +149,7 @@ class HAService:
     def follow(self, connection: HAConnection, hello: Hello) -> FollowAnswer:
         """Answer a slave that wants to follow.
 
-        If the answer is StreamFrom, the slave is registered; no report of it counts yet.
+        If the answer is StreamFrom, the slave is registered. It has not reported in this epoch yet.
         """
         member = self.member
         digest = own_digest(member.store, hello)  # reads up to 64 MiB, so not under the gate's lock
@@ -262,7 +264,7 @@ class HAService:
             self._note_limits()
 
     def _compute_progress(self, table: AckTable) -> tuple[Progress, bool]:
-        """Return how far each need is met, and whether the confirmed offset moved.
+        """Return up to which offset each need is met, and whether the confirmed offset moved.
 
         The caller holds `_lock`.
         """
@@ -309,8 +311,9 @@ class HAService:
             return self._table.level(end_offset, flushed=need is Need.SLAVE_DISKS)
 
     def can_confirm(self, *, flushed: bool) -> str | None:
-        """Return why a synchronous put could not be confirmed now; None when enough slaves are in
-        sync.
+        """Return why a synchronous put could not be confirmed now.
+
+        Returns None when enough slaves are in sync.
         """
         config = self.member.config.ha
         with self._lock:
@@ -322,7 +325,7 @@ class HAService:
             )
 
     def never_flushed(self) -> str | None:
-        """Return why the slaves' configuration lets no put with sync_flush be confirmed.
+        """Return why no put with sync_flush can be confirmed with the slaves' configuration.
 
         Returns None when such a put can be confirmed.
         """

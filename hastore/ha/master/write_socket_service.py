@@ -23,7 +23,7 @@ from hastore.service import OnFailure, Service
 
 PUSH_BYTES_MAX = 128 * 1024
 SENDFILE_BYTES_MIN = 64 * 1024
-LIMITS_DELAY_MS = 5.0  # moved limits wait so long for data, to be sent with it
+LIMITS_DELAY_MS = 5.0  # limits that moved wait so long for data, to be sent with it
 ACTIVE_MS = 50.0  # for so long after a send the thread wakes up every LIMITS_DELAY_MS
 
 Limits = tuple[int, int]
@@ -63,10 +63,10 @@ class WriteSocketService(Service):
         self._on_broken = on_broken
         self._lock = threading.Lock()
         self._eventfd: int | None = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        # Held for each wake-up and for the close: afterwards the descriptor's number may be that of
-        # another file, which no wake-up may write to.
+        # Held for each wake-up and for the close. After the close the descriptor's number may
+        # belong to another file, and no wake-up may write to that file.
         self._eventfd_lock = threading.Lock()
-        self._flowing = False  # no push may precede the answer to HELLO
+        self._flowing = False  # False until the answer to HELLO is sent: no push may precede it
         self._watching = False  # the thread wakes up within LIMITS_DELAY_MS by itself
         self._last_send_ms = clock.monotonic_ms()
         self._rest = b""
@@ -104,7 +104,7 @@ class WriteSocketService(Service):
             self._lock.release()
 
     def note_limits(self) -> None:
-        """Note that the limits moved; they are sent with the next data, or alone soon after."""
+        """Let the thread send the moved limits with the next data, or alone soon after."""
         if not self._watching:
             self.wake()
 
@@ -182,7 +182,8 @@ class WriteSocketService(Service):
         offset, limit = self.sent_offset, self._frame_bytes_max
         while self._starts and self._starts[0] <= offset:
             self._starts.pop(0)
-        if self._starts:  # no frame crosses an epoch's start, where the slave adopts its entry
+        # No frame crosses an epoch's start, because the slave takes over the history entry there.
+        if self._starts:
             limit = min(limit, self._starts[0] - offset)
         size = min(limit, self._store.max_offset - offset)
         if size <= 0:
@@ -214,7 +215,7 @@ class WriteSocketService(Service):
         self.sent_offset = offset + place.size
 
     def _limits(self) -> Limits:
-        """Return the confirmed and the readable offset, as slaves are told them."""
+        """Return the two offsets that slaves are told: confirmed and readable."""
         return self._store.confirmed_offset, self._store.readable_offset
 
     def _head(self, offset: int, size: int) -> bytes:

@@ -21,7 +21,10 @@ class WriteGate:
         self.epoch: int | None = None
 
     def open(self, epoch: int) -> None:
-        """Let the writer of `epoch` append; the caller holds the lock, has checked the promise."""
+        """Let the writer of `epoch` append.
+
+        The caller holds the lock and has checked the promise.
+        """
         self.epoch = epoch
 
     def close(self) -> None:
@@ -30,7 +33,10 @@ class WriteGate:
             self.epoch = None
 
     def entered(self, epoch: int) -> "Entered":
-        """Hold the lock for a `with` block; `as` gets False when `epoch` may not append now."""
+        """Hold the lock for a `with` block.
+
+        The name after `as` is False when `epoch` may not append now.
+        """
         return Entered(self, epoch)
 
 

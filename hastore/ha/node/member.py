@@ -28,7 +28,7 @@ class Member:
 
     `open_epoch` changes only under the gate's lock. `on_superseded(epoch, who)` is called after a
     higher epoch has turned this master read-only. `on_promise()` is called after each promise.
-    Both run without the gate's lock, in the thread that met the epoch.
+    Both run without the gate's lock, in the thread that learned of the epoch.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class Member:
         self.gate = WriteGate()
         self._addresses = dict(config.nodes)
         self.open_epoch = 0  # the epoch in which this node takes writes; 0: none
-        self.role = "SLAVE"  # the present one, for HELLO and status
+        self.role = "SLAVE"  # the present role, for HELLO and status
         self.on_superseded: Callable[[int, str], None] = _ignore
         self.on_promise: Callable[[], None] = _nothing
 
@@ -77,8 +77,9 @@ class Member:
     def counts_flushed(self) -> bool:
         """Whether this node, as master, counts only the synced part of its own log.
 
-        A node with ack point `flushed` does so too. After a power loss it is not marked unclean, so
-        it must not have counted bytes that its disk did not have.
+        That is so with `store.flush: sync`, and with `ha.ack_point: flushed`. With that ack point
+        the node is not marked unclean after a power loss, so it must not have counted bytes that
+        its disk did not have.
         """
         return self.config.store.flush is Flush.SYNC or self.config.ha.ack_point is AckPoint.FLUSHED
 
@@ -134,7 +135,7 @@ class Member:
             if self.state.data.promised_epoch == epoch and self.gate.epoch == epoch:
                 return Refused(f"this node follows epoch {epoch} already", epoch)
             was = self.open_epoch
-            # Written before anything changes: if the write fails, no answer is sent.
+            # The promise is written before anything changes: if the write fails, no answer is sent.
             self.state.promise(epoch, hello.acks, hello.nodes, superseded=bool(was))
             self.gate.close()
             self.open_epoch = 0

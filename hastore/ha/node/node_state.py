@@ -24,7 +24,7 @@ FORMAT = 1
 class CutIntent(msgspec.Struct, frozen=True):
     """A cut in progress: its offset, and how many history entries stay.
 
-    Written before the cut, removed after it.
+    The intent is written before the cut and removed after it.
     """
 
     offset: int
@@ -42,8 +42,8 @@ class Durable(msgspec.Struct, kw_only=True):
     role_followed: Role = Role.SLAVE
     promised_epoch: int = 0
     history: History = ()
-    # Of the last entry and of the promises made since then: the smallest and the greatest `acks`,
-    # and all node lists.
+    # The smallest and the greatest `acks`, and all node lists, among those of the last entry and of
+    # the promises made since then.
     acks_min: int | None = None
     acks_max: int | None = None
     node_lists: tuple[tuple[int, ...], ...] = ()
@@ -74,7 +74,7 @@ class NodeState:
         Raises StoreBrokenError when the file is unreadable or belongs to another node.
         """
         if not self._fs.exists(self._path):
-            # Only here is the folder made: if it vanishes while the node runs, no empty one may
+            # The folder is made only here: if it vanishes while the node runs, no empty folder may
             # replace it.
             self._fs.make_dirs(self._directory)
             self._data = Durable(
@@ -127,7 +127,7 @@ class NodeState:
             self._data = data
 
     def begin_boot(self, ack_point: str, *, alone: bool, log_end: int) -> None:
-        """Note a start, and whether a power loss may have taken bytes, before the node answers.
+        """Record a start, and whether a power loss may have taken bytes; runs before any answer.
 
         A changed boot id without a clean stop means a power loss, which ends the epoch. If the ack
         point at that time was `written`, the node is also marked unclean, except in a group of one
@@ -147,7 +147,7 @@ class NodeState:
             )
 
     def end_cleanly(self) -> None:
-        """Note a clean stop: everything is synced and closed."""
+        """Record a clean stop: everything is synced and closed."""
         self.save(clean_stop=True)
 
     def promise(
@@ -202,8 +202,9 @@ class NodeState:
             self.save(**changes)
 
     def open_epoch(self, entry: EpochEntry) -> None:
-        """Append a promotion's entry and clear `unclean`, `epoch_over` and `superseded_by`, in one
-        durable write. The node may take writes after it.
+        """Append a promotion's entry and clear `unclean`, `epoch_over` and `superseded_by`.
+
+        This is one durable write. The node may take writes after it.
         """
         with self._lock:
             self.save(
@@ -217,7 +218,7 @@ class NodeState:
             )
 
     def learn_store(self, node: int, store_id: str) -> None:
-        """Note, durably, which store belongs to a node number."""
+        """Record, durably, which store belongs to a node number."""
         with self._lock:
             if self.data.known_stores.get(node) != store_id:
                 self.save(known_stores={**self.data.known_stores, node: store_id})

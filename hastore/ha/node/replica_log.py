@@ -54,7 +54,10 @@ class ReplicaLog(Protocol):
         ...
 
     def view(self, offset: int, max_bytes: int) -> AbstractContextManager[memoryview]:
-        """Lend a view of the bytes from `offset` on, up to a file's end; empty at the log's end."""
+        """Lend a view of the bytes from `offset` on, up to a file's end.
+
+        The view is empty at the log's end.
+        """
         ...
 
     def file_range(self, offset: int, max_bytes: int) -> FileRange:
@@ -93,7 +96,7 @@ class ReplicaLog(Protocol):
         ...
 
     def truncate(self, offset: int) -> None:
-        """Cut the log at `offset`, and queues and index with it; synced."""
+        """Cut the log, its queues and its index at `offset`; the cut is synced."""
         ...
 
     def flush(self) -> int:
@@ -109,7 +112,7 @@ class ReplicaLog(Protocol):
 
     @property
     def dispatched_offset(self) -> int:
-        """How far replay has read the log into queues, index and deduplication window."""
+        """The offset up to which replay has built queues, index and deduplication window."""
         ...
 
     def wait_dispatched(self, offset: int, timeout_s: float) -> bool:

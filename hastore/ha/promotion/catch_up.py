@@ -41,14 +41,15 @@ def catch_up(
     accept_loss: bool,
     on_progress: Callable[[int, int], None],
 ) -> None:
-    """Make this log equal to that of `node` as its promise described it.
+    """Make this log equal to the log of `node`, as that node described it with its promise.
 
     The log is cut to the common point, then bytes and entries are copied up to `end`. `source_min`
     is the source's first byte. `on_progress(done, due)` is called with numbers of bytes.
 
     Raises PromotionRefused when the source has changed since it answered. The refusal is `final`
-    when the source lacks bytes that this log needs, or when the logs share no known history. Raises
-    GroupDisagrees when a confirmed record would be cut and `accept_loss` is False.
+    when the source lacks bytes that this log needs, when the logs share no known history, or when
+    bytes that no epoch vouches for differ. Raises GroupDisagrees when a confirmed record would be
+    cut and `accept_loss` is False.
     """
     store, state = member.store, member.state
     _compare(member, node, address, history, source_min, end)

@@ -47,7 +47,7 @@ class Promoter:
         self._on_open = on_open  # called under the gate's lock, right before the gate opens
         self._say = say  # receives the progress, for the status
         self._stopping = stopping
-        self._tried_epoch = 0  # the last epoch for which this promotion asked promises
+        self._tried_epoch = 0  # the last epoch for which this promotion asked for promises
 
     def attempt(
         self, config: Config, flags: Flags, *, before_promise: Callable[[], None]
@@ -55,9 +55,9 @@ class Promoter:
         """Try once; return the opened epoch's entry.
 
         `config` has the new epoch's `acks` and node list. Nothing changes before the survey has
-        enough answers. Then this calls `before_promise`, which stops following a master, and asks
-        for the promises. Raises PromotionRefused when the attempt failed, with `final` if further
-        attempts would fail too.
+        enough answers. After the survey this calls `before_promise`, which makes the node stop
+        following a master. After that, this asks for the promises. Raises PromotionRefused when the
+        attempt failed, with `final` if further attempts would fail too.
         """
         member = self._member
         required = self._requirements(config)
@@ -88,7 +88,7 @@ class Promoter:
             required = _with_known(required, replies)
         self._require_enough(required, answers, replies, flags)
         self._catch_up(epoch, answers, replies, flags)
-        # The catch-up may bring entries with other `acks` and lists, which need more answers.
+        # The catch-up may bring entries with other `acks` and lists, which may need more answers.
         self._require_enough(_widest(required, self._requirements(config)), answers, replies, flags)
         return self._open(epoch, required)
 
@@ -215,7 +215,7 @@ class Promoter:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
         except PromotionRefused:
             raise
-        except GroupDisagrees as error:  # a retry would fence others, and fail
+        except GroupDisagrees as error:  # a retry would fence other nodes and fail again
             raise PromotionRefused(str(error), final=True) from error
         except HastoreError as error:
             raise PromotionRefused(f"the copy from node {best.node} failed: {error}") from error
@@ -282,7 +282,7 @@ def _with_known(required: Requirements, replies: list[SurveyReply]) -> Requireme
 
 
 def _widest(required: Requirements, other: Requirements) -> Requirements:
-    """Return requirements with every `acks` and node list that either argument has in force."""
+    """Return requirements with every `acks` and node list of either argument."""
     return replace(
         required,
         acks_min=min(required.acks_min, other.acks_min),

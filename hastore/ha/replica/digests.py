@@ -8,8 +8,8 @@ bytes is compared. It covers
     beyond           1024 windows of 64 KiB, evenly spread; the last one ends where the range ends
 
 A difference in the last 64 KiB of the range is always noticed. So is any differing stretch that is
-at least as long as the distance of two windows (16 MiB of 16 GiB). A shorter stretch in the middle
-may remain unnoticed; `cmp` of the stopped nodes' files finds it.
+at least as long as the distance between two windows (16 MiB of 16 GiB). A shorter stretch in the
+middle may remain unnoticed; `cmp` of the stopped nodes' files finds it.
 """
 
 import hashlib
@@ -53,9 +53,9 @@ def digest_of(store: ReplicaLog, start: int, end: int) -> bytes:
 def digest_fields(
     member: Member, history: History, min_offset: int, max_offset: int
 ) -> dict[str, Any]:
-    """Return the digest fields of a HELLO to a node with this history and log; {} if none are due.
+    """Return the digest fields of a HELLO to another node; {} if no digest is due.
 
-    The other node's log is [`min_offset`, `max_offset`).
+    The other node's log is [`min_offset`, `max_offset`) with `history`.
     """
     mine = member.state.history
     due = classic_range(
@@ -71,5 +71,5 @@ def digest_fields(
 
 
 def own_digest(store: ReplicaLog, hello: Hello) -> bytes:
-    """Return the digest of this log's bytes in the range a caller named; b"" without a range."""
+    """Return the digest of this log's bytes in the caller's range; b"" if it sent no digest."""
     return digest_of(store, hello.digest_from, hello.digest_to) if hello.digest else b""

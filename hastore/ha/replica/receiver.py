@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class Receiver:
-    """Append what one peer sends, while the gate is open for its epoch.
+    """Append the bytes that one peer sends, while the gate is open for the link's epoch.
 
     A history entry is taken over, durably, when the log ends exactly at the entry's start. This
     happens before that offset is reported, and before a byte beyond it is written. Methods raise
@@ -46,7 +46,7 @@ class Receiver:
     def append(self, offset: int, data: memoryview, while_full: Callable[[], None]) -> None:
         """Append a piece of a body.
 
-        While the disk is full, this calls `while_full`, which waits, and then tries again.
+        If the disk is full, call `while_full`, which waits, and try again.
         """
         gate, store = self._member.gate, self._member.store
         while len(data):
@@ -76,10 +76,10 @@ class Receiver:
         size: int,
         while_full: Callable[[], None],
     ) -> None:
-        """Append `size` bytes at `offset`, which are in a pipe.
+        """Append, at `offset`, `size` bytes that are in a pipe.
 
-        `move(fd, position, size)` moves bytes from the pipe into the log's file, and returns how
-        many. Raises StoreError when a move fails: the bytes that are left in the pipe cannot be
+        `move(fd, position, size)` moves bytes from the pipe into the log's file, and returns their
+        number. Raises StoreError when a move fails: the bytes that are left in the pipe cannot be
         recovered, so the link must end.
         """
         store = self._member.store

@@ -33,10 +33,10 @@ def cut_back(
 ) -> int:
     """Archive the log beyond `offset` and cut it; return the number of archived bytes.
 
-    The first `entries` history entries stay. `archive` is False for a tail that the master has just
-    sent and will send again. The caller holds the gate's lock. Raises GroupDisagrees when a whole
-    confirmed record would be cut and `accept_loss` is False. Raises ReplicationError when `offset`
-    or `entries` are outside this log.
+    The first `entries` history entries stay. With `archive` False nothing is archived: the master
+    has just sent this tail and will send it again. The caller holds the gate's lock. Raises
+    GroupDisagrees when a whole confirmed record would be cut and `accept_loss` is False. Raises
+    ReplicationError when `offset` or `entries` are outside this log.
     """
     end = store.max_offset
     if not store.min_offset <= offset <= end or not 0 <= entries <= len(state.history):
@@ -93,8 +93,9 @@ def confirmed_for(store: ReplicaLog, hello: Hello, master: Hello) -> int:
 
 
 def entries_at(history: History, offset: int, shared: int) -> int:
-    """Return how many entries a cut at `offset` leaves: the `shared` ones, and all that start at or
-    below `offset`.
+    """Return how many entries a cut at `offset` leaves.
+
+    These are the `shared` entries, and all that start at or below `offset`.
 
     Entries that the master does not know stay for now. They are dropped in the same durable write
     that takes over the master's next entry, or bytes that follow (`epochs.agreed`).

@@ -1,4 +1,4 @@
-"""Count the slaves' reports (docs/failover.md, "Acknowledging"). Pure.
+"""Count the slaves' reports (docs/failover.md, "Acknowledging"). No I/O, no lock.
 
 A master has one table per epoch that it opens; HAService calls it under its own lock.
 
@@ -23,7 +23,7 @@ class Reporter:
 class ClassicReporter:
     """A RocketMQ slave's latest report, and where its stream began.
 
-    It counts only for puts that end beyond `began`.
+    The report counts only for puts that end beyond `began`.
     """
 
     began: int | None = None
@@ -36,16 +36,16 @@ class AckTable:
 
     acks: int
     epoch_start: int
-    nodes: frozenset[int]  # the epoch's node list; a promotion asks only these
+    nodes: frozenset[int]  # the epoch's node list; a promotion asks only these nodes
     count_classic: bool = False
-    classics_alone: int = 0  # how many RocketMQ slaves the puts of a group of one wait for
+    classics_alone: int = 0  # in a group of one: how many RocketMQ slaves a put waits for
     confirmed_offset: int = 0
     epoch: int = 0
     reporters: dict[int, Reporter] = field(default_factory=dict)  # by node number
     classics: dict[int, ClassicReporter] = field(default_factory=dict)  # by connection id
 
     def join(self, node: int, connection_id: int, flushed: bool) -> None:
-        """Take a new connection of a node; its earlier connection and reports no longer count.
+        """Register a node's new connection; reports on earlier ones no longer count.
 
         A node that is not in the epoch's list never counts: a promotion would not ask it.
         """
@@ -59,7 +59,7 @@ class AckTable:
             del self.reporters[node]
 
     def report(self, node: int, connection_id: int, offset: int) -> bool:
-        """Note a report; False when it came on a connection that no longer counts."""
+        """Record a report. Returns False if it came on a connection that no longer counts."""
         reporter = self.reporters.get(node)
         if reporter is None or reporter.connection_id != connection_id:
             return False
@@ -69,10 +69,10 @@ class AckTable:
     def confirm(self, own_offset: int) -> int:
         """Advance and return the confirmed offset.
 
-        `own_offset` is the end of the master's copy at its own ack point. The confirmed offset does
-        not move until the `acks`-th greatest report has reached the
-        epoch's start: an older epoch's tail is confirmed only together with the start of the new
-        one (Raft's rule).
+        It is the `acks`-th greatest report, but at most `own_offset`: the end of the master's copy
+        at its own ack point. With `acks` 0 it is `own_offset`. It does not move until it can reach
+        the epoch's start: an older epoch's tail is confirmed only together with the start of the
+        new epoch (Raft's rule).
         """
         reached = self._greatest(flushed_only=False)
         reached = own_offset if reached is None and self.acks == 0 else reached
@@ -90,13 +90,17 @@ class AckTable:
 
     @property
     def needed(self) -> int:
-        """How many slaves a synchronous put waits for: `acks`; in a group of one, a number of
-        RocketMQ slaves if they count.
+        """How many slaves a synchronous put waits for.
+
+        That is `acks`. In a group of one it is `classics_alone` if RocketMQ slaves count, else 0.
         """
         return self.acks or (self.classics_alone if self.count_classic else 0)
 
     def confirmed_for_puts(self) -> int:
-        """Return the offset up to which puts are confirmed without counting RocketMQ slaves."""
+        """Return the offset up to which puts are confirmed without counting RocketMQ slaves.
+
+        It is 0 if puts wait for RocketMQ slaves only.
+        """
         return self.confirmed_offset if self.acks or not self.needed else 0
 
     def confirmed_with_classics(self, end_offset: int) -> bool:
@@ -142,8 +146,9 @@ class AckTable:
         ]
 
     def missing(self, own_offset: int, gap_max: int, *, flushed: bool) -> str | None:
-        """Return why a synchronous put could not be confirmed now; None when enough slaves are
-        in sync.
+        """Return why a synchronous put could not be confirmed now.
+
+        Returns None when enough slaves are in sync.
         """
         if self.acks == 1 and not flushed:  # the hot path: no list
             for reporter in self.reporters.values():
@@ -167,11 +172,10 @@ class AckTable:
         return f"{count} of {self.needed} slaves in sync; start the slaves, or see `hastore status`"
 
     def never_flushed(self, own: int) -> str | None:
-        """Return why no put with sync_flush can be confirmed, whichever slaves connect later; None
-        when enough slaves could confirm one.
+        """Return why no put with sync_flush can be confirmed, whichever slaves connect later.
 
-        Connected slaves whose ack point is not `flushed` do not count. `own` is the master's node
-        number.
+        Returns None when enough slaves could confirm one. Connected slaves whose ack point is not
+        `flushed` do not count. `own` is the master's node number.
         """
         linked = sum(reporter.flushed for reporter in self.reporters.values())
         to_come = len(self.nodes - {own} - self.reporters.keys())

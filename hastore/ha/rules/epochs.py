@@ -1,4 +1,6 @@
-"""Epoch histories: which epoch wrote which range of the log (docs/failover.md). Pure.
+"""Epoch histories: which epoch wrote which range of the log (docs/failover.md).
+
+All functions are pure.
 
 A history is a tuple of entries whose epochs strictly rise and whose starts never fall. An epoch is
 `counter << 16 | node_number`, so no two nodes share one; epoch 0 stands for bytes of a RocketMQ
@@ -15,12 +17,12 @@ from hastore.protocol.hello import WireEpoch as EpochEntry
 
 History = tuple[EpochEntry, ...]
 
-CLASSIC_EPOCH = 0  # of bytes that came from a RocketMQ master
-FLOOR_EPOCH = 0xFFFF  # of bytes whose entries were removed; less than every node's epochs
+CLASSIC_EPOCH = 0  # the epoch of bytes that came from a RocketMQ master
+FLOOR_EPOCH = 0xFFFF  # of bytes whose entries were removed; below every node's epochs
 _NAMELESS = (CLASSIC_EPOCH, FLOOR_EPOCH)  # two logs may hold different bytes under one of these
 
 ENTRIES_MAX = 512
-RECENT_ENTRIES = 64  # so many of the newest stay even if their epochs wrote nothing
+RECENT_ENTRIES = 64  # so many of the newest entries stay even if their epochs wrote nothing
 HISTORY_BYTES_MAX = 32 * 1024  # of a HELLO's 64 KiB
 
 __all__ = [
@@ -83,10 +85,10 @@ def keep_until(history: History, end: int) -> History:
 def prune(history: History) -> History:
     """Return the history within its bounds: ENTRIES_MAX entries, HISTORY_BYTES_MAX encoded.
 
-    First, the older entries of epochs that wrote nothing are removed. A log that still has such an
-    entry finds the same common point by the entry before it. If that is not enough, at most the
-    newest ENTRIES_MAX / 2 entries stay, and one entry of FLOOR_EPOCH replaces all older ones. The
-    last entry always stays.
+    First, the older entries of epochs that wrote nothing are removed. This is safe: if another log
+    still has such an entry, the entry before it gives the same common point. If the history is then
+    still too long, at most the newest ENTRIES_MAX / 2 entries stay, and one entry of FLOOR_EPOCH
+    replaces all older ones (none does if these wrote nothing). The last entry always stays.
     """
     if _fits(history, ENTRIES_MAX, HISTORY_BYTES_MAX):
         return history
@@ -134,11 +136,12 @@ def common_point(mine: History, my_end: int, theirs: History, their_end: int) ->
     """Return the last common point and how many of my entries are shared.
 
     Both histories are walked back to the newest epoch that they share. Its bytes end at some offset
-    in each log; the common point is the smaller one. The result is (0, 0) when they share no epoch.
+    in each log; the common point is the smaller of the two offsets. The result is (0, 0) when the
+    histories share no epoch.
 
     FLOOR_EPOCH counts as shared only when my log has nothing else and lies wholly inside the other
-    log's range of it, as an interrupted copy does. Any other two logs may have parted anywhere in
-    that range.
+    log's range of it, as an interrupted copy does. In all other cases the logs may have diverged
+    anywhere in that range.
     """
     index, other = _newest_shared(mine, theirs)
     if index is None:
@@ -154,9 +157,9 @@ def classic_range(
 ) -> tuple[int, int] | None:
     """Return the bytes [start, end) that must be compared, because no epoch names their writer.
 
-    Both logs claim to share them: bytes of a RocketMQ master, or of FLOOR_EPOCH. But the two nodes
-    may have followed two RocketMQ masters. Returns None when the logs share an epoch of a node, or
-    nothing. Both sides compute the same range.
+    By their histories both logs have these bytes, under epoch 0 or FLOOR_EPOCH. But the two nodes
+    may have followed two RocketMQ masters. Returns None when the newest shared epoch is a node's,
+    when no epoch is shared, or when the range is empty. Both sides compute the same range.
     """
     common, kept = common_point(mine, my_end, theirs, their_end)
     if not kept or mine[kept - 1].epoch not in _NAMELESS:
@@ -183,11 +186,11 @@ def nothing_to_compare(
 def agreed(mine: History, my_end: int, theirs: History) -> History:
     """Return the entries that my log keeps when it takes over the master's entries or bytes.
 
-    They are mine up to the newest shared entry if all later ones start at my log's end, else all of
-    mine. The later entries wrote nothing, so the master's entries, or bytes of the epoch before
-    them, may replace them in one durable write. If they were dropped earlier, a crash could leave
-    this log with a lower last epoch than it had when its records were confirmed. An older epoch's
-    tail would then win against this log.
+    If all entries after the newest shared one start at my log's end, only the entries up to the
+    shared one are kept; otherwise all are. The dropped entries wrote nothing, so the master's
+    entries, or bytes of the epoch before them, may replace them in one durable write. If they were
+    dropped earlier, a crash could leave my log with a lower last epoch than it had when its records
+    were confirmed. A promotion would then prefer a log with the tail of an older epoch.
     """
     if not theirs:
         return mine  # a RocketMQ master has no history
@@ -197,8 +200,9 @@ def agreed(mine: History, my_end: int, theirs: History) -> History:
 
 
 def due_entries(mine: History, my_end: int, theirs: History) -> History:
-    """Return the master's entries that a slave takes over now: they start exactly at the slave's
-    log end.
+    """Return the master's entries that a slave takes over now.
+
+    They start exactly at the end of the slave's log.
     """
     due = []
     for entry in _following(mine, theirs):
@@ -227,7 +231,7 @@ def _following(mine: History, theirs: History) -> History:
 
 
 def _newest_shared(mine: History, theirs: History) -> tuple[int | None, int]:
-    """Return the index in mine (None: no such epoch) and in theirs of the newest shared epoch."""
+    """Return the newest shared epoch's index in mine (None: no such epoch) and in theirs."""
     places = {entry.epoch: index for index, entry in enumerate(theirs)}
     for index in range(len(mine) - 1, -1, -1):
         other = places.get(mine[index].epoch)

@@ -1,8 +1,8 @@
 """The decisions of HELLO and of a rejoin (docs/failover.md, "Following and rejoin").
 
-They say whether a caller is a member of the group, where its stream starts, which bytes have to be
-compared first, and whether a cut loses confirmed records. The functions are pure: a node and the
-simulation run the same code.
+These functions decide whether a caller is a member of the group, where its stream starts, which
+bytes have to be compared first, and whether a cut loses confirmed records. They are pure: a node
+and the simulation run the same code.
 """
 
 from dataclasses import dataclass
@@ -63,7 +63,7 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
 
     A slave that has promised a higher epoch is refused with that epoch: the master must then turn
     read-only. A slave that has promised only a lower epoch is refused until it promises this one.
-    Until then the candidate to which it made the lower promise may rely on its log as it is.
+    Until then the candidate that has the lower promise may rely on the slave's log as it is.
     """
     if hello.promised_epoch > master.promised_epoch:
         return Refused(
@@ -94,7 +94,7 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
         master.history, master.min_offset, master.max_offset,
     )  # fmt: skip
     if kept == 0 or blind or common < max(master.min_offset, hello.min_offset):
-        # Also if the slave's retention has passed the common point: it cannot cut back to that.
+        # A slave whose retention has removed the common point cannot cut its log back to it.
         known = common if kept else _known_shared(master, hello)
         if hello.confirmed_offset > max(known, hello.min_offset) and not hello.accept_loss:
             return Refused(
@@ -111,12 +111,12 @@ def answer_follow(master: MasterView, hello: Hello) -> FollowAnswer:
 
 
 def _known_shared(master: MasterView, hello: Hello) -> int:
-    """Return the offset up to which the master is taken to have the slave's confirmed data.
+    """Return the offset up to which the master is assumed to have the slave's confirmed data.
 
     Neither history says where the two logs parted. The offset is the end of the forgotten range
     plus the longest record, or 0 when nothing is forgotten. The longest record is added because the
-    slave's confirmed offset may lie inside a record that a promotion has cut off. A whole confirmed
-    record beyond the range belongs to another log.
+    slave's confirmed offset may lie inside a record that a promotion has cut off. If the confirmed
+    offset is greater, the slave has a whole confirmed record that the master may lack.
     """
     end = forgotten_end(hello.history, hello.max_offset, master.history, master.max_offset)
     return end + RECORD_BYTES_MAX if end else 0
@@ -180,9 +180,9 @@ def cut_loses_confirmed(
     the size of the record at `cut` (None: no whole record starts there). `whole_offset` is the end
     of the log's last whole record.
 
-    A record is confirmed only when its end is at or below `confirmed_offset`. So an offset inside
-    the first record confirms nothing. A cut below `confirmed_offset` that is inside a record or a
-    blank counts as a loss when a whole record ends after the cut.
+    A record is confirmed only when its end is at or below `confirmed_offset`. So a confirmed offset
+    inside the first record confirms no record after the cut. If the cut is below `confirmed_offset`
+    and inside a record or a blank, it counts as a loss when a whole record ends after it.
     """
     if cut >= confirmed_offset:
         return False

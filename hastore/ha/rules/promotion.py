@@ -1,7 +1,7 @@
 """The decisions of a promotion (docs/failover.md, "Promotion").
 
-They say whether a node may promise an epoch, whether the answers suffice, and whose log is the most
-advanced. The functions are pure: a node and the simulation run the same code.
+These functions decide whether a node may promise an epoch, whether the answers suffice, and whose
+log is the most advanced. They are pure: a node and the simulation run the same code.
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ def may_promise(promised_epoch: int, candidate: int, epoch: int) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class PeerAnswer:
-    """What one node answered to a promotion's survey, or with its promise."""
+    """One node's state: from its answer to a promotion's survey, or from its promise."""
 
     node: int
     last_epoch: int
@@ -76,10 +76,10 @@ class Verdict:
 def judge(required: Requirements, answers: list[PeerAnswer]) -> Verdict:
     """Decide whether the answers include a node of every set that may have confirmed a put.
 
-    R = N - (smallest acks) clean nodes are needed. If `acks` or the node list differ from those of
-    the last entry or of a later promise, every node of the new list must answer. Then R clean nodes
-    of each old list are needed too. A fresh node does not know the smallest `acks`; it assumes at
-    most 1.
+    Of a list of N nodes, R = N - (smallest acks) clean nodes are needed. If `acks` or the node list
+    differ from those of the last entry or of a later promise, every node of the new list must
+    answer, and R clean nodes of each old list are needed too. A fresh node does not know the
+    smallest `acks`. It assumes that it is at most 1.
     """
     by_node = {answer.node: answer for answer in answers}
     clean = {node for node, answer in by_node.items() if not answer.unclean}
@@ -110,7 +110,7 @@ def judge(required: Requirements, answers: list[PeerAnswer]) -> Verdict:
 def most_advanced(answers: list[PeerAnswer], own: int) -> PeerAnswer:
     """Return the answer with the most advanced log, unclean nodes included.
 
-    It is this node's own answer unless another log is more advanced than its log.
+    That is this node's own answer if no other log is more advanced than this node's log.
     """
     best = next(answer for answer in answers if answer.node == own)
     for answer in answers:

@@ -28,8 +28,8 @@ log = logging.getLogger(__name__)
 
 RECONNECT_S = 5.0
 CONNECT_S = 5.0
-STUCK_MS = 1_000.0  # if replay makes no progress for so long, the record at that place is checked
-HEAD_BYTES = 64  # so many bytes of a record identify it, by its offset, time and CRC
+STUCK_MS = 1_000.0  # after so long without progress of replay, the record there is checked
+HEAD_BYTES = 64  # of a record: its offset, time and CRC are in them and identify it
 _UNREADABLE = (
     "its record at %d is unreadable: at its next start RocketMQ cuts this record and all that "
     "follows. This node keeps all earlier records; the received part of the rest is in rescued/. "

@@ -1,8 +1,8 @@
 """CrcCheck: checks received records before they are reported: their offsets and bodies' CRCs.
 
-Only frames of up to CHECKED_BYTES_MAX are checked. A slave that is caught up gets no longer ones.
-Longer frames go to a slave that catches up; a check of them would take a third to a half more CPU
-(docs/ha-link.md has the figures). SlaveStream calls it in its receiving thread.
+Only frames of up to CHECKED_BYTES_MAX are checked. A slave that is caught up gets only such
+frames. Longer frames go to a slave that catches up; checking them would take a third to a half more
+CPU (docs/ha-link.md has the figures). SlaveStream calls CrcCheck in its receiving thread.
 """
 
 from collections.abc import Container

@@ -11,7 +11,7 @@ log = logging.getLogger(__name__)
 
 
 class Follower(Service):
-    """The thread named HAClient; other threads may call `drop_link()` and `stop()`."""
+    """Runs as the thread HAClient; other threads may call `drop_link()` and `stop()`."""
 
     def __init__(self, member: Member, problem: str) -> None:
         super().__init__("HAClient", on_failure=member.on_failure)

@@ -41,7 +41,7 @@ class HAClient(Follower):
         self.archived_bytes = 0
         # After a rewind: this log's history, and how many of its entries the master knows.
         self._told_shared: tuple[History, int] = ((), 0)
-        self._came_damaged: dict[int, int] = {}  # offset -> CRC of its last damaged record
+        self._came_damaged: dict[int, int] = {}  # offset -> CRC of the last damaged record there
         self._damaged: set[tuple[int, int]] = set()  # (offset, CRC) that came twice
 
     def run(self) -> None:
@@ -102,9 +102,9 @@ class HAClient(Follower):
     def _hello(self, master: Hello, **digest: Any) -> Hello:
         """Return the HELLO to follow a master.
 
-        Entries at this log's end are left out if a master's answer has just said that it does not
-        know them. They stay on the disk until the entries or bytes that replace them arrive. The
-        confirmed offset may be lowered to the common point (`confirmed_for` says when).
+        Entries at this log's end are left out if the last rewind's answer said that the master does
+        not know them. They stay on the disk until the entries or bytes that replace them arrive.
+        The confirmed offset may be lowered to the common point (`confirmed_for` says when).
         """
         hello = self._member.hello(Purpose.FOLLOW, accept_loss=self.accept_loss, **digest)
         history, shared = self._told_shared
@@ -190,7 +190,10 @@ class HAClient(Follower):
         self._came_damaged[damaged.offset] = damaged.crc
 
     def _check_promise(self, master: Hello) -> None:
-        """Raise ProtocolError if the master was superseded; the caller holds the gate's lock."""
+        """Raise ProtocolError if the master was superseded, or if this node stops.
+
+        The caller holds the gate's lock.
+        """
         promised = self._member.state.data.promised_epoch
         if self.stopping.is_set() or promised != master.open_epoch:
             raise ProtocolError(f"epoch {master.open_epoch} is not the promised {promised}")
@@ -230,8 +233,8 @@ class HAClient(Follower):
             kept = store.set_aside(f"{state.last_epoch}-{store.min_offset}-{state.data.aside}")
             store.begin_at(answer.offset)
             state.replace_history(answer.entries)
-            # Retention may have removed bytes that were never confirmed. So only what the master
-            # knows as confirmed counts as confirmed here.
+            # The master's retention may have removed bytes that were never confirmed. So of the
+            # bytes below `answer.offset` only those confirmed by the master count as confirmed.
             confirmed = min(answer.offset, master.confirmed_offset)
             store.set_limits(confirmed=confirmed, readable=confirmed)
             self.accept_loss = False

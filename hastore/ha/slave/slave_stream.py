@@ -59,8 +59,8 @@ class SlaveStream:
         self._told: Confirmed | None = None
         # A record starts at the dispatched offset: headers can be checked from there on.
         self._crcs = CrcCheck(member.store, accepted, member.store.dispatched_offset)
-        self._checked = member.store.max_offset  # no report exceeds this end
-        self._bulk = False  # long bodies come: receive headers alone, splice the bodies
+        self._checked = member.store.max_offset  # no report goes beyond this offset
+        self._bulk = False  # the last body was long: receive headers alone, splice long bodies
         self._flushed = member.config.ha.ack_point is AckPoint.FLUSHED
         self._heartbeat_ms = member.config.ha.heartbeat_interval_ms
         self._send_lock = threading.Lock()
@@ -178,7 +178,8 @@ class SlaveStream:
             self._crcs.check(end)
         except DamagedRecordError as damaged:
             self._met_damage(damaged)
-        # Set before `flushed_offset` is read: so this thread or FlushReporter reports the offset.
+        # `_checked` is set before `flushed_offset` is read, so that either this thread or
+        # FlushReporter reports the offset.
         self._checked = end
         if not self._flushed or store.flushed_offset > (self._reported or 0):
             self.report(now_ms)
@@ -239,7 +240,7 @@ class SlaveStream:
         log.warning("this node is clean again: it has the log up to %d", end)
 
     def _while_full(self) -> None:
-        """Wait, and keep the link alive by reports, while the disk is full."""
+        """While the disk is full: wait a little, and report, so that the link stays alive."""
         if self._closed:
             raise ProtocolError("the link was closed while the disk was full")
         threading.Event().wait(FULL_PAUSE_S)
@@ -258,7 +259,7 @@ class _FlushReporter(Service):
         stream = self._stream
         store = stream._member.store
         try:
-            # Not `flushed_offset`: the periodic flush may have moved that without a report.
+            # `reported` does not start at `flushed_offset`: the periodic flush sends no reports.
             reported = 0
             while not self.stopping.is_set():
                 if store.wait_beyond(reported, 0.2) > reported:
