@@ -352,7 +352,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
 
 
 def _end(node: Node) -> None:
-    """Stop a node. If a failure ended the node, raise it; the command prints it last."""
+    """Stop a node. Raise the failure that ended the node, if any; the command prints it last."""
     try:
         node.stop()
     except Exception:

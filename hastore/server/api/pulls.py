@@ -25,7 +25,7 @@ from hastore.server.api.history import (
 Answer = Callable[[Connection, Pulled | Failed, bytes | None], None]
 MAX_PARKED = 10_000
 MAX_PARKED_OF_ONE = 1_024
-LATELY_MS = 50.0  # after a pull was parked, its reader is expected to pull again for so long
+LATELY_MS = 50.0  # after a parked pull, its reader's next pull is expected within this time
 EXPIRE_MS = 5.0  # between checks for ended waits, if more than MANY pulls are parked
 MANY = 100
 UNREAD = "earlier replies are not read yet"

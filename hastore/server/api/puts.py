@@ -38,8 +38,8 @@ _DISK_FAILED = frozenset({Status.TIMEOUT, Status.SERVICE_NOT_AVAILABLE})
 class PendingPut(msgspec.Struct):
     """A put between its arrival and its answer.
 
-    If the node itself writes the record, as for a commit, `respond` is called with the outcome. It
-    is None for a client's put, which is answered on its connection.
+    If the node itself writes the record, as for a commit, `respond` is called with the outcome.
+    `respond` is None for a client's put, which is answered on its connection.
     """
 
     connection: Connection

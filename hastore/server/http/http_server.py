@@ -89,7 +89,7 @@ class HttpServer(Service):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def wake(self) -> None:
-        """Wake the loop, so that it sees `stopping`. If it never ran, free the port."""
+        """Wake the loop, so that it sees `stopping`. If the loop never ran, free the port."""
         if self._thread is None:
             self._close_all()
         elif self.alive:

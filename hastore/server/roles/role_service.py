@@ -306,7 +306,7 @@ class RoleService(Service):
     def _may_promote_itself(self) -> bool:
         """Whether, after a power loss, all nodes answer and none knows a rival's higher epoch.
 
-        If a node knows one, this node becomes a follower. If nodes are silent, `reason` names them.
+        If a node knows such an epoch, this node follows. If nodes are silent, `reason` names them.
         """
         own = self._member.state.last_epoch
         replies = ask_all(self._member, Purpose.SURVEY)
