@@ -6,13 +6,13 @@ from collections.abc import Callable
 
 log = logging.getLogger(__name__)
 
-OnFailure = Callable[[str, BaseException], None]  # the service's name, the exception
+OnFailure = Callable[[str, BaseException], None]  # called with the service's name, the exception
 
 
 def raise_failure(_name: str, failure: BaseException) -> None:
     """Raise the failure again in its thread, so that `threading.excepthook` prints it.
 
-    For a service that runs outside a node.
+    A service that runs outside a node gets this as its `on_failure`.
     """
     raise failure
 
@@ -69,7 +69,7 @@ class Service:
     def _guarded(self) -> None:
         try:
             self.run()
-        except BaseException as failure:  # any exception ends the thread: it is reported
+        except BaseException as failure:  # every exception ends the thread, so each is reported
             self.failure = failure
             log.exception("%s died", self.name)
             self._on_failure(self.name, failure)

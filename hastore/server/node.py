@@ -140,7 +140,7 @@ class Node:
     def _open_store(self) -> None:
         config, state = self.config, self.state
         try:
-            self.store.lock()  # before reading node.json: another process may write it
+            self.store.lock()  # before node.json is read: another process may write it
             try:
                 state.load(config.node, config.cluster, config.group)
                 intent = state.data.intent
@@ -159,7 +159,7 @@ class Node:
 
     def _open_state(self) -> None:
         """Finish a rewind that a crash interrupted, and mark the store unclean if a power loss may
-        have taken bytes. Runs before any HELLO.
+        have taken bytes. This happens before any HELLO.
         """
         config, state, store = self.config, self.state, self.store
         if not self._fs.exists(f"{config.store.root}/hastore/node.json") and store.max_offset > 0:
@@ -171,8 +171,8 @@ class Node:
         finish_cut(store, state)
         alone = len(config.nodes) == 1
         state.begin_boot(config.ha.ack_point.value, alone=alone, log_end=store.max_offset)
-        # A slave without a link serves readers up to the confirmed offset; a link, and the opening
-        # of an epoch, set another limit.
+        # Readers get the log up to the confirmed offset; if the log is a RocketMQ master's, up to
+        # the whole offset. A link, or the opening of an epoch, sets a new limit later.
         classic = config.ha.classic_master is not None and state.last_epoch == CLASSIC_EPOCH
         limit = store.whole_offset if classic else min(store.confirmed_offset, store.max_offset)
         store.set_limits(readable=limit)
@@ -235,7 +235,7 @@ class Node:
             raise failure
 
     def _on_failure(self, name: str, failure: BaseException) -> None:
-        """Note a failure; the failing thread calls this.
+        """Record a failure; the failing thread calls this.
 
         The failure of a service ends the node. A failure of the store ends it only if the store's
         folder was moved or removed; otherwise the node goes on and shows the reason.
@@ -243,7 +243,7 @@ class Node:
         log.critical("%s failed: %s", name, failure)
         if name != "store":
             with self._failing:
-                if self.backend.failure is None:  # the first failure may have caused the others
+                if self.backend.failure is None:  # keep the first: it may have caused the others
                     self.backend.failure = f"{name} failed: {failure!r}"
         if name != "store" or isinstance(failure, StoreMovedError):
             self.failed.set()
@@ -258,16 +258,16 @@ class ConfigWatch:
         self._fs = fs
         self._seen = fs.read_bytes(path)
         self._unreadable = False
-        self.problem: str | None = None  # why the last change is not followed; in the status
+        self.problem: str | None = None  # why the last change is not followed; the status shows it
 
     def first(self) -> Config:
-        """Return the configuration read by the constructor; ConfigError if it is invalid."""
+        """Return the configuration read by the constructor. Raises ConfigError if it is invalid."""
         return self._parse(self._seen)
 
     def changed(self) -> Config | None:
         """Return the new configuration, once after each change of the file; else None.
 
-        Raises ConfigError, also once, if the new file is invalid or cannot be read.
+        Raises ConfigError if the new file is invalid or cannot be read, also once for each change.
         """
         try:
             content = self._fs.read_bytes(self._path)
@@ -288,7 +288,7 @@ class ConfigWatch:
     def follow(self) -> Config | None:
         """Return the new configuration, once after each change; else None.
 
-        If the new file is invalid, log that and note it in `problem`.
+        If the new file is invalid or cannot be read, log the reason and keep it in `problem`.
         """
         try:
             config = self.changed()
@@ -313,9 +313,10 @@ class ConfigWatch:
 def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
     """Run a node in the foreground until SIGTERM or SIGINT; return its exit code.
 
-    `kind` is the kind of node that the command asks for; the command has checked it against the
-    role in the file. Raises the errors of `Node.start`, NodeFailedError if a thread of the node
-    failed, and StoreBrokenError if the store closed because of a failure.
+    `kind` is the kind of node that the command asks for. It is only logged: the command has
+    checked it against the role in the file. Raises UsageError if HASTORE_LOG is not a log level,
+    the errors of `Node.start`, NodeFailedError if a thread of the node failed, and StoreBrokenError
+    if the store closed because of a failure.
     """
     level = os.environ.get("HASTORE_LOG", "INFO").upper()
     if level not in LOG_LEVELS:
@@ -351,7 +352,7 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
 
 
 def _end(node: Node) -> None:
-    """Stop a node. If a failure ended it, raise that; the command prints it as its last line."""
+    """Stop a node. Raise the failure that ended the node, if any; the command prints it last."""
     try:
         node.stop()
     except Exception:
@@ -369,14 +370,17 @@ def _end(node: Node) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the soft limit of open files to the hard limit, for a thousand clients."""
+    """Raise the soft limit of open files to the hard limit, so that many clients fit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def _announce(node: Node, ending: threading.Event) -> None:
-    """Print the ready line once the node serves, or has logged what it waits for."""
+    """Print the ready line once the node serves, or has logged what it waits for.
+
+    If neither happens within READY_WAIT_S, log a warning and print the line all the same.
+    """
     waited = 0.0
     while not node.roles.settled.wait(0.05):
         waited += 0.05
@@ -389,7 +393,7 @@ def _announce(node: Node, ending: threading.Event) -> None:
 
 
 def _store_host(api: str) -> Host:
-    """Return the node's address as written into stored records; resolve a host name."""
+    """Return the node's address as written into stored records; a host name is resolved."""
     endpoint = parse_address(api.removeprefix("tcp://"))
     assert endpoint is not None, "the configuration was checked"
     host, port = endpoint

@@ -44,12 +44,12 @@ class NodeBackend:
         self._watchers: list[Callable[[], None]] = []
         self._stopping = False
         self._full = False
-        # Returns why the changed configuration file is not followed.
+        # `config_problem` returns why the changed file is not followed; None if it is followed.
         self.config_problem: Callable[[], str | None] = lambda: None
         self._retention: RetentionService | None = None
         self._kept: KeptPositions | None = None
         self.config_path: str | None = None  # absolute path of the file that this node follows
-        self.failure: str | None = None  # why a thread of the node failed; the node then ends
+        self.failure: str | None = None  # which thread failed, and why; the node then ends
         store.on_readable = self._readable_moved
         self._readers_wait: Callable[[], bool] = lambda: False
         store.replay.watch(lambda _offset: self._readable_moved(), lambda: self._readers_wait())
@@ -59,7 +59,7 @@ class NodeBackend:
         self._retention, self._kept = retention, kept
 
     def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
-        """Return, by queue, the committed positions whose records retention removed."""
+        """Return the positions that retention has saved for a group in a topic, by queue."""
         return {} if self._kept is None else self._kept.find(group, topic)
 
     def begin_stop(self) -> None:
@@ -81,7 +81,7 @@ class NodeBackend:
             return results
 
     def writable_reason(self) -> str | None:
-        """Return why puts are refused, None while they are accepted."""
+        """Return why puts are refused; None while they are accepted."""
         if self.failure is not None:
             return f"the node ends: {self.failure}"
         if self._stopping:
@@ -156,7 +156,7 @@ class NodeBackend:
 
     def epoch(self) -> int:
         """Return the last epoch of this node's history."""
-        return self._member.open_epoch or self._member.state.last_epoch  # an open one is the last
+        return self._member.open_epoch or self._member.state.last_epoch  # an open epoch is the last
 
     def history(self) -> Sequence[tuple[int, int]]:
         """Return the epoch history as (epoch, start offset) entries."""

@@ -1,7 +1,7 @@
 """The interface between the client API and its node: store, confirmations, role and group.
 
-NodeBackend implements ApiBackend; tests use fakes. Any thread may call the methods; the API does so
-while it holds its own lock, so they must not call back into the API.
+NodeBackend implements ApiBackend; tests use fakes. Any thread may call the methods. The API calls
+them with its own lock held, so they must not call back into the API.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Transfer(Protocol):
     def add(
         self, end_offset: int, deadline_ms: float, need: Need, done: Done, *, epoch: int | None
     ) -> None:
-        """Call `done(outcome, level)` exactly once, from any thread, perhaps before it returns."""
+        """Call `done(outcome, level)` exactly once, from any thread, perhaps before `add` ends."""
         ...
 
 
@@ -44,7 +44,7 @@ class ApiReader(PullSource, Protocol):
         ...
 
     def record_at(self, offset: int) -> Record | None:
-        """Return the record that begins at an offset."""
+        """Return the record that begins at an offset; None if there is none."""
         ...
 
     def queue_offset_by_time(self, topic: str, queue_id: int, timestamp_ms: int) -> int:
@@ -56,7 +56,7 @@ class QueueRanges(Protocol):
     """A store's consume queues, as the API uses them."""
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
-        """Return the first and the next queue offset of a queue."""
+        """Return the first and the next queue offset of a queue; None if it does not exist."""
         ...
 
     def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
@@ -119,8 +119,8 @@ class ApiBackend(Protocol):
     def put_encoded(self, payloads: Sequence[bytes]) -> Sequence[Sequence[PutResult]]:
         """Append all valid records of all payloads at once, through the write gate.
 
-        Raises NotStoredError if the node is not writable, or no longer, and StoreError if the store
-        refuses; nothing was appended in either case.
+        Raises NotStoredError if the node is not writable (any more), and StoreError if the store
+        refuses. In both cases nothing was appended.
         """
         ...
 
@@ -157,7 +157,7 @@ class ApiBackend(Protocol):
         ...
 
     def kept_positions(self, group: str, topic: str) -> Mapping[int, Place]:
-        """Return, by queue, the committed positions whose records retention removed."""
+        """Return the positions that retention has saved for a group in a topic, by queue."""
         ...
 
     def master_map(self) -> MapInfo:

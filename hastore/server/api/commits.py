@@ -56,8 +56,8 @@ class CommitHandler:
     def take(self, connection: Connection, request: Commit, came_ms: float) -> bool:
         """Take a commit; return False while an earlier one of its group and topic is under way.
 
-        Call this once the table has caught up. A commit that arrived at `came_ms` is refused if its
-        whole timeout is over. Raises UsageError if the commit does not fit into a record.
+        Call this after the table has caught up. The commit arrived at `came_ms`; it is refused if
+        its timeout has passed since. Raises UsageError if the commit does not fit into a record.
         """
         name = request.group, request.topic
         if self._clock.monotonic_ms() > came_ms + request.timeout_ms:
@@ -71,7 +71,7 @@ class CommitHandler:
             text = "too many consumer groups keep positions"
             self._fail(connection, request.rid, "BUSY", text)
             return True
-        if self._backend.writable_reason() is None:  # else the put below is refused
+        if self._backend.writable_reason() is None:  # if not writable, the put below is refused
             behind = self._behind(request)
             if behind is not None:
                 self._fail(connection, request.rid, POSITION_BEHIND, behind)
@@ -98,7 +98,7 @@ class CommitHandler:
         return True
 
     def _behind(self, request: Commit) -> str | None:
-        """Say where the group is, if a commit would move it back without `back`; else None."""
+        """Return where the group is, if a commit would move it back without `back`; else None."""
         known = self._positions.find(request.group, request.topic)
         known.update(self._unread(request))
         lower = [
@@ -115,7 +115,7 @@ class CommitHandler:
         return f"group {request.group!r} in topic {request.topic!r} is {'; '.join(lower[:4])}{more}"
 
     def _unread(self, request: Commit) -> dict[int, Position]:
-        """Return the positions of the last commit in this log that the table has not read yet."""
+        """Return the last commit's positions if this log has it and the table has not read it."""
         name = request.group, request.topic
         stored = self._stored.get(name)
         if stored is None:

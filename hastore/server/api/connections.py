@@ -12,10 +12,9 @@ The bounds, and what happens at each:
                                                                older than 1 s, its connection is
                                                                ended
     messages per read               about MESSAGES_MAX         the next read is smaller
-    connections                     api.max_connections, but   the oldest silent one is ended; if
-                                    at most half of the        there is none, the latest one
-                                    descriptors less 64, or
-                                    64 if that is less
+    connections                     api.max_connections; with  the oldest silent one is ended; if
+                                    n descriptors at most      there is none, the latest one
+                                    max(n / 2 - 64, 64)
     half-open connections           TCP keep-alive, 30 s       ended
 """
 
@@ -38,9 +37,9 @@ log = logging.getLogger(__name__)
 HANDSHAKE_MS = 5_000.0
 MESSAGE_MS = 30_000.0
 HELD_BYTES_MAX = 16 * 1024 * 1024
-CROWDED_MS = 1_000.0  # a younger unfinished message does not end its connection
-CHECK_MS = 100.0  # between checks for late connections, once one may be late
-PAUSE_MS = 20.0  # a pause in reading a connection, or in accepting without descriptors
+CROWDED_MS = 1_000.0  # an unfinished message younger than this does not end its connection
+CHECK_MS = 100.0  # without events, late connections are looked for at most this often
+PAUSE_MS = 20.0  # until a paused connection is read again, or paused accepting begins again
 BACKLOG = 1_024
 ACCEPTS_MAX = 64  # per iteration
 RECEIVE_BYTES = 64 * 1024  # the largest read, except of large frames
@@ -72,7 +71,7 @@ class Connection:
     ended: bool = False
     held_bytes: int = 0  # of the unfinished message
     run: int = 0
-    next_at: int | None = None  # None: an earlier put of the run was refused
+    next_at: int | None = None  # place of the run's next put; None: one was refused
     parked: int = 0
     unsent: deque[bytes | bytearray | memoryview] = field(default_factory=deque)
     unsent_bytes: int = 0
@@ -93,9 +92,9 @@ class Connections:
         self.listener_descriptor = listener.fileno()
         self._by_descriptor: dict[int, Connection] = {}
         self._silent: dict[Connection, None] = {}  # oldest first
-        self._unfinished: dict[Connection, None] = {}  # by `begun_ms`
+        self._unfinished: dict[Connection, None] = {}  # in the order of `begun_ms`
         self._paused: dict[Connection, None] = {}
-        self._accepting_from_ms = 0.0  # accepting pauses until then; 0: it does not
+        self._accepting_from_ms = 0.0  # accepting pauses until this time; 0: no pause
         self._warned_ms = -_NEVER
         self._unwarned = 0
         self.held_bytes = 0
@@ -149,10 +148,11 @@ class Connections:
     def receive(
         self, connection: Connection, now_ms: float, *, broken: bool = False
     ) -> list[Message]:
-        """Return the messages that one read completed; ends a connection that the client closed.
+        """Read once, and return the messages that this read completed.
 
-        `broken`: the epoll reported an error, and only a read returns it. The caller sends the
-        output of the connection's `zmtp` afterwards.
+        A connection that the client has closed is ended. If `broken`, the epoll has reported an
+        error; only a read says which. The caller sends the output of the connection's `zmtp`
+        afterwards.
         """
         zmtp = connection.zmtp
         size = connection.receive_bytes
@@ -247,7 +247,7 @@ class Connections:
             self._relieve(now_ms)
 
     def close(self) -> None:
-        """Close all connections, so that sent replies still arrive, and then the epoll."""
+        """Close all connections, such that sent replies still arrive; then close the epoll."""
         for connection in self.all():
             try:
                 connection.sock.shutdown(socket.SHUT_WR)

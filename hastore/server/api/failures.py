@@ -18,7 +18,7 @@ from hastore.server.api.backend import ApiBackend
 log = logging.getLogger(__name__)
 
 REPEAT_MS = 10_000.0  # until the same failure is logged again
-_KEPT_MAX = 1_000  # texts remembered for that
+_KEPT_MAX = 1_000  # failures remembered for that purpose
 
 
 class Failures:
@@ -53,7 +53,7 @@ class Failures:
         return answer
 
     def _is_new(self, text: str) -> bool:
-        """Whether to log a failure now; a client that retries would repeat the same line."""
+        """Whether to log a failure now; False if it was logged less than REPEAT_MS ago."""
         now = self._clock.monotonic_ms()
         if now < self._logged.get(text, -REPEAT_MS) + REPEAT_MS:
             return False

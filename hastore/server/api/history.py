@@ -3,7 +3,7 @@
 A position names the record before it as (epoch, offset). Equal (epoch, offset) means equal bytes,
 so a position is valid on every node whose history assigns that offset to that epoch. If the history
 assigns it to another epoch, the reader saw records that a failover cut away. The common point is
-where the log that the reader saw and this log still agree.
+the greatest offset up to which this log and the one that the reader saw agree.
 
 If this history lacks the position's epoch but has a later one, this node does not know where the
 position's epoch began; it may even have begun below earlier epochs of this history. The common
@@ -42,7 +42,7 @@ def check_position(
         return _reached(end_offset, offset)
     if history and history[0][0] == FLOOR_EPOCH and epoch < _oldest_known(history):
         return Standing.LOST, history[0][1]
-    start = 0 if epoch == 0 else None  # every history begins with epoch 0
+    start = 0 if epoch == 0 else None  # every log begins in epoch 0, which has no entry
     after = None  # where the next epoch starts
     for each, each_start in history:
         if each > epoch:
@@ -50,7 +50,7 @@ def check_position(
             break
         if each == epoch:
             start = each_start
-    if start is None:  # the epoch is not known here yet, or a rival master had it
+    if start is None:  # unknown here: a newer epoch, or a rival master's
         return (Standing.BEHIND, end_offset) if after is None else (Standing.LOST, 0)
     if after is not None and offset >= after:
         return Standing.LOST, after

@@ -110,4 +110,4 @@ class PositionTable:
         for offset, body in read_commits(records):
             self._last = (epoch_at(history, offset), offset)
             if body is not None:
-                self._latest.take(body, offset)  # drops it if has_room would refuse it
+                self._latest.take(body, offset)  # drops a commit that has_room would refuse

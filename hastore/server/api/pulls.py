@@ -25,7 +25,7 @@ from hastore.server.api.history import (
 Answer = Callable[[Connection, Pulled | Failed, bytes | None], None]
 MAX_PARKED = 10_000
 MAX_PARKED_OF_ONE = 1_024
-LATELY_MS = 50.0  # after a pull was parked: its reader is expected to pull again
+LATELY_MS = 50.0  # after a parked pull, its reader's next pull is expected within this time
 EXPIRE_MS = 5.0  # between checks for ended waits, if more than MANY pulls are parked
 MANY = 100
 UNREAD = "earlier replies are not read yet"
@@ -68,7 +68,8 @@ class PullHandler:
         if not self._has_room(connection):
             self._answer(connection, _busy(request), None)
             return
-        # Counted before the read: a record that becomes readable during the read wakes the loop.
+        # The pull is counted before the read, so that a record that becomes readable during the
+        # read wakes the loop.
         self.parked += 1
         reply: Pulled | Failed
         try:
@@ -78,7 +79,7 @@ class PullHandler:
         if (
             reply.status not in (PullStatus.NO_NEW, PullStatus.NO_SUCH_QUEUE)
             or request.wait_ms == 0
-            or (  # no topic can have so long a name; do not park
+            or (  # no topic can get so long a name: waiting would be in vain
                 reply.status is PullStatus.NO_SUCH_QUEUE and len(request.topic) > MAX_CREATED_TOPIC
             )
             or self.parked > MAX_PARKED
@@ -99,7 +100,7 @@ class PullHandler:
         return self.parked > 0 or now_ms - self._parked_ms < LATELY_MS
 
     def wait_ms(self, now_ms: float) -> float:
-        """Return the time until the first parked pull's wait ends; infinity without any."""
+        """Return the time until the first parked pull's wait ends; infinity if there is none."""
         return max(0.0, self._next_deadline_ms - now_ms) if self.parked else float("inf")
 
     def advance(self) -> None:
@@ -180,8 +181,8 @@ class PullHandler:
         return Failed(request.rid, status, reason, master_of(self._backend, self._failures))
 
     def _pull(self, request: Pull) -> tuple[Pulled, bytes | None]:
-        """Read, and read again if the epoch history changed meanwhile: the records may have been
-        cut away, and the new history does not cover them.
+        """Read records. If the epoch history changed during the read, read again: the records may
+        have been cut away, and the new history does not cover them.
         """
         history = self._backend.history()
         while True:
@@ -210,7 +211,7 @@ class PullHandler:
         )
         status = _STATUSES[found.status.name]
         if status is PullStatus.OFFSET_TOO_LARGE and place.epoch is not None:
-            status = PullStatus.NO_NEW  # the record before the position is here, but not dispatched
+            status = PullStatus.NO_NEW  # the record before it is here, but not dispatched yet
         reply = Pulled(
             request.rid,
             status,
@@ -225,7 +226,7 @@ class PullHandler:
         return reply, (found.records if found.count else None)
 
     def _epochs(self, history: History, records: bytes) -> list[tuple[int, int]]:
-        """Return the epochs from the first of the records on."""
+        """Return the (epoch, start) entries from the first of these records to the log's end."""
         (first,) = _PHYSICAL_OFFSET.unpack_from(records)
         return epochs_of(history, first, self._backend.store.max_offset)
 

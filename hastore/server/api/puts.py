@@ -38,8 +38,8 @@ _DISK_FAILED = frozenset({Status.TIMEOUT, Status.SERVICE_NOT_AVAILABLE})
 class PendingPut(msgspec.Struct):
     """A put between its arrival and its answer.
 
-    `respond` gets the outcome of a record that the node itself writes (a commit); None for a
-    client's put, which is answered on its connection.
+    If the node itself writes the record, as for a commit, `respond` is called with the outcome.
+    `respond` is None for a client's put, which is answered on its connection.
     """
 
     connection: Connection
@@ -66,7 +66,7 @@ class PutHandler:
     """Take puts, bound the puts that wait, and answer each exactly once.
 
     After some failures it is unknown whether a put is stored. The put's connection is then ended,
-    because a reply would have to say yes or no. The client sends the put again with the same
+    because a reply would have to say whether it is. The client sends the put again with the same
     sequence numbers.
     """
 
@@ -92,7 +92,7 @@ class PutHandler:
         self.pending_bytes = 0
         self.refused = 0
         self._logged: str | None = None  # the last append failure that was logged
-        # (acks, sync_flush) that the node accepts until the next append.
+        # `_admitted`: until the next append, puts with this (acks, sync_flush) are accepted.
         self._admitted: tuple[int, bool] | None = None
         self._host = backend.store.store_host.packed
 
@@ -195,7 +195,7 @@ class PutHandler:
         self._leave_open(put, f"its put cannot be answered: {reason}")
 
     def _leave_open(self, put: PendingPut, reason: str) -> None:
-        """End a put whose outcome is unknown without saying that it is, or is not, stored."""
+        """End a put whose outcome is unknown; the client is not told whether it is stored."""
         if put.respond is not None:  # its caller, CommitHandler, waits for this call
             put.respond(PutDone(put.request.rid, Status.TIMEOUT, 0, reason=reason))
         else:
@@ -215,7 +215,7 @@ class PutHandler:
                         never = backend.never_flushed() if sync_flush else None
                         final = never is not None
                         return Refusal(Status.SLAVE_NOT_AVAILABLE, never or reason, final)
-            except Exception as failure:  # nothing was tried
+            except Exception as failure:  # nothing was appended
                 reason = self._failures.note("a put", failure)[1]
                 return Refusal(Status.SERVICE_NOT_AVAILABLE, reason)
             self._admitted = acks, sync_flush
@@ -236,7 +236,7 @@ class PutHandler:
         self.gathered_bytes += put.size_bytes
 
     def _wait_or_answer(self, put: PendingPut, now: float) -> None:
-        """Let an appended put wait; answer it if it needs no confirmation or stored nothing."""
+        """Answer an appended put that needs no confirmation or stored nothing; else let it wait."""
         need = self._need(put)
         results = put.results
         if isinstance(results, UniformResults):
@@ -375,7 +375,7 @@ class PutHandler:
 
 
 def _failed(results: Sequence[PutResult]) -> PutResult | None:
-    """Return a result that failed because of the disk, if possible one that may be stored."""
+    """Return a result that failed because of the disk, preferably one that may be stored."""
     failed = [result for result in results if result.status in _DISK_FAILED]
     return min(failed, key=lambda result: result.status is not Status.TIMEOUT, default=None)
 

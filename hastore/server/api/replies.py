@@ -113,7 +113,7 @@ class Replies:
         if not connection.watched or len(data) > _JOIN_BYTES_MAX:
             unsent.append(data)
         elif unsent and type(last := unsent[-1]) is bytearray and len(last) < _JOIN_BYTES_MAX:
-            last += data  # a small object would take more memory than its bytes
+            last += data  # small objects would take more memory than their bytes
         else:
             unsent.append(bytearray(data))
         connection.unsent_bytes += len(data)
@@ -132,7 +132,7 @@ class Replies:
 
 
 def _rest(data: bytes | bytearray | memoryview, sent: int) -> memoryview:
-    """Return a buffer from `sent` on: a copy if a view would keep more than twice its bytes."""
+    """Return a buffer from `sent` on: a copy if a view would keep more than twice its size."""
     left = memoryview(data)[sent:]
     whole = left.obj
     assert isinstance(whole, bytes | bytearray)

@@ -13,11 +13,11 @@ epoll, ends this thread, and with it the node.
 Each iteration is bounded. It reads from each connection once, and stops reading after DRAIN_PUTS
 puts, DRAIN_BYTES of puts, DRAIN_BYTES of replies, or ITERATION_MS. Connections that were not read
 come first in the next iteration; otherwise the epoll might report the same connections first each
-time. If a connection has requests left over, it comes after them.
+time. A connection with requests left over comes after these.
 
 `_io_lock` protects the connections. The API's thread holds it for all of an iteration. While that
-thread sleeps, a thread that learns of a confirmation takes the lock and answers the put itself; not
-waking the API's thread saves about 10 % of a single put's latency.
+thread sleeps, a thread that learns of a confirmation takes the lock and answers the put itself.
+This saves about 10 % of a single put's latency, because the API's thread need not wake.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ log = logging.getLogger(__name__)
 
 DRAIN_BYTES = 8 * 1024 * 1024
 DRAIN_PUTS = 4_096
-ITERATION_MS = 10.0  # of reading, and of answering requests that only read
+ITERATION_MS = 10.0  # for reading input, and for answering requests that only read
 MAX_FETCHES = 1_000  # fetches and commits that wait until the positions are read
 LINGER_S = 0.2  # for unsent replies when the server stops
 _SCHEME = "tcp://"
@@ -106,7 +106,7 @@ class ApiServer(Service):
         self.endpoint = bind_address
 
     def start(self) -> None:
-        """Bind and serve; `endpoint` then has the real port. Raises ConfigError if it cannot."""
+        """Bind and serve; `endpoint` then has the real port. Raises ConfigError if that fails."""
         try:
             self._listener = _listen(self._bind_address)
         except OSError as failure:
@@ -232,7 +232,7 @@ class ApiServer(Service):
         puts, connections = self._puts, self._connections
         if puts.has_done:
             puts.finish()
-        # Replies to pulls bound the iteration too: gathered puts wait until it ends.
+        # Gathered puts wait until the iteration ends, so replies to pulls bound it too.
         full = connections.unsent_bytes + DRAIN_BYTES
         accepting = False
         for place, (descriptor, mask) in enumerate(events, 1):
@@ -248,7 +248,7 @@ class ApiServer(Service):
             if mask & _READ and not connection.ended:
                 try:
                     self._receive(connection, now, mask)
-                except Exception as failure:  # it is unknown which of its requests were answered
+                except Exception as failure:  # it is unknown which requests were answered
                     _, reason = self._failures.note("a request", failure)
                     self._end(connection, reason)
                 if (
@@ -336,7 +336,7 @@ class ApiServer(Service):
                 return  # wake_readers is called when replay has dispatched the last commit
             self._reading_positions = not self._positions.catch_up()
             if self._reading_positions:
-                return  # read on in the next iteration
+                return  # the next iteration reads on
         except Exception as failure:
             self._reading_positions = False
             fetches, self._fetches = self._fetches, []
@@ -345,8 +345,8 @@ class ApiServer(Service):
             return
         waiting, self._fetches = self._fetches, []
         for connection, request, came_ms in waiting:
-            if connection.ended:  # its client may have sent later commits on a new connection
-                continue
+            if connection.ended:
+                continue  # its client may have sent later commits on a new connection
             try:
                 if isinstance(request, api.Fetch):
                     found = self._positions.find(request.group, request.topic)

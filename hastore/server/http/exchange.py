@@ -3,9 +3,9 @@
     b"GET /sta" --receive()--> None, more is to come
     b"tus HTTP/1.1\\r\\n\\r\\n" --receive()--> Request, or Refusal --answer()--> the bytes to send
 
-h11 parses the headers and writes the head of the answer. This module bounds the request and reads
-its first line, because h11 refuses HTTP/1.1 without a `Host` header, and many health checks send
-none. h11 therefore gets every request as HTTP/1.0, which suits a port without keep-alive.
+h11 parses the headers and writes the head of the answer. This module bounds the request, reads its
+first line, and passes every request to h11 as HTTP/1.0, because h11 refuses HTTP/1.1 without a
+`Host` header, which many health checks do not send. The port has no keep-alive in either version.
 
 The module uses no socket and no clock; HttpServer's thread drives one Exchange per connection.
 """
@@ -47,7 +47,7 @@ class Exchange:
 
     def __init__(self) -> None:
         self._http = h11.Connection(h11.SERVER)
-        self._line: bytearray | None = bytearray()  # None once h11 has it
+        self._line: bytearray | None = bytearray()  # None after h11 has received it
         self._received = 0
         self._head_only = False
 

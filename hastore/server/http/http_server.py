@@ -45,7 +45,7 @@ class _Connection:
     socket: socket.socket
     deadline_ms: float
     exchange: Exchange = field(default_factory=Exchange)
-    answer: memoryview | None = None  # the rest to send; None while the request is incomplete
+    answer: memoryview | None = None  # its unsent rest; None while the request is incomplete
 
     @property
     def idle(self) -> bool:
@@ -89,7 +89,7 @@ class HttpServer(Service):
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
     def wake(self) -> None:
-        """Wake the loop, so that it sees `stopping`. If it never ran, free the port instead."""
+        """Wake the loop, so that it sees `stopping`. If the loop never ran, free the port."""
         if self._thread is None:
             self._close_all()
         elif self.alive:

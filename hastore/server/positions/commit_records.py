@@ -19,7 +19,7 @@ from hastore.store.message_store import PullResult, PullStatus
 
 log = logging.getLogger(__name__)
 
-PATIENCE_MS = 10_000.0  # of failed reads, until an unreadable commit counts as lost
+PATIENCE_MS = 10_000.0  # how long reads of a commit may fail before it counts as lost
 QUEUE = 0  # all commits are in this queue of the topic
 
 
@@ -61,8 +61,8 @@ class CommitReader:
     """Read commits in order, and skip unreadable ones.
 
     A read of a commit in a bad sector raises for PATIENCE_MS, because the disk may recover. After
-    that, this one commit counts as lost. A damaged commit counts as lost immediately. With
-    `near_end` its reads also raise for PATIENCE_MS first, because the log may be cut during a read.
+    that, this one commit counts as lost. A damaged commit counts as lost immediately, but with
+    `near_end` only after PATIENCE_MS, because the damage may be a cut of the log during the read.
     """
 
     def __init__(self, clock: Clock, *, near_end: bool) -> None:
@@ -103,14 +103,15 @@ class CommitReader:
 
 
 def is_lost(failure: Exception) -> bool:
-    """Whether all later reads may fail like this: because of damage, or a bad sector (EIO)."""
+    """Whether the cause is damage or a bad sector (EIO), so that later reads may fail too."""
     return not isinstance(failure, OSError) or failure.errno == errno.EIO
 
 
 def read_commits(records: bytes) -> Iterator[tuple[int, CommitBody | None]]:
     """Yield each record's offset in the log, and its commit.
 
-    A record that is not a commit, put by some client, is logged and yields None as its commit.
+    A client may have put a record that is not a commit. This is logged, and None is yielded
+    instead of a commit.
     """
     at = 0
     while at < len(records):

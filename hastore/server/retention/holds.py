@@ -1,4 +1,4 @@
-"""Holds: until where retention keeps the log, for slaves and for unconfirmed bytes.
+"""Holds: from which offset on retention keeps the log, for slaves and for unconfirmed bytes.
 
 RetentionService's thread calls `look`; any thread may read `lapsed`.
 """

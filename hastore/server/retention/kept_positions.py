@@ -9,7 +9,7 @@ The file has one JSON object per line. The first is {"version", "store_part", "l
 others are commits as in the log, at least one for each group and topic. `store_part` counts how
 often the store was set aside: positions kept from an earlier log are not valid for this one.
 
-RetentionService's thread owns it; any thread may call `find`.
+RetentionService's thread uses KeptPositions; any thread may call `find`.
 """
 
 import logging
@@ -166,9 +166,9 @@ class KeptPositions:
     ) -> int:
         """As master of `epoch`, append the kept positions that the log lacks.
 
-        Only commits from `first_offset` on count as in the log. The first call in an epoch checks
-        all kept positions. Returns the number of records appended. Raises the errors of `put`; the
-        next call then tries the rest.
+        Only commits at or beyond `first_offset` count as in the log. The first call in an epoch
+        checks all kept positions. Returns the number of records appended. Raises the errors of
+        `put`; the next call then tries the rest.
         """
         part, kept = self._kept
         if self._store_part() != part:
@@ -207,7 +207,7 @@ class KeptPositions:
         return written
 
     def _is_rewritten(self, first_offset: int, pair: Pair, places: Mapping[int, Place]) -> bool:
-        """Whether this epoch has rewritten these places, and the log still has them.
+        """Whether this epoch has rewritten these places, and the log still has those records.
 
         `_is_in_log` alone is not enough: it reads only a group's newest commits, which may be of
         the group's other topics. Retention would then append the same positions again and again,
@@ -294,7 +294,7 @@ def _is_in_log(
 
 
 def _check(results: Sequence[PutResult]) -> int:
-    """Return the offset of the first result; StoreError if a record was not appended."""
+    """Return the lowest offset of the results. Raises StoreError if a record was refused."""
     for result in results:
         if result.status is not Status.PUT_OK:
             raise StoreError(f"positions could not be rewritten: {result.reason}")

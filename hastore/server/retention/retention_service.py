@@ -71,8 +71,8 @@ class RetentionService(Service):
         first = self._store.min_offset if end is None else end
         self._rewrite_positions(first)
         confirmed = self._store.confirmed_offset
-        # Only files below `first` are removed: their positions were gathered. If nothing expired,
-        # an earlier attempt may still have left files on the disk.
+        # Only files below `first` are removed: their positions were gathered. This is called even
+        # if nothing expired, because an earlier attempt may have left files on the disk.
         removed = self._store.retention.delete_expired(first)
         if removed:
             log.info("retention removed %d files; the log starts at %d", removed, first)
@@ -97,7 +97,7 @@ class RetentionService(Service):
                 epoch, self._store, first_offset, self._put, self._clock.wall_ms(), self._pause
             )
         except (NotStoredError, StoreError, OSError) as error:
-            # The files must be removed even so: the disk may be full.
+            # The files are removed all the same, because the disk may be full.
             log.warning("consumers' positions are not rewritten yet: %s", error)
         else:
             if count:
@@ -130,7 +130,7 @@ class RetentionService(Service):
 
     @property
     def _confirms(self) -> bool:
-        """Whether this log is ever confirmed: a RocketMQ master confirms nothing."""
+        """Whether this log is ever confirmed; that of a RocketMQ master never is."""
         return self._member.state.last_epoch != CLASSIC_EPOCH
 
     def _hold_offset(self) -> int | None:

@@ -1,8 +1,8 @@
 """`<store>/hastore/once.json`: flags for one promotion or demotion, written by `hastore promote`
 and `hastore demote`.
 
-The file is valid for 60 s and for the epoch under which it was written. RoleService's thread
-removes it, durably, before it uses the flags, or when it finds the file invalid.
+The file is valid for 60 s, and only in the epoch in which it was written. RoleService's thread
+removes the file, durably, before it uses the flags. It also removes a file that is not valid.
 """
 
 import logging
@@ -38,8 +38,9 @@ class OneShotFlags:
         self._clock = clock
 
     def take(self, command: str, epoch: int) -> Flags | None:
-        """Remove the file and return its flags, if it is for `command` and this epoch; else None.
+        """If the file is valid and for `command`, remove it and return its flags; else return None.
 
+        A valid file is at most 60 s old and was written in `epoch`; an invalid one is removed too.
         Raises OSError if the file cannot be read or removed; its flags are then not used.
         """
         if not self._fs.exists(self._path):
@@ -72,6 +73,6 @@ class OneShotFlags:
         )
 
     def _remove(self) -> None:
-        """Remove the file durably: after a power loss it must not be used a second time."""
+        """Remove the file durably, so that it is not used a second time after a power loss."""
         self._fs.remove(self._path)
         self._fs.sync_dir(self._path.rpartition("/")[0])

@@ -10,7 +10,7 @@ from hastore.ha.rules.epochs import CLASSIC_EPOCH, History
 
 PROMOTION = "promotion"
 RESTART = "restart"
-_FOLLOWED = ("role", "acks", "nodes")  # in force at once, or compared below
+_FOLLOWED = ("role", "acks", "nodes")  # `role` is in force at once; the others are compared apart
 _AS_IN_THE_FILE = {"store.retention.": "retention.", "max_size_bytes": "max_size"}
 
 

@@ -3,16 +3,19 @@
 
     mode        ends when
     FOLLOWING   the file changes from SLAVE to a master's role -> PROMOTING
-    RESUMING    a survey found no epoch above this node's own -> MASTER, else -> FOLLOWING
-    PROMOTING   the epoch is open -> MASTER; refused for good, or superseded -> FOLLOWING;
-                while answers are missing, the node tries again every second
+    RESUMING    a survey finds no epoch above this node's own -> MASTER
+                a survey finds a higher epoch -> FOLLOWING
+    PROMOTING   the new epoch is open -> MASTER
+                the promotion is refused for good, or superseded -> FOLLOWING
     MASTER      a higher epoch is seen -> FOLLOWING
-    each mode   the file changes to SLAVE -> FOLLOWING; the file says master, and `hastore promote`
-                wrote once.json -> PROMOTING
+    any mode    the file changes to SLAVE -> FOLLOWING
+                the file says master, and `hastore promote` wrote once.json -> PROMOTING
 
-RoleService's thread changes the mode. Another thread that sees a higher epoch ends the waiting puts
-itself, and leaves the rest to RoleService's thread. A node in mode PROMOTING goes on following
+While answers are missing, a node in mode PROMOTING tries again every second. It goes on following
 until just before it makes its own promise.
+
+Only RoleService's thread changes the mode. Another thread that sees a higher epoch ends the waiting
+puts itself, and leaves the rest to RoleService's thread.
 """
 
 import logging
@@ -71,11 +74,11 @@ class RoleService(Service):
         self._ha = ha
         self._one_shot = one_shot
         self._read_config = read_config
-        self._config = member.config  # the latest valid file; `member.config`: the one at the start
+        self._config = member.config  # of the latest valid file; `member.config` is of the start
         self._promoter = Promoter(member, self._open_ha, self._set_reason, self.stopping.is_set)
         self._flags = Flags()
         self._self_promotion = False
-        self._unsaved_role = False  # node.json lacks the role of the open epoch
+        self._unsaved_role = False  # this master's role is not in node.json yet
         self._wakeup = threading.Event()
         self._superseded: tuple[int, str] | None = None
         self._next_try_ms = 0.0
@@ -84,7 +87,7 @@ class RoleService(Service):
         member.on_promise = self._note_promise
 
     def wake(self) -> None:
-        """Run the next tick now: after SIGHUP, or to see `stopping`."""
+        """Let the next tick run now. Called after SIGHUP, and by `stop`."""
         self._wakeup.set()
 
     @property
@@ -103,8 +106,8 @@ class RoleService(Service):
         return Role.SLAVE.value if self.mode is Mode.FOLLOWING else self._config.role.value
 
     def _note_superseded(self, epoch: int, source: str) -> None:
-        # The thread that saw the higher epoch ends the waiting puts here, without waiting for a
-        # tick: none of them may be answered with PUT_OK any more.
+        # The thread that saw the higher epoch ends the waiting puts here. It does not leave this to
+        # the next tick, because none of these puts may be answered with PUT_OK any more.
         self._superseded = (epoch, source)
         self._ha.close_epoch(f"epoch {epoch} of {source} supersedes it")
         self._wakeup.set()
@@ -215,7 +218,7 @@ class RoleService(Service):
         self._follow(None)
 
     def _follow(self, reason: str | None) -> None:
-        """Become a follower; `reason` says why, if the file asks for a master."""
+        """Become a follower. If the file asks for a master, `reason` says why the node follows."""
         self.mode, self.reason = Mode.FOLLOWING, reason
         self._member.role = Role.SLAVE.value
         self._self_promotion = False
@@ -301,9 +304,9 @@ class RoleService(Service):
         return True
 
     def _may_promote_itself(self) -> bool:
-        """Whether, after a power loss, all nodes answer and none has promised a higher epoch.
+        """Whether, after a power loss, all nodes answer and none knows a rival's higher epoch.
 
-        If one has, this node becomes a follower. If nodes are silent, `reason` names them.
+        If a node knows such an epoch, this node follows. If nodes are silent, `reason` names them.
         """
         own = self._member.state.last_epoch
         replies = ask_all(self._member, Purpose.SURVEY)
