@@ -199,7 +199,7 @@ class DedupWindow:
     # -- replay -----------------------------------------------------------------------------------
 
     def load(self, offset: int, synced: bool) -> int:
-        """Read the snapshot; returns up to which offset it covers the log, 0 if there is none."""
+        """Read the snapshot; returns the offset up to which it covers the log, 0 without one."""
         del synced  # the snapshot is replaced durably, and holds its own end
         with self._guard:
             self._producers.clear()

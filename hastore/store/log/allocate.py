@@ -5,7 +5,7 @@ So the log's directory never holds a file of another size or name, which RocketM
 Appending threads ask for the spare (`want`) and take it (`take`), under the log's lock.
 
 With `warm` (`store.warm_files`) the thread also reads all of each new file, in pieces, while it has
-nothing else to do, so that the file's pages are in the page cache before they are written. On
+nothing else to do. The file's pages are then in the page cache before they are written. On
 systems that allocate memory slowly, as many virtual machines do, a write into cached pages is about
 ten times faster. The pages are clean: nothing is written, and the kernel may drop them.
 """

@@ -40,7 +40,7 @@ class Limits(NamedTuple):
     sequence: int = 0
     boot_id: bytes = bytes(16)
     file_size: int = 0
-    first_offset: int = 0  # the log's beginning when it was opened; may lie inside a file
+    first_offset: int = 0  # the log's start when it was opened or emptied; may be inside a file
     flushed_offset: int = 0  # a lower bound of the synced bytes
     record_end: int = 0
     recovery_start: int = 0
