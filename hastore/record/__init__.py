@@ -1,1 +1,1 @@
-"""The format of the log's records. Pure: no files, clock or threads."""
+"""The format of the log's records. This package uses no files, clock or threads."""

@@ -1,7 +1,7 @@
 """Check many records at once: the checks of `check_record`, in a third of the time.
 
-The reply to a pull may hold thousands of records. Usually all of them are V1 between IPv4 hosts:
-then their lengths are checked as numpy columns. Otherwise the records are checked one by one.
+The reply to a pull may hold thousands of records. If all of them are V1 between IPv4 hosts, as
+usual, their lengths are checked as numpy columns. Otherwise the records are checked one by one.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def count_valid(data: bytes, offsets: Any, sizes: Any) -> int:
 def _count_plain(
     data: bytes, offsets: npt.NDArray[Any], sizes: npt.NDArray[Any], ends: npt.NDArray[Any]
 ) -> int | None:
-    """Return the same as `count_valid`, computed on numpy columns.
+    """Return what `count_valid` returns, computed on numpy columns.
 
     Returns None if a record is not V1 between IPv4 hosts, or is invalid for a reason other
     than its CRC.

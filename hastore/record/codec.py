@@ -1,7 +1,8 @@
 """Encode, decode and check records, one at a time.
 
 layout.py draws the bytes. The functions here take any buffer. They are the reference for the fast
-paths (bulk_check.py, the uniform batches of puts, the walks of replay): tests compare the results.
+paths (bulk_check.py, the uniform batches of puts, the walks of replay): tests compare their results
+with those of the fast paths.
 """
 
 import struct
@@ -45,7 +46,7 @@ from hastore.record.properties import decode_properties, encode_properties, find
 _BODY_LENGTH = struct.Struct(">i")  # the last 4 bytes before the body
 _SHORT = struct.Struct(">h")
 _SYS_FLAG = header_struct("sys_flag")
-_unpack_prefix = PREFIX.unpack_from  # bound once: recovery checks every record
+_unpack_prefix = PREFIX.unpack_from  # bound once, because recovery checks every record
 
 Buffer = bytes | bytearray | memoryview
 
@@ -176,7 +177,8 @@ def find_parts(buffer: Buffer, at: int, end: int) -> RecordParts | None:
     properties_length = buffer[properties_at - 2] << 8 | buffer[properties_at - 1]
     if properties_length > MAX_PROPERTIES_BYTES or properties_at + properties_length != stop:
         return None
-    # The CRC covers only the body. Zeros at an end of the topic or properties show a torn write.
+    # The CRC covers only the body. A zero byte at either end of the topic, or at the end of the
+    # properties, shows a torn write.
     if properties_length and not buffer[stop - 1]:
         return None
     if topic_length and (not buffer[topic_at] or not buffer[topic_at + topic_length - 1]):
@@ -206,9 +208,9 @@ def check_unreadable(buffer: Buffer, at: int, end: int, physical_offset: int) ->
     """Return the size of the record at `at` if it is undamaged but RocketMQ made it unreadable.
 
     RocketMQ writes V1 for a topic of up to 127 characters. If these take more than 127 bytes,
-    topicLength holds only the number of bytes modulo 256 (docs/ha-link.md). Everything else, also
-    bodyCRC, must be as in a valid record, so that a damaged record is not accepted. Returns 0 for
-    all other bytes.
+    topicLength holds only the number of bytes modulo 256 (docs/ha-link.md). Everything else,
+    including bodyCRC, must be as in a valid record, so that a damaged record is not accepted.
+    Returns 0 for all other bytes.
     """
     if end - at < MIN_RECORD_SIZE:
         return 0

@@ -1,11 +1,11 @@
 """Java's String.hashCode, and a faster way to compute it for the key index's "topic#key".
 
-The index needs the hash of every key of every record. Modulo 2**32,
+The index needs the hash of every key of every record. Modulo 2**32, this holds:
 
     hash(a + b) = hash(a) * 31**len(b) + hash(b)
 
-So KeyHasher caches the hash of each "topic#". It computes the key's hash as a sum of products,
-which runs in C. Strings are hashed by their UTF-16 units.
+So KeyHasher caches the hash of each "topic#", and adds the key's hash. That hash is computed as a
+sum of products, which runs in C. Strings are hashed by their UTF-16 units.
 """
 
 import struct
@@ -37,7 +37,7 @@ class KeyHasher:
         self._weights: list[tuple[int, ...] | None] = [None] * (_QUICK_UNITS + 1)
 
     def key_hash(self, topic: str, key: bytes) -> int:
-        """Return keyHash: |hashCode("topic#key")|, or 0 for -2**31, as RocketMQ does."""
+        """Return keyHash as RocketMQ does: |hashCode("topic#key")|, or 0 if hashCode is -2**31."""
         if key.isascii():
             units: bytes | tuple[int, ...] = key
         else:

@@ -82,8 +82,9 @@ def _places(ipv6_flags: int) -> dict[str, tuple[int, str]]:
         found[name] = at, code
         at += _size(code)
     found["body"] = at, ""
-    # More names for the same bytes. `unsigned_size` is totalSize without a sign: a negative size
-    # then counts as too large. `born_host` and `store_host` are address and port as one value.
+    # These are more names for the same bytes. `unsigned_size` is totalSize without a sign: then a
+    # negative size counts as too large. `born_host` and `store_host` are address and port as one
+    # value.
     found["unsigned_size"] = 0, "I"
     for host, address in _PACKED_HOSTS.items():
         start, code = found[address]
@@ -108,8 +109,9 @@ def numpy_format(name: str) -> str:
 def header_struct(*names: str, ipv6_flags: int = 0, start: int = 0) -> struct.Struct:
     """Return a Struct of some fields, in the record's order, with padding between them.
 
-    It begins at byte `start` of the record and ends after the last field named. "body_length" is
-    the header's last field. `unpack` skips the padding, `pack` fills it with zeros.
+    It begins at byte `start` of the record and ends after the last field named. If that field is
+    "body_length", it ends where the header ends. `unpack` skips the padding, `pack` fills it with
+    zeros.
     """
     form, end = ">", start
     for name in names:
@@ -131,7 +133,7 @@ def header_dtype(*names: str) -> Any:
 
 HEADER_SIZE = offset_of("body")  # between IPv4 hosts
 HEADER_SIZES = {flags: offset_of("body", ipv6_flags=flags) for flags in _FAMILIES}
-IPV6_EXTRA = HEADER_SIZES[FLAG_BORN_IPV6] - HEADER_SIZE  # more bytes for each IPv6 host
+IPV6_EXTRA = HEADER_SIZES[FLAG_BORN_IPV6] - HEADER_SIZE  # each IPv6 host takes so much more
 TAIL_MIN = 3  # bytes after the body: V1's topicLength, and propertiesLength
 MIN_RECORD_SIZE = HEADER_SIZE + TAIL_MIN  # V1, IPv4, without body, topic and properties
 MAX_RECORD_SIZE = 0x7FFFFFFF  # an int32
@@ -156,7 +158,7 @@ PREFIX = header_struct(
 # The fields that the master fills in at an append, with their offsets.
 OFFSETS_AT = offset_of("queue_offset")
 OFFSETS = header_struct("queue_offset", "physical_offset", start=OFFSETS_AT)
-STORE_AT = offset_of("store_timestamp_ms")  # after an IPv6 bornHost, IPV6_EXTRA later
+STORE_AT = offset_of("store_timestamp_ms")  # IPV6_EXTRA later if bornHost is IPv6
 _STORE = ("store_timestamp_ms", "store_address", "store_port")
 STORE_IPV4 = header_struct(*_STORE, start=STORE_AT)
 STORE_IPV6 = header_struct(*_STORE, start=STORE_AT, ipv6_flags=FLAG_STORE_IPV6)

@@ -2,7 +2,7 @@
 
 A record that has both is stored once, however often its producer sends it (docs/client-protocol.md,
 "Idempotence"). The master reads them from every record that it appends, and replay from every
-record of the log. So `producer_of` first tries two fast ways to read the usual forms.
+record of the log. To save time, `producer_of` first tries two fast ways to read the usual forms.
 """
 
 import re

@@ -48,7 +48,7 @@ def find_property(raw: bytes, name: bytes) -> bytes | None:
     """Return the value of the first property with this name, without decoding the others."""
     wanted = name + b"\x01"
     at = raw.find(wanted)
-    while at > 0 and raw[at - 1] != 2:  # only the end of a longer name
+    while at > 0 and raw[at - 1] != 2:  # found only the end of a longer name
         at = raw.find(wanted, at + 1)
     if at < 0:
         return None
@@ -76,13 +76,13 @@ def keys_of(properties: bytes) -> list[bytes]:
 
 
 def inner_count(raw: bytes) -> int:
-    """Return how many messages an inner batch with these properties holds; 1 if they do not say."""
+    """Return the number of messages in an inner batch, by its properties; 1 without that number."""
     count = find_property(raw, b"INNER_NUM") or b""
     return max(1, int(count)) if count.isdigit() and len(count) <= 5 else 1  # an int16
 
 
 def check_topic(topic: str) -> None:
-    """Raise MessageIllegalError if a client may not create this topic; its text states the rule."""
+    """Raise MessageIllegalError, which states the rule, if a client may not create this topic."""
     if not _TOPIC.fullmatch(topic):
         shown = topic if len(topic) <= 40 else topic[:40] + "..."
         raise MessageIllegalError(

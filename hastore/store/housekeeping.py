@@ -71,7 +71,8 @@ class HousekeepingService(Service):
         old = self._checkpoint.now
         queue_ms = self._queues.flushed_timestamp_ms
         now = Checkpoint(
-            # The store time of the last record in the queues, if the log is synced that far.
+            # The store time of the last record in the queues if the log is synced that far,
+            # else the time of the last checkpoint.
             log_timestamp_ms=(
                 max(queue_ms, old.log_timestamp_ms)
                 if self._replay.dispatched_offset <= flushed

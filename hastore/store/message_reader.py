@@ -1,7 +1,7 @@
 """Read messages of an open store: by queue offset (pull), by physical offset, by key and by time.
 
-The API's thread calls this, as do threads of replication and retention. No lock of the log or of
-replay is taken: a reader pins the file that it reads, so retention removes the file's name but not
+The API's thread and threads of replication and retention call this module. They take no lock of the
+log or of replay: a reader pins the file that it reads, so retention removes the file's name but not
 its bytes. The key index holds its own lock during a query.
 """
 
@@ -36,7 +36,7 @@ from hastore.store.log.record_walk import store_timestamp_ms
 _HEAD = header_struct("size", "magic", "physical_offset")
 _UNITS_AT_ONCE = 1024
 _UNITS_MAX = 32_768  # in one pull
-COLD_MS = 20.0  # time for cold reads in a pull; then it returns the records read so far
+COLD_MS = 20.0  # after this time of cold reads, a pull returns the records read so far
 _FEWER = 8  # if the disk cannot read a pull's records, an eighth of them is tried
 _GAP_BYTES = 16 * 1024  # the largest gap between two records that one cold read covers
 _READ_BYTES = 1 << 20  # the largest cold read, unless a single range is longer
@@ -152,7 +152,7 @@ class MessageReader:
         while queue is not None and at < high:
             raw = queue.files.read(at, min(chosen.max_messages, _UNITS_AT_ONCE))
             units = len(raw) // UNIT_BYTES
-            if not units:  # a hole of whole files, or retention removed one
+            if not units:  # whole files are missing, or retention removed one
                 at = next((start for start in queue.files.starts if start > at), high)
             elif not chosen.take(raw[: units * UNIT_BYTES], at):
                 return
@@ -166,7 +166,7 @@ class MessageReader:
         return lambda: clock.monotonic_ms() >= until_ms
 
     def _first_kept(self, topic: str, queue_id: int, otherwise: int) -> int:
-        """Return the first queue offset that retention kept; the queue may not know it yet."""
+        """Return the first queue offset whose record is in the log, at least `otherwise`."""
         queue = self._queues.get(topic, queue_id)
         if queue is None:
             return otherwise
@@ -175,7 +175,7 @@ class MessageReader:
     def _read_records(self, chosen: UnitSelection) -> bytes | None:
         """Return the selected records' bytes; None when retention removed the first one.
 
-        The last records are left out when the disk is so slow that other clients would wait long.
+        If the disk is slow, the last records are left out, so that other clients need not wait.
         """
         log = self._log
         late: Callable[[], bool] | None = None

@@ -17,8 +17,8 @@ This module does what concerns several of them: open, close, appends, limits, an
 
 Locks are taken in this order: `retention.removing`, replay's pause, `log.lock`,
 `flush_service.sync_lock`. A cut takes all four, so that no other thread removes files, replays,
-appends or syncs meanwhile. Readers take none of them: a map of the log that was lent before a cut
-shows zeros in place of the cut bytes.
+appends or syncs meanwhile. Readers take none of them. If a reader was lent a map of the log before
+a cut, the map shows zeros in place of the cut bytes.
 
 Durability: when a method that appends returns, the bytes are in the page cache and survive kill -9.
 Bytes below `flushed_offset` survive a power loss. After a StoreBrokenError the store stays closed:
@@ -104,7 +104,8 @@ class MessageStore:
         self._health = StoreHealth(on_failure)
         self._compose(config, clock, on_failure or raise_failure)
         # Methods of single components that are part of ReplicaLog, replication's interface to the
-        # store (ha/node/replica_log.py). Bound here, so that no method has to forward a call.
+        # store (ha/node/replica_log.py). They are bound here, so that no method has to forward a
+        # call.
         self.view = self.log.view
         self.file_range = self.log.file_range
         self.record_size = self.reader.record_size
@@ -160,10 +161,10 @@ class MessageStore:
     # -- open -------------------------------------------------------------------------------------
 
     def lock(self) -> None:
-        """Take the store's lock before `open`, so that a caller can read other files under it.
+        """Take the store's lock before `open`, for a caller that first reads the store's files.
 
-        A failed `open` releases it; otherwise `close` or `unlock` does. Raises StoreInUseError,
-        OSError.
+        A failed `open` releases the lock; otherwise `close` or `unlock` does. Raises
+        StoreInUseError, OSError.
         """
         self._lock_file.take()
 
@@ -174,9 +175,9 @@ class MessageStore:
     def open(self, *, intent_offset: int | None = None, from_rocketmq: bool = False) -> None:
         """Lock and recover the store, then start its threads.
 
-        `intent_offset` means that a cut at this offset was begun: bytes beyond it may be missing.
-        `from_rocketmq` means that this node copied the log from a RocketMQ master: records that
-        cannot be decoded only because of their topic's length are then no damage.
+        If `intent_offset` is given, a cut at this offset was begun: bytes beyond it may be missing.
+        If `from_rocketmq` is true, this node copied the log from a RocketMQ master: a record that
+        cannot be decoded only because of its topic's length is then no damage.
 
         Raises StoreInUseError if another process has the store open, StoreBrokenError if synced
         bytes are missing or damaged, and StoreError if the store cannot be read or written or has
@@ -339,7 +340,7 @@ class MessageStore:
         self._housekeeping.keep()
         try:
             self._window.save()
-        except OSError as failure:  # a full disk: the next start reads more of the log
+        except OSError as failure:  # the next start reads more of the log
             logger.warning("the snapshot of the deduplication window was not written: %s", failure)
         end = self._record_end()
         self._limits.update(sync=True, record_end=end, flushed=end)
@@ -432,20 +433,21 @@ class MessageStore:
     def append_replica(self, offset: int, data: bytes | memoryview) -> int:
         """Append at `offset`, which must be the end; returns the new end.
 
-        Raises UsageError for another offset or bytes that cross a file's end, and StoreFullError if
-        there was no room: nothing was appended. Any other failed write closes the store: it raises
-        StoreBrokenError if its bytes were cleared, StoreUncertainError if not.
+        Raises UsageError for another offset or for bytes that cross a file's end, and
+        StoreFullError if there was no room. In both cases nothing was appended. Any other failed
+        write closes the store: it raises StoreBrokenError if its bytes were cleared,
+        StoreUncertainError if not.
         """
         log = self.log
         with log.lock:
             if offset != log.max_offset:
-                log.commit(offset, 0)  # raises
+                log.commit(offset, 0)  # raises UsageError
             end = log.append(data)
         self._grown()
         return end
 
     def replica_range(self, offset: int, max_bytes: int) -> FileRange:
-        """Return the range at the log's end to splice into; then call `commit_replica`."""
+        """Return the range at the log's end; the caller splices, then calls `commit_replica`."""
         with self.log.lock:
             return self.log.replica_range(offset, max_bytes)
 
@@ -459,8 +461,8 @@ class MessageStore:
     def replica_failed(self, offset: int, size: int, failure: OSError) -> StoreError:
         """Clear the bytes of a failed splice into `replica_range`; returns the error to raise.
 
-        This is StoreFullError if there was no room. Otherwise the store is closed, and the error is
-        StoreBrokenError, or StoreUncertainError if the bytes could not be cleared.
+        The error is StoreFullError if there was no room. Otherwise the store is closed, and the
+        error is StoreBrokenError, or StoreUncertainError if the bytes could not be cleared.
         """
         with self.log.lock:
             return self.log.replica_failed(offset, size, failure)
@@ -495,8 +497,9 @@ class MessageStore:
     def truncate(self, offset: int) -> None:
         """Cut the log at `offset`, durably, with all that is derived from it.
 
-        If `offset` lies inside a record, that record is cut too. The limits are lowered first:
-        after a crash in the middle, recovery finds the end of a whole record and misses nothing.
+        If `offset` lies inside a record, that record is cut too. The limits are lowered first. If a
+        crash interrupts the cut, recovery then finds the end of a whole record, and does not count
+        the cut bytes as missing.
         Raises UsageError for an offset outside the log, StoreBrokenError if the disk fails.
         """
         log = self.log
@@ -548,7 +551,7 @@ class MessageStore:
         return folder
 
     def begin_at(self, offset: int) -> None:
-        """Start an empty log at `offset`; UsageError if the present log holds anything."""
+        """Start an empty log at `offset`. Raises UsageError if the present log is not empty."""
         queue = self.log.queue
         with self._stopped():
             if self.log.max_offset > self.log.min_offset:

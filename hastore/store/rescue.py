@@ -1,4 +1,4 @@
-"""`rescued/`: bytes that a node takes out of its log are kept there until an operator removes them.
+"""Keep bytes that a node takes out of its log in `rescued/`, until an operator removes them.
 
 A tail that a rewind cuts off is copied to `rescued/<name>/`; a log that is set aside is moved there
 by MessageStore.
@@ -49,7 +49,7 @@ def copy_tail(fs: FileSystem, root: str, name: str, log: CommitLog, offset: int)
 
 
 def _copy_file(fs: FileSystem, log: CommitLog, offset: int, folder: str) -> int:
-    """Copy one file's bytes from `offset` on; returns the offset of the next file's bytes."""
+    """Copy the log's bytes from `offset` to the end of their file; returns where they end."""
     file = log.queue.find(offset)
     if file is None:
         raise StoreError(f"no file holds offset {offset}")

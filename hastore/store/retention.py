@@ -1,9 +1,10 @@
 """Retention: remove the oldest files of the log when they are too old or too many.
 
-Only whole files are removed, never the last one, and none with bytes that are still needed: not
-replayed yet, not synced yet, or held because a slave still needs them. The node's RetentionService
-calls this module in its own thread, and says from which offset on files are held. While files are
-removed, the lock `removing` excludes cuts of the log and the close of the store.
+Only whole files are removed, and never the last one. A file stays if some of its bytes are not
+replayed yet, not synced yet, or held for another reason, for example because a slave still needs
+them. The node's RetentionService calls this module in its own thread, and says from which offset on
+files are held. While files are removed, the lock `removing` excludes cuts of the log and the close
+of the store.
 """
 
 import contextlib
@@ -55,16 +56,17 @@ class LogRetention:
             return self._log.queue.files[count - 1].end if count else None
 
     def delete_expired(self, hold_offset: int | None) -> int:
-        """Remove expired files, none from `hold_offset` on; returns how many. Raises StoreError.
+        """Remove expired files that end at or before `hold_offset`; returns how many.
 
         The log's lock is held only to take the files out of the log. It is free while they are
-        removed from the disk, so puts go on.
+        removed from the disk, so puts go on. Raises StoreError.
         """
         queue = self._log.queue
-        with self.removing:  # puts only add files at the end: expired files stay expired
+        with self.removing:  # puts only add files at the end, so expired files stay expired
             self._check_open()
             try:
-                # Files that an earlier call left go first: otherwise a crash may leave a gap.
+                # First remove the files that an earlier call did not get to: otherwise a crash
+                # may leave a gap.
                 queue.discard()
                 count = self._expired(hold_offset)
                 if not count:
@@ -85,7 +87,8 @@ class LogRetention:
     def closing(self) -> Iterator[None]:
         """End retention for good, and exclude it while the store closes.
 
-        Another process may open the store afterwards; its retention removes files that are left.
+        Another process may open the store afterwards. Its retention then removes the expired files
+        that are left.
         """
         self._closing = True
         with self.removing:
@@ -130,8 +133,8 @@ def _too_old(
 ) -> bool:
     """Whether a file is too old; `later` are the files after it.
 
-    The first record of the next file tells. If it is unreadable, because of a bad sector or damage,
-    the first record of the file after that one tells: a bad record must not keep all files forever.
+    The first record of the next file decides. If it is damaged or lies in a bad sector, the first
+    record of the file after that decides: a bad record must not keep all files forever.
     """
     if config.max_age_ms is None:
         return False

@@ -12,7 +12,8 @@ offset, physical offset, store time and host) and writes. Two ways lead to the s
 A queue offset or a sequence number counts as given out only after the log holds its record. Once
 `put` returns, the records are in the page cache: they survive kill -9, not yet a power loss.
 
-The API's thread and the retention of positions call `put`, under the node's write gate.
+Two callers use `put`, both under the node's write gate: the API's thread, and retention's thread,
+which appends committed positions again before their log files are removed.
 """
 
 import logging
@@ -72,9 +73,9 @@ class Replay(Protocol):
 
 
 class _MixedAppend:
-    """The records of one append, gathered record by record. Used under the log's lock.
+    """The records of one append, gathered one by one. Used under the log's lock.
 
-    `take` each payload, write `patched` to the log, then `settle`.
+    The caller calls `take` for each payload, writes `patched()` to the log, then calls `settle`.
     """
 
     def __init__(
@@ -135,7 +136,7 @@ class _MixedAppend:
         return out
 
     def patched(self, host: Host) -> bytearray:
-        """Return the joined records, with the fields that only the master knows."""
+        """Return the joined records, with the fields filled in that only the master knows."""
         buffer = bytearray().join(self.pieces)
         form = STORE_IPV6 if host.is_ipv6 else STORE_IPV4
         stamp = form.pack(self._now_ms, host.address, host.port)
@@ -157,7 +158,7 @@ class _MixedAppend:
 
     def _known(self, producer: tuple[bytes, int], size: int, queue_id: int) -> PutResult | None:
         """Return the result of a record that was put before; None for a new one."""
-        earlier = self.fresh.get(producer)  # the same number twice in one append
+        earlier = self.fresh.get(producer)  # this append has the same number twice
         if earlier is not None:
             return replace(earlier, duplicate=True)
         seen = self._window.find(*producer)
@@ -222,11 +223,12 @@ class Appender:
         Returns the results by payload, the start and end of the bytes appended (blanks included),
         and these bytes if the append was uniform.
 
-        Raises StoreFullError, StoreBrokenError or StoreError if this call appended no record, for
-        example because replay does not reach the log's end in 5 s. A failure is not raised if some
-        records were appended, or may have been left in the log. The results then say for each
-        record whether it is stored, because a record that may be stored must not be refused. Any
-        other exception is a defect, and says nothing about the log.
+        Raises StoreFullError, StoreBrokenError or StoreError if this call appended nothing, for
+        example because replay does not reach the log's end in 5 s. If bytes were appended, or
+        records may have been left in the log, a failure is not raised, because an exception would
+        refuse records that may be stored. The results then say for each record whether it is
+        stored, not stored, or in doubt. Any other exception is a defect, and says nothing about the
+        log.
         """
         validate_uniform = self._validator.validate_uniform
         batches = [validate_uniform(payload) for payload in payloads]
@@ -249,7 +251,7 @@ class Appender:
                     results, data = appended
                     return results, start, log.max_offset, data
                 validated = self._append_validated(payloads, now_ms)
-            except StoreUncertainError as failure:  # the only write failed, with all records
+            except StoreUncertainError as failure:  # one write for the whole put: all is in doubt
                 validated = [
                     _not_stored(entries, Status.TIMEOUT, failure)
                     for _, entries in map(self._validator.validate, payloads)
@@ -267,7 +269,8 @@ class Appender:
     def _adopt(self, end: int) -> None:
         """Move queue offsets and deduplication window to the log's end, if replay has reached it.
 
-        Replay gives them only records, so they stop before a blank at the end.
+        Replay passes records to both, but no blanks. So if the log ends with a blank, both stop
+        before it.
         """
         if self._replay.dispatched_offset < end:
             raise StoreError(
@@ -282,8 +285,8 @@ class Appender:
     ) -> tuple[list[UniformResults], bytearray] | None:
         """Append to the current file by one write; returns the results and the bytes.
 
-        Returns None, with nothing appended, unless each payload is a uniform batch of new records,
-        and all of them fit into the file.
+        Each payload must be a uniform batch of new records, and all of them must fit into the file.
+        Otherwise nothing is appended, and None is returned.
         """
         log = self._log
         start = log.max_offset

@@ -33,8 +33,8 @@ from hastore.store.fs.filesystem import FileSystem
 from hastore.store.state.crc_frame import CrcFrame
 
 WINDOW = 1024  # sequence numbers of each producer
-# If there are more, the producer that wrote least recently is dropped. So the windows take at most
-# 128 MiB, and the snapshot 64 MiB.
+# If there are more producers, the one that wrote least recently is dropped. So the windows take at
+# most 128 MiB, and the snapshot at most 64 MiB.
 _MAX_PRODUCERS = 4096
 _SNAPSHOT_STEP_BYTES = 16 << 20  # log bytes between snapshots; a start after a crash rereads them
 _FRAME = CrcFrame(b"HSIW", 1)
@@ -44,7 +44,7 @@ _LENGTH = struct.Struct(">H")
 
 
 class Verdict(enum.Enum):
-    """What the window says of a sequence number that it does not hold."""
+    """What is known of a sequence number that the window does not hold."""
 
     NEW = "not seen"
     FORGOTTEN = "older than the window"
@@ -131,8 +131,8 @@ class DedupWindow:
         """Whether a sequence number is above all that its producer has used; takes no lock.
 
         True for nearly every record. The answer is exact only while no other thread adds records.
-        That holds for a put: it has the log's lock, and `end_offset` is the log's end, so replay
-        has nothing to add.
+        During a put no other thread does: the put has the log's lock, and `end_offset` is the log's
+        end, so replay has nothing to add.
         """
         known = self._producers.get(producer[0])
         return known is None or producer[1] > known.top
@@ -159,7 +159,7 @@ class DedupWindow:
             self.end_offset = max(self.end_offset, end_offset)
 
     def top(self, producer: bytes) -> int:
-        """Return a producer's greatest sequence number, -1 for a new one; as exact as `is_new`."""
+        """Return a producer's greatest sequence number, -1 for a new one; exact if `is_new` is."""
         known = self._producers.get(producer)
         return -1 if known is None else known.top
 
@@ -199,7 +199,7 @@ class DedupWindow:
     # -- replay -----------------------------------------------------------------------------------
 
     def load(self, offset: int, synced: bool) -> int:
-        """Read the snapshot; returns up to which offset it covers the log, 0 if there is none."""
+        """Read the snapshot; returns the offset up to which it covers the log, 0 without one."""
         del synced  # the snapshot is replaced durably, and holds its own end
         with self._guard:
             self._producers.clear()
@@ -234,7 +234,7 @@ class DedupWindow:
                 continue
             try:
                 found = producer_of(properties)
-            except ValueError:  # RocketMQ stores any value
+            except ValueError:  # RocketMQ stores any HS_PID and HS_SEQ
                 continue
             if found is None:
                 continue
@@ -255,8 +255,8 @@ class DedupWindow:
         if batch.start_offset < self.end_offset:
             return False
         runs = batch.producer_runs()
-        if len(self._producers) + len(runs) > _MAX_PRODUCERS:  # the records' order decides which
-            return False  # producer is dropped
+        if len(self._producers) + len(runs) > _MAX_PRODUCERS:
+            return False  # a producer is dropped, and the order of the records decides which one
         for run in runs:
             self._known(run.producer).extend(run.sequences, run.offsets)
         self.end_offset = batch.end_offset

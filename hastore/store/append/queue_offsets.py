@@ -27,7 +27,7 @@ class QueueOffsetTable:
         self._next: dict[tuple[bytes, int], int] = {}
         self._queues: dict[bytes, int] = {}
         self.end_offset = 0
-        self.last_store_timestamp_ms = 0  # of the records that replay added
+        self.last_store_timestamp_ms = 0  # the latest that replay has read
 
     def next(self, topic: bytes, queue_id: int) -> int | None:
         """Return the next queue offset; None for a queue number that a put may not use."""
@@ -113,7 +113,7 @@ class QueueOffsetTable:
         """Do nothing: no file is open."""
 
     def advance(self, offset: int) -> None:
-        """Move the end to `offset`: a blank ends there, or the log begins there anew."""
+        """Move the end to `offset`, where a blank ends or an emptied log begins."""
         self.end_offset = max(self.end_offset, offset)
 
     def _rebuild(self, end_offset: int) -> None:

@@ -20,8 +20,8 @@ class PutResult:
         PROPERTIES_SIZE_EXCEEDED     sequence number is older than the deduplication window is
                                      refused too, but may be in the log already
         SERVICE_NOT_AVAILABLE        not stored: the disk was full or failed. Other records of the
-                                     same put are, or may be, stored (if none are, the put raises
-                                     instead)
+                                     same put are, or may be, stored (if nothing was appended, the
+                                     put raises instead)
         TIMEOUT                      unknown: the write failed, and the bytes that it left in the
                                      file could not be cleared
     """

@@ -1,9 +1,9 @@
 """The fast path of a put: a payload whose records are alike, as in most frames of a producer.
 
 A batch is uniform if all its records are V1 between IPv4 hosts, have the same topic, and have
-either no producer or the same one with rising sequence numbers; none may be a prepared or rollback
-record or an inner batch. `read_uniform_batch` makes the checks of `PutValidator.validate`, but
-gives no reasons. All other payloads go to `PutValidator.validate`, which says what is wrong.
+either no producer or the same one with rising sequence numbers. None of them may be a prepared or
+rollback record or an inner batch. `read_uniform_batch` makes the checks of `PutValidator.validate`,
+but gives no reasons. All other payloads go to `PutValidator.validate`, which says what is wrong.
 `UniformAppend` gives the records their offsets.
 
 A test compares both paths: they must give the same results and the same bytes in the log.
@@ -60,14 +60,15 @@ def read_uniform_batch(
 ) -> UniformBatch | None:
     """Validate a payload; returns None if it is no uniform batch or has an invalid record.
 
-    `topics` are known to be allowed; a payload of any other topic is left to `PutValidator`. No
-    body may have more than `max_body` bytes, and no record more than `max_record`.
+    `topics` are the topics known to be allowed; a payload of any other topic is left to
+    `PutValidator`. No body may have more than `max_body` bytes, and no record more than
+    `max_record`.
     """
     end = len(payload)
     if end < MIN_RECORD_SIZE:
         return None
     unpack, view = _FRONT.unpack_from, memoryview(payload)
-    name_at = HEADER_SIZE + unpack(payload)[-1]  # if it is V1 and IPv4, which is checked below
+    name_at = HEADER_SIZE + unpack(payload)[-1]  # assumes IPv4 hosts: checked below
     if not HEADER_SIZE <= name_at < end:
         return None
     name = payload[name_at : name_at + 1 + payload[name_at]]
@@ -78,9 +79,9 @@ def read_uniform_batch(
     queue_ids: list[int] = []
     sequences: list[int] = []
     producer: bytes | None = None
-    # A tail is a record's topic and properties. `like` is the beginning of an earlier tail, up to
-    # its sequence number, and `tail_size` is that tail's size. A later tail that has the same size
-    # and also begins with `like` differs only in the number.
+    # A tail is a record's topic and properties. `like` holds the bytes of an earlier tail before
+    # its sequence number, and `tail_size` is the size of that tail. A later tail that has the same
+    # size and also begins with `like` differs only in the number.
     like, tail_size = b"", 0
     last = -1
     at = 0
@@ -124,8 +125,8 @@ def read_uniform_batch(
 def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | None:
     """Read the tail of a record: topic and properties. `name` is the topic with its length byte.
 
-    Returns the producer, the sequence number, and the bytes before that number (b"" unless it is
-    at the tail's end). Returns None if the tail has another topic, or is not well formed.
+    Returns the producer, the sequence number, and the bytes before that number (b"" unless the
+    number is the last property). Returns None if the tail has another topic or is not well formed.
     """
     at = len(name) + 2
     properties = tail[at:]
@@ -158,7 +159,7 @@ def _read_tail(tail: bytes, name: bytes) -> tuple[bytes | None, int, bytes] | No
 class UniformAppend:
     """Uniform batches that one write appends at `start`, the log's end. Used under the log's lock.
 
-    `take` each batch, write `patched` to the log, then `settle`.
+    The caller calls `take` for each batch, writes `patched()` to the log, then calls `settle`.
     """
 
     def __init__(
@@ -211,7 +212,7 @@ class UniformAppend:
         return True
 
     def patched(self, host: Host) -> bytearray:
-        """Return the joined records, with the fields that only the master knows."""
+        """Return the joined records, with the fields filled in that only the master knows."""
         buffer = bytearray().join(self._payloads)
         stamp = STORE_IPV4.pack(self._now_ms, host.address, host.port)
         width = len(stamp)

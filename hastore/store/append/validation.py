@@ -1,7 +1,7 @@
 """The checks that every record of a put must pass before it is stored.
 
-They include recovery's checks of layout and CRC: recovery would take an invalid record for the end
-of the log.
+They include recovery's checks of layout and CRC, because recovery would take an invalid record for
+the end of the log.
 """
 
 from collections.abc import Callable
@@ -64,7 +64,7 @@ class PutValidator:
         self._max_record = config.commitlog_file_size - BLANK_SIZE
         self._ipv6 = store_host.is_ipv6
         self._topics: set[bytes] = set()
-        # Returns the batch if a payload is uniform and valid, None to leave it to `validate`.
+        # Returns the batch if a payload is uniform and valid. None leaves it to `validate`.
         self.validate_uniform: Callable[[bytes], UniformBatch | None] = partial(
             read_uniform_batch, self._topics, self._max_body, self._max_record
         )
@@ -119,7 +119,7 @@ class PutValidator:
         try:
             check_topic(topic.decode("utf-8", "surrogateescape"))
         except MessageIllegalError as failure:
-            return str(failure)  # untrusted input must not evict cache entries
+            return str(failure)  # not cached: untrusted input must not evict cache entries
         if len(self._topics) >= _TOPICS_MAX:
             self._topics.clear()
         self._topics.add(topic)
@@ -137,7 +137,7 @@ class PutValidator:
 
 
 def _no_uniform_batch(_payload: bytes) -> None:
-    """Return None: a store with an IPv6 host stores no records between IPv4 hosts."""
+    """Return None: a uniform batch has IPv4 hosts only, and this store's host is IPv6."""
 
 
 def _is_well_formed(properties: bytes) -> bool:

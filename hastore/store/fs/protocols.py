@@ -1,9 +1,10 @@
 """The interface between the store and the file system.
 
-`filesystem.py` implements it for the real file system; tests pass implementations that fail.
+`filesystem.py` implements it for the real file system; tests pass implementations that inject
+failures.
 
 Durability: `File.sync` covers the bytes of a file, `FileSystem.sync_dir` covers names (creation,
-rename and removal). A caller that needs both must call both. Only `replace_bytes` does both.
+rename and removal). A caller that needs both calls both. `replace_bytes` does both by itself.
 """
 
 import mmap

@@ -5,7 +5,7 @@ So the log's directory never holds a file of another size or name, which RocketM
 Appending threads ask for the spare (`want`) and take it (`take`), under the log's lock.
 
 With `warm` (`store.warm_files`) the thread also reads all of each new file, in pieces, while it has
-nothing else to do, so that the file's pages are in the page cache before they are written. On
+nothing else to do. The file's pages are then in the page cache before they are written. On
 systems that allocate memory slowly, as many virtual machines do, a write into cached pages is about
 ten times faster. The pages are clean: nothing is written, and the kernel may drop them.
 """
@@ -51,7 +51,7 @@ class AllocateService(Service):
         self._retry = False
         self._warm = warm
         self._clock = clock
-        self._cold: deque[tuple[File, int]] = deque()  # files to read ahead, and the next position
+        self._cold: deque[tuple[File, int]] = deque()  # file to read ahead, next position
         self.failure_reason: str | None = None  # why there is no spare
 
     def want(self) -> None:
@@ -110,7 +110,7 @@ class AllocateService(Service):
                 self._fs.remove(self._path)
 
     def warm_rest(self, path: str, position: int) -> None:
-        """Have the rest of a file in use read ahead by the thread; does nothing without `warm`."""
+        """Let the thread read ahead the rest of a file in use; does nothing without `warm`."""
         if not self._warm:
             return
         try:
@@ -187,7 +187,7 @@ class AllocateService(Service):
             self._close(self._cold.popleft()[0])
 
     def _close(self, file: File) -> None:
-        """Close a file that was only read, so a failure loses nothing."""
+        """Close a file that was only read; a failure is only logged, because it loses nothing."""
         try:
             file.close()
         except OSError as failure:
@@ -196,8 +196,8 @@ class AllocateService(Service):
     def _make(self) -> str | None:
         """Make the spare. If that fails, free the reserved room and return the reason.
 
-        The first call removes the spare of an earlier process: after a power loss in a rename, the
-        same file may also be the last log file.
+        The first call removes the spare of an earlier process: if a power loss interrupted a
+        rename, the spare and the last log file may be the same file under two names.
         """
         try:
             if self._first and self._fs.exists(self._path):

@@ -1,21 +1,21 @@
 """The commit log: appended by pwrite into reserved files, read without a lock.
 
 Hot bytes are read through a map, cold bytes by pread. If a page of a map must come from the disk,
-the thread waits with the interpreter's lock held; if the disk cannot read it, a SIGBUS ends the
-process. pread waits without the interpreter's lock. If the disk cannot read, pread fails with EIO.
+the thread waits with the interpreter's lock held. If the disk cannot read that page, a SIGBUS ends
+the process. pread waits without the interpreter's lock, and fails with EIO if the disk cannot read.
 
     hot     the last HOT_BYTES, as far as this process wrote them: they are in the page cache
     cold    all else
 
 Any thread may read. The caller of an appending or cutting method holds `lock`. `max_offset` moves
-only after the bytes are in the page cache, so a reader below it never sees a byte that is still
-being written.
+only after the bytes are in the page cache, so a reader that stays below it never sees a byte that
+is still being written.
 
 A failed write may leave whole records beyond `max_offset`. A later recovery would take them for
 messages although their put was refused, and a promoted slave would keep them after its own records.
-So they are cleared, durably, before the caller gets the error; if the process is killed in between,
-the put was not refused. If they cannot be cleared, the store closes, and the error says that the
-put's outcome is unknown (StoreUncertainError).
+So they are cleared, durably, before the caller gets the error. If the process is killed before
+that, the client has had no refusal. If they cannot be cleared, the store closes, and the error says
+that the put's outcome is unknown (StoreUncertainError).
 """
 
 import threading
@@ -32,8 +32,8 @@ from hastore.store.log.mapped_file import FileRange, MappedFile
 from hastore.store.log.mapped_file_queue import MappedFileQueue
 
 HOT_BYTES = 64 << 20
-# Files no larger than this: the next one is reserved as soon as the current one begins. Larger
-# files: when the current one is half full.
+# If files are no larger than this, the next one is reserved as soon as the current one begins. If
+# they are larger, it is reserved when the current one is half full.
 _AHEAD_AT_ONCE_BYTES = 64 << 20
 
 
@@ -82,10 +82,10 @@ class CommitLog:
         )
         self._health = health
         self._written_from = 0  # bytes below were there when this process opened the log
-        self._want_at: int | None = 0  # ask for the next file at this end of the log
+        self._want_at: int | None = 0  # call `_want_next` from this end on; None: asked
 
     def set_range(self, min_offset: int, max_offset: int) -> None:
-        """Set where the log begins and ends: at open, and when it starts empty."""
+        """Set where the log begins and ends, at open and when an empty log is started."""
         self.min_offset = min_offset
         self.max_offset = max_offset
         self.record_end = max_offset
@@ -120,9 +120,8 @@ class CommitLog:
     def map_view(self, offset: int, max_bytes: int) -> LogView:
         """Lend the bytes that `view` would lend, but always through the map.
 
-        A walk from record to record, by their sizes, touches few pages of the map. Only
-        record_walk.py calls this, for cuts and for the end of the last whole record. A bad sector
-        ends the process here, by SIGBUS.
+        Only record_walk.py calls this, for cuts and for the end of the last whole record: its walks
+        from record to record touch few pages of the map. A bad sector ends the process by SIGBUS.
         """
         file, size = self._bounds(offset, max_bytes)
         if file is None:
@@ -181,9 +180,9 @@ class CommitLog:
         return left if position and size + BLANK_SIZE > left else 0
 
     def roll(self) -> None:
-        """Fill the rest of the file with a blank, once the next file is ready.
+        """Wait until the next file is ready, then fill the rest of this one with a blank.
 
-        Raises StoreFullError if the next file is not ready.
+        Raises StoreFullError if the next file does not get ready.
         """
         file = self._writable()
         self.allocator.wait_ready()
@@ -269,8 +268,8 @@ class CommitLog:
     def _not_written(self, file: MappedFile, size: int, failure: OSError) -> StoreError:
         """Clear the bytes that a failed write at the log's end left; returns the error to raise.
 
-        The clearing is synced: the bytes may be on the disk already, and a power loss after the
-        refusal would bring them back.
+        The clearing is synced: the bytes may be on the disk already, and would otherwise be back
+        after a power loss.
         """
         position = self.max_offset - file.start
         try:

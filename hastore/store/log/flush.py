@@ -1,8 +1,8 @@
 """The flushing thread: sync the log on demand, as a group commit, and at an interval.
 
 `flushed_offset` moves only after fdatasync of every file below it has succeeded. A failed sync
-closes the store for good (StoreHealth) and is never tried again. If no descriptor is free, no sync
-is begun, so nothing is lost, and a later attempt may succeed.
+closes the store for good (StoreHealth) and is never tried again. Without a free descriptor no sync
+is begun: nothing is lost then, and a later attempt may succeed.
 """
 
 import logging
@@ -24,7 +24,7 @@ _RETRY_S = 0.1
 class FlushService(Service):
     """Sync the log on request and every `interval_ms`; requests during a sync share the next one.
 
-    Thread-safe: `flush` syncs in the calling thread. `on_flushed(offset)` is called in the thread
+    Thread-safe. `flush` syncs in the calling thread. `on_flushed(offset)` is called in the thread
     that synced, without the sync lock, after `flushed_offset` moved.
     """
 
@@ -54,7 +54,7 @@ class FlushService(Service):
         self.failure_reason: str | None = None  # why no sync could be begun
 
     def reset(self, offset: int) -> None:
-        """Set how far the log is synced: at open, and when it was cut or moved away."""
+        """Set how far the log is synced, at open and after the log was cut or moved away."""
         with self._changed:
             self.flushed_offset = offset
             self._changed.notify_all()
@@ -102,8 +102,9 @@ class FlushService(Service):
         return target
 
     def wait_flushed(self, offset: int, timeout_s: float) -> bool:
-        """Ask for a sync and wait until it has reached `offset`; False after `timeout_s`.
+        """Ask for a sync, and wait until `flushed_offset` has reached `offset`.
 
+        Returns False if that does not happen within `timeout_s`, or before the service stops.
         Raises StoreBrokenError if the store closes meanwhile.
         """
         if self.flushed_offset >= offset:

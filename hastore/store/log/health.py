@@ -12,8 +12,8 @@ log = logging.getLogger(__name__)
 class StoreHealth:
     """Keep the first failure after which the disk's content is unknown; thread-safe.
 
-    After a failed fsync the kernel may have dropped the dirty pages and report success the next
-    time. Only a restart, which recovers from what is on the disk, opens the store again.
+    After a failed fsync the kernel may have dropped the dirty pages, and the next fsync may report
+    success. Only a restart, which recovers from the bytes on the disk, opens the store again.
 
     `on_failure` is called once for each reason, in the thread that met the failure.
     """
@@ -39,8 +39,8 @@ class StoreHealth:
     def lose(self, reason: str) -> StoreMovedError:
         """Close the store because its folder was moved; returns the error to raise.
 
-        This reason replaces an earlier one. That one was a result of the move, for example a file
-        that could not be opened.
+        `reason` replaces an earlier reason: the move was the cause of that failure too, for example
+        because a file could not be opened any more.
         """
         error = StoreMovedError(reason)
         with self._guard:

@@ -20,9 +20,10 @@ class FileRange:
 class MappedFile:
     """A file of a fixed size that begins at offset `start` of its log; opened on first use.
 
-    Nothing is ever written through the map: on a full disk that would be a SIGBUS. `release` and
-    `remove` only drop references: a thread that holds a pin, a view or a FileRange goes on reading
-    the old bytes, and the last reference closes map and descriptor.
+    Nothing is ever written through the map: on a full disk such a write ends the process by SIGBUS.
+    `release` and `remove` close nothing: they drop this object's references. A thread that holds a
+    pin, a view or a FileRange can still read the old bytes. When the last reference is dropped, map
+    and descriptor are closed.
 
     Any thread may read, open and release; writers hold the log's lock.
     """
@@ -42,7 +43,7 @@ class MappedFile:
         return self.opened is not None
 
     def pin(self) -> tuple[File, memoryview]:
-        """Return file and map, valid while they are held, also after a removal. Raises OSError."""
+        """Return file and map, valid while held, even after the file's removal. Raises OSError."""
         return self.opened or self._open()
 
     @property
@@ -87,7 +88,7 @@ class MappedFile:
     def remove(self) -> None:
         """Remove the file; its name is gone durably after `sync_dir`."""
         self._fs.remove(self.path)
-        self.release()  # last, so that no reader opens the file again in between
+        self.release()  # last, so that no reader opens the file again before it is removed
 
     def _open(self) -> tuple[File, memoryview]:
         with self._guard:

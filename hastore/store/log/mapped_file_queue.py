@@ -54,10 +54,12 @@ class MappedFileQueue:
         """Read the directory.
 
         Raises StoreBrokenError for a gap between files, StoreError for a file of a wrong size,
-        OSError. `expected_size` is the file size on the limits page. If the configured size is the
-        same, but the last file is shorter, that file was damaged: it is filled up with zeros, and
-        recovery finds the log's end. Otherwise the configured size may be wrong, and only the
-        operator can tell.
+        and OSError.
+
+        `expected_size` is the file size on the limits page. If the configured size is the same, but
+        the last file is shorter, that file was damaged: it is filled up with zeros, and recovery
+        finds the log's end. Any other file of a wrong size raises StoreError: the configured size
+        may be the wrong one, and only the operator can tell.
         """
         found: list[MappedFile] = []
         names = [name for name in self._fs.list_dir(self.directory) if is_file_name(name)]
@@ -100,7 +102,7 @@ class MappedFileQueue:
         return found
 
     def add(self, start: int, take: Callable[[str], None]) -> MappedFile:
-        """Add the file at `start`; `take(path)` puts it there. Its name is not synced."""
+        """Add the file at `start`, which `take(path)` moves to `path`. Its name is not synced."""
         if self.files and start != self.end:
             raise StoreBrokenError(f"a file at {start} would leave a gap after {self.end}")
         path = f"{self.directory}/{file_name(start)}"
@@ -119,8 +121,8 @@ class MappedFileQueue:
     def discard(self, stop: Callable[[], bool] = lambda: False) -> None:
         """Remove the detached files, each durably before the next, so that no crash leaves a gap.
 
-        Calls must not overlap; the log's lock is not needed. Files that are left after an OSError,
-        or because `stop()` was true, are removed by the next call.
+        Calls must not overlap; the log's lock is not needed. After an OSError, or when `stop()` is
+        true, some files are left: the next call removes them.
         """
         while self._detached and not stop():
             with contextlib.suppress(FileNotFoundError):  # an operator removed it
@@ -129,7 +131,7 @@ class MappedFileQueue:
             del self._detached[0]
 
     def forget(self) -> None:
-        """Forget all files: they were moved away."""
+        """Forget all files, after they were moved away."""
         self.files = ()
         self._detached.clear()
 
@@ -141,7 +143,7 @@ class MappedFileQueue:
             self.sync_names()
 
     def note_names(self) -> None:
-        """Note that names may not be durable; the next `sync` syncs the directories."""
+        """Remember that names may not be durable, so that the next `sync` syncs the directories."""
         self._names_added += 1
 
     def sync_names(self) -> None:
@@ -154,7 +156,7 @@ class MappedFileQueue:
         if added > self._names_synced:
             if self._source is not None:
                 self._fs.sync_dir(self._source)
-            self._names_synced = added  # last: no thread may skip a sync that is unfinished
+            self._names_synced = added  # last, so that no thread relies on an unfinished sync
 
     def sync(self, start: int, end: int) -> None:
         """Make the bytes [start, end) durable, and the files' names. Raises OSError."""

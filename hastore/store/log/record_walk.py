@@ -37,9 +37,9 @@ def store_timestamp_ms(log: CommitLog, offset: int) -> int | None:
 
 
 def whole_end(log: CommitLog, start: int) -> int:
-    """Return the end of the last whole record or blank, found by a walk from the record at `start`.
+    """Walk from the record at `start`, and return the end of the last whole record or blank.
 
-    Reads headers only, no CRC. The caller holds the log's lock.
+    Reads sizes and magics only, and checks no CRC. The caller holds the log's lock.
     """
     offset, end = start, log.max_offset
     while offset < end:
@@ -65,9 +65,9 @@ def whole_end(log: CommitLog, start: int) -> int:
 def cut_point(log: CommitLog, offset: int) -> int:
     """Return the last end of a whole record or blank at or below `offset`.
 
-    This is `offset` itself if a record is known to end there, or a valid record or blank begins
-    there. Otherwise the records are walked from the start of the file that holds `offset`. The
-    caller holds the log's lock.
+    This is `offset` itself if a record is known to end there, or if a valid record or blank begins
+    there. Otherwise the function walks the records from the start of the file that holds `offset`.
+    The caller holds the log's lock.
     """
     start = max(log.min_offset, offset - offset % log.file_size)
     if _is_record_end(log, offset):

@@ -9,8 +9,8 @@ How long the scan takes depends on where it starts:
 
 Synced bytes are never cut: an end below `flushed_offset` means damage or a missing file, and the
 operator must decide. A store that RocketMQ wrote does not say which bytes were synced. After a
-clean stop all were, so a whole record beyond the end shows damage if it is no older than the last
-record before the end.
+clean stop all of them were. A whole record beyond the end then shows damage, if it is no older than
+the last record before the end.
 """
 
 import logging
@@ -139,7 +139,7 @@ def _start_of_scan(
 
 
 def _scan(commit_log: CommitLog, start: int, *, unreadable: bool) -> _Scan:
-    """Read records from `start` to the log's end; `unreadable` admits undecodable ones too."""
+    """Read records from `start` to the log's end; with `unreadable` also undecodable ones."""
     scan = _Scan(start, start, start, unreadable)
     for file in commit_log.queue.files:
         if file.end > scan.end and not _scan_file(file, scan):
@@ -189,15 +189,15 @@ def _may_be_longer(data: memoryview, at: int, left: int, wanted: int) -> bool:
 
 
 def _refuse_headless(commit_log: CommitLog, first: int) -> None:
-    """Raise StoreBrokenError if data follow where the log's first record is missing.
+    """Raise StoreBrokenError if the first file has data, but no record at its start.
 
-    After a resync a log may begin inside its first file. Only the limits page, which is missing
-    too, would say where.
+    After a resync a log may begin inside its first file. Only the limits page says where, and it is
+    missing here.
     """
     head = commit_log.queue.files[0].view
     size = len(head)
     if any(head[:8]):
-        return  # a torn first write
+        return  # a write of the first record was torn
     step = 1 << 20
     for at in range(0, size, step):
         if any(bytes(head[at : at + step]).strip(b"\0")):
@@ -210,7 +210,8 @@ def _refuse_headless(commit_log: CommitLog, first: int) -> None:
 def _refuse_damage(commit_log: CommitLog, scan: _Scan) -> None:
     """Raise StoreBrokenError if whole records follow a damaged one: a cut would lose them.
 
-    Whole records that are older are no sign of damage: RocketMQ leaves them when it cuts a log.
+    Older whole records beyond the end are no sign of damage: RocketMQ leaves them when it cuts a
+    log.
     """
     found = _record_after(commit_log, scan.end, scan.last_store_timestamp_ms)
     if found is not None:

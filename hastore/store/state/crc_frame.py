@@ -2,8 +2,8 @@
 
     0 magic 4 | 4 version 4 | 8 content | CRC-32 (of all before) 4
 
-All numbers are big-endian. Pure. The modules that write the files describe their content:
-limits.py, replay_progress.py, append/dedup_window.py.
+All numbers are big-endian. This module does no I/O. The modules that write the files describe their
+content: limits.py, replay_progress.py, append/dedup_window.py.
 """
 
 import struct

@@ -40,7 +40,7 @@ class Limits(NamedTuple):
     sequence: int = 0
     boot_id: bytes = bytes(16)
     file_size: int = 0
-    first_offset: int = 0  # the log's beginning when it was opened; may lie inside a file
+    first_offset: int = 0  # the log's start when it was opened or emptied; may be inside a file
     flushed_offset: int = 0  # a lower bound of the synced bytes
     record_end: int = 0
     recovery_start: int = 0
@@ -147,8 +147,8 @@ class LimitsPage:
     def cut(self, end: int, *, recovery_start: int) -> None:
         """Lower every limit to the log's new end, durably, before a cut. Raises OSError.
 
-        `recovery_start` is the start of a record at or below `end`. It replaces a recovery start
-        beyond `end`.
+        `recovery_start` is the start of a record at or below `end`. It replaces each of the two
+        recovery starts that lies beyond `end`.
         """
         with self._guard:
             now = self.now
@@ -170,7 +170,7 @@ class LimitsPage:
             file.sync()
 
     def restart(self, offset: int) -> None:
-        """Note, durably, that the log is empty and begins at `offset`. Raises OSError."""
+        """Write, durably, that the log is empty and begins at `offset`. Raises OSError."""
         with self._guard:
             empty = self.now._replace(
                 sequence=self.now.sequence + 1,

@@ -81,15 +81,15 @@ class ReplayState:
         return Progress(dispatched, synced, boot_id == self._this_boot)
 
     def save_dispatched(self, offset: int) -> None:
-        """Note that the derived files were written up to `offset`; survives kill -9.
+        """Write that the derived files have all records below `offset`.
 
-        Raises OSError.
+        This survives kill -9. Raises OSError.
         """
         with self._lock:
             self._write(offset, self.synced)
 
     def save_synced(self, offset: int) -> None:
-        """Note, durably, that the derived files are synced up to `offset`. Raises OSError."""
+        """Write, durably, that the derived files are synced up to `offset`. Raises OSError."""
         with self._lock:
             self._write(max(self.dispatched, offset), offset)
             file = self._open()
@@ -100,9 +100,9 @@ class ReplayState:
         self._boot_id = self._this_boot
 
     def save(self, dispatched: int, synced: int) -> None:
-        """Set both offsets durably, before derived files are cut; they may move back.
+        """Set both offsets durably, before derived files are cut.
 
-        Raises OSError.
+        The offsets may be lower than before. Raises OSError.
         """
         with self._lock:
             self._write(dispatched, synced)
