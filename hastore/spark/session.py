@@ -103,7 +103,7 @@ def _environment() -> dict[str, str]:
     }
     root = str(Path(hastore.__file__).resolve().parent.parent)
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        # Not installed: workers must find this package, and Spark must find `pyspark_hastore`.
+        # hastore is not installed. The path lets workers import it, and Spark `pyspark_hastore`.
         paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != root]
         result["PYTHONPATH"] = os.pathsep.join([root, *paths])
     return result
