@@ -99,7 +99,7 @@ def demote(
 
     def followed(status: Status) -> bool:
         # A superseded node is a SLAVE even before it reads the edited file. Until then its
-        # reason is among its problems, because the file as it last read it says master.
+        # reason is among its problems, because the content that it read last says master.
         settled = status["reason"] not in status.get("problems", [])
         return bool(status["role"] == Role.SLAVE.value) and settled
 

@@ -114,7 +114,7 @@ def config_error(path: str, key: str, problem: str, remedy: str) -> ConfigError:
 
 
 def edit_role(path: str, role: Role) -> None:
-    """Write `role` into the file at `path`, durably and atomically; its comments stay.
+    """Write `role` into the file at `path`, durably and atomically; comments are kept.
 
     A master follows no other node, so a master's role also sets `ha.classic_master` to null. If
     the result would not be valid, raises ConfigError and leaves the file unchanged.

@@ -83,7 +83,7 @@ class RetentionConfig(msgspec.Struct, frozen=True, kw_only=True):
 
     max_age_ms: Annotated[int, Range(Unit.MILLISECONDS, 1, 36_500 * DAY_MS)] | None = None
     max_size_bytes: Annotated[int, Range(Unit.BYTES, 1, 2**62)] | None = None
-    # A slave, or the confirmed offset, no longer holds files after this time without progress.
+    # After this time without progress, a slave or the confirmed offset no longer holds files.
     hold_ms: Annotated[int, Range(Unit.MILLISECONDS, 0, 3_650 * DAY_MS)] = 3_600_000
     check_interval_ms: Milliseconds = 10_000
 
