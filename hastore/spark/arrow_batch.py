@@ -88,7 +88,7 @@ def cut_batches(positions: Ints, sizes: Ints) -> Iterator[slice]:
 
 
 class _Batch:
-    """The records of one batch; makes its columns on request."""
+    """The records of one batch, whose columns are made on request."""
 
     def __init__(self, data: memoryview, fields: RecordFields, queue: QueueRows | None) -> None:
         self._data = data

@@ -38,7 +38,7 @@ def local_session(
     JVM's output is captured, and shown only if Spark does not start. If a session is active
     already, it is returned unchanged. Raises UsageError without a usable Java, HastoreError if
     Spark does not start. After `stop()` the JVM lives on until this process ends; `end_session`
-    ends it at once.
+    ends the JVM at once.
     """
     # The warning does not matter: hastore does not use pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
