@@ -33,7 +33,7 @@ from hastore.store.fs.filesystem import REAL
 from hastore.store.offline.log_files import LogFiles
 from hastore.store.state.limits import read_limits
 
-MIN_FREE_FILES = 4  # in log files: room for those allocated ahead, for queues and index
+MIN_FREE_FILES = 4  # free space to have, in log files: those allocated ahead, queues, index
 _CONNECT_S = 1.0
 
 
