@@ -11,7 +11,7 @@ class Clock(Protocol):
     """A source of time."""
 
     def monotonic_ms(self) -> float:
-        """Return milliseconds that never go back, for deadlines."""
+        """Return a time in milliseconds that never goes back, for deadlines."""
         ...
 
     def wall_ms(self) -> int:

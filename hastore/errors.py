@@ -4,7 +4,7 @@ The type says where the cause lies; the text names the failure and the remedy.
 
     HastoreError
     |-- UsageError                 the caller's arguments are wrong (exit code 2)
-    |   `-- MessageIllegalError    no master accepts it: MESSAGE_ILLEGAL, PROPERTIES_SIZE_EXCEEDED
+    |   `-- MessageIllegalError    invalid message: MESSAGE_ILLEGAL, PROPERTIES_SIZE_EXCEEDED
     |-- ConfigError                a configuration file or key is wrong (exit code 2)
     |-- StoreError                 the store or its disk failed (exit code 3)
     |   |-- StoreInUseError        another process holds the store's lock

@@ -11,8 +11,8 @@ KEPT_BYTES_MAX = 31 * 1024 * 1024  # glibc does not raise its thresholds for 32 
 
 
 def keep_freed(size_bytes: int) -> None:
-    """Let the process keep up to twice `size_bytes` of freed memory; never lowers the limit.
+    """Let the process keep up to twice `size_bytes` of freed memory; a lower size changes nothing.
 
-    It allocates and frees a block of that size without touching its pages: a few system calls.
+    This allocates and frees a block of that size, whose pages are not touched: a few system calls.
     """
     bytes(min(size_bytes, KEPT_BYTES_MAX))

@@ -33,7 +33,7 @@ _NO_ARGUMENTS: tuple[type[Exception], ...] = tuple(
 
 
 class Seconds(click.FloatRange):
-    """A time to wait, in seconds: above 0; with `or_none` 0 too. Not NaN, which never elapses."""
+    """A time to wait, in seconds: above 0, or, with `or_none`, at least 0. NaN is refused."""
 
     def __init__(self, *, or_none: bool = False) -> None:
         super().__init__(0, min_open=not or_none)
@@ -161,9 +161,9 @@ def terminal_columns() -> int | None:
 def program(name: str) -> str:
     """Return the command by which this user can run `hastore`, `hastore-master` or `hastore-slave`.
 
-    The program in the folder of the running program comes first: by its bare name if the PATH leads
-    to it, else by its path. If that folder has none, it is the bare name if the PATH has one, else
-    this Python with `-m hastore`.
+    If the folder of the running program has this command, it is used: by its bare name if the PATH
+    leads to that file, else by its path. Otherwise a command on the PATH is used by its bare name.
+    If there is none, the result is this Python with `-m hastore`.
     """
     called = sys.argv[0]
     beside = os.path.join(os.path.dirname(called), name)

@@ -22,7 +22,7 @@ from hastore.client.results import Message
 from hastore.errors import ClientError, UsageError
 
 POLL_S = 1.0
-PATIENCE_S = 10.0  # for a slave that lags behind the master: longest wait for its messages
+PATIENCE_S = 10.0  # the longest wait for messages; a slave that lags receives them late
 
 
 def read_topic(addresses: list[str], topic: str, wait_s: float) -> Iterator[list[Message]]:

@@ -1,4 +1,4 @@
-"""`hastore demo`: run a pair on real data, kill and flip, prove that nothing was lost, query.
+"""`hastore demo`: run a pair on real data, kill its master, prove that nothing was lost.
 
     1 start a master and a slave      4 wait for both, prove that nothing was lost
     2 produce the flights             5 query with Spark, compare with the CSV
@@ -54,7 +54,7 @@ SYNC_TIMEOUT_S = 60.0
 
 @dataclass(slots=True)
 class DemoReport:
-    """Holds the results of the demo, which `--json` prints; prints the progress."""
+    """Hold the results of the demo, which `--json` prints, and print the progress."""
 
     folder: pathlib.Path
     quiet: bool
@@ -136,7 +136,7 @@ def _produce_and_flip(
             f"    node {slave.number} is {status['role']} of epoch {status['epoch']} after "
             f"{open_s:.2f} s; a synchronous put needs a slave, so the old master rejoins as one"
         )
-        edit_role(master.config, Role.SLAVE)  # while it is down
+        edit_role(master.config, Role.SLAVE)  # while the node is down
         master.start("slave")
         master.wait_ready()
         rejoined_s = time.monotonic() - killed

@@ -33,7 +33,7 @@ from hastore.store.fs.filesystem import REAL
 from hastore.store.offline.log_files import LogFiles
 from hastore.store.state.limits import read_limits
 
-MIN_FREE_FILES = 4  # log files that must fit: those allocated ahead, and room for queues and index
+MIN_FREE_FILES = 4  # free space to have, in log files: those allocated ahead, queues, index
 _CONNECT_S = 1.0
 
 
@@ -114,7 +114,8 @@ def _file_size_problem(root: str, expected: int) -> str | None:
     except StoreError as broken:
         return str(broken)
     for file in files:
-        # After a crash the last file may be too short. A start extends it to the known size.
+        # After a crash the last file may be too short. The next start extends it, if the limits
+        # page has the same file size.
         torn = file is files[-1] and file.size < expected
         if file.size == expected or torn and limits is not None and limits.file_size == expected:
             continue

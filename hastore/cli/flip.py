@@ -60,7 +60,7 @@ def promote(
     config = load_config(path)
     before = _ask(config)
     check_file("promote", path, config, before)
-    again = config.role is role  # the file has this role already: begin a new epoch
+    again = config.role is role  # if the file has this role already, begin a new epoch
     flipped = config.role.is_master and role.is_master and not again
     if flags.any or again:
         if before is None:
@@ -99,7 +99,7 @@ def demote(
 
     def followed(status: Status) -> bool:
         # A superseded node is a SLAVE even before it reads the edited file. Until then its
-        # reason is among its problems, because the content that it knows says master.
+        # reason is among its problems, because the content that it read last says master.
         settled = status["reason"] not in status.get("problems", [])
         return bool(status["role"] == Role.SLAVE.value) and settled
 
@@ -187,7 +187,7 @@ def _remedy(path: str, reason: str) -> str:
 
 
 def _progress(status: Status) -> tuple[Any, ...]:
-    """Return the fields that change while a node makes progress."""
+    """Return the fields of which at least one changes while a node makes progress."""
     return status["role"], status["epoch"], status["max_offset"], status.get("dispatched_offset")
 
 

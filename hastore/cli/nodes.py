@@ -80,7 +80,7 @@ def slave() -> NoReturn:
 
 if (
     __name__ == "__main__"
-):  # python -m hastore.cli.nodes master|slave|serve works without an installation
+):  # without an installation: python -m hastore.cli.nodes master|slave|serve
     import sys
 
     _KINDS = {MASTER: master_command, SLAVE: slave_command, "serve": serve_command}

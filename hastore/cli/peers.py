@@ -17,7 +17,7 @@ def ask_peer(config: Config, address: str, timeout_ms: float) -> tuple[Hello, An
 
     The survey has no epoch and no history, so the node does not act on it. Raises OSError when the
     node does not answer, and AuthenticationError, ClassicPeerError or ProtocolError as `peer.call`
-    does. A peer with another secret closes the connection, which is a ProtocolError.
+    does. A peer with another secret closes the connection, which raises ProtocolError.
     """
     path = config.ha.secret_file
     secret = None if path is None else pathlib.Path(path).read_bytes().strip()

@@ -29,7 +29,7 @@ from hastore.protocol.api import WINDOW
 
 
 class Tally:
-    """Outcomes and latencies of calls; the producer's thread adds them. Limits calls in flight."""
+    """Count outcomes and latencies, in the producer's thread, and limit the calls in flight."""
 
     def __init__(self, in_flight: int) -> None:
         self.latencies_ms: list[float] = []
@@ -37,7 +37,7 @@ class Tally:
         self._room = threading.BoundedSemaphore(in_flight)
 
     def begin(self, messages: int) -> Callable[[Future[Any]], None]:
-        """Wait until fewer than `in_flight` calls are open; return the next Future's callback."""
+        """Wait until fewer than `in_flight` calls are open; return a callback for the next one."""
         self._room.acquire()
         began = time.perf_counter()
 
@@ -175,7 +175,7 @@ def perf_produce(
 
 
 def wait_for_master(producer: Producer, timeout_s: float = 30.0) -> None:
-    """Wait for a master before the measurement; UnreachableError when none is found in time."""
+    """Wait for a master, before the measurement. Raises UnreachableError after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
     while producer.master is None:
         if time.monotonic() > deadline:

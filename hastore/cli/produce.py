@@ -102,7 +102,7 @@ class _Printer(threading.Thread):
         self._futures.put(future)
 
     def run(self) -> None:
-        """Print until None comes. An error of stdout is kept in `broken`; counting then goes on."""
+        """Print until None comes. If stdout fails, keep the error in `broken` and count on."""
         while (future := self._futures.get()) is not None:
             code, fields, problem = describe(future)
             self.sent += 1
@@ -124,7 +124,7 @@ class _Printer(threading.Thread):
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    """Yield the lines; cut a line over the limit so that it is still too long to be accepted."""
+    """Yield the lines. A line over the limit is cut, but stays long enough to be refused."""
     while line := file.readline(MAX_LINE_BYTES + 2):
         rest = line
         while len(rest) == MAX_LINE_BYTES + 2 and not rest.endswith(b"\n"):
@@ -135,7 +135,7 @@ def _lines(file: IO[bytes]) -> Iterator[bytes]:
 def _send(
     producer: Producer, topic: str, body: bytes, key: str | None, queue_id: int | None
 ) -> Future[SendResult]:
-    """Send a line; an invalid one fails its own future and does not stop the others."""
+    """Send a line. If it is invalid, only its own future fails, and the other lines are sent."""
     try:
         return producer.send(topic, body, key=key, queue=queue_id)
     except UsageError as wrong:

@@ -37,7 +37,7 @@ def check_file(command: str, path: str, config: Config, status: Mapping[str, Any
 
 
 def pending_texts(path: str | None, status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each key whose new value is not in force yet: when will it be in force?"""
+    """Yield a line for each changed key not yet in force, with the event that applies it."""
     for change in status.get("config_pending") or []:
         until = "the next start"
         if change["counts_from"] == "promotion":

@@ -1,6 +1,6 @@
 """Check a configuration for bad addresses and for keys that contradict each other.
 
-Pure: reads no file and resolves no host name.
+This module is pure: it reads no file and resolves no host name.
 """
 
 import ipaddress
@@ -80,7 +80,7 @@ def parse_address(text: str) -> tuple[str, int] | None:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether a host is a loopback address or the name localhost; False for all other names."""
+    """Return whether a host is a loopback address or `localhost`; False for other names."""
     if host == "localhost":
         return True
     try:

@@ -1,6 +1,6 @@
 """Read a node's configuration file into a `Config`, and edit its `role` in place.
 
-PyYAML parses the file into nodes that know their line, so each error reads `file:line: key:
+PyYAML parses the file into YAML nodes with line numbers, so each error reads `file:line: key:
 problem; remedy`. Nothing in the file is evaluated. Tags, unknown keys, keys that are given twice
 and values of the wrong kind are errors. The keys are the fields of the structs in `model.py`,
 without the suffix `_ms`; sizes and times have units. `checks.py` then looks for contradictions. A
@@ -114,7 +114,7 @@ def config_error(path: str, key: str, problem: str, remedy: str) -> ConfigError:
 
 
 def edit_role(path: str, role: Role) -> None:
-    """Write `role` into the file at `path`, durably and atomically, and keep its comments.
+    """Write `role` into the file at `path`, durably and atomically; comments are kept.
 
     A master follows no other node, so a master's role also sets `ha.classic_master` to null. If
     the result would not be valid, raises ConfigError and leaves the file unchanged.

@@ -50,7 +50,7 @@ class Role(Enum):
 
 
 class AckPoint(Enum):
-    """What a slave's report states: its bytes in the page cache, or its bytes on the disk."""
+    """What a slave's report states: the end of its written bytes, or of its synced bytes."""
 
     WRITTEN = "written"
     FLUSHED = "flushed"
@@ -79,11 +79,11 @@ class NodeAddress(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RetentionConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """When whole commit log files are deleted, oldest first. None: not for that reason."""
+    """When whole commit log files are deleted, oldest first. None sets no limit."""
 
     max_age_ms: Annotated[int, Range(Unit.MILLISECONDS, 1, 36_500 * DAY_MS)] | None = None
     max_size_bytes: Annotated[int, Range(Unit.BYTES, 1, 2**62)] | None = None
-    # If a slave, or the confirmed offset, makes no progress for this long, its hold ends.
+    # After this time without progress, a slave or the confirmed offset no longer holds files.
     hold_ms: Annotated[int, Range(Unit.MILLISECONDS, 0, 3_650 * DAY_MS)] = 3_600_000
     check_interval_ms: Milliseconds = 10_000
 

@@ -57,7 +57,7 @@ class Node:
         return self.folder / f"node{self.number}.log"
 
     def start(self, kind: str) -> None:
-        """Start `hastore-master` or `hastore-slave` (by `kind`) as a process."""
+        """Start `hastore-master` or `hastore-slave` as a process; `kind` is master or slave."""
         command = [sys.executable, "-m", "hastore.cli.nodes", kind, "-c", self.config]
         root = str(pathlib.Path(__file__).resolve().parents[2])
         paths = [root, *os.environ.get("PYTHONPATH", "").split(os.pathsep)]
@@ -97,7 +97,7 @@ class Node:
         self._reap()
 
     def stop(self) -> None:
-        """Stop the process, if it runs, with SIGTERM; after STOP_TIMEOUT_S with SIGKILL."""
+        """Stop the process, if any, with SIGTERM. After STOP_TIMEOUT_S use SIGKILL."""
         if self.process is None:
             return
         self.process.send_signal(signal.SIGTERM)

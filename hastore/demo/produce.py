@@ -17,14 +17,14 @@ DELIVERY_TIMEOUT_S = 120.0  # longer than any flip, so the producer retries unti
 
 @dataclass(frozen=True, slots=True)
 class Silence:
-    """The longest time without an acknowledgement; `after` counts acknowledgements before it."""
+    """The longest time without an acknowledgement; `after` is the number of earlier ones."""
 
     seconds: float
     after: int
 
 
 class FlightProducer(threading.Thread):
-    """Send flights in its own thread: replicated synchronously, idempotent, many in flight."""
+    """Send flights in a thread of its own, many at a time; each waits for the slave too."""
 
     def __init__(
         self, addresses: list[str], topic: str, flights: Iterable[Flight], rows: int

@@ -88,7 +88,7 @@ def prove_identical_logs(left: pathlib.Path, right: pathlib.Path) -> int:
     for start, path, size in files:
         end = min(size, ends[0] - start)
         if end <= 0:
-            break  # allocated ahead, still empty
+            break  # a file that was allocated ahead and is still empty
         if start not in there:
             raise ProofError(f"{right} has no file that starts at {start}")
         for position, (a, b) in zip(
@@ -120,7 +120,7 @@ def prove_identical_queues(left: pathlib.Path, right: pathlib.Path, topic: str) 
 
 
 def count_archived(store: pathlib.Path) -> tuple[int, int]:
-    """Return the numbers of records and of bytes that the node has cut off its log."""
+    """Return how many records the node has cut off its log, and how many bytes they have."""
     records = size = 0
     folder = store / "rescued"
     for path in sorted(folder.rglob("*")) if folder.is_dir() else []:

@@ -39,7 +39,7 @@ def missing_requirements(folder: pathlib.Path, rows: int, *, with_spark: bool) -
 
 
 def needed_bytes(rows: int) -> int:
-    """Return about how much disk both stores take; a node allocates its next log file ahead."""
+    """Return about how many bytes both stores take, with the log file that is allocated ahead."""
     files = rows * _FLIGHT_BYTES // LOG_FILE_BYTES + 2
     return 2 * (files * LOG_FILE_BYTES + _OTHER_BYTES)
 

@@ -26,12 +26,12 @@ class CarrierDelays:
 
     @property
     def mean_departure_delay(self) -> float | None:
-        """Return minutes; None when no flight departed."""
+        """Return the mean in minutes; None when no flight departed."""
         return self.departure_delay_sum / self.departed if self.departed else None
 
     @property
     def mean_arrival_delay(self) -> float | None:
-        """Return minutes; None when no flight arrived."""
+        """Return the mean in minutes; None when no flight arrived."""
         return self.arrival_delay_sum / self.arrived if self.arrived else None
 
 

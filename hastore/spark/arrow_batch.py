@@ -17,9 +17,9 @@ from hastore.spark.record_fields import Ints, RecordFields
 from hastore.spark.schema import TIMESTAMP_TYPE_LOG_APPEND, Column, Projection
 
 ROWS_PER_BATCH = 2_000  # the fastest size measured, with records of 1 KiB
-BYTES_PER_BATCH = 8 * 1024 * 1024  # of records; a larger record is a batch of its own
+BYTES_PER_BATCH = 8 * 1024 * 1024  # the most of a batch; a larger record is a batch of its own
 MAX_BODY_BYTES = 64 * 1024 * 1024  # decompressed; the limit stops decompression bombs
-_SMALL_BODY_BYTES = 2048  # on average; the CRC of a body up to here costs less on a copy
+_SMALL_BODY_BYTES = 2048  # mean size up to which bodies are copied before the CRC check
 _INT32_MAX = 2**31 - 1
 _COMPRESSED = 0x1
 _COMPRESSION_SHIFT = 8
@@ -29,7 +29,7 @@ _CODECS = {1: "lz4", 2: "zstd"}
 
 @dataclass(frozen=True)
 class QueueRows:
-    """The place of records in a queue, by the consume queue; record headers may name another."""
+    """The queue and queue offsets that a batch's rows get; record headers may have others."""
 
     topic: str
     partition: int
@@ -52,10 +52,10 @@ class BatchBuilder:
     def build(
         self, data: memoryview, positions: Ints, base: int | None, queue: QueueRows | None
     ) -> pa.RecordBatch:
-        """Return one batch of the records at `positions`, ordered.
+        """Return one batch of the records at `positions`, which must ascend.
 
         `base` is the physical offset of `data[0]`, or None if unknown. Topic, partition and offset
-        come from `queue`, or from the records themselves if it is None. Raises CorruptRecordError.
+        come from `queue`, or from the record headers if `queue` is None. Raises CorruptRecordError.
         """
         fields = RecordFields(data, positions, base)
         batch = _Batch(data, fields, queue)
@@ -88,7 +88,7 @@ def cut_batches(positions: Ints, sizes: Ints) -> Iterator[slice]:
 
 
 class _Batch:
-    """The records of one batch; makes its columns on request."""
+    """The records of one batch, whose columns are made on request."""
 
     def __init__(self, data: memoryview, fields: RecordFields, queue: QueueRows | None) -> None:
         self._data = data
@@ -160,8 +160,8 @@ class _Batch:
     def check_bodies(self) -> None:
         """Check the CRC of every body. Raises CorruptRecordError.
 
-        A memoryview costs more than a bytes object, unless its body is large. Arrow makes the bytes
-        objects of a batch in one call.
+        The CRC of a memoryview takes longer than that of a bytes object, unless the body is large.
+        So small bodies are copied first: Arrow makes the bytes objects of a batch in one call.
         """
         fields = self._fields
         bodies: Iterable[bytes | memoryview] = fields.body_views()
@@ -240,7 +240,8 @@ def _timestamps(milliseconds: Ints, kind: pa.DataType) -> pa.Array:
 def decompress(body: bytes, sys_flag: int, physical_offset: int) -> bytes:
     """Undo the compression that sysFlag names.
 
-    Raises CorruptRecordError if the body does not decompress, or to more than MAX_BODY_BYTES.
+    Raises CorruptRecordError if the body does not decompress, or has more than MAX_BODY_BYTES
+    when decompressed.
     """
     codec = _CODECS.get(sys_flag >> _COMPRESSION_SHIFT & _COMPRESSION_MASK)
     try:

@@ -1,8 +1,8 @@
 """Copy many slices of one buffer into an Arrow array by one call in C++.
 
-Without a copy, the slices and the gaps between them become the elements of an array over the
-buffer. `take` of every second element then copies the slices, 6 to 18 million per second. That copy
-is needed, because Spark does not accept views.
+First an Arrow array is laid over the buffer, without a copy. Its elements are the slices and the
+gaps between them, in turn. Arrow's `take` then copies every second element, which is a slice: 6 to
+18 million per second. The copy is needed, because Spark does not accept views.
 """
 
 from functools import lru_cache
@@ -21,9 +21,9 @@ def slice_values(
 ) -> pa.Array:
     """Return `data[start:end]` for each pair as an array of `kind` (binary or string).
 
-    With `rows`, element i is pair `rows[i]`, or null if `rows[i]` is negative. The pairs must be in
-    order, must not overlap (CorruptRecordError) and must span less than 2 GiB (ValueError). In
-    strings, bytes that are not UTF-8 become U+FFFD.
+    With `rows`, element i is pair `rows[i]`, or null if `rows[i]` is negative. In strings, bytes
+    that are not UTF-8 become U+FFFD. Raises CorruptRecordError if the pairs are not in order or
+    overlap, and ValueError if they span 2 GiB or more.
     """
     count = len(starts)
     if count == 0:
@@ -50,7 +50,7 @@ def slice_values(
 
 @lru_cache(maxsize=4)
 def _every_second(count: int) -> pa.Array:
-    """Return 0, 2, 4 and so on; nearly all batches have the same number of rows."""
+    """Return 0, 2, 4, ...; cached, because nearly all batches have the same number of rows."""
     return pa.array(np.arange(0, 2 * count, 2, dtype=np.int64))
 
 

@@ -33,7 +33,7 @@ class Backend(Protocol):
     where: str  # the path or the addresses, for error texts
 
     def limit_offset(self) -> int | None:
-        """Return the physical offset at which the tasks stop reading; None if nodes are read."""
+        """Return the physical offset at which the tasks stop reading; None for running nodes."""
         ...
 
     def available(self) -> dict[TopicPartition, OffsetRange]:
@@ -47,15 +47,15 @@ class Backend(Protocol):
     def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a range, in order.
 
-        If messages are gone, raises PositionLostError if `failOnDataLoss` is set, else leaves them
-        out. Raises CorruptRecordError for bytes that are not a record.
+        With `failOnDataLoss`, raises PositionLostError when messages are gone. Without it, leaves
+        them out. Raises CorruptRecordError for bytes that are not a record.
         """
         ...
 
     def log_range(self) -> tuple[int, int]:
         """Return the physical offsets `[start, end)` of the log that can be read now.
 
-        Raises UsageError if nodes are read.
+        Raises UsageError for running nodes: they give messages by queue only.
         """
         ...
 

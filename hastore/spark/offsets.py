@@ -1,4 +1,4 @@
-"""The start and end of a read: parses Kafka's JSON, checks it, resolves it to offsets. Pure.
+"""Parse the start and end of a read from Kafka's JSON; resolve them to offsets. Pure.
 
 The names are Kafka's: a `partition` is a queue, an `offset` is a queue offset, ends are exclusive.
 `-2` (earliest) and `-1` (latest) appear in JSON only; in the code they are `Bound`s.
@@ -41,7 +41,7 @@ class OffsetRange(NamedTuple):
 
 
 class Bound(enum.Enum):
-    """The first or the last available offset, looked up when the query is planned."""
+    """The start or the end of a partition's range, looked up when the query is planned."""
 
     EARLIEST = "earliest"
     LATEST = "latest"
@@ -56,14 +56,14 @@ class OffsetsByPartition:
 
 @dataclass(frozen=True)
 class GlobalTimestamp:
-    """One instant for all partitions: the first message stored then or later."""
+    """One instant for all partitions; it means the first message stored then or later."""
 
     timestamp_ms: int
 
 
 @dataclass(frozen=True)
 class TimestampsByPartition:
-    """An instant for each partition, as in `GlobalTimestamp`."""
+    """An instant for each partition, with the meaning that it has in `GlobalTimestamp`."""
 
     timestamps_ms: Mapping[TopicPartition, int]
 
@@ -159,7 +159,7 @@ def format_offsets(offsets: Mapping[TopicPartition, int]) -> str:
 
 
 def check_limits(start: OffsetLimit, end: OffsetLimit) -> None:
-    """Refuse limits that contradict each other before anything is read. Raises UsageError."""
+    """Raise UsageError if the limits contradict each other; nothing has been read yet."""
     if isinstance(start, OffsetsByPartition) and isinstance(end, OffsetsByPartition):
         _check_same_partitions(start.offsets, end.offsets)
         for key, first in start.offsets.items():

@@ -1,7 +1,8 @@
-"""The options of the data source; names, defaults, precedence and errors as in the Kafka source.
+"""Parse and check the options of the data source.
 
-Spark passes the names in lower case; this module restores their spelling. An unknown name is
-refused with the nearest known one: silently ignoring an option would change what a query reads.
+Names, defaults, precedence and errors are those of Spark's Kafka source. Spark passes the
+names in lower case; this module restores their spelling. The error for an unknown name suggests the
+nearest known one. Unknown names are not ignored, because that would change what a query reads.
 """
 
 import difflib

@@ -8,7 +8,7 @@ from pyspark.sql.datasource import InputPartition
 
 from hastore.spark.offsets import OffsetRange, TopicPartition
 
-LOG_RANGE_BYTES = 128 * 1024 * 1024  # a task in mode=log reads at most this many
+LOG_RANGE_BYTES = 128 * 1024 * 1024  # the most that one task reads in mode=log
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class QueueRange(InputPartition):
     """The range of one task: the offsets `[start, end)` of one queue.
 
     `limit` is the readable end of the log, a physical offset, when the query was planned. It is
-    None if nodes are read.
+    None when the query reads from running nodes instead of a store's folder.
     """
 
     topic: str
@@ -75,9 +75,9 @@ def split_queues(
 ) -> list[QueueRange]:
     """Cut the ranges into tasks, by default one for each partition.
 
-    Ranges are cut first to at most `max_records` each. If that makes fewer than `min_partitions`
-    tasks, large ranges are cut in proportion to their size, to about that number of tasks. The rule
-    is that of Spark's KafkaOffsetRangeCalculator.
+    First, ranges are cut into tasks of at most `max_records` messages. If that makes fewer
+    than `min_partitions` tasks, large ranges are cut in proportion to their size, to about that
+    number of tasks. The rule is that of Spark's KafkaOffsetRangeCalculator.
     """
     pieces: list[QueueRange] = []
     for key, span in ranges:

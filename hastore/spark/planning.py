@@ -17,7 +17,7 @@ INTERNAL_TOPICS = frozenset({"HASTORE_POSITIONS"})  # a pattern never matches th
 
 
 def plan(backend: Backend, options: SourceOptions) -> list[InputPartition]:
-    """Return the tasks of a read. Raises UsageError and PositionLostError, see `Limits.resolve`."""
+    """Return the tasks of a read. Raises the errors of `backend`, `select` and `Limits.resolve`."""
     if options.strategy is None:
         start, end = backend.log_range()
         return list(split_log(start, end, min_partitions=options.min_partitions))

@@ -36,7 +36,7 @@ class PropertyScan:
         return np.flatnonzero(self._bytes == _VALUE_END)
 
     def values(self, name: bytes, kind: pa.DataType) -> pa.Array:
-        """Return each record's value of the first property with this name; null if it has none."""
+        """Return each record's value of the first property `name`; null for a record without it."""
         if self._all_begin_with(name):
             starts = self._starts + len(name) + 1
             ends = self._next(self._value_ends, starts, self._ends)
@@ -47,11 +47,11 @@ class PropertyScan:
         records = np.searchsorted(self._ends, places, side="right")
         begins = places - len(name)
         first = begins == self._starts[records]
-        # The byte before a record's start belongs to the previous record: it does not count here.
+        # The byte before a record's start belongs to the previous record, so it is not looked at.
         follows = (begins > self._starts[records]) & (self._bytes[begins - 1] == _VALUE_END)
         found = first | follows
         places, records = places[found], records[found]
-        kept = np.diff(records, prepend=-1) > 0  # the first of each record: the places are ordered
+        kept = np.diff(records, prepend=-1) > 0  # a record's first place; places ascend
         records, value_starts = records[kept], places[kept] + 1
         value_ends = self._next(self._value_ends, value_starts, self._ends[records])
         rows = None
@@ -61,7 +61,7 @@ class PropertyScan:
         return slice_values(self._buffer, value_starts, value_ends, kind, rows)
 
     def _all_begin_with(self, name: bytes) -> bool:
-        """Return whether it is each record's first property, as KEYS mostly is."""
+        """Return whether `name` is the first property of each record, as KEYS mostly is."""
         mark = name + bytes((_NAME_END,))
         count = len(self._starts)
         if not count or (self._ends - self._starts < len(mark)).any():

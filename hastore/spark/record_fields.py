@@ -2,8 +2,8 @@
 
 Records are not aligned. A view with a stride of one byte makes every byte position a valid index,
 so one numpy index gathers a field of all records, or the whole header in the same time. Only IPv6
-hosts move fields within the header, and then those are gathered one by one. Every length is checked
-before it is used to compute a position.
+hosts move fields within the header. In that case the moved fields are gathered one by one. Every
+length is checked before it is used to compute a position.
 """
 
 from collections.abc import Iterable, Iterator
@@ -45,8 +45,8 @@ class RecordFields:
     """The fixed fields of the records at `positions` in `data`, and the bounds of their parts.
 
     `base` is the physical offset of `data[0]`, or None for bytes from the network. Raises
-    CorruptRecordError if any of the positions has no whole record, or if a record's header has
-    another physical offset than `base` and the position give.
+    CorruptRecordError if any of the positions has no whole record, or if the
+    physical offset in a record's header is not `base` plus its position.
     """
 
     def __init__(self, data: memoryview, positions: Ints, base: int | None) -> None:
@@ -77,7 +77,7 @@ class RecordFields:
         ends = self.positions + self.sizes
         tails = ends - TAIL_MIN
         self.body_starts = self.positions + HEADER_SIZE + self._extra
-        if self._has_ipv6:  # else no header is longer than the least record
+        if self._has_ipv6:  # a header with IPv4 hosts fits into the least record
             self._refuse(self.body_starts > tails, "has an impossible size")
         self.body_ends = self.body_starts + self._moved("body_length", self._extra)
         self._refuse(
@@ -102,7 +102,7 @@ class RecordFields:
         )
 
     def _header(self, name: str) -> Ints:
-        """Return a field that no host moves."""
+        """Return a field of the header at the place that it has with IPv4 hosts."""
         found: Ints = self._headers[name].astype(np.int64)
         return found
 
@@ -147,7 +147,7 @@ class RecordFields:
     def check_bodies(self, bodies: Iterable[bytes | memoryview]) -> None:
         """Check the CRC of each record's body. Raises CorruptRecordError for the first wrong one.
 
-        It takes about 0.1 us a body of 200 B if the bodies are bytes objects, 0.15 us of 1 KiB.
+        With bytes objects it takes about 0.1 us for a body of 200 B, and 0.15 us for one of 1 KiB.
         """
         computed = np.fromiter(map(crc32, bodies), np.int64, len(self.positions))
         wrong = (computed & CRC_MASK) != self.body_crcs

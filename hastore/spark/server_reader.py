@@ -25,7 +25,7 @@ from hastore.spark.offsets import OffsetRange, TopicPartition
 from hastore.spark.partitions import LogRange, QueueRange
 from hastore.spark.record_fields import Ints, RecordFields
 
-PULL_BYTES = 4 * 1024 * 1024  # most bytes of a reply
+PULL_BYTES = 4 * 1024 * 1024  # the most bytes of one reply
 STALL_S = 60.0  # a task gives up after this time without a message
 STEP_S = 1.0  # longest wait in one step of the fetcher
 _SIZE = header_struct("size")
@@ -55,7 +55,7 @@ class ServerBackend:
         return None
 
     def available(self) -> dict[TopicPartition, OffsetRange]:
-        """Return every queue and its range, as the master states them if there is one."""
+        """Return every queue and its range; they are the master's if a master answers."""
         with Admin(self._bootstrap) as admin:
             topics = admin.topics()
         return {
@@ -95,8 +95,9 @@ class ServerBackend:
             requester.close()
 
     def _payloads(self, requester: Requester, span: QueueRange) -> Iterator[bytes]:
-        """Yield replies until the range is covered; pull the next one while the caller uses one."""
-        # Ask every node first: otherwise the fetcher would not prefer a slave that answers late.
+        """Yield replies that cover the range; pull the next while the caller uses the last."""
+        # Wait for the answers of all nodes. The fetcher could not prefer a slave that it does not
+        # know yet.
         requester.run(requester.survey(STALL_S))
         fetcher = Fetcher(
             requester,
@@ -151,13 +152,13 @@ def _build(payload: bytes, span: QueueRange, builder: BatchBuilder) -> Iterator[
 
 
 def _positions(payload: bytes) -> Ints:
-    """Return where the records begin, by their sizes; RecordFields checks the records."""
+    """Return where each record begins, from the sizes; RecordFields checks the records later."""
     found = []
     at, end = 0, len(payload)
     while at < end:
         found.append(at)
         size = _SIZE.unpack_from(payload, at)[0] if at + 4 <= end else 0
         if size < MIN_RECORD_SIZE:
-            break  # RecordFields refuses it and names its place
+            break  # RecordFields refuses this record and names its place
         at += size
     return np.array(found, np.int64)

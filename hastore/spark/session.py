@@ -38,7 +38,7 @@ def local_session(
     JVM's output is captured, and shown only if Spark does not start. If a session is active
     already, it is returned unchanged. Raises UsageError without a usable Java, HastoreError if
     Spark does not start. After `stop()` the JVM lives on until this process ends; `end_session`
-    ends it at once.
+    ends the JVM at once.
     """
     # The warning does not matter: hastore does not use pandas.
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
@@ -103,7 +103,7 @@ def _environment() -> dict[str, str]:
     }
     root = str(Path(hastore.__file__).resolve().parent.parent)
     if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        # Not installed: workers must find this package, and Spark must find `pyspark_hastore`.
+        # hastore is not installed. The path lets workers import it, and Spark `pyspark_hastore`.
         paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != root]
         result["PYTHONPATH"] = os.pathsep.join([root, *paths])
     return result

@@ -91,7 +91,7 @@ class PathBackend:
             yield from self._build(builder, offsets, sizes, (span, numbers))
 
     def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
-        """Yield the records that begin in a range, found by following their sizes."""
+        """Yield the records that begin in a range; the size of each leads to the next one."""
         first = next(self._reader.raw_records(span.start, span.end), None)
         at = span.end if first is None else first[0]
         for file in self._reader.files():
@@ -115,7 +115,7 @@ class PathBackend:
         sizes: Ints,
         queue: tuple[QueueRange, Ints] | None,
     ) -> Iterator[pa.RecordBatch]:
-        """Yield batches of the records at the ordered `offsets` of the log, each from one file."""
+        """Yield the records at `offsets` (ascending) in batches; no batch spans two files."""
         files = self._reader.files()
         placed = 0
         for file in files:
@@ -179,8 +179,8 @@ class PathBackend:
 def _walk(data: memoryview, file: LogFile, at: int, span: LogRange) -> tuple[list[int], int]:
     """Follow the sizes of records from `at`; return their offsets, and where to continue.
 
-    Bytes that cannot be a record end the walk. Their offset is returned too, so that RecordFields
-    raises the error that names it.
+    The walk stops at bytes that cannot be a record. It returns their offset too, so that
+    RecordFields raises an error that names the offset.
     """
     found: list[int] = []
     stop = min(file.end, span.end)
@@ -193,7 +193,7 @@ def _walk(data: memoryview, file: LogFile, at: int, span: LogRange) -> tuple[lis
             return found, file.end
         plausible = MIN_RECORD_SIZE <= size <= left
         if at + size > span.limit and (plausible or span.limit - at < SIZE_AND_MAGIC.size):
-            return found, span.end  # the limit is within this record
+            return found, span.end  # the log's limit lies inside this record
         found.append(at)
         if not plausible:
             return found, span.end
