@@ -425,7 +425,7 @@ def test_a_stream_that_starts_elsewhere_is_left(pair, monkeypatch):
     master.put_confirmed(b"one")
     monkeypatch.setattr(ha_service, "answer_follow", lambda view, hello: StreamFrom(0))
     slave.client.drop_link()
-    wait_for(lambda: "stream from 0" in (slave.client.problem or ""))
+    wait_for(lambda: "stream starts at 0" in (slave.client.problem or ""))
     monkeypatch.undo()
     wait_for(lambda: slave.linked)
     in_step(master, slave)

@@ -56,6 +56,10 @@ final class BrokerOperations {
     private Object startBroker(JSONObject request) throws Exception {
         MessageStoreConfig store = Settings.store(request);
         BrokerConfig config = Settings.broker(request);
+        // By default a broker refuses sends that waited 200 ms, or while an append takes 1 s: a busy
+        // machine alone would fail a test.
+        config.setWaitTimeMillsInSendQueue(60_000);
+        store.setOsPageCacheBusyTimeOutMills(60_000);
         if (store.getBrokerRole() != BrokerRole.SLAVE) {
             config.setBrokerId(0);
         }
