@@ -1,9 +1,9 @@
 """The flip: `hastore promote` and `hastore demote` edit a file, then wait for the node to follow.
 
 A command passes its one-time flags, or the request for a new epoch of the present master, to the
-node in the file `hastore/once.json` of the node's store. The node removes the file after use. The
-configuration stays edited even when the node refuses or is late, because a node that lacks answers
-of other nodes tries again each second.
+node in the file `hastore/once.json` of the node's store. The node removes the file after use. A
+command does not undo its edit when the node refuses or is late: a node that waits for answers of
+other nodes tries again each second, and may succeed later.
 """
 
 import json
@@ -98,8 +98,8 @@ def demote(
     edit_role(path, Role.SLAVE)
 
     def followed(status: Status) -> bool:
-        # A superseded node is a SLAVE even before it reads the edited file. Until then its
-        # reason is among its problems, because the content that it read last says master.
+        # A superseded node reports SLAVE even before it has read the edited file. Until it has
+        # read it, its file says master, and its `reason` is therefore among its `problems` too.
         settled = status["reason"] not in status.get("problems", [])
         return bool(status["role"] == Role.SLAVE.value) and settled
 

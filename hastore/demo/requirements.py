@@ -15,7 +15,7 @@ from hastore.errors import HastoreError, UsageError
 from hastore.spark.java_runtime import find_java
 
 PORTS = 6  # three for each node
-LOG_FILE_BYTES = 64 * MIB  # a few files, so that the log rolls over
+LOG_FILE_BYTES = 64 * MIB  # small, so that the log rolls over a few times
 _FLIGHT_BYTES = 480  # of log per flight; measured: 457
 _OTHER_BYTES = 64 * MIB  # consume queues and key index of a node
 _SPARK_PACKAGES = ("pyspark", "pyarrow", "matplotlib")

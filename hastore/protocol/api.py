@@ -256,7 +256,7 @@ class NodeStatus(_Message, frozen=True, tag="status."):
 
 
 class Topics(_Message, frozen=True, tag="topics."):
-    """Each topic's queues, with the first and the end of their readable queue offsets."""
+    """Each topic's queues, each with its readable queue offsets: the first and the end."""
 
     rid: int
     topics: dict[str, dict[int, tuple[int, int]]]

@@ -14,7 +14,7 @@ Versions 3.1 and 3.0, mechanism NULL, DEALER towards ROUTER. Both ends use the s
 
 The caller passes received bytes to `receive` and sends the bytes that `take_output` returns: the
 greeting, READY, PONGs, and an ERROR with the reason when the connection failed. After it has sent
-the ERROR, the caller closes the connection. `encode_front` frames messages to send; it needs no
+the ERROR, the caller closes the connection. `encode_front` encodes a message to send; it needs no
 state. No message may be sent before `is_open` is true.
 
 A frame's size is checked before any byte of its body is kept, and only received bytes take memory.

@@ -1,4 +1,4 @@
-"""Keep bytes that a node takes out of its log in `rescued/`, until an operator removes them.
+"""Keep in `rescued/` the bytes that a node takes out of its log, until an operator removes them.
 
 A tail that a rewind cuts off is copied to `rescued/<name>/`; a log that is set aside is moved there
 by MessageStore.

@@ -40,7 +40,7 @@ class Entry(msgspec.Struct, eq=False):
 
     @property
     def settled(self) -> bool:
-        """Whether its Future has ended. No other flag says so, because it could contradict this."""
+        """Whether its Future has ended. A flag of its own could disagree with the Future."""
         return self.future.done()
 
 
@@ -103,7 +103,7 @@ class Window:
         incoming, order = self.incoming, self._order
         while incoming:
             entry = incoming[0]
-            if not order or order[-1] is not entry:  # else an interrupted `take` has added it
+            if not order or order[-1] is not entry:  # an interrupted `take` may have added it
                 order.append(entry)
             taken.append(entry)
             incoming.popleft()

@@ -1,8 +1,8 @@
 """The write gate: at any moment at most one epoch's writer may append to a node's log.
 
-A node promises an epoch while it holds the gate's lock. It closes the gate for every writer before
-it reads the log's end for its answer. So after the answer to a candidate nothing of a lower epoch
-is appended, neither by this node as master nor by its link to a master.
+When a candidate asks for a promise, the node takes the gate's lock and closes the gate for every
+writer. Only then does it read the log's end, which its answer reports. So after the answer nothing
+of a lower epoch is appended, neither by this node as master nor by its link to a master.
 """
 
 import threading

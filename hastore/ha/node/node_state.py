@@ -42,8 +42,8 @@ class Durable(msgspec.Struct, kw_only=True):
     role_followed: Role = Role.SLAVE
     promised_epoch: int = 0
     history: History = ()
-    # The smallest and the greatest `acks`, and all node lists, among those of the last entry and of
-    # the promises made since then.
+    # What may be in force: the smallest and the greatest `acks`, and all node lists, of the last
+    # history entry and of every promise made since then.
     acks_min: int | None = None
     acks_max: int | None = None
     node_lists: tuple[tuple[int, ...], ...] = ()
@@ -160,8 +160,8 @@ class NodeState:
     ) -> None:
         """Raise the promise, durably.
 
-        `acks` and `nodes` are those of the promised epoch. With `superseded` this node is master,
-        and the epoch turns it read-only.
+        `acks` and `nodes` are those of the promised epoch. `superseded`: this node is the master
+        now, and the promised epoch makes it read-only.
         """
         with self._lock:
             data = self.data
@@ -174,9 +174,10 @@ class NodeState:
                 self.save(**changes)
 
     def take_entries(self, entries: Sequence[EpochEntry], keep: int | None = None) -> None:
-        """Keep the first `keep` entries (None: all) and append a master's, in one durable write.
+        """Keep the first `keep` own entries (None: all), then `entries`, a master's; one write.
 
-        The promised epoch's own entry resets `acks_min`, `acks_max` and `node_lists`.
+        The write is durable. The promised epoch's own entry resets `acks_min`, `acks_max` and
+        `node_lists`.
         """
         with self._lock:
             history = self.data.history[:keep] + tuple(entries)
@@ -193,7 +194,7 @@ class NodeState:
     def replace_history(self, entries: Sequence[EpochEntry]) -> None:
         """Replace the whole history, durably, for a resync.
 
-        The `acks` and the node list of its last entry are added to those that may be in force.
+        `acks_min`, `acks_max` and `node_lists` are widened by those of its last entry.
         """
         with self._lock:
             changes: dict[str, object] = {"history": tuple(entries)}

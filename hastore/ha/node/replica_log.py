@@ -80,7 +80,7 @@ class ReplicaLog(Protocol):
         ...
 
     def replica_failed(self, offset: int, size: int, failure: OSError) -> StoreError:
-        """Clear the bytes that a failed splice left in its range; return the caller's error."""
+        """Clear the bytes that a failed splice left in its range; return the error to raise."""
         ...
 
     def begin_at(self, offset: int) -> None:

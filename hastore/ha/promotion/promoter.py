@@ -88,7 +88,8 @@ class Promoter:
             required = _with_known(required, replies)
         self._require_enough(required, answers, replies, flags)
         self._catch_up(epoch, answers, replies, flags)
-        # The catch-up may bring entries with other `acks` and lists, which may need more answers.
+        # The catch-up may add epochs to the history. Their `acks` or node lists may need more
+        # answers.
         self._require_enough(_widest(required, self._requirements(config)), answers, replies, flags)
         return self._open(epoch, required)
 
@@ -109,7 +110,7 @@ class Promoter:
         self._tried_epoch = 0
 
     def _check_overtaken(self, replies: list[SurveyReply]) -> None:
-        """Refuse, finally, when another node has opened a higher epoch since the last attempt."""
+        """Refuse for good when another node has opened a higher epoch since the last attempt."""
         for reply in replies:
             if (
                 self._tried_epoch

@@ -4,12 +4,12 @@ Epoch 0 of a history names no writer: two nodes may have followed two RocketMQ m
 bytes show whether they did. So before a node continues from such bytes, a digest of both nodes'
 bytes is compared. It covers
 
-    up to 64 MiB     all bytes
-    beyond           1024 windows of 64 KiB, evenly spread; the last one ends where the range ends
+    a range up to 64 MiB    all bytes
+    a longer range          1024 windows of 64 KiB, evenly spread; the last ends with the range
 
 A difference in the last 64 KiB of the range is always noticed. So is any differing stretch that is
-at least as long as the distance between two windows (16 MiB of 16 GiB). A shorter stretch in the
-middle may remain unnoticed; `cmp` of the stopped nodes' files finds it.
+at least as long as the distance between two windows (16 MiB in a range of 16 GiB). A shorter
+stretch in the middle may remain unnoticed; `cmp` of the stopped nodes' files finds it.
 """
 
 import hashlib
@@ -71,5 +71,5 @@ def digest_fields(
 
 
 def own_digest(store: ReplicaLog, hello: Hello) -> bytes:
-    """Return the digest of this log's bytes in the caller's range; b"" if it sent no digest."""
+    """Return this log's digest of the range that `hello` names; b"" if `hello` has no digest."""
     return digest_of(store, hello.digest_from, hello.digest_to) if hello.digest else b""

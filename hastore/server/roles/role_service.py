@@ -74,7 +74,7 @@ class RoleService(Service):
         self._ha = ha
         self._one_shot = one_shot
         self._read_config = read_config
-        self._config = member.config  # of the latest valid file; `member.config` is of the start
+        self._config = member.config  # from the latest valid file; `member.config`: at the start
         self._promoter = Promoter(member, self._open_ha, self._set_reason, self.stopping.is_set)
         self._flags = Flags()
         self._self_promotion = False
