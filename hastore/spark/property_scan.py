@@ -8,12 +8,17 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
+from hastore.record.properties import PRODUCER_PROPERTIES, ROCKETMQ_PROPERTIES
 from hastore.spark.arrow_slices import slice_values
-from hastore.spark.record_fields import Ints
+from hastore.spark.record_fields import Bools, Ints
 
 _NAME_END = 1
 _VALUE_END = 2
+_PRODUCER = pa.array(sorted(PRODUCER_PROPERTIES), pa.string())
+_ROCKETMQ = pa.array(sorted(ROCKETMQ_PROPERTIES), pa.string())
+_ROCKETMQ_MARK = "UNIQ_KEY"  # RocketMQ's clients set it in each message; hastore's do not
 
 
 class PropertyScan:
@@ -72,10 +77,20 @@ class PropertyScan:
         )
         return view[self._starts].tobytes() == mark * count
 
-    def headers(self, kind: pa.ListType) -> pa.Array:
-        """Return all properties of each record, in order, as a list of (key, value).
+    def _is_users(self, names: pa.Array, records: Ints) -> Bools:
+        def among(values: pa.Array) -> Bools:
+            found: Bools = pc.is_in(names, values).to_numpy(zero_copy_only=False)
+            return found
 
-        A record without properties has null.
+        of_rocketmq = np.zeros(len(self._starts), np.bool_)
+        of_rocketmq[records[among(pa.array([_ROCKETMQ_MARK]))]] = True
+        return ~(among(_PRODUCER) | (among(_ROCKETMQ) & of_rocketmq[records]))
+
+    def headers(self, kind: pa.ListType) -> pa.Array:
+        """Return the user's properties of each record in order, as a list of (key, value).
+
+        Left out are the names that hastore's producers set, and in messages of RocketMQ's clients
+        the names that RocketMQ reserves. A record without other properties has null.
         """
         starts, records, ends = self._pieces()
         name_ends = self._next(self._name_ends, starts, np.full(len(starts), len(self._bytes)))
@@ -88,6 +103,13 @@ class PropertyScan:
         )
         struct = kind.value_type
         names = slice_values(self._buffer, starts, name_ends, pa.string())
+        mask = self._is_users(names, records)
+        names, records, ends, name_ends = (
+            names.filter(pa.array(mask)),
+            records[mask],
+            ends[mask],
+            name_ends[mask],
+        )
         values = slice_values(self._buffer, name_ends + 1, ends, pa.binary())
         pairs = pa.StructArray.from_arrays([names, values], fields=list(struct))
         counts = np.bincount(records, minlength=len(self._starts))

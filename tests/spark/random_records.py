@@ -12,7 +12,7 @@ from hastore.record.properties import find_property
 PORT = st.integers(0, 65535)
 IPV4 = st.builds(Host, st.binary(min_size=4, max_size=4), PORT)
 HOSTS = IPV4 | st.builds(Host, st.binary(min_size=16, max_size=16), PORT)
-NAMES = st.sampled_from(["KEYS", "TAGS", "XKEYS", "KEY", "UNIQ_KEY", "é"])
+NAMES = st.sampled_from(["KEYS", "TAGS", "XKEYS", "KEY", "UNIQ_KEY", "HS_PID", "TTL", "é"])
 VALUES = st.text("aK\xe9 ", max_size=6)
 INNER_BATCH = 0xC0
 PACKED = 0x301  # compressed by zlib
@@ -60,7 +60,9 @@ def records(draw, hosts=HOSTS, magics=(V1_MAGIC, V2_MAGIC), packed=False):
 def expected_row(record):
     """Return the columns of a record, but for its times."""
     key = find_property(record.properties, b"KEYS")
-    pairs = [{"key": n, "value": v.encode()} for n, v in record.property_pairs]
+    names = {name for name, _ in record.property_pairs}
+    hidden = {"KEYS", "TAGS", "HS_PID"} | ({"UNIQ_KEY", "TTL"} if "UNIQ_KEY" in names else set())
+    pairs = [{"key": n, "value": v.encode()} for n, v in record.property_pairs if n not in hidden]
     packed = record.sys_flag & PACKED == PACKED
     return {
         "key": key,

@@ -71,10 +71,29 @@ def test_a_projection_gives_its_columns_in_its_order():
 
 
 def test_properties_that_are_not_utf8_are_replaced_in_strings():
-    data, positions, _ = lay([Record(body=b"", topic="t", properties=b"TAGS\x01\xff\x02")])
+    raw = b"TAGS\x01\xff\x02a\xff\x01\xff\x02"
+    data, positions, _ = lay([Record(body=b"", topic="t", properties=raw)])
     row = build(data, positions).to_pylist()[0]
     assert row["tags"] == "\ufffd"
-    assert row["headers"] == [{"key": "TAGS", "value": b"\xff"}]
+    assert row["headers"] == [{"key": "a\ufffd", "value": b"\xff"}]
+
+
+def test_headers_are_the_properties_that_users_set():
+    names = ["HS_PID", "a", "KEYS", "UNIQ_KEY", "TAGS", "b", "WAIT", "a", "HS_SEQ"]
+    raw = "".join(f"{name}\x01{n}\x02" for n, name in enumerate(names)).encode()
+    data, positions, _ = lay(
+        [
+            Record(body=b"", topic="t", properties=b"HS_PID\x01x\x02HS_SEQ\x011\x02"),
+            Record(body=b"", topic="t", properties=raw),
+        ]
+    )
+    none, some = build(data, positions).to_pylist()
+    assert none["headers"] is None
+    assert [(h["key"], h["value"]) for h in some["headers"]] == [
+        ("a", b"1"),
+        ("b", b"5"),
+        ("a", b"7"),
+    ]
 
 
 @given(records(), st.data())

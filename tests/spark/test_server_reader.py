@@ -29,7 +29,7 @@ def fill(store, count, *, body_bytes=10):
             "t",
             str(n).encode().rjust(body_bytes, b"."),
             queue_id=n % 2,
-            properties=[("KEYS", f"k{n}")],
+            properties=[("KEYS", f"k{n}"), ("from", "x")],
             born_timestamp_ms=n,
             born_host=HOST,
         )
@@ -65,7 +65,7 @@ def test_a_range_is_read_exactly(monkeypatch):
     assert [row["offset"] for row in rows] == list(range(17, 230))
     assert [int(row["value"].strip(b".")) for row in rows] == [2 * n + 1 for n in range(17, 230)]
     assert rows[0]["key"] == b"k35"
-    assert rows[0]["headers"] == [{"key": "KEYS", "value": b"k35"}]
+    assert rows[0]["headers"] == [{"key": "from", "value": b"x"}]
 
 
 def test_ranges_and_offsets_by_time_come_from_the_node():
