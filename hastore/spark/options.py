@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hastore.errors import UsageError
+from hastore.spark.instants import parse_instant
 from hastore.spark.offsets import (
     Bound,
     GlobalTimestamp,
@@ -108,6 +109,7 @@ class SourceOptions:
     """The checked options of a batch read.
 
     Exactly one of `path` and `bootstrap` is set. `strategy` is None if and only if mode is LOG.
+    `assumed_zone` is the session's time zone if a time without a zone was read in it, else None.
     """
 
     path: str | None
@@ -120,15 +122,22 @@ class SourceOptions:
     min_partitions: int | None
     max_records_per_partition: int | None
     check_crcs: bool
+    assumed_zone: str | None
 
 
-def parse_options(raw: Mapping[str, str]) -> SourceOptions:
-    """Check the options of a batch read.
+def parse_options(raw: Mapping[str, str], session_zone: str | None = None) -> SourceOptions:
+    """Check the options of a batch read; times without a zone are in `session_zone`.
 
     Raises UsageError, which names the option and the remedy.
     """
     options = _spell(raw)
     mode = _parse_mode(options)
+    instants = {
+        name: parse_instant(name, options[name], session_zone)
+        for name in ("startingTimestamp", "endingTimestamp")
+        if name in options
+    }
+    options |= {name: str(instant.timestamp_ms) for name, instant in instants.items()}
     limits = _parse_limits(options)
     for name in _STREAM_ONLY:
         if name in options:
@@ -147,6 +156,7 @@ def parse_options(raw: Mapping[str, str]) -> SourceOptions:
         min_partitions=_parse_positive(options, "minPartitions"),
         max_records_per_partition=_parse_positive(options, "maxRecordsPerPartition"),
         check_crcs=_parse_bool(options, "checkCrcs", default=True),
+        assumed_zone=session_zone if any(i.in_session_zone for i in instants.values()) else None,
     )
 
 
@@ -293,10 +303,7 @@ def _parse_limit(options: Mapping[str, str], which: str, default: Bound) -> Offs
     A global timestamp takes precedence over timestamps by partition, and these over offsets.
     """
     if (name := f"{which}Timestamp") in options:
-        text = options[name].strip()
-        if not re.fullmatch(r"[0-9]{1,18}", text):
-            raise UsageError(f"option {name!r}: Expected a single long value, got {text}")
-        return GlobalTimestamp(int(text))
+        return GlobalTimestamp(int(options[name]))  # parse_options has turned text into digits
     if (name := f"{which}OffsetsByTimestamp") in options:
         return parse_timestamps(options[name].strip())
     text = options.get(f"{which}Offsets", default.value).strip()

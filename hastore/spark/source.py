@@ -7,10 +7,17 @@ they hold options and a schema, never files or sockets.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSource,
+    DataSourceReader,
+    DataSourceStreamReader,
+    InputPartition,
+)
 from pyspark.sql.types import StructType
+
+from hastore.spark.worker import end_quietly, session_zone, short_errors, zone_of_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -38,7 +45,8 @@ class HastoreDataSource(DataSource):
         from hastore.spark.options import Mode, parse_options
         from hastore.spark.schema import log_schema, source_schema
 
-        options = parse_options(self.options)
+        with short_errors():
+            options = parse_options(self.options, session_zone())
         if options.mode is Mode.LOG:
             return log_schema()
         return source_schema(
@@ -47,13 +55,31 @@ class HastoreDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a batch reader of these columns. Raises UsageError."""
-        return HastoreReader(dict(self.options), schema)
+        with short_errors():
+            return HastoreReader(dict(self.options), schema)
 
-    def streamReader(self, schema: StructType) -> NoReturn:
-        """Raise UsageError: streams are not implemented."""
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:
+        """Return a reader that refuses the stream when Spark asks it for an offset."""
+        return NoStreamReader()
+
+
+class NoStreamReader(DataSourceStreamReader):
+    """Refuses a stream. If `streamReader` itself raised, Spark would report an error of its own."""
+
+    def initialOffset(self) -> NoReturn:
+        """Refuse the stream: raises UsageError."""
         from hastore.errors import UsageError
 
-        raise UsageError("format 'hastore': streams are not implemented yet; use read")
+        with short_errors():
+            raise UsageError("format 'hastore': streams come with a later version; use read")
+
+    def latestOffset(self, *_: Any) -> NoReturn:
+        """Refuse the stream: raises UsageError."""
+        self.initialOffset()
+
+    def read(self, partition: InputPartition) -> NoReturn:
+        """Refuse the stream: raises UsageError."""
+        self.initialOffset()
 
 
 class HastoreReader(DataSourceReader):
@@ -63,7 +89,7 @@ class HastoreReader(DataSourceReader):
         from hastore.spark.options import parse_options
         from hastore.spark.schema import project
 
-        self._options: SourceOptions = parse_options(options)
+        self._options: SourceOptions = parse_options(options, session_zone())
         self._projection = project(schema)
 
     def partitions(self) -> list[InputPartition]:
@@ -71,7 +97,7 @@ class HastoreReader(DataSourceReader):
         from hastore.spark.partitions import NoRange
         from hastore.spark.planning import plan
 
-        with self._open() as backend:
+        with short_errors(), self._open() as backend:
             return plan(backend, self._options) or [NoRange("no message in the range")]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
@@ -79,14 +105,28 @@ class HastoreReader(DataSourceReader):
         from hastore.spark.arrow_batch import BatchBuilder
         from hastore.spark.partitions import LogRange, QueueRange
 
+        end_quietly()
         builder = BatchBuilder(self._projection, check_crcs=self._options.check_crcs)
-        match partition:
-            case QueueRange():
-                with self._open() as backend:
-                    yield from backend.read_queue(partition, builder)
-            case LogRange():
-                with self._open() as backend:
-                    yield from backend.read_log(partition, builder)
+        with short_errors():
+            self._check_zone()
+            match partition:
+                case QueueRange():
+                    with self._open() as backend:
+                        yield from backend.read_queue(partition, builder)
+                case LogRange():
+                    with self._open() as backend:
+                        yield from backend.read_log(partition, builder)
+
+    def _check_zone(self) -> None:
+        """Raise UsageError if the plan read a time in another zone than the session now has."""
+        from hastore.errors import UsageError
+
+        assumed, current = self._options.assumed_zone, zone_of_task()
+        if assumed is not None and current not in (None, assumed):
+            raise UsageError(
+                f"a timestamp without a time zone was read in {assumed}, but the session's zone is "
+                f"now {current}: call hastore.spark.register(spark) again, or write the zone"
+            )
 
     def _open(self) -> "Backend":
         if self._options.path is not None:

@@ -1,0 +1,83 @@
+"""Behave well in the processes that Spark starts for Python: short errors, and a quiet end.
+
+Spark calls a data source in processes of its own: one that plans on the driver, and workers that
+run tasks on the executors. These functions do nothing in other processes.
+"""
+
+import contextlib
+import os
+import select
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+
+from pyspark import TaskContext
+
+from hastore.errors import HastoreError
+
+_IS_SPARKS = "SPARK_PYTHON_RUNTIME"  # Spark sets it in its Python processes
+_HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"  # Spark reads it when it reports an exception
+ZONE = "spark.sql.session.timeZone"
+ZONE_VARIABLE = "HASTORE_SESSION_TIME_ZONE"  # `register` sets it: no planning process is told
+
+
+@contextlib.contextmanager
+def short_errors() -> Iterator[None]:
+    """Let Spark report a HastoreError by its sentence, without the Python traceback before it.
+
+    Spark ends the process after it has reported the exception, so the setting does not outlive it.
+    The tracebacks of other exceptions are kept: they are defects.
+    """
+    try:
+        yield
+    except HastoreError:
+        if _IS_SPARKS in os.environ:
+            os.environ[_HIDE_TRACEBACK] = "1"
+        raise
+
+
+def end_quietly() -> None:
+    """End this worker without a traceback if Spark has closed its socket when it writes to it.
+
+    Spark closes the socket when a query needs no more rows, as after `limit` or `show`. A worker
+    that still writes would print a BrokenPipeError and end. With this, its SIGPIPE ends it. A
+    broken pipe of any other socket still raises BrokenPipeError.
+    """
+    connection = _connection()
+    if connection is None or threading.current_thread() is not threading.main_thread():
+        return
+    poll = select.poll()
+    poll.register(connection, getattr(select, "POLLRDHUP", 0))  # errors are always reported
+
+    def on_broken_pipe(number: int, frame: FrameType | None) -> None:
+        if poll.poll(0):
+            os._exit(1)
+
+    signal.signal(signal.SIGPIPE, on_broken_pipe)
+
+
+def _connection() -> socket.socket | None:
+    """Return the socket between this worker and Spark: `worker` of pyspark.daemon holds it."""
+    frame = sys._getframe()
+    while frame.f_back is not None:
+        frame = frame.f_back
+        if frame.f_code.co_name == "worker" and frame.f_globals.get("__file__", "").endswith(
+            "daemon.py"
+        ):
+            found = frame.f_locals.get("sock")
+            return found if isinstance(found, socket.socket) else None
+    return None
+
+
+def session_zone() -> str | None:
+    """Return the time zone that the session had when the format was registered; None if unknown."""
+    return os.environ.get(ZONE_VARIABLE)
+
+
+def zone_of_task() -> str | None:
+    """Return the session's time zone, as a task sees it; None if the session never set one."""
+    context = TaskContext.get()
+    return None if context is None else context.getLocalProperty(ZONE)
