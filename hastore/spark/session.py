@@ -3,11 +3,9 @@
 import os
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import warnings
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import IO, Any
 
 from pyspark import SparkConf, SparkContext
@@ -15,9 +13,9 @@ from pyspark.errors import PySparkException
 from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
-import hastore
 from hastore.errors import HastoreError
 from hastore.spark.java_runtime import find_java, java_home_for_spark
+from hastore.spark.registering import import_folder, put_first, register
 
 _TAIL_BYTES = 4_000
 _LOOPBACK = "127.0.0.1"
@@ -44,6 +42,7 @@ def local_session(
     warnings.filterwarnings("ignore", message="PySpark does not yet fully support pandas")
     active = SparkSession.getActiveSession()
     if active is not None:
+        register(active)
         return active
     conf = SparkConf().setAppName(app_name).setMaster(master)
     conf.setAll(list(_settings(memory).items()))
@@ -53,7 +52,9 @@ def local_session(
         _start(conf, quiet=quiet)
     else:
         SparkContext(conf=conf)
-    return SparkSession.builder.config(conf=conf).getOrCreate()
+    session = SparkSession.builder.config(conf=conf).getOrCreate()
+    register(session)
+    return session
 
 
 def end_session(spark: SparkSession) -> None:
@@ -101,11 +102,10 @@ def _environment() -> dict[str, str]:
         "JAVA_HOME": str(java_home_for_spark(find_java())),
         "SPARK_LOCAL_IP": _LOOPBACK,
     }
-    root = str(Path(hastore.__file__).resolve().parent.parent)
-    if root not in (sysconfig.get_path("purelib"), sysconfig.get_path("platlib")):
-        # hastore is not installed. The path lets workers import it, and Spark `pyspark_hastore`.
-        paths = [p for p in os.environ.get("PYTHONPATH", "").split(os.pathsep) if p and p != root]
-        result["PYTHONPATH"] = os.pathsep.join([root, *paths])
+    folder = import_folder()
+    if folder is not None:
+        # Not installed: workers must find this package, and Spark must find `pyspark_hastore`.
+        result["PYTHONPATH"] = put_first(folder, os.environ.get("PYTHONPATH", ""))
     return result
 
 

@@ -1,0 +1,108 @@
+"""Read topics as a DataFrame by one typed call, for notebooks and scripts."""
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from hastore.errors import UsageError
+from hastore.spark.instants import find_zone, to_milliseconds
+from hastore.spark.registering import register
+from hastore.spark.worker import ZONE
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+_registered: "WeakKeyDictionary[SparkSession, str]" = WeakKeyDictionary()
+
+
+def read_topic(
+    spark: "SparkSession",
+    topic: str | Sequence[str],
+    *,
+    path: str | os.PathLike[str] | None = None,
+    servers: str | Sequence[str] | None = None,
+    start: datetime | Mapping[int, int] | None = None,
+    end: datetime | Mapping[int, int] | None = None,
+    columns: Sequence[str] | None = None,
+    headers: bool = False,
+    metadata: bool = False,
+    options: Mapping[str, str] | None = None,
+) -> "DataFrame":
+    """Return the messages of a topic, or of several, as a DataFrame; registers the format.
+
+    Exactly one of `path` (a store's directory) and `servers` (addresses of running nodes) is
+    needed. `start` and `end` are moments, or offsets by queue of a single topic; the end is
+    exclusive. Without them all messages are read that are readable when the query starts. A moment
+    without a time zone is in the session's. `columns` are the only ones to be read, in this order;
+    without it `headers` and `metadata` add theirs to Kafka's. `options` are further options of the
+    source. Raises UsageError for arguments that contradict each other, and Spark's
+    AnalysisException, with the source's own sentence, for wrong options.
+    """
+    zone = str(spark.conf.get(ZONE))
+    if _registered.get(spark) != zone:
+        register(spark)
+        _registered[spark] = zone
+    topics = [topic] if isinstance(topic, str) else list(topic)
+    given = {
+        "subscribe": ",".join(topics),
+        **_limit("start", "starting", start, topics, zone),
+        **_limit("end", "ending", end, topics, zone),
+        **_where(path, servers),
+        **(options or {}),
+    }
+    reader = spark.read.format("hastore")
+    if columns is not None:
+        if headers or metadata:
+            raise UsageError("headers and metadata add columns; name them in `columns` instead")
+        reader = reader.schema(_ddl(columns))
+    elif headers or metadata:
+        given |= {"includeHeaders": str(headers), "includeMetadata": str(metadata)}
+    return reader.options(**given).load()
+
+
+def _where(
+    path: str | os.PathLike[str] | None, servers: str | Sequence[str] | None
+) -> dict[str, str]:
+    if (path is None) == (servers is None):
+        raise UsageError("read_topic needs either a path or servers")
+    if path is not None:
+        return {"path": os.fspath(path)}
+    listed = servers if isinstance(servers, str) else ",".join(servers or ())
+    return {"hastore.bootstrap.servers": listed}
+
+
+def _limit(
+    argument: str,
+    prefix: str,
+    limit: datetime | Mapping[int, int] | None,
+    topics: Sequence[str],
+    zone: str,
+) -> dict[str, str]:
+    """Return the option for one end of the read."""
+    if limit is None:
+        return {}
+    if isinstance(limit, datetime):
+        moment = limit if limit.tzinfo is not None else limit.replace(tzinfo=find_zone(zone))
+        return {f"{prefix}Timestamp": str(to_milliseconds(moment))}
+    if len(topics) != 1:
+        raise UsageError(
+            f"{argument}: offsets by queue need a single topic; for several set the option "
+            f"'{prefix}Offsets'"
+        )
+    return {f"{prefix}Offsets": json.dumps({topics[0]: dict(limit)})}
+
+
+def _ddl(columns: Sequence[str]) -> str:
+    """Return the schema of some columns, in Spark's DDL."""
+    from hastore.spark.schema import COLUMN_TYPES, Column
+
+    types = {column.value: COLUMN_TYPES[column].simpleString() for column in Column}
+    unknown = [name for name in columns if name not in types]
+    if unknown:
+        raise UsageError(
+            f"format 'hastore' has no column {unknown[0]!r}; it has " + ", ".join(types)
+        )
+    return ", ".join(f"`{name}` {types[name]}" for name in columns)
