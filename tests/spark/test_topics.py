@@ -1,0 +1,91 @@
+"""`read_topic`, and the examples of docs/pipeline.md that use it."""
+
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.errors import AnalysisException
+
+from hastore.errors import UsageError
+from hastore.spark import read_topic
+from tests.spark.stores import numbered, write_store
+
+PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "pipeline.md"
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory):
+    """100 messages in two queues, a second apart."""
+    path = tmp_path_factory.mktemp("flights")
+    write_store(path, numbered(100, topic="flights", queues=2))
+    return path
+
+
+def test_a_topic_is_read_whole(spark, store):
+    frame = read_topic(spark, "flights", path=store, headers=True, metadata=True)
+    assert {"key", "value", "headers", "tags"} <= set(frame.columns)
+    assert frame.count() == 100
+
+
+def test_columns_are_the_projection_in_their_order(spark, store):
+    frame = read_topic(spark, ["flights"], path=store, columns=["offset", "value", "headers"])
+    assert frame.columns == ["offset", "value", "headers"]
+    assert frame.count() == 100
+
+
+def test_offsets_and_moments_bound_the_read(spark, store):
+    start = {0: 10, 1: 49}
+    assert read_topic(spark, "flights", path=store, start=start).count() == 41
+    since = datetime.fromtimestamp(90, UTC)
+    until = datetime.fromtimestamp(95, UTC)
+    assert read_topic(spark, "flights", path=store, start=since, end=until).count() == 5
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    try:
+        spark.conf.set("spark.sql.session.timeZone", "Asia/Tokyo")
+        local = datetime(1970, 1, 1, 9, 1, 30)
+        assert read_topic(spark, "flights", path=store, start=local).count() == 10
+        iso = {"startingTimestamp": "1970-01-01T09:01:30"}
+        assert read_topic(spark, "flights", path=store, options=iso).count() == 10
+    finally:
+        spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+@pytest.mark.parametrize(
+    ("topic", "arguments", "text"),
+    [
+        ("a", {}, "either a path or servers"),
+        ("a", {"path": "/s", "servers": "h:1"}, "either a path or servers"),
+        (["a", "b"], {"path": "/s", "start": {0: 1}}, "single topic"),
+        ("a", {"path": "/s", "columns": ["velue"]}, "no column 'velue'"),
+        ("a", {"path": "/s", "columns": ["value"], "headers": True}, "in `columns` instead"),
+    ],
+)
+def test_arguments_that_contradict_each_other_are_refused(spark, topic, arguments, text):
+    with pytest.raises(UsageError, match=text):
+        read_topic(spark, topic, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("topic", "options", "sentence"),
+    [
+        ("flights", {"startingOfsets": "earliest"}, "unknown option 'startingofsets'"),
+        ("flight", {}, "there is no topic 'flight' at"),
+    ],
+)
+def test_an_error_begins_with_the_sources_sentence(spark, store, topic, options, sentence):
+    with pytest.raises(AnalysisException) as caught:
+        read_topic(spark, topic, path=store, options=options).count()
+    first = str(caught.value).splitlines()[0]
+    assert sentence in first
+    assert "Traceback" not in str(caught.value)
+
+
+def test_the_examples_of_the_page_run(spark, store, capsys):
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    examples = [block for block in blocks if "read_topic(" in block]
+    assert examples
+    for example in examples:
+        assert "data/node2" in example
+        exec(example.replace("data/node2", str(store)), {"spark": spark})
+    assert "|        0|   50|" in capsys.readouterr().out
