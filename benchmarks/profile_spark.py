@@ -24,10 +24,10 @@ from pyspark.sql.types import StructField, StructType
 from benchmarks.common import arguments, figure, save, say, scratch
 from hastore.record.codec import Record, encode_record, pack_blank
 from hastore.record.host import Host
-from hastore.spark.arrow_batch import BatchBuilder
-from hastore.spark.partitions import QueueRange
-from hastore.spark.schema import COLUMN_TYPES, Column, project, source_schema
-from hastore.spark.store_reader import PathBackend
+from hastore.spark.arrow.batch import BatchBuilder
+from hastore.spark.arrow.schema import COLUMN_TYPES, Column, project, source_schema
+from hastore.spark.options.partitions import QueueRange
+from hastore.spark.read.store_reader import PathBackend
 from hastore.store.fs.filesystem import REAL
 from hastore.store.state.limits import Limits, LimitsPage
 

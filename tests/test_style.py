@@ -115,7 +115,18 @@ MAY_IMPORT = {
         *("ha.master", "ha.node", "ha.rules", "store.fs", "store.message_store"),
     ),
     "server.http": (*COMMON, "config.checks", "server.http"),
-    "spark": (*("errors", "clock", "client", "spark"), *("store.offline.reader", "record")),
+    # The top of the package: what Spark and users call. It composes the packages below.
+    "spark": ("errors", "spark"),
+    "spark.options": ("errors", "spark.options"),
+    "spark.arrow": ("errors", "record", "spark.arrow"),
+    "spark.read": (
+        *("errors", "clock", "client", "record", "store.offline.reader"),
+        *("spark.arrow", "spark.options", "spark.read"),
+    ),
+    "spark.stream": ("errors", "clock", "spark.options", "spark.read", "spark.stream"),
+    "spark.sink": ("errors", "clock", "client", "record", "spark.options", "spark.sink"),
+    # The jobs of `hastore pipeline`; they run on Spark.
+    "pipeline": ("errors", "clock", "record", "client", "spark", "store.offline", "pipeline"),
     "cli": (
         *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),
         *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
@@ -145,7 +156,7 @@ ONLY_SPARK = {"pyspark", "pyarrow"}
 ONLY_ZMQ = ("client.connections.zmq_transport",)
 # Modules that may open files: the shim; the configuration, which is not part of the store; the
 # commands, the demo and Spark, which read and write files that the user names.
-FILE_ACCESS = ("store.fs.filesystem", "config.file", "cli", "demo", "spark")
+FILE_ACCESS = ("store.fs.filesystem", "config.file", "cli", "demo", "pipeline", "spark")
 FILE_CALLS = {
     *("open", "unlink", "remove", "rename", "replace", "mkdir", "makedirs", "rmdir", "truncate"),
     *("ftruncate", "fsync", "fdatasync", "pread", "pwrite", "listdir", "scandir", "rmtree"),
@@ -198,7 +209,7 @@ def test_imports_go_one_way(path):
                 continue
             assert fits(below, allowed(name)), f"{path}:{line}: {name} must not import {imported}"
         if top in ONLY_SPARK:
-            assert fits(name, ("spark", "demo.spark_check", "demo.spark_report")), (
+            assert fits(name, ("spark", "pipeline", "demo.spark_check", "demo.spark_report")), (
                 f"{path}:{line}: only spark imports {top}"
             )
         if top == "zmq":
@@ -206,7 +217,7 @@ def test_imports_go_one_way(path):
         if fits(name, PURE):
             assert top not in IMPURE_IMPORTS, f"{path}:{line}: {name} is pure, {top} is not"
         if top == "time":
-            product = fits(name, ("clock", "cli", "demo", "spark"))
+            product = fits(name, ("clock", "cli", "demo", "pipeline", "spark"))
             assert product, f"{path}:{line}: time comes from hastore.clock"
 
 

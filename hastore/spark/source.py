@@ -22,8 +22,8 @@ from hastore.spark.worker import end_quietly, session_zone, short_errors, zone_o
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from hastore.spark.backend import Backend
-    from hastore.spark.options import SourceOptions
+    from hastore.spark.options.source_options import SourceOptions
+    from hastore.spark.read.backend import Backend
 
 
 class HastoreDataSource(DataSource):
@@ -42,8 +42,8 @@ class HastoreDataSource(DataSource):
 
         Raises UsageError for wrong options, so that `load()` already reports them.
         """
-        from hastore.spark.options import Mode, parse_options
-        from hastore.spark.schema import log_schema, source_schema
+        from hastore.spark.arrow.schema import log_schema, source_schema
+        from hastore.spark.options.source_options import Mode, parse_options
 
         with short_errors():
             options = parse_options(self.options, session_zone())
@@ -86,24 +86,24 @@ class HastoreReader(DataSourceReader):
     """A batch read: the driver fixes the offsets when it plans the query; tasks read ranges."""
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
-        from hastore.spark.options import parse_options
-        from hastore.spark.schema import project
+        from hastore.spark.arrow.schema import project
+        from hastore.spark.options.source_options import parse_options
 
         self._options: SourceOptions = parse_options(options, session_zone())
         self._projection = project(schema)
 
     def partitions(self) -> list[InputPartition]:
         """Resolve the offsets and cut them into tasks. Runs on the driver, once per action."""
-        from hastore.spark.partitions import NoRange
-        from hastore.spark.planning import plan
+        from hastore.spark.options.partitions import NoRange
+        from hastore.spark.read.planning import plan
 
         with short_errors(), self._open() as backend:
             return plan(backend, self._options) or [NoRange("no message in the range")]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of one task as Arrow batches. Runs on an executor."""
-        from hastore.spark.arrow_batch import BatchBuilder
-        from hastore.spark.partitions import LogRange, QueueRange
+        from hastore.spark.arrow.batch import BatchBuilder
+        from hastore.spark.options.partitions import LogRange, QueueRange
 
         end_quietly()
         builder = BatchBuilder(self._projection, check_crcs=self._options.check_crcs)
@@ -130,9 +130,9 @@ class HastoreReader(DataSourceReader):
 
     def _open(self) -> "Backend":
         if self._options.path is not None:
-            from hastore.spark.store_reader import PathBackend
+            from hastore.spark.read.store_reader import PathBackend
 
             return PathBackend(self._options.path, self._options.limits.fail_on_data_loss)
-        from hastore.spark.server_reader import ServerBackend
+        from hastore.spark.read.server_reader import ServerBackend
 
         return ServerBackend(self._options.bootstrap, self._options.limits.fail_on_data_loss)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from hastore.errors import UsageError
-from hastore.spark.instants import find_zone, to_milliseconds
+from hastore.spark.options.instants import find_zone, to_milliseconds
 from hastore.spark.registering import register
 from hastore.spark.worker import ZONE
 
@@ -97,7 +97,7 @@ def _limit(
 
 def _ddl(columns: Sequence[str]) -> str:
     """Return the schema of some columns, in Spark's DDL."""
-    from hastore.spark.schema import COLUMN_TYPES, Column
+    from hastore.spark.arrow.schema import COLUMN_TYPES, Column
 
     types = {column.value: COLUMN_TYPES[column].simpleString() for column in Column}
     unknown = [name for name in columns if name not in types]

@@ -33,11 +33,16 @@ def load(**options):
 
 spark = session()
 """
-WITHOUT_A_LINE = START + """
+WITHOUT_A_LINE = (
+    START
+    + """
 assert not any(name.startswith("hastore") for name in sys.modules)
 print("rows", load(subscribe="t").count())
 """
-WITH_ONE_LINE = START + """
+)
+WITH_ONE_LINE = (
+    START
+    + """
 import hastore.spark
 hastore.spark.register(spark)
 print("from", os.path.dirname(os.path.dirname(os.path.dirname(hastore.spark.__file__))))
@@ -61,6 +66,7 @@ except Exception as error:
 print("rows", hastore.spark.read_topic(spark, "t", path=sys.argv[1]).count())
 spark.stop()
 """
+)
 
 
 @pytest.fixture(scope="module")

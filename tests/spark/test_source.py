@@ -6,7 +6,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from hastore.record.properties import ROCKETMQ_PROPERTIES
-from hastore.spark.schema import KAFKA_COLUMNS
+from hastore.spark.arrow.schema import KAFKA_COLUMNS
 from hastore.store.offline.reader import StoreReader
 from tests.spark.stores import GOLDEN, numbered, write_store
 

@@ -11,13 +11,14 @@ from pyspark.sql.types import StructField, StructType
 
 from hastore.errors import CorruptRecordError
 from hastore.record.layout import V1_MAGIC, V2_MAGIC
-from hastore.spark import arrow_batch, store_reader
-from hastore.spark.arrow_batch import BatchBuilder
-from hastore.spark.partitions import QueueRange
-from hastore.spark.schema import COLUMN_TYPES, Column, project
-from hastore.spark.store_reader import PathBackend
-from tests.spark import scalar_reader
+from hastore.spark.arrow import batch as arrow_batch
+from hastore.spark.arrow.batch import BatchBuilder
+from hastore.spark.arrow.schema import COLUMN_TYPES, Column, project
+from hastore.spark.options.partitions import QueueRange
+from hastore.spark.read import store_reader
+from hastore.spark.read.store_reader import PathBackend
 from tests.spark.random_records import HOSTS, IPV4, expected_row, records
+from tests.spark.read import scalar_reader
 from tests.spark.stores import numbered, write_store
 
 # Plain stores take the short ways (no IPv6 host, no V2 record), mixed ones all others.

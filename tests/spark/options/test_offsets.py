@@ -3,7 +3,7 @@
 import pytest
 
 from hastore.errors import PositionLostError, UsageError
-from hastore.spark.offsets import (
+from hastore.spark.options.offsets import (
     Bound,
     GlobalTimestamp,
     Limits,

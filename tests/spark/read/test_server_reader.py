@@ -10,12 +10,12 @@ from hastore.record.codec import build_record
 from hastore.record.host import Host
 from hastore.server.api.server import ApiServer
 from hastore.service import raise_failure
-from hastore.spark import server_reader
-from hastore.spark.arrow_batch import BatchBuilder
-from hastore.spark.offsets import TopicPartition
-from hastore.spark.partitions import QueueRange
-from hastore.spark.schema import project, source_schema
-from hastore.spark.server_reader import ServerBackend
+from hastore.spark.arrow.batch import BatchBuilder
+from hastore.spark.arrow.schema import project, source_schema
+from hastore.spark.options.offsets import TopicPartition
+from hastore.spark.options.partitions import QueueRange
+from hastore.spark.read import server_reader
+from hastore.spark.read.server_reader import ServerBackend
 from hastore.store.message_reader import PullStatus
 from tests.api_fakes import FakeBackend, FakeStore
 

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pyspark.sql.datasource import InputPartition
 
 from hastore.errors import UsageError
-from hastore.spark.backend import Backend
-from hastore.spark.offsets import OffsetRange, TopicPartition
-from hastore.spark.options import Assign, SourceOptions, Strategy, Subscribe
-from hastore.spark.partitions import split_log, split_queues
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.partitions import split_log, split_queues
+from hastore.spark.options.source_options import Assign, SourceOptions, Strategy, Subscribe
+from hastore.spark.read.backend import Backend
 
 INTERNAL_TOPICS = frozenset({"HASTORE_POSITIONS"})  # a pattern never matches these
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from hastore.errors import CorruptRecordError
 from hastore.record.layout import V1_MAGIC, V2_MAGIC
-from hastore.spark.arrow_batch import decompress
+from hastore.spark.arrow.batch import decompress
 
 _UNIT = struct.Struct(">qiq")
 _LEAST = 91  # bytes of a record without body, topic and properties

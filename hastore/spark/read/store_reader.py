@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from hastore.errors import CorruptRecordError, PositionLostError
 from hastore.record.layout import BLANK_MAGIC, MIN_RECORD_SIZE, SIZE_AND_MAGIC
-from hastore.spark.arrow_batch import BatchBuilder, QueueRows, cut_batches
-from hastore.spark.offsets import OffsetRange, TopicPartition
-from hastore.spark.partitions import LogRange, QueueRange
-from hastore.spark.record_fields import Ints
+from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
+from hastore.spark.arrow.record_fields import Ints
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.partitions import LogRange, QueueRange
 from hastore.store.offline.reader import LogFile, StoreReader
 
 UNITS_AT_ONCE = 65_536  # units (entries) of a consume queue held as arrays: 2 MB

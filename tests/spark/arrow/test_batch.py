@@ -11,9 +11,9 @@ from pyspark.sql.types import StructField, StructType
 
 from hastore.errors import CorruptRecordError
 from hastore.record.codec import Record, encode_record
-from hastore.spark import arrow_batch
-from hastore.spark.arrow_batch import BatchBuilder, cut_batches, decompress
-from hastore.spark.schema import COLUMN_TYPES, Column, project
+from hastore.spark.arrow import batch as arrow_batch
+from hastore.spark.arrow.batch import BatchBuilder, cut_batches, decompress
+from hastore.spark.arrow.schema import COLUMN_TYPES, Column, project
 from tests.spark.random_records import expected_row, records
 
 ALL = project(StructType([StructField(c.value, COLUMN_TYPES[c]) for c in Column]))

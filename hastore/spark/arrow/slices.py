@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 
 from hastore.errors import CorruptRecordError
-from hastore.spark.record_fields import Ints
+from hastore.spark.arrow.record_fields import Ints
 
 _INT32_MAX = 2**31 - 1
 

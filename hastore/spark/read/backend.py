@@ -6,9 +6,9 @@ from typing import Protocol, Self
 
 import pyarrow as pa
 
-from hastore.spark.arrow_batch import BatchBuilder
-from hastore.spark.offsets import OffsetRange, TopicPartition
-from hastore.spark.partitions import LogRange, QueueRange
+from hastore.spark.arrow.batch import BatchBuilder
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.partitions import LogRange, QueueRange
 
 
 class Backend(Protocol):

@@ -11,10 +11,10 @@ import pyarrow as pa
 
 from hastore.errors import CorruptRecordError
 from hastore.record.host import Host
-from hastore.spark.arrow_slices import slice_values
-from hastore.spark.property_scan import PropertyScan
-from hastore.spark.record_fields import Ints, RecordFields
-from hastore.spark.schema import TIMESTAMP_TYPE_LOG_APPEND, Column, Projection
+from hastore.spark.arrow.property_scan import PropertyScan
+from hastore.spark.arrow.record_fields import Ints, RecordFields
+from hastore.spark.arrow.schema import TIMESTAMP_TYPE_LOG_APPEND, Column, Projection
+from hastore.spark.arrow.slices import slice_values
 
 ROWS_PER_BATCH = 2_000  # the fastest size measured, with records of 1 KiB
 BYTES_PER_BATCH = 8 * 1024 * 1024  # the most of a batch; a larger record is a batch of its own

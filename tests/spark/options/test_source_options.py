@@ -3,7 +3,7 @@
 import pytest
 
 from hastore.errors import UsageError
-from hastore.spark.offsets import (
+from hastore.spark.options.offsets import (
     Bound,
     GlobalTimestamp,
     NoMatch,
@@ -11,7 +11,13 @@ from hastore.spark.offsets import (
     TimestampsByPartition,
     TopicPartition,
 )
-from hastore.spark.options import Assign, Mode, Subscribe, SubscribePattern, parse_options
+from hastore.spark.options.source_options import (
+    Assign,
+    Mode,
+    Subscribe,
+    SubscribePattern,
+    parse_options,
+)
 
 BASE = {"path": "/store", "subscribe": "TopicA"}
 

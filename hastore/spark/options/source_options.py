@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hastore.errors import UsageError
-from hastore.spark.instants import parse_instant
-from hastore.spark.offsets import (
+from hastore.spark.options.instants import parse_instant
+from hastore.spark.options.offsets import (
     Bound,
     GlobalTimestamp,
     Limits,

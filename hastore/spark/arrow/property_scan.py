@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hastore.record.properties import PRODUCER_PROPERTIES, ROCKETMQ_PROPERTIES
-from hastore.spark.arrow_slices import slice_values
-from hastore.spark.record_fields import Bools, Ints
+from hastore.spark.arrow.record_fields import Bools, Ints
+from hastore.spark.arrow.slices import slice_values
 
 _NAME_END = 1
 _VALUE_END = 2

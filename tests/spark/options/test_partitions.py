@@ -5,8 +5,14 @@ import pickle
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hastore.spark.offsets import OffsetRange, TopicPartition
-from hastore.spark.partitions import LOG_RANGE_BYTES, LogRange, QueueRange, split_log, split_queues
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.partitions import (
+    LOG_RANGE_BYTES,
+    LogRange,
+    QueueRange,
+    split_log,
+    split_queues,
+)
 
 
 def spans(*sizes):

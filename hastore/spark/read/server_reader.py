@@ -20,10 +20,10 @@ from hastore.client.consumer.queue_reader import QueueReader
 from hastore.clock import SYSTEM_CLOCK
 from hastore.errors import PositionLostError, UnreachableError, UsageError
 from hastore.record.layout import MIN_RECORD_SIZE, header_struct
-from hastore.spark.arrow_batch import BatchBuilder, QueueRows, cut_batches
-from hastore.spark.offsets import OffsetRange, TopicPartition
-from hastore.spark.partitions import LogRange, QueueRange
-from hastore.spark.record_fields import Ints, RecordFields
+from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
+from hastore.spark.arrow.record_fields import Ints, RecordFields
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.partitions import LogRange, QueueRange
 
 PULL_BYTES = 4 * 1024 * 1024  # the most bytes of one reply
 STALL_S = 60.0  # a task gives up after this time without a message

@@ -7,12 +7,12 @@ import pytest
 
 from hastore.errors import CorruptRecordError, PositionLostError, StoreError
 from hastore.record.properties import ROCKETMQ_PROPERTIES
-from hastore.spark import store_reader
-from hastore.spark.arrow_batch import BatchBuilder
-from hastore.spark.offsets import OffsetRange, TopicPartition
-from hastore.spark.partitions import LogRange, QueueRange, split_log
-from hastore.spark.schema import log_schema, project, source_schema
-from hastore.spark.store_reader import PathBackend
+from hastore.spark.arrow.batch import BatchBuilder
+from hastore.spark.arrow.schema import log_schema, project, source_schema
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.partitions import LogRange, QueueRange, split_log
+from hastore.spark.read import store_reader
+from hastore.spark.read.store_reader import PathBackend
 from hastore.store.offline.reader import StoreReader
 from tests.spark.stores import GOLDEN, numbered, write_store
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from pyspark.sql.datasource import InputPartition
 
-from hastore.spark.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
 
 LOG_RANGE_BYTES = 128 * 1024 * 1024  # the most that one task reads in mode=log
 

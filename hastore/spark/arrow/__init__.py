@@ -1,0 +1,1 @@
+"""Turn raw records into Arrow batches, column by column."""

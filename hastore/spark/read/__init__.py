@@ -1,0 +1,1 @@
+"""Read ranges of a store or of running nodes, and plan which."""

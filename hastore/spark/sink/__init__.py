@@ -1,0 +1,1 @@
+"""Write DataFrames to running nodes."""
