@@ -79,6 +79,11 @@ def parse_address(text: str) -> tuple[str, int] | None:
     return (host, port) if port <= 65_535 else None
 
 
+def _comparable(host: str) -> str:
+    """Return a host in the form in which two names of the same host are equal."""
+    return "127.0.0.1" if host == "localhost" else host.lower()
+
+
 def is_loopback(host: str) -> bool:
     """Return whether a host is a loopback address or `localhost`; False for other names."""
     if host == "localhost":
@@ -119,7 +124,7 @@ def _check_addresses(config: Config, places: Places) -> dict[Endpoint, str]:
             if endpoint is None:
                 raise places.error(key, f"{text!r} is not an address", f"write {form}")
             host, port = endpoint
-            endpoint = ("127.0.0.1" if host == "localhost" else host.lower(), port)
+            endpoint = (_comparable(host), port)
             if port and endpoint in seen:
                 problem = f"{text} is also {seen[endpoint]}: a node would connect to itself"
                 raise places.error(key, problem, "give each address a port of its own")
@@ -164,7 +169,7 @@ def _check_classic(config: Config, places: Places, endpoints: dict[Endpoint, str
             key, f"{ha.classic_master!r} is not an address", "write HOST:PORT, or null"
         )
     host, port = endpoint
-    same = endpoints.get(("127.0.0.1" if host == "localhost" else host.lower(), port))
+    same = endpoints.get((_comparable(host), port))
     if same is not None:
         raise places.error(
             key,
