@@ -329,7 +329,7 @@ class DedupWindow:
                 _big_endian(known.sequences).tobytes(),
                 _big_endian(known.offsets).tobytes(),
             )
-        return _FRAME.pack_parts(parts)
+        return _FRAME.pack(*parts)
 
     def _restore(self, raw: bytes) -> bool:
         content = _FRAME.unpack(raw)
