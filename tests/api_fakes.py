@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hastore.errors import NotStoredError, Status
+from hastore.errors import NotStoredError, Status, UsageError
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place, PositionMap
@@ -78,6 +79,12 @@ class FakeStore:
     @property
     def dispatched_offset(self) -> int:
         return len(self.log)
+
+    @contextlib.contextmanager
+    def view(self, offset: int, max_bytes: int) -> Iterator[memoryview]:
+        if not self.min_offset <= offset <= len(self.log):
+            raise UsageError(f"offset {offset} is outside the log")
+        yield memoryview(bytes(self.log[offset : offset + max_bytes]))
 
     def put_encoded(self, payloads: Sequence[bytes]) -> list[list[FakePut]]:
         with self.lock:

@@ -7,6 +7,7 @@ them with its own lock held, so they must not call back into the API.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hastore.ha.master.group_transfer import Need, Outcome
@@ -90,6 +91,11 @@ class ApiStore(Protocol):
     @property
     def dispatched_offset(self) -> int:
         """How far replay has come: the queues know all records below it."""
+        ...
+
+    @property
+    def view(self) -> Callable[[int, int], AbstractContextManager[memoryview]]:
+        """Lend at most so many bytes from an offset of the log; see CommitLog.view."""
         ...
 
     @property
