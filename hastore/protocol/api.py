@@ -52,6 +52,7 @@ Int64 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 QueueId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=32767)]
 Group = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+ProducerId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 WaitMs = Annotated[int, msgspec.Meta(ge=0, le=MAX_WAIT_MS)]
 
 
@@ -143,6 +144,13 @@ class AskTopics(_Message, frozen=True, tag="topics"):
     topic: Name | None = None
 
 
+class AskProducer(_Message, frozen=True, tag="producer"):
+    """Ask the master how far a producer came, by its HS_PID."""
+
+    rid: Int64
+    producer: ProducerId
+
+
 class Commit(_Message, frozen=True, tag="commit"):
     """Store a group's positions in a topic's queues as a record of HASTORE_POSITIONS.
 
@@ -165,7 +173,8 @@ class Fetch(_Message, frozen=True, tag="fetch"):
     topic: Name
 
 
-Question = Pull | FindKey | FindOffset | FindTime | AskMap | AskStatus | AskTopics | Commit | Fetch
+Reading = FindKey | FindOffset | FindTime | AskMap | AskStatus | AskTopics | AskProducer
+Question = Pull | Reading | Commit | Fetch
 Request = Put | Question
 
 # -- replies
@@ -270,6 +279,19 @@ class Positions(_Message, frozen=True, tag="fetch."):
     positions: dict[int, Position]
 
 
+class ProducerKnown(_Message, frozen=True, tag="producer."):
+    """The answer to AskProducer; `last` and `forgotten` are None if the producer is not known.
+
+    `last` is its greatest HS_SEQ in the log that the master remembers. Numbers up to `forgotten`
+    are not remembered one by one: a put of them is refused.
+    """
+
+    rid: int
+    epoch: int
+    last: int | None = None
+    forgotten: int | None = None
+
+
 class Failed(_Message, frozen=True, tag="failed"):
     """The request was refused; `status` is the name of a Status if one fits."""
 
@@ -279,7 +301,10 @@ class Failed(_Message, frozen=True, tag="failed"):
     master: str | None = None
 
 
-Reply = PutDone | Pulled | Found | TimeFound | Map | NodeStatus | Topics | Positions | Failed
+Reply = (
+    PutDone | Pulled | Found | TimeFound | Map | NodeStatus | Topics | Positions | ProducerKnown
+    | Failed
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
