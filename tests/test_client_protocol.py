@@ -116,7 +116,7 @@ def expected_rows(struct: type[msgspec.Struct]) -> list[list[str]]:
 
 def test_the_page_has_every_message_and_no_other() -> None:
     tags = {each.__name__: msgspec.inspect.type_info(each).tag for each in structs()}
-    assert len(tags) == 25
+    assert len(tags) == 27
     documented = {name: tag for name, (tag, _) in sections().items()}
     enums = dict.fromkeys(("Status", "PullStatus"))
     assert documented == {**tags, **enums}
@@ -190,7 +190,7 @@ def test_the_limits_are_the_code_s() -> None:
         [
             "sequence numbers remembered",
             f"{api.WINDOW:,} of each of the {dedup_window._MAX_PRODUCERS:,} producers"
-            " that wrote last",
+            f" that wrote last; the last one of {dedup_window._MAX_IDLE:,} more",
         ],
         ["reply frame, for the client to check", mib(MAX_REPLY_BYTES)],
     ]

@@ -57,6 +57,7 @@ QueueId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=32767)]
 Algorithm = Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
 Group = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+ProducerId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 WaitMs = Annotated[int, msgspec.Meta(ge=0, le=MAX_WAIT_MS)]
 
 
@@ -165,6 +166,13 @@ class AskTopics(_Message, frozen=True, tag="topics"):
     topic: Name | None = None
 
 
+class AskProducer(_Message, frozen=True, tag="producer"):
+    """Ask the master how far a producer came, by its HS_PID."""
+
+    rid: Int64
+    producer: ProducerId
+
+
 class Commit(_Message, frozen=True, tag="commit"):
     """Store a group's positions in a topic's queues as a record of HASTORE_POSITIONS.
 
@@ -188,18 +196,8 @@ class Fetch(_Message, frozen=True, tag="fetch"):
 
 
 RangeQuestion = AskDigest | AskBytes
-Question = (
-    Pull
-    | FindKey
-    | FindOffset
-    | FindTime
-    | AskMap
-    | AskStatus
-    | AskTopics
-    | Commit
-    | Fetch
-    | RangeQuestion
-)
+Reading = FindKey | FindOffset | FindTime | AskMap | AskStatus | AskTopics | AskProducer
+Question = Pull | Reading | Commit | Fetch | RangeQuestion
 Request = Put | Question
 
 # -- replies
@@ -327,6 +325,19 @@ class RangeBytes(_Message, frozen=True, tag="bytes."):
     epochs: list[tuple[int, int]] = []
 
 
+class ProducerKnown(_Message, frozen=True, tag="producer."):
+    """The answer to AskProducer; `last` and `forgotten` are None if the producer is not known.
+
+    `last` is its greatest HS_SEQ in the log that the master remembers. Numbers up to `forgotten`
+    are not remembered one by one: a put of them is refused.
+    """
+
+    rid: int
+    epoch: int
+    last: int | None = None
+    forgotten: int | None = None
+
+
 class Failed(_Message, frozen=True, tag="failed"):
     """The request was refused; `status` is the name of a Status if one fits."""
 
@@ -338,17 +349,9 @@ class Failed(_Message, frozen=True, tag="failed"):
 
 RangeReply = RangeDigest | RangeBytes
 Reply = (
-    PutDone
-    | Pulled
-    | Found
-    | TimeFound
-    | Map
-    | NodeStatus
-    | Topics
-    | Positions
-    | RangeReply
-    | Failed
-)
+    PutDone | Pulled | Found | TimeFound | Map | NodeStatus | Topics | Positions | ProducerKnown
+    | RangeReply | Failed
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

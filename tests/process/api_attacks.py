@@ -175,6 +175,7 @@ def any_request(chance: random.Random) -> api.Request:
         lambda: api.AskMap(rid),
         lambda: api.AskStatus(rid),
         lambda: api.AskTopics(rid, chance.choice([None, name])),
+        lambda: api.AskProducer(rid, name[:64]),
         lambda: api.Commit(rid, name[:255], chance.choice(["T", "a\x01b"]), {number: place}, 1),
         lambda: api.Fetch(rid, name[:255], name),
     ]  # fmt: skip
@@ -259,7 +260,7 @@ def pipelines(attack: Attack) -> None:
             api.AskMap(1), api.AskStatus(1), api.FindOffset(1, 0), api.AskTopics(1),
             api.Pull(1, "work", 0, api.Position(0), 10_000, api.MAX_FRAME_BYTES),
             api.Pull(1, "large", 0, api.Position(0), 10_000, api.MAX_FRAME_BYTES),
-            api.FindKey(1, "work", "k", 1_000), api.Fetch(1, "g", "T"),
+            api.FindKey(1, "work", "k", 1_000), api.Fetch(1, "g", "T"), api.AskProducer(1, "p"),
             api.AskDigest(1, 0, api.MAX_DIGEST_BYTES), api.AskDigest(1, 0, 4_096, "sha256"),
             api.AskBytes(1, 0, 100_000),
         ])  # fmt: skip

@@ -23,6 +23,7 @@ REQUESTS = [
     api.AskDigest(12, 0, 4096, "sha256"),
     api.AskDigest(13, 5, 5),
     api.AskBytes(14, 100, 200),
+    api.AskProducer(12, "p"),
 ]
 REPLIES = [
     api.PutDone(1, api.Status.PUT_OK, 65537, "SYNC_MEM(1)", [0, 100], [1, 1], [5, 6]),
@@ -35,6 +36,7 @@ REPLIES = [
     api.NodeStatus(8, {"node": 1, "slaves": [{"lag_bytes": 0}]}),
     api.Topics(9, {"t": {0: (0, 5)}}),
     api.Positions(11, {0: api.Position(3)}),
+    api.ProducerKnown(12, 65537, 99, 3),
     api.Failed(12, "BUSY", "later"),
     api.RangeDigest(13, bytes(16), 0, 4096, [(65537, 0)]),
     api.RangeDigest(13, None, 50, 60),
