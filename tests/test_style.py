@@ -137,7 +137,10 @@ MAY_IMPORT = {
         *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
     ),
     # The commands of the jobs; they start Spark by calling pipeline.
-    "cli.pipeline": (*("errors", "clock", "cli.common", "cli.lazy", "cli.pipeline"), "pipeline"),
+    "cli.pipeline": (
+        *("errors", "clock", "cli.common", "cli.lazy", "cli.pipeline", "pipeline"),
+        "record.range_digest",
+    ),
     "cli.peers": ("clock", "config.model", "errors", "protocol", "ha.hello.peer"),  # the HELLO
     "cli.doctor": (
         *("errors", "config", "cli", "protocol.hello"),

@@ -4,7 +4,8 @@ import click
 
 from hastore.cli.lazy import LazyGroup
 
-_JOBS: dict[str, str] = {}  # job -> "hastore.cli.pipeline.MODULE:COMMAND"
+# job -> "hastore.cli.pipeline.MODULE:COMMAND"
+_JOBS = {"audit": "hastore.cli.pipeline.audit:audit_command"}
 
 
 @click.group("pipeline", cls=LazyGroup, places=_JOBS, short_help="Run jobs over the log on Spark.")
