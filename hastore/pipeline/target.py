@@ -49,12 +49,12 @@ class StagedFile:
 class Target:
     """A target that this process has locked; use it in a `with`."""
 
-    def __init__(self, path: str, kind: str) -> None:
+    def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
         """Name the target; `kind` is the job's, so that no other job writes into it.
 
         Raises UsageError for a place where a rename is not atomic, such as an object store.
         """
-        self.path = local_path(path)
+        self.path = local_path(os.fspath(path))
         self._kind = kind
         self._state = self.path / _STATE
         self._commits = self._state / "commits"

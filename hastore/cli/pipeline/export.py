@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from hastore.cli.common import DONE, print_text, with_json
+from hastore.cli.common import DONE, Seconds, print_text, with_json
 from hastore.cli.pipeline.common import SessionOptions, run_job, with_session, with_where
 
 if TYPE_CHECKING:
@@ -28,6 +28,22 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Go on when retention has removed messages that were not exported yet.",
 )
+@click.option(
+    "--file-size",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    metavar="MIB",
+    help="About the most that a file holds, before compression.",
+)
+@click.option(
+    "--commit-every",
+    type=Seconds(),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Make what is done visible at this interval; a run that is stopped keeps it.",
+)
 @with_session
 @with_json
 def export_command(
@@ -40,6 +56,8 @@ def export_command(
     metadata: bool,
     compression: str,
     allow_data_loss: bool,
+    file_size: int,
+    commit_every: float,
     session: SessionOptions,
     as_json: bool,
 ) -> int:
@@ -57,7 +75,14 @@ def export_command(
 
     where = Where(path, servers, topics, pattern)
     where.options()  # wrong arguments are reported before Spark starts
-    options = ExportOptions(headers, metadata, compression, not allow_data_loss)
+    options = ExportOptions(
+        headers,
+        metadata,
+        compression,
+        fail_on_data_loss=not allow_data_loss,
+        file_bytes=file_size * 1024 * 1024,
+        commit_every_s=commit_every,
+    )
     run_job(
         "export",
         lambda spark, progress: export(spark, where, target, options, progress=progress),

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pyspark.sql import SparkSession
 
 from hastore.errors import PositionLostError, UsageError
-from hastore.pipeline.export.planning import Piece, plan
+from hastore.pipeline.export.planning import TASK_BYTES, Piece, plan
 from hastore.pipeline.export.writing import Layout, Source, Written, write_piece
 from hastore.pipeline.positions import (
     Position,
@@ -48,6 +48,8 @@ class ExportOptions:
     compression: str = "snappy"
     fail_on_data_loss: bool = True
     check_crcs: bool = True
+    file_bytes: int = TASK_BYTES  # of records in one task: its files have about this size at most
+    commit_every_s: float = COMMIT_EVERY_S
 
     def columns(self) -> tuple[str, ...]:
         """Return the columns of the files; the topic is the name of a folder."""
@@ -153,18 +155,19 @@ def export(
     if options.compression not in COMPRESSIONS:
         raise UsageError(f"compression is {options.compression!r}; use " + ", ".join(COMPRESSIONS))
     parsed = where.parsed()
+    columns = options.columns()
+    assert parsed.strategy is not None
+    with _open(parsed, options) as backend:
+        available = select(parsed.strategy, backend.available(), backend.where)
     with Target(target, "export") as opened, _open(parsed, options) as backend:
-        columns = options.columns()
         _check_columns(opened, columns)
         run = _Run(
             opened, positions_from_json(opened.state.get("positions", {})), columns, progress
         )
-        assert parsed.strategy is not None
-        available = select(parsed.strategy, backend.available(), backend.where)
         ranges, lost = next_ranges(
             backend, available, run.positions, fail_on_data_loss=options.fail_on_data_loss
         )
-        pieces = plan(backend, ranges, spark.sparkContext.defaultParallelism)
+        pieces = plan(backend, ranges, spark.sparkContext.defaultParallelism, options.file_bytes)
         progress.keep(f"nothing new was exported to {opened.path}")
         _write_all(spark, run, backend, pieces, parsed, options)
     return ExportSummary(
@@ -213,7 +216,7 @@ def _write_all(
     order = {piece: number for number, piece in enumerate(pieces)}
     waiting: dict[int, Written] = {}
     committed = 0
-    next_commit_s = time.monotonic() + COMMIT_EVERY_S
+    next_commit_s = time.monotonic() + options.commit_every_s
 
     def commit() -> int:
         end = committed
@@ -231,7 +234,7 @@ def _write_all(
                 run.progress.advance(piece.messages)
                 if time.monotonic() >= next_commit_s:
                     committed = commit()
-                    next_commit_s = time.monotonic() + COMMIT_EVERY_S
+                    next_commit_s = time.monotonic() + options.commit_every_s
     except KeyboardInterrupt:
         commit()
         raise

@@ -10,7 +10,7 @@ from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import QueueRange, split_queues
 from hastore.spark.read.backend import Backend
 
-TASK_BYTES = 128 * 1024 * 1024  # of records; the most of a task, and about the size of a file
+TASK_BYTES = 128 * 1024 * 1024  # of records; by default the most of a task
 LEAST_TASK_BYTES = 8 * 1024 * 1024
 TASKS_PER_CORE = 3
 _SAMPLES = 64  # records, at the start of a range, whose size is measured
@@ -29,12 +29,17 @@ class Piece:
         return sum(span.end - span.start for span in self.ranges)
 
 
-def plan(backend: Backend, ranges: Mapping[TopicPartition, OffsetRange], cores: int) -> list[Piece]:
+def plan(
+    backend: Backend,
+    ranges: Mapping[TopicPartition, OffsetRange],
+    cores: int,
+    task_bytes: int = TASK_BYTES,
+) -> list[Piece]:
     """Return the tasks. Each queue's ranges are in order, within a task and from task to task."""
     sizes = record_sizes(backend, ranges)
     total = sum(span.size * sizes[key.topic] for key, span in ranges.items())
     wanted = total / max(1, cores * TASKS_PER_CORE)
-    most_bytes = min(max(wanted, LEAST_TASK_BYTES), TASK_BYTES)
+    most_bytes = min(max(wanted, LEAST_TASK_BYTES), task_bytes)
     limit = backend.limit_offset()
     pieces: list[Piece] = []
     room = 0.0
