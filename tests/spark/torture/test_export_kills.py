@@ -42,6 +42,7 @@ class Writer(threading.Thread):
         super().__init__(daemon=True)
         self._addresses = bootstrap
         self.ended = threading.Event()
+        self.begun = threading.Event()  # or it has failed
         self.failure = None
 
     def run(self):
@@ -54,9 +55,11 @@ class Writer(threading.Thread):
                         producer.send(TOPIC, body, queue_id=number % 3)
                         number += 1
                     producer.flush()
+                    self.begun.set()
                     self.ended.wait(0.02)
         except Exception as error:
             self.failure = error
+            self.begun.set()
 
 
 def children(pid):
@@ -163,6 +166,7 @@ def test_a_killed_export_has_each_message_once_when_it_was_run_again(make_group,
     writer = Writer(group.bootstrap)
     writer.start()
     try:
+        writer.begun.wait()
         kills(rng, store, target)
     finally:
         writer.ended.set()
