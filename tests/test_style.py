@@ -1,6 +1,7 @@
 """Check the house rules (CONTRIBUTING.md): who imports whom, sizes, forbidden calls, docstrings."""
 
 import ast
+import functools
 import graphlib
 import pathlib
 import re
@@ -184,6 +185,7 @@ def fits(name, prefixes):
     return any(name == prefix or name.startswith(prefix + ".") for prefix in prefixes)
 
 
+@functools.cache
 def parse(path):
     return ast.parse(path.read_text(), filename=str(path))
 
