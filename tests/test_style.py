@@ -70,6 +70,11 @@ MAY_IMPORT = {
     "store.replay": (*_STORE_BASE, "store.state", "store.derived", "store.replay"),
     # Another process may own the store: nothing that appends to it or replays it.
     "store.offline": (*_STORE_BASE, "store.state", "store.derived", "store.offline"),
+    # It writes what replay writes, to files of its own, and locks a store to put them in place.
+    "store.rebuild": (
+        *(*_STORE_BASE, "store.state", "store.derived", "store.offline"),
+        "store.rebuild",
+    ),
     "ha": (),  # its packages have the modules
     "ha.rules": ("protocol.hello", "ha.rules"),
     # Only replica_log imports the store; store.fs is for the node's own state file.
@@ -126,7 +131,17 @@ MAY_IMPORT = {
     "spark.stream": ("errors", "clock", "spark.options", "spark.read", "spark.stream"),
     "spark.sink": ("errors", "clock", "client", "record", "spark.options", "spark.sink"),
     # The jobs of `hastore pipeline`; they run on Spark.
-    "pipeline": ("errors", "clock", "record", "client", "spark", "store.offline", "pipeline"),
+    "pipeline": (
+        "errors",
+        "clock",
+        "record",
+        "client",
+        "spark",
+        "store.offline",
+        "pipeline",
+        "store.fs.filesystem",
+        "store.rebuild",
+    ),
     "cli": (
         *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),
         *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
