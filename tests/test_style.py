@@ -71,6 +71,11 @@ MAY_IMPORT = {
     "store.replay": (*_STORE_BASE, "store.state", "store.derived", "store.replay"),
     # Another process may own the store: nothing that appends to it or replays it.
     "store.offline": (*_STORE_BASE, "store.state", "store.derived", "store.offline"),
+    # It writes what replay writes, to files of its own, and locks a store to put them in place.
+    "store.rebuild": (
+        *(*_STORE_BASE, "store.state", "store.derived", "store.offline"),
+        "store.rebuild",
+    ),
     "ha": (),  # its packages have the modules
     "ha.rules": ("protocol.hello", "ha.rules"),
     # Only replica_log imports the store; store.fs is for the node's own state file.
@@ -134,6 +139,7 @@ MAY_IMPORT = {
         *("errors", "clock", "record", "client", "protocol.api", "pipeline"),
         *("store.fs.filesystem", "store.offline", "store.state.limits"),
     ),
+    "pipeline.index": ("errors", "clock", "pipeline", "store.fs.filesystem", "store.rebuild"),
     "cli": (
         *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),
         *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
