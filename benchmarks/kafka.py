@@ -9,7 +9,7 @@ import os
 import pathlib
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from benchmarks.common import BODY_BYTES, Cost, free_ports
@@ -106,7 +106,7 @@ class KafkaPair:
         return " | ".join(text.strip().splitlines()[-5:])
 
     def _create_topic(self) -> None:
-        from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+        from confluent_kafka.admin import AdminClient
 
         deadline = time.monotonic() + START_S
         admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
@@ -119,9 +119,16 @@ class KafkaPair:
             if time.monotonic() > deadline:
                 raise RuntimeError(f"Kafka did not start: {self._said('broker 1')}")
             time.sleep(0.1)
-        topic = NewTopic(TOPIC, num_partitions=PARTITIONS, replication_factor=2)
-        admin.create_topics([topic])[TOPIC].result(START_S)
+        self.add_topic(TOPIC)
         self.blocking(1)
+
+    def add_topic(self, name: str) -> None:
+        """Create a topic of PARTITIONS partitions on both brokers."""
+        from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+        admin = AdminClient({"bootstrap.servers": self.bootstrap, "log_level": 0})
+        topic = NewTopic(name, num_partitions=PARTITIONS, replication_factor=2)
+        admin.create_topics([topic])[name].result(START_S)
 
     # ---- loads
 
@@ -199,6 +206,21 @@ class KafkaPair:
         seconds = time.perf_counter() - began
         self._check(failures)
         return count / seconds
+
+    def fill(self, topic: str, messages: Iterable[tuple[int, bytes, bytes]]) -> None:
+        """Append messages (partition, key, body) to a topic, in order."""
+        producer = self._producer(linger_ms=5, batch_size=1024**2)
+        failures, note = self._noting()
+        for partition, key, body in messages:
+            while True:
+                try:
+                    producer.produce(topic, body, key, partition, on_delivery=note)
+                    break
+                except BufferError:  # the queue of the producer is full
+                    producer.poll(0.1)
+            producer.poll(0)
+        producer.flush()
+        self._check(failures)
 
     @staticmethod
     def _noting() -> tuple[list[Any], Callable[[Any, Any], None]]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from hastore.errors import NotStoredError, Status
+from hastore.errors import NotStoredError, Status, UsageError
 from hastore.ha.master.group_transfer import Need, Outcome
 from hastore.protocol.api import MapInfo
 from hastore.protocol.positions import Place, PositionMap
 from hastore.record.codec import Record, decode_record, find_parts, patch_for_store
 from hastore.record.host import Host
 from hastore.record.properties import find_property
+from hastore.store.append.dedup_window import Progress
 from hastore.store.message_store import PullStatus
 
 
@@ -56,6 +58,7 @@ class FakeStore:
         self.units: dict[tuple[str, int], list[tuple[int, int]]] = {}
         self.seen: dict[tuple[bytes, bytes], tuple[int, int, int, int]] = {}
         self.min_offset = 0
+        self.forgotten: int | None = None  # what `producer_progress` says
         self.confirmed: int | None = None  # None: all is readable
         self.appends = 0
         self.lock = threading.RLock()
@@ -79,6 +82,16 @@ class FakeStore:
     @property
     def dispatched_offset(self) -> int:
         return len(self.log)
+
+    @contextlib.contextmanager
+    def view(self, offset: int, max_bytes: int) -> Iterator[memoryview]:
+        if not self.min_offset <= offset <= len(self.log):
+            raise UsageError(f"offset {offset} is outside the log")
+        yield memoryview(bytes(self.log[offset : offset + max_bytes]))
+
+    def producer_progress(self, producer: bytes) -> Progress | None:
+        numbers = [int(number) for pid, number in self.seen if pid == producer]
+        return Progress(max(numbers, default=None), self.forgotten)
 
     def put_encoded(self, payloads: Sequence[bytes]) -> list[list[FakePut]]:
         with self.lock:

@@ -24,6 +24,7 @@ from hastore.record.codec import build_record
 from hastore.record.host import NO_HOST
 from hastore.server.api import connections as api_connections
 from hastore.server.api import pulls as api_pulls
+from hastore.server.api import ranges as api_ranges
 from hastore.server.api import replies as api_replies
 from hastore.server.api import server as api_server
 from hastore.store.append import dedup_window
@@ -115,7 +116,7 @@ def expected_rows(struct: type[msgspec.Struct]) -> list[list[str]]:
 
 def test_the_page_has_every_message_and_no_other() -> None:
     tags = {each.__name__: msgspec.inspect.type_info(each).tag for each in structs()}
-    assert len(tags) == 21
+    assert len(tags) == 27
     documented = {name: tag for name, (tag, _) in sections().items()}
     enums = dict.fromkeys(("Status", "PullStatus"))
     assert documented == {**tags, **enums}
@@ -179,9 +180,17 @@ def test_the_limits_are_the_code_s() -> None:
         ],
         ["commits and fetches that wait", f"{api_server.MAX_FETCHES:,} of a node"],
         [
+            "a range of AskDigest; of AskBytes",
+            f"{mib(api.MAX_DIGEST_BYTES)}; {mib(api.MAX_RANGE_BYTES)}",
+        ],
+        [
+            "digests and ranges that wait",
+            f"{api_ranges.MAX_RANGES_OF_ONE} of a connection, {api_ranges.MAX_RANGES} of a node",
+        ],
+        [
             "sequence numbers remembered",
             f"{api.WINDOW:,} of each of the {dedup_window._MAX_PRODUCERS:,} producers"
-            " that wrote last",
+            f" that wrote last; the last one of {dedup_window._MAX_IDLE:,} more",
         ],
         ["reply frame, for the client to check", mib(MAX_REPLY_BYTES)],
     ]

@@ -28,6 +28,7 @@ from hastore.ha.master.write_socket_service import WriteSocketService
 from hastore.ha.slave.classic_client import ClassicHAClient
 from hastore.ha.slave.ha_client import HAClient
 from hastore.server import node as node_module
+from hastore.server.api.ranges import RangeService
 from hastore.server.api.server import ApiServer
 from hastore.server.http.http_server import HttpServer
 from hastore.server.node import Node
@@ -99,6 +100,7 @@ def test_every_service_requires_on_failure() -> None:
         (RoleService, "_tick"),
         (RetentionService, "run"),
         (ApiServer, "_run_once"),
+        (RangeService, "run"),
     ],
     ids=lambda each: getattr(each, "__name__", each),
 )

@@ -69,10 +69,12 @@ def run(command: click.Command, name: str) -> NoReturn:
     sys.exit(run_code(command, name))
 
 
-def run_code(command: click.Command, name: str, arguments: list[str] | None = None) -> int:
-    """Run a command and return its exit code."""
+def run_code(
+    command: click.Command, name: str, arguments: list[str] | None = None, *, obj: object = None
+) -> int:
+    """Run a command and return its exit code; `obj` becomes the object of click's context."""
     try:
-        result = command.main(arguments, prog_name=name, standalone_mode=False)
+        result = command.main(arguments, prog_name=name, standalone_mode=False, obj=obj)
         sys.stdout.flush()
         return result if isinstance(result, int) else DONE
     except click.exceptions.Exit as ended:

@@ -1,1 +1,1 @@
-"""The jobs of `hastore pipeline`, on Spark: export, index, audit, stats and compact."""
+"""The jobs of `hastore pipeline`, as functions over a Spark session."""

@@ -1,10 +1,12 @@
 """The client API's messages: a header frame and, where records travel, a payload frame.
 
     request   DEALER -> ROUTER   [header: msgpack array, tag first] [payload: Put]
-    reply     ROUTER -> DEALER   [header: msgpack array, tag first] [payload: Pulled, Found]
+    reply     ROUTER -> DEALER   [header: msgpack array, tag first]
+                                 [payload: Pulled, Found, RangeBytes]
 
 A payload is a sequence of commit log records (docs/formats.md): in a Put as the client built them,
-in a reply as they are stored. `rid` is the client's number for the request; the reply repeats it.
+in a reply as they are stored. That of a RangeBytes is a range of the log. `rid` is the client's
+number for the request; the reply repeats it.
 Every request gets exactly one reply, with three exceptions. A Put with `acks` 0 gets none. A
 malformed message ends its connection. So does a failure after which it is unknown whether a Put is
 stored.
@@ -30,6 +32,8 @@ MAX_FRAME_BYTES = MAX_MESSAGE_BYTES + 128 * 1024  # a body with its topic, prope
 MAX_WAIT_MS = 60_000
 MAX_PULL_MESSAGES = 10_000
 MAX_KEY_MESSAGES = 1_000
+MAX_DIGEST_BYTES = 16 * 1024 * 1024  # of the log, in one AskDigest
+MAX_RANGE_BYTES = 1024 * 1024  # of the log, in one AskBytes
 POSITIONS_TOPIC = "HASTORE_POSITIONS"
 POSITION_BEHIND = "POSITION_BEHIND"  # status of Failed: a commit would move its group back
 PRODUCER_ID = "HS_PID"
@@ -51,7 +55,9 @@ class PullStatus(Enum):
 Int64 = Annotated[int, msgspec.Meta(ge=0, le=2**63 - 1)]
 QueueId = Annotated[int, msgspec.Meta(ge=0, le=2**31 - 1)]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=32767)]
+Algorithm = Annotated[str, msgspec.Meta(min_length=1, max_length=32)]
 Group = Annotated[str, msgspec.Meta(min_length=1, max_length=255)]
+ProducerId = Annotated[str, msgspec.Meta(min_length=1, max_length=64)]
 WaitMs = Annotated[int, msgspec.Meta(ge=0, le=MAX_WAIT_MS)]
 
 
@@ -120,6 +126,23 @@ class FindOffset(_Message, frozen=True, tag="at"):
     offset: Int64
 
 
+class AskDigest(_Message, frozen=True, tag="digest"):
+    """Ask for the digest of the bytes [start, end) of the node's log: at most MAX_DIGEST_BYTES."""
+
+    rid: Int64
+    start: Int64
+    end: Int64
+    algorithm: Algorithm = "xxh3-128"
+
+
+class AskBytes(_Message, frozen=True, tag="bytes"):
+    """Read the bytes [start, end) of the node's log, unchecked: at most MAX_RANGE_BYTES."""
+
+    rid: Int64
+    start: Int64
+    end: Int64
+
+
 class FindTime(_Message, frozen=True, tag="time"):
     """Find the queue offset of the first message stored at or after a time, in ms since 1970."""
 
@@ -148,6 +171,13 @@ class AskTopics(_Message, frozen=True, tag="topics"):
     topic: Name | None = None
 
 
+class AskProducer(_Message, frozen=True, tag="producer"):
+    """Ask the master how far a producer came, by its HS_PID."""
+
+    rid: Int64
+    producer: ProducerId
+
+
 class Commit(_Message, frozen=True, tag="commit"):
     """Store a group's positions in a topic's queues as a record of HASTORE_POSITIONS.
 
@@ -170,7 +200,9 @@ class Fetch(_Message, frozen=True, tag="fetch"):
     topic: Name
 
 
-Question = Pull | FindKey | FindOffset | FindTime | AskMap | AskStatus | AskTopics | Commit | Fetch
+RangeQuestion = AskDigest | AskBytes
+Reading = FindKey | FindOffset | FindTime | AskMap | AskStatus | AskTopics | AskProducer
+Question = Pull | Reading | Commit | Fetch | RangeQuestion
 Request = Put | Question
 
 # -- replies
@@ -277,6 +309,42 @@ class Positions(_Message, frozen=True, tag="fetch."):
     positions: dict[int, Position]
 
 
+class RangeDigest(_Message, frozen=True, tag="digest."):
+    """The answer to AskDigest; `digest` is None unless all of the range is readable.
+
+    `epochs` are the (epoch, start offset) entries of the node's history that cover the range.
+    """
+
+    rid: int
+    digest: bytes | None
+    min_offset: int
+    readable_offset: int
+    epochs: list[tuple[int, int]] = []
+
+
+class RangeBytes(_Message, frozen=True, tag="bytes."):
+    """The answer to AskBytes; the payload has the range if `present`, if all of it is readable."""
+
+    rid: int
+    present: bool
+    min_offset: int
+    readable_offset: int
+    epochs: list[tuple[int, int]] = []
+
+
+class ProducerKnown(_Message, frozen=True, tag="producer."):
+    """The answer to AskProducer; `last` and `forgotten` are None if the producer is not known.
+
+    `last` is its greatest HS_SEQ in the log that the master remembers. Numbers up to `forgotten`
+    are not remembered one by one: a put of them is refused.
+    """
+
+    rid: int
+    epoch: int
+    last: int | None = None
+    forgotten: int | None = None
+
+
 class Failed(_Message, frozen=True, tag="failed"):
     """The request was refused; `status` is the name of a Status if one fits."""
 
@@ -286,7 +354,11 @@ class Failed(_Message, frozen=True, tag="failed"):
     master: str | None = None
 
 
-Reply = PutDone | Pulled | Found | TimeFound | Map | NodeStatus | Topics | Positions | Failed
+RangeReply = RangeDigest | RangeBytes
+Reply = (
+    PutDone | Pulled | Found | TimeFound | Map | NodeStatus | Topics | Positions | ProducerKnown
+    | RangeReply | Failed
+)  # fmt: skip
 
 _encoder = msgspec.msgpack.Encoder()
 _requests: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)

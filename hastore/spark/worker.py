@@ -14,8 +14,6 @@ import threading
 from collections.abc import Iterator
 from types import FrameType
 
-from pyspark import TaskContext
-
 from hastore.errors import HastoreError
 
 _IS_SPARKS = "SPARK_PYTHON_RUNTIME"  # Spark sets it in its Python processes
@@ -79,5 +77,7 @@ def session_zone() -> str | None:
 
 def zone_of_task() -> str | None:
     """Return the session's time zone, as a task sees it; None if the session never set one."""
+    from pyspark import TaskContext  # here: `hastore demo` imports hastore.spark without pyspark
+
     context = TaskContext.get()
     return None if context is None else context.getLocalProperty(ZONE)

@@ -36,7 +36,7 @@ from hastore.errors import HastoreError, StoreBrokenError, StoreError, StoreFull
 from hastore.record.host import Host
 from hastore.service import OnFailure, raise_failure
 from hastore.store.append.appender import Appender
-from hastore.store.append.dedup_window import DedupWindow
+from hastore.store.append.dedup_window import DedupWindow, Progress
 from hastore.store.append.queue_offsets import QueueOffsetTable
 from hastore.store.append.results import PutResult
 from hastore.store.derived.index.key_index import KeyIndex
@@ -389,6 +389,12 @@ class MessageStore:
     def dispatched_offset(self) -> int:
         """Replay's offset: queues, index and deduplication window have all records below."""
         return self.replay.dispatched_offset
+
+    def producer_progress(self, producer: bytes) -> Progress | None:
+        """Return how far a producer came; None while the window lacks a part of the log."""
+        if max(self._window.end_offset, self.replay.dispatched_offset) < self.log.max_offset:
+            return None
+        return self._window.progress(producer)
 
     @property
     def confirmed_offset(self) -> int:

@@ -165,9 +165,17 @@ def any_request(chance: random.Random) -> api.Request:
         lambda: api.FindKey(rid, name, chance.choice(["k", name]), 1_000, offset, 2**63 - 1),
         lambda: api.FindOffset(rid, offset),
         lambda: api.FindTime(rid, name, number, offset),
+        lambda: api.AskDigest(
+            rid, offset, min(offset + chance.choice([0, 1, 2**24, 2**62]), 2**63 - 1),
+            chance.choice(["xxh3-128", "sha256", name[:32]]),
+        ),
+        lambda: api.AskBytes(
+            rid, offset, min(offset + chance.choice([0, 1, 2**20, 2**62]), 2**63 - 1)
+        ),
         lambda: api.AskMap(rid),
         lambda: api.AskStatus(rid),
         lambda: api.AskTopics(rid, chance.choice([None, name])),
+        lambda: api.AskProducer(rid, name[:64]),
         lambda: api.Commit(rid, name[:255], chance.choice(["T", "a\x01b"]), {number: place}, 1),
         lambda: api.Fetch(rid, name[:255], name),
     ]  # fmt: skip
@@ -252,7 +260,9 @@ def pipelines(attack: Attack) -> None:
             api.AskMap(1), api.AskStatus(1), api.FindOffset(1, 0), api.AskTopics(1),
             api.Pull(1, "work", 0, api.Position(0), 10_000, api.MAX_FRAME_BYTES),
             api.Pull(1, "large", 0, api.Position(0), 10_000, api.MAX_FRAME_BYTES),
-            api.FindKey(1, "work", "k", 1_000), api.Fetch(1, "g", "T"),
+            api.FindKey(1, "work", "k", 1_000), api.Fetch(1, "g", "T"), api.AskProducer(1, "p"),
+            api.AskDigest(1, 0, api.MAX_DIGEST_BYTES), api.AskDigest(1, 0, 4_096, "sha256"),
+            api.AskBytes(1, 0, 100_000),
         ])  # fmt: skip
         return message(request) * 200 + PING
 

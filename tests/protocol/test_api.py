@@ -20,6 +20,10 @@ REQUESTS = [
     api.AskTopics(9, "t"),
     api.Commit(10, "g", "t", {0: api.Position(1), 3: api.Position(2, 0, 9)}),
     api.Fetch(11, "g", "t"),
+    api.AskDigest(12, 0, 4096, "sha256"),
+    api.AskDigest(13, 5, 5),
+    api.AskBytes(14, 100, 200),
+    api.AskProducer(12, "p"),
 ]
 REPLIES = [
     api.PutDone(1, api.Status.PUT_OK, 65537, "SYNC_MEM(1)", [0, 100], [1, 1], [5, 6]),
@@ -32,7 +36,11 @@ REPLIES = [
     api.NodeStatus(8, {"node": 1, "slaves": [{"lag_bytes": 0}]}),
     api.Topics(9, {"t": {0: (0, 5)}}),
     api.Positions(11, {0: api.Position(3)}),
+    api.ProducerKnown(12, 65537, 99, 3),
     api.Failed(12, "BUSY", "later"),
+    api.RangeDigest(13, bytes(16), 0, 4096, [(65537, 0)]),
+    api.RangeDigest(13, None, 50, 60),
+    api.RangeBytes(14, True, 0, 4096, [(0, 100)]),
 ]
 
 

@@ -7,6 +7,7 @@ them with its own lock held, so they must not call back into the API.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from hastore.ha.master.group_transfer import Need, Outcome
@@ -52,6 +53,20 @@ class ApiReader(PullSource, Protocol):
         ...
 
 
+class ProducerProgress(Protocol):
+    """How far a producer came; both numbers are None if it is not known."""
+
+    @property
+    def last(self) -> int | None:
+        """The greatest number that the node remembers."""
+        ...
+
+    @property
+    def forgotten(self) -> int | None:
+        """Numbers up to this one are not remembered one by one."""
+        ...
+
+
 class QueueRanges(Protocol):
     """A store's consume queues, as the API uses them."""
 
@@ -90,6 +105,15 @@ class ApiStore(Protocol):
     @property
     def dispatched_offset(self) -> int:
         """How far replay has come: the queues know all records below it."""
+        ...
+
+    def producer_progress(self, producer: bytes) -> ProducerProgress | None:
+        """Return how far a producer came; None while the window lacks a part of the log."""
+        ...
+
+    @property
+    def view(self) -> Callable[[int, int], AbstractContextManager[memoryview]]:
+        """Lend at most so many bytes from an offset of the log; see CommitLog.view."""
         ...
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hastore.protocol.api import (
     AskMap,
+    AskProducer,
     AskStatus,
     AskTopics,
     Failed,
@@ -13,6 +14,8 @@ from hastore.protocol.api import (
     Found,
     Map,
     NodeStatus,
+    ProducerKnown,
+    Reading,
     Reply,
     TimeFound,
     Topics,
@@ -24,10 +27,7 @@ Answer = tuple[Reply, bytes | None]
 MAX_FOUND_BYTES = 8 * 1024 * 1024
 
 
-def answer_query(
-    backend: ApiBackend,
-    request: FindKey | FindOffset | FindTime | AskMap | AskStatus | AskTopics,
-) -> Answer:
+def answer_query(backend: ApiBackend, request: Reading) -> Answer:
     """Return the reply to a request that only reads, and its payload."""
     if isinstance(request, AskMap):
         return Map(request.rid, backend.master_map()), None
@@ -35,6 +35,8 @@ def answer_query(
         return NodeStatus(request.rid, backend.status()), None
     if isinstance(request, AskTopics):
         return _topics(backend, request), None
+    if isinstance(request, AskProducer):
+        return _producer(backend, request), None
     if isinstance(request, FindKey):
         return _by_key(backend, request)
     if isinstance(request, FindOffset):
@@ -47,6 +49,19 @@ def _topics(backend: ApiBackend, request: AskTopics) -> Reply:
     if request.topic is not None:
         topics = {name: queues for name, queues in topics.items() if name == request.topic}
     return Topics(request.rid, topics, backend.master_map().default_queues)
+
+
+def _producer(backend: ApiBackend, request: AskProducer) -> Reply:
+    """Return how far a producer came. Only a master whose window has the whole log answers."""
+    reason = backend.writable_reason()
+    if reason is not None:
+        master = backend.master_map().master_api
+        return Failed(request.rid, "SERVICE_NOT_AVAILABLE", reason, master)
+    epoch = backend.epoch()
+    progress = backend.store.producer_progress(request.producer.encode())
+    if progress is None:
+        return Failed(request.rid, "BUSY", "replay has not reached the log's end yet")
+    return ProducerKnown(request.rid, epoch, progress.last, progress.forgotten)
 
 
 def _by_key(backend: ApiBackend, request: FindKey) -> Answer:

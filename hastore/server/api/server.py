@@ -33,7 +33,7 @@ import weakref
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.checks import parse_address
 from hastore.config.model import ApiConfig
-from hastore.errors import ConfigError, ProtocolError
+from hastore.errors import ConfigError, ProtocolError, UsageError
 from hastore.protocol import api
 from hastore.protocol.zmtp import Message
 from hastore.server.api.backend import ApiBackend
@@ -49,6 +49,7 @@ from hastore.server.api.positions import PositionTable
 from hastore.server.api.pulls import UNREAD, PullHandler
 from hastore.server.api.puts import PutHandler
 from hastore.server.api.queries import answer_query
+from hastore.server.api.ranges import RangeService
 from hastore.server.api.replies import Replies
 from hastore.service import OnFailure, Service
 
@@ -101,6 +102,7 @@ class ApiServer(Service):
         )
         self._fetches: list[tuple[Connection, api.Fetch | api.Commit, float]] = []  # arrival in ms
         self._reading_positions = False
+        self._ranges = RangeService(backend, clock, self._wake, on_failure=on_failure)
         self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
         self._malformed = 0
         self.endpoint = bind_address
@@ -122,6 +124,7 @@ class ApiServer(Service):
         self._backend.transfer.after_done = self._puts_done
         self._backend.watch_readable(self.wake_readers, self._readers_wait)
         self._serving = True
+        self._ranges.start()
         super().start()
 
     @property
@@ -171,6 +174,7 @@ class ApiServer(Service):
             with self._io_lock:
                 self._serving = False
                 self._release()
+            self._ranges.stop()
 
     def _release(self) -> None:
         self._listener.close()
@@ -217,7 +221,7 @@ class ApiServer(Service):
             known = {descriptor for descriptor, _ in left}
             return left + [new for new in connections.epoll.poll(0, _EVENTS_MAX)
                            if new[0] not in known]  # fmt: skip
-        if self._reading_positions or self._puts.has_done:
+        if self._reading_positions or self._puts.has_done or self._ranges.has_done:
             timeout_s = 0.0
         else:
             now = self._clock.monotonic_ms()
@@ -232,6 +236,8 @@ class ApiServer(Service):
         puts, connections = self._puts, self._connections
         if puts.has_done:
             puts.finish()
+        if self._ranges.has_done:
+            self._answer_ranges()
         # Gathered puts wait until the iteration ends, so replies to pulls bound it too.
         full = connections.unsent_bytes + DRAIN_BYTES
         accepting = False
@@ -320,6 +326,8 @@ class ApiServer(Service):
                 self._fail(connection, request.rid, "BUSY", "too many commits and fetches wait")
         elif not self._replies.has_room(connection):
             self._fail(connection, request.rid, "BUSY", UNREAD)
+        elif isinstance(request, api.RangeQuestion):
+            self._take_range(connection, request)
         else:
             try:
                 reply, payload = answer_query(self._backend, request)
@@ -356,7 +364,26 @@ class ApiServer(Service):
             except Exception as failure:
                 self._give_up(connection, request, failure)
 
+    def _take_range(self, connection: Connection, request: api.RangeQuestion) -> None:
+        try:
+            busy = self._ranges.take(connection, request)
+        except UsageError as failure:
+            self._give_up(connection, request, failure)
+            return
+        if busy is not None:
+            self._fail(connection, request.rid, "BUSY", busy)
+
     # -- answering
+
+    def _answer_ranges(self) -> None:
+        """Answer the digests and bytes that are ready; those for ended connections are dropped."""
+        for done in self._ranges.take_done():
+            if isinstance(done.answer, Exception):
+                self._give_up(done.connection, done.request, done.answer)
+            elif self._replies.has_room(done.connection):
+                self._answer(done.connection, *done.answer)
+            else:
+                self._fail(done.connection, done.request.rid, "BUSY", UNREAD)
 
     def _fail(self, connection: Connection, rid: int, status: str, reason: str) -> None:
         master = master_of(self._backend, self._failures)

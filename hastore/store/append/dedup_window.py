@@ -4,9 +4,14 @@ A producer numbers its messages (record/producer.py). The master adds the record
 replay adds all records of the log that no put has added, both in the log's order. So every node
 recognises a retry, even if the first attempt went to another master.
 
-The window holds at least the last 1024 numbers of each producer. The greatest number that has left
-it is the floor. A number at or below the floor that is not in the window may be stored already, so
-its put is refused.
+The window holds at least the last 1024 numbers of each of the 4096 producers that wrote last. The
+greatest number that has left it is the floor. A number at or below the floor that is not in the
+window may be stored already, so its put is refused.
+
+Of 61440 more producers, the idle ones, the window holds less: the floor and the last number. If one
+of the last 1024 numbers is missing, it holds the numbers after the gap too, so that the missing
+number can still be put. A task of Spark's sink that is repeated late needs no more
+(spark/sink/__init__.py): it asks how far its producer came.
 
 Puts call this module under the log's lock. Replay, housekeeping, retention and cuts call it from
 other threads. `_guard` protects the producers, `_saving` the snapshot. `_saving` is taken first.
@@ -25,6 +30,7 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 from hastore.record.producer import PID_MARK, producer_of
 from hastore.store.append.results import PutResult
@@ -33,9 +39,12 @@ from hastore.store.fs.filesystem import FileSystem
 from hastore.store.state.crc_frame import CrcFrame
 
 WINDOW = 1024  # sequence numbers of each producer
-# If there are more producers, the one that wrote least recently is dropped. So the windows take at
-# most 128 MiB, and the snapshot at most 64 MiB.
+# If there are more producers, the one that wrote least recently becomes idle; if there are too many
+# idle ones, the one that became idle first is dropped. So the windows take at most 128 MiB, the
+# idle ones 64 MiB and what Python needs for their objects, about 0.4 kB each.
 _MAX_PRODUCERS = 4096
+_MAX_IDLE = 61_440
+_MAX_IDLE_NUMBERS = 1 << 22
 _SNAPSHOT_STEP_BYTES = 16 << 20  # log bytes between snapshots; a start after a crash rereads them
 _FRAME = CrcFrame(b"HSIW", 1)
 _HEAD = struct.Struct(">qI")
@@ -48,6 +57,18 @@ class Verdict(enum.Enum):
 
     NEW = "not seen"
     FORGOTTEN = "older than the window"
+
+
+class Progress(NamedTuple):
+    """How far a producer came; both numbers are None if it is not known.
+
+    `last` is its greatest number in the log that the window holds. Numbers up to `forgotten` are
+    not held any more. If `forgotten` is not below `last`, a cut of the log has removed the numbers
+    between, and it is not known which of the numbers up to `forgotten` are stored.
+    """
+
+    last: int | None
+    forgotten: int | None
 
 
 class ProducerWindow:
@@ -92,6 +113,21 @@ class ProducerWindow:
             del self.sequences[:gone]
             del self.offsets[:gone]
 
+    def compact(self) -> None:
+        """Drop all records but the last, and those after the first missing number."""
+        self.trim()
+        before, keep = self.floor, len(self.sequences) - 1
+        for place, sequence in enumerate(self.sequences):
+            if sequence != before + 1:
+                keep = place
+                break
+            before = sequence
+        if keep > 0:
+            self.floor = max(self.floor, max(self.sequences[:keep]))
+        # New arrays: a deletion would leave the old ones as large as they were.
+        self.sequences = array("q", self.sequences[max(keep, 0) :])
+        self.offsets = array("q", self.offsets[max(keep, 0) :])
+
     def cut(self, log_end: int) -> None:
         """Forget records at or beyond `log_end`."""
         keep = len(self.offsets)
@@ -120,12 +156,17 @@ class DedupWindow:
         self._guard = threading.Lock()
         self._saving = threading.RLock()
         self._producers: OrderedDict[bytes, ProducerWindow] = OrderedDict()
+        self._idle: OrderedDict[bytes, ProducerWindow] = OrderedDict()
+        self._idle_numbers = 0
         self.end_offset = 0  # all records below it were added
         self._snapshot_end = 0
         self._snapshot_step = _SNAPSHOT_STEP_BYTES
 
     def __len__(self) -> int:
-        return len(self._producers)
+        return len(self._producers) + len(self._idle)
+
+    def _look_up(self, producer: bytes) -> ProducerWindow | None:
+        return self._producers.get(producer) or self._idle.get(producer)
 
     def is_new(self, producer: tuple[bytes, int]) -> bool:
         """Whether a sequence number is above all that its producer has used; takes no lock.
@@ -134,13 +175,13 @@ class DedupWindow:
         During a put no other thread does: the put has the log's lock, and `end_offset` is the log's
         end, so replay has nothing to add.
         """
-        known = self._producers.get(producer[0])
+        known = self._producers.get(producer[0]) or self._idle.get(producer[0])
         return known is None or producer[1] > known.top
 
     def find(self, producer: bytes, sequence: int) -> int | Verdict:
         """Return the offset of the record with this sequence number, or a Verdict."""
         with self._guard:
-            known = self._producers.get(producer)
+            known = self._look_up(producer)
             if known is None:
                 return Verdict.NEW
             if sequence > known.top:
@@ -149,6 +190,15 @@ class DedupWindow:
             if offset is not None:
                 return offset
             return Verdict.FORGOTTEN if sequence <= known.floor else Verdict.NEW
+
+    def progress(self, producer: bytes) -> Progress:
+        """Return how far a producer came in the log up to `end_offset`."""
+        with self._guard:
+            known = self._look_up(producer)
+            if known is None:
+                return Progress(None, None)
+            forgotten = None if known.floor < 0 else known.floor
+            return Progress(max(known.sequences, default=None), forgotten)
 
     def add_all(self, fresh: Mapping[tuple[bytes, int], PutResult], end_offset: int) -> None:
         """Add the records of a put by their results; the log now ends at `end_offset`."""
@@ -160,7 +210,7 @@ class DedupWindow:
 
     def top(self, producer: bytes) -> int:
         """Return a producer's greatest sequence number, -1 for a new one; exact if `is_new` is."""
-        known = self._producers.get(producer)
+        known = self._look_up(producer)
         return -1 if known is None else known.top
 
     def add_runs(
@@ -188,13 +238,29 @@ class DedupWindow:
     def _known(self, producer: bytes) -> ProducerWindow:
         """Return a producer's window (a new one if it has none), and make it the most recent."""
         known = self._producers.get(producer)
-        if known is None:
-            known = self._producers[producer] = ProducerWindow()
-            if len(self._producers) > _MAX_PRODUCERS:
-                self._producers.popitem(last=False)
-        else:
+        if known is not None:
             self._producers.move_to_end(producer)
+            return known
+        known = self._idle.pop(producer, None)
+        if known is None:
+            known = ProducerWindow()
+        else:
+            self._idle_numbers -= len(known.sequences)
+        self._keep(producer, known)
         return known
+
+    def _keep(self, producer: bytes, known: ProducerWindow) -> None:
+        """Add a producer as the most recent; the least recent one may become idle."""
+        self._producers[producer] = known
+        if len(self._producers) <= _MAX_PRODUCERS:
+            return
+        oldest, resting = self._producers.popitem(last=False)
+        resting.compact()
+        self._idle[oldest] = resting
+        self._idle_numbers += len(resting.sequences)
+        while len(self._idle) > _MAX_IDLE or self._idle_numbers > _MAX_IDLE_NUMBERS:
+            _, dropped = self._idle.popitem(last=False)
+            self._idle_numbers -= len(dropped.sequences)
 
     # -- replay -----------------------------------------------------------------------------------
 
@@ -202,7 +268,7 @@ class DedupWindow:
         """Read the snapshot; returns the offset up to which it covers the log, 0 without one."""
         del synced  # the snapshot is replaced durably, and holds its own end
         with self._guard:
-            self._producers.clear()
+            self._clear()
             self.end_offset = self._snapshot_end = 0
             raw = self._fs.read_bytes(self._path) if self._fs.exists(self._path) else b""
             if not self._restore(raw):
@@ -256,7 +322,7 @@ class DedupWindow:
             return False
         runs = batch.producer_runs()
         if len(self._producers) + len(runs) > _MAX_PRODUCERS:
-            return False  # a producer is dropped, and the order of the records decides which one
+            return False  # a producer becomes idle, and the order of the records decides which one
         for run in runs:
             self._known(run.producer).extend(run.sequences, run.offsets)
         self.end_offset = batch.end_offset
@@ -273,11 +339,12 @@ class DedupWindow:
                 self.save()
 
     def _cut(self, log_end: int) -> None:
-        for producer in list(self._producers):
-            known = self._producers[producer]
-            known.cut(log_end)
-            if not known.sequences and known.floor < 0:
-                del self._producers[producer]
+        for producers in (self._producers, self._idle):
+            for producer, known in list(producers.items()):
+                known.cut(log_end)
+                if not known.sequences and known.floor < 0:
+                    del producers[producer]
+        self._idle_numbers = sum(len(known.sequences) for known in self._idle.values())
         self.end_offset = min(self.end_offset, log_end)
 
     def flush(self) -> None:
@@ -289,9 +356,14 @@ class DedupWindow:
         """Forget everything, durably."""
         with self._saving:
             with self._guard:
-                self._producers.clear()
+                self._clear()
                 self.end_offset = 0
             self.save()
+
+    def _clear(self) -> None:
+        self._producers.clear()
+        self._idle.clear()
+        self._idle_numbers = 0
 
     def delete_before(self, min_offset: int) -> None:
         """Keep everything: a retry is recognised even after retention removed its record."""
@@ -319,8 +391,8 @@ class DedupWindow:
             self.save()
 
     def _dump(self) -> bytes:
-        parts = [_HEAD.pack(self.end_offset, len(self._producers))]
-        for producer, known in self._producers.items():
+        parts = [_HEAD.pack(self.end_offset, len(self))]
+        for producer, known in (*self._idle.items(), *self._producers.items()):
             known.trim()
             parts += (
                 _LENGTH.pack(len(producer)),
@@ -329,7 +401,7 @@ class DedupWindow:
                 _big_endian(known.sequences).tobytes(),
                 _big_endian(known.offsets).tobytes(),
             )
-        return _FRAME.pack_parts(parts)
+        return _FRAME.pack(*parts)
 
     def _restore(self, raw: bytes) -> bool:
         content = _FRAME.unpack(raw)
@@ -350,7 +422,7 @@ class DedupWindow:
             known.sequences = _big_endian(known.sequences)
             known.offsets = _big_endian(known.offsets)
             known.top = max(known.floor, max(known.sequences, default=-1))
-            self._producers[producer] = known
+            self._keep(producer, known)
         self.end_offset = end
         return True
 

@@ -8,7 +8,6 @@ content: limits.py, replay_progress.py, append/dedup_window.py.
 
 import struct
 import zlib
-from collections.abc import Iterable
 
 FRAME_BYTES = 12  # magic, version and CRC
 _HEAD = struct.Struct(">4sI")
@@ -21,13 +20,8 @@ class CrcFrame:
     def __init__(self, magic: bytes, version: int) -> None:
         self._head = _HEAD.pack(magic, version)
 
-    def pack(self, content: bytes) -> bytes:
-        """Return the framed content."""
-        body = self._head + content
-        return body + _CRC.pack(zlib.crc32(body))
-
-    def pack_parts(self, parts: Iterable[bytes]) -> bytes:
-        """Return the framed content, which is given in parts so that they are joined only once."""
+    def pack(self, *parts: bytes) -> bytes:
+        """Return the framed content; it may be given in parts, which are joined only once."""
         body = b"".join((self._head, *parts))
         return body + _CRC.pack(zlib.crc32(body))
 

@@ -37,6 +37,22 @@ def test_a_put_is_answered_with_place_and_level(client: Client) -> None:
     assert reply.host == b"\x7f\0\0\x01\0\0\x2a\x9f"
 
 
+def test_only_a_master_that_knows_its_log_says_how_far_a_producer_came(
+    monkeypatch: pytest.MonkeyPatch, client: Client, backend: FakeBackend
+) -> None:
+    assert client.ask(api.AskProducer(1, "p")) == api.ProducerKnown(1, 65537)
+    client.ask(api.Put(2), record(seq=3) + record(seq=4))
+    backend.store.forgotten = 2
+    assert client.ask(api.AskProducer(3, "p")) == api.ProducerKnown(3, 65537, 4, 2)
+    monkeypatch.setattr(backend.store, "producer_progress", lambda _: None)
+    busy = client.ask(api.AskProducer(4, "p"))
+    assert isinstance(busy, api.Failed) and busy.status == "BUSY"
+    backend.writable, backend.master, backend.nodes = False, 2, {2: "tcp://h:1"}
+    refused = client.ask(api.AskProducer(5, "p"))
+    assert isinstance(refused, api.Failed) and refused.status == "SERVICE_NOT_AVAILABLE"
+    assert refused.master == "tcp://h:1"
+
+
 def test_the_confirming_thread_answers_while_the_api_sleeps(
     monkeypatch: pytest.MonkeyPatch,
     client: Client,

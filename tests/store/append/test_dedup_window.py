@@ -160,13 +160,76 @@ def test_a_damaged_snapshot_is_ignored(tmp_path: Path, damage: int) -> None:
 
 def test_producers_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hastore.store.append.dedup_window._MAX_PRODUCERS", 3)
+    monkeypatch.setattr("hastore.store.append.dedup_window._MAX_IDLE", 1)
     found = window(tmp_path)
     found.load(0, True)
-    for number, producer in enumerate("abcad"):
+    for number, producer in enumerate("abcade"):
         found.dispatch([record(producer, number, 100 * number)])
-    assert len(found) == 3
+    assert len(found) == 4
     assert found.find(b"b", 1) is Verdict.NEW  # wrote least recently
+    assert found.find(b"c", 2) == 200  # idle
     assert found.find(b"a", 0) == 0
+
+
+def test_an_idle_producer_keeps_what_a_repeated_writer_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hastore.store.append.dedup_window._MAX_PRODUCERS", 1)
+    whole = [*range(3_000)]
+    gap = [*range(2_500), *range(2_501, 3_000)]
+    found = window(tmp_path)
+    found.add_runs([(b"whole", whole, [10 * n for n in whole])], 30_000)
+    found.add_runs([(b"gap", gap, [30_000 + 10 * n for n in gap])], 60_000)
+    found.add_runs([(b"jump", [1 << 32, (1 << 32) + 1], [60_000, 60_010])], 60_020)
+    found.add_runs([(b"last", [0], [60_020])], 60_030)
+    found.save()
+    restored = window(tmp_path)
+    assert restored.load(60_030, True) == 60_030
+    for each in (found, restored):
+        assert len(each) == 4
+        assert each.progress(b"whole") == (2_999, 2_998)
+        assert each.find(b"whole", 2_999) == 29_990
+        assert each.find(b"whole", 5) is each.find(b"whole", 2_998) is Verdict.FORGOTTEN
+        assert each.progress(b"gap") == (2_999, 2_499)
+        assert each.find(b"gap", 2_500) is Verdict.NEW  # it is missing, and can still be put
+        assert each.find(b"gap", 2_501) == 30_000 + 25_010
+        assert each.progress(b"jump") == ((1 << 32) + 1, None)
+        assert each.progress(b"never") == (None, None)
+        each.add_runs([(b"gap", [2_500, 3_000], [60_030, 60_040])], 60_050)
+        each.add_runs([(b"whole", [3_000], [60_050])], 60_060)  # it rests again
+        assert each.find(b"gap", 2_500) == 60_030
+        assert each.progress(b"gap") == (3_000, 2_499)
+        assert each.progress(b"whole") == (3_000, 2_998)
+
+
+def test_numbers_of_idle_producers_are_bounded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hastore.store.append.dedup_window._MAX_PRODUCERS", 1)
+    monkeypatch.setattr("hastore.store.append.dedup_window._MAX_IDLE_NUMBERS", 10)
+    found = window(tmp_path)
+    for number in range(20):
+        numbers = [1 << 32, (1 << 32) + 1, (1 << 32) + 2]
+        at = 30 * number
+        found.add_runs([(b"%d" % number, numbers, [at, at + 10, at + 20])], at + 30)
+    assert len(found) == 1 + 3  # nine numbers of idle producers
+    found.truncate(0)
+    assert len(found) == 0
+
+
+def test_progress_after_a_cut_is_exact_or_says_that_it_is_not(tmp_path: Path) -> None:
+    found = window(tmp_path)
+    numbers = [*range(5_000)]
+    found.add_runs([(b"p", numbers, [10 * n for n in numbers])], 50_000)
+    last, forgotten = found.progress(b"p")
+    assert last == 4_999 and forgotten is not None and forgotten <= 4_999 - WINDOW
+    found.truncate(49_000)
+    assert found.progress(b"p") == (4_899, forgotten)
+    found.truncate(10_000)  # deeper than the window: numbers up to `forgotten` may be cut
+    assert found.progress(b"p") == (None, forgotten)
+    found.add_runs([(b"p", [1_000], [10_000])], 10_010)
+    assert found.progress(b"p") == (1_000, forgotten)
+    assert forgotten > 1_000
 
 
 def test_records_that_replay_added_are_not_added_by_their_put(tmp_path: Path) -> None:

@@ -1,0 +1,182 @@
+"""What the commands of `hastore pipeline` share: options, the session, progress, a clean stop."""
+
+import functools
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from types import FrameType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from hastore.cli.common import Decorator, print_json, print_note
+from hastore.errors import UsageError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+    from pyspark.sql import SparkSession
+
+    from hastore.pipeline.progress import Progress
+
+    Summary = TypeVar("Summary", bound=DataclassInstance)
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_SUBMITTED = "submitted"  # the context's object if spark-submit runs the command
+_DEFAULT_MASTER = "local[*]"
+_DEFAULT_MEMORY = "1g"
+
+
+@dataclass(frozen=True)
+class SessionOptions:
+    """How a command starts Spark; None means that the option was not given."""
+
+    master: str | None
+    memory: str | None
+    settings: tuple[tuple[str, str], ...]
+
+
+with_path: Decorator = click.option(
+    "--path", metavar="DIR", help="Read this store: the folder with commitlog/, in use or not."
+)
+with_servers: Decorator = click.option(
+    "--servers", metavar="ADDR,ADDR", help="Read from these running nodes instead."
+)
+with_topics: Decorator = click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="T",
+    help="Take this topic; may be repeated (default: all topics).",
+)
+with_pattern: Decorator = click.option(
+    "--pattern", metavar="REGEX", help="Take the topics whose whole name matches."
+)
+
+
+def with_where(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --path, --servers, --topic and --pattern."""
+    for add in (with_pattern, with_topics, with_servers, with_path):
+        function = add(function)
+    return function
+
+
+def with_session(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Add --master, --memory and --conf, which arrive together as `session`."""
+
+    def parse(pairs: tuple[str, ...]) -> tuple[tuple[str, str], ...]:
+        for pair in pairs:
+            if not pair.partition("=")[0].startswith("spark.") or "=" not in pair:
+                raise UsageError(f"--conf {pair}: write spark.NAME=VALUE")
+        return tuple((name, value) for name, _, value in (pair.partition("=") for pair in pairs))
+
+    @functools.wraps(function)
+    def called(
+        *args: Any, master: str | None, memory: str | None, conf: tuple[str, ...], **kwargs: Any
+    ) -> Any:
+        return function(*args, session=SessionOptions(master, memory, parse(conf)), **kwargs)
+
+    for add in (
+        click.option(
+            "--conf", multiple=True, metavar="K=V", help="Set a Spark setting; may be repeated."
+        ),
+        click.option("--memory", metavar="SIZE", help="Memory of the driver's JVM (default: 1g)."),
+        click.option(
+            "--master",
+            metavar="URL",
+            help="Run on this Spark master, e.g. spark://host:7077 (default: local[*]).",
+        ),
+    ):
+        called = add(called)
+    return called
+
+
+def run_job(
+    name: str,
+    job: "Callable[[SparkSession, Progress], Summary]",
+    session: SessionOptions,
+    *,
+    as_json: bool,
+    show: "Callable[[Summary], None]",
+) -> "Summary":
+    """Run a job in a session, print its summary, and return it.
+
+    The summary is a dataclass of JSON values. If a signal stops the job, this prints what remains,
+    and the command exits with 128 plus the signal's number, as after Ctrl-C: 130.
+    """
+    check_spark()
+    from hastore.cli.pipeline.screen import Screen
+
+    screen = Screen()
+    stopped = _Stop()
+    try:
+        with screen, stopped.raised():
+            screen.begin("start Spark", None, "")
+            with _open(name, session) as spark:
+                stopped.listen()  # again: pyspark has set a handler of its own for SIGINT
+                summary = job(spark, screen)
+    except BaseException as error:
+        if stopped.number is None:
+            raise
+        print_note(f"stopped: {screen.kept}; run the same command again to continue")
+        raise click.exceptions.Exit(128 + stopped.number) from error
+    if as_json:
+        print_json(asdict(summary))
+    else:
+        show(summary)
+    return summary
+
+
+def check_spark() -> None:
+    """Raise UsageError if pyspark or pyarrow is not installed."""
+    try:
+        import pyarrow  # noqa: F401
+        import pyspark  # noqa: F401
+    except ImportError as missing:
+        raise UsageError(
+            f'this job needs {missing.name}: pip install "hastore[spark]"'
+        ) from missing
+
+
+def _open(name: str, session: SessionOptions) -> Any:
+    from hastore.pipeline.sessions import own_session, submitted_session
+
+    if click.get_current_context().find_root().obj == _SUBMITTED:
+        if session != SessionOptions(None, None, ()):
+            raise UsageError("give --master, --memory and --conf to spark-submit, not to the job")
+        return submitted_session(f"hastore {name}")
+    return own_session(
+        f"hastore {name}",
+        master=session.master or _DEFAULT_MASTER,
+        memory=session.memory or _DEFAULT_MEMORY,
+        settings=dict(session.settings),
+    )
+
+
+class _Stop:
+    """Turns the first signal into a KeyboardInterrupt, and ignores the ones after it.
+
+    Stopping takes a few seconds; interrupted, it would leave processes behind.
+    """
+
+    def __init__(self) -> None:
+        self.number: int | None = None
+
+    @contextmanager
+    def raised(self) -> Iterator[None]:
+        before = {number: signal.getsignal(number) for number in _SIGNALS}
+        self.listen()
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def listen(self) -> None:
+        for number in _SIGNALS:
+            signal.signal(number, self._on_signal)
+
+    def _on_signal(self, number: int, _frame: FrameType | None) -> None:
+        if self.number is None:
+            self.number = number
+            raise KeyboardInterrupt

@@ -1,0 +1,16 @@
+"""The group `hastore pipeline`. It works without pyspark, which only a job itself needs."""
+
+import click
+
+from hastore.cli.lazy import LazyGroup
+
+_JOBS: dict[str, str] = {}  # job -> "hastore.cli.pipeline.MODULE:COMMAND"
+
+
+@click.group("pipeline", cls=LazyGroup, places=_JOBS, short_help="Run jobs over the log on Spark.")
+def pipeline_group() -> None:
+    """Run jobs over the log of a store or of running nodes, on Spark.
+
+    They need: pip install "hastore[spark]", and Java 17 or later. Ctrl-C stops a job cleanly; run
+    the same command again to continue it.
+    """

@@ -1,0 +1,206 @@
+"""Run a job's tasks on Spark: results as they end, the caller's errors, a stop that stops Spark.
+
+The work runs in a thread of its own, so that the calling thread can show progress and react to
+Ctrl-C. When the caller leaves, for whatever reason, Spark's tasks are cancelled.
+"""
+
+import itertools
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+from py4j.protocol import Py4JError
+from pyspark import InheritableThread, SparkContext
+from pyspark.accumulators import Accumulator, AccumulatorParam
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+import hastore.errors
+from hastore.errors import HastoreError
+from hastore.pipeline.progress import Progress
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+_POLL_S = 0.1
+_STOP_S = 30.0
+_OWN_ERROR = re.compile(r"\bhastore\.errors\.(\w+): ([^\n]*)")
+
+# The line of a traceback, Python's or Java's, that names the exception.
+_CAUSE = re.compile(r"^(?:Caused by: )?([\w.]+(?:Error|Exception)(?:: .*)?)$", re.M)
+
+
+@dataclass(frozen=True)
+class _Ended(Generic[Result]):
+    """What a task sends to the driver when it ends: its result, or the error that it raised."""
+
+    index: int
+    result: Result | None
+    error: tuple[str, str] | None  # type and text
+
+
+class _Listed(AccumulatorParam[list[Any]]):
+    """An accumulator of lists. Spark applies the update of a task once, however often it runs."""
+
+    def zero(self, value: list[Any]) -> list[Any]:
+        return []
+
+    def addInPlace(self, value1: list[Any], value2: list[Any]) -> list[Any]:
+        value1.extend(value2)
+        return value1
+
+
+def run_tasks(
+    spark: SparkSession,
+    name: str,
+    function: Callable[[Task], Result],
+    tasks: Sequence[Task],
+) -> Iterator[tuple[Task, Result]]:
+    """Run `function` on each task, one Spark task each; yield (task, result) as they end.
+
+    `function` is called by name on the executors, so it is a function of a module, or a partial of
+    one. Task and result are pickled, so they are small. A HastoreError that it raises
+    ends the run at once and is raised here, with its type and text; Spark does not try such a task
+    again. Any other failure is tried again as Spark is configured, then raised as HastoreError.
+    Closing the iterator cancels what still runs: keep it in `contextlib.closing` when you may leave
+    it early. A task that was cancelled, lost or slow may still run for a moment, or twice.
+    """
+    if not tasks:
+        return
+    context = spark.sparkContext
+    ended: Accumulator[list[_Ended[Result]]] = context.accumulator([], _Listed())
+    numbered = context.parallelize(list(enumerate(tasks)), len(tasks))
+
+    def work() -> None:
+        numbered.foreachPartition(lambda part: _run(function, part, ended))
+
+    seen: set[int] = set()
+    with _Group(context, name, work) as group:
+        done = False
+        for read in itertools.count():
+            while len(ended.value) <= read and not done:
+                done = group.wait(_POLL_S)
+            if len(ended.value) <= read:
+                break
+            end = ended.value[read]
+            if end.error is not None:
+                raise _restore(*end.error)
+            if end.index not in seen:
+                seen.add(end.index)
+                yield tasks[end.index], end.result  # type: ignore[misc]
+        group.check()
+    if len(seen) != len(tasks):
+        raise HastoreError(f"{name}: Spark reported {len(seen)} of {len(tasks)} tasks as done")
+
+
+def _run(
+    function: Callable[[Task], Result],
+    part: Iterable[tuple[int, Task]],
+    ended: Accumulator[list[_Ended[Result]]],
+) -> None:
+    """Run the tasks of a partition (one). Runs on an executor."""
+    for index, task in part:
+        try:
+            ended.add([_Ended(index, function(task), None)])
+        except HastoreError as error:
+            ended.add([_Ended(index, None, (type(error).__name__, str(error)))])
+
+
+def run_action(
+    spark: SparkSession, name: str, action: Callable[[], Result], progress: Progress
+) -> Result:
+    """Run an action of DataFrames, such as `frame.collect`, and return its result.
+
+    The progress bar shows the tasks that have ended. Raises HastoreError, of the type that the
+    source raised, if the action fails.
+    """
+    results: list[Result] = []
+    context = spark.sparkContext
+    tracker = context.statusTracker()
+    with _Group(context, name, lambda: results.append(action())) as group:
+        shown = total = 0
+        while not group.wait(_POLL_S):
+            jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group.id)]
+            stages = [tracker.getStageInfo(stage) for job in jobs if job for stage in job.stageIds]
+            known = sum(stage.numTasks for stage in stages if stage)
+            completed = sum(stage.numCompletedTasks for stage in stages if stage)
+            if known != total:  # adaptive execution adds stages while it runs
+                progress.begin(name, known, "tasks")
+                total, shown = known, 0
+            progress.advance(completed - shown)
+            shown = completed
+        group.check()
+    return results[0]
+
+
+class _Group:
+    """A thread that runs Spark jobs as one job group; the group is cancelled at the end."""
+
+    def __init__(self, context: SparkContext, name: str, work: Callable[[], object]) -> None:
+        self.id = f"hastore-{uuid.uuid4()}"
+        self._context = context
+        self._name = name
+        self._error: BaseException | None = None
+        self._ended = threading.Event()
+
+        def run() -> None:
+            try:
+                context.setJobGroup(self.id, name, interruptOnCancel=True)
+                work()
+            except BaseException as error:
+                self._error = error
+            finally:
+                self._ended.set()
+
+        self._thread = InheritableThread(target=run, daemon=True)
+
+    def __enter__(self) -> "_Group":
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if not self._ended.is_set():
+            try:
+                self._context.cancelJobGroup(self.id)
+            except (Py4JError, OSError):
+                return  # the JVM has ended, and its tasks with it
+            self._ended.wait(_STOP_S)
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until the work has ended, `seconds` at most; return whether it has."""
+        return self._ended.wait(seconds)
+
+    def check(self) -> None:
+        """Raise the failure of the work, after it has ended."""
+        if self._error is not None:
+            raise explain(self._name, self._error) from self._error
+
+
+def explain(name: str, error: BaseException) -> BaseException:
+    """Return the HastoreError for a failure that Spark reported; defects are returned unchanged."""
+    if isinstance(error, HastoreError) or not isinstance(
+        error, PySparkException | Py4JError | OSError
+    ):
+        return error
+    text = str(error)
+    own = _OWN_ERROR.search(text)
+    if own is not None:
+        return _restore(own[1], own[2].strip())
+    causes: list[str] = _CAUSE.findall(text)
+    python = [line for line in causes if not line.startswith(("org.", "java.", "py4j."))]
+    first = text.strip().splitlines()[:1] or [type(error).__name__]
+    return HastoreError(f"{name}: Spark failed: {(python or causes[-1:] or first)[0]}")
+
+
+def _restore(kind: str, text: str) -> HastoreError:
+    """Return an error of a type of hastore.errors, by its name."""
+    found = getattr(hastore.errors, kind, None)
+    if isinstance(found, type) and issubclass(found, HastoreError):
+        try:
+            return found(text)
+        except TypeError:  # a type with further arguments
+            pass
+    return HastoreError(text)

@@ -1,0 +1,57 @@
+"""What a job reads: a store's directory or running nodes, and which of the topics."""
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from hastore.errors import UsageError
+from hastore.spark.options.source_options import SourceOptions, parse_options
+from hastore.spark.read.backend import Backend
+
+
+@dataclass(frozen=True)
+class Where:
+    """Where a job reads: exactly one of a store's directory and the addresses of running nodes.
+
+    It reads the given topics, or those whose whole name matches the pattern, or, without both, all
+    topics but hastore's own.
+    """
+
+    path: str | None = None
+    servers: str | None = None
+    topics: tuple[str, ...] = ()
+    pattern: str | None = None
+
+    def options(self, more: Mapping[str, str] | None = None) -> dict[str, str]:
+        """Return the options of the source "hastore", for spark.read. Raises UsageError."""
+        if (self.path is None) == (self.servers is None):
+            raise UsageError("give either --path (a store's directory) or --servers (nodes)")
+        if self.topics and self.pattern is not None:
+            raise UsageError("give either --topic or --pattern")
+        given = dict(more or {})
+        if self.path is not None:
+            given["path"] = os.path.abspath(self.path)
+        else:
+            given["hastore.bootstrap.servers"] = self.servers or ""
+        if self.topics:
+            given["subscribe"] = ",".join(self.topics)
+        else:
+            given["subscribePattern"] = ".*" if self.pattern is None else self.pattern
+        return given
+
+    def parsed(self, more: Mapping[str, str] | None = None) -> SourceOptions:
+        """Return the checked options. Raises UsageError."""
+        return parse_options(self.options(more), "UTC")
+
+
+def open_backend(
+    path: str | None, servers: Sequence[str], *, fail_on_data_loss: bool = True
+) -> Backend:
+    """Return the backend for a store's directory or for running nodes; open it with `with`."""
+    if path is not None:
+        from hastore.spark.read.store_reader import PathBackend
+
+        return PathBackend(path, fail_on_data_loss)
+    from hastore.spark.read.server_reader import ServerBackend
+
+    return ServerBackend(tuple(servers), fail_on_data_loss)

@@ -1,0 +1,194 @@
+"""Digests and bytes of ranges of the log, computed in a thread of their own.
+
+A digest of 16 MiB takes 1 to 10 ms, and much longer if the disk is slow. The API's thread hands the
+requests over and sends the answers, so that no client waits for a digest. The thread reads pieces
+of PIECE_BYTES. Reading and hashing release the interpreter's lock. While the log grows, the thread
+rests after each piece for REST times as long as the piece took, so that puts, or a slave's
+replication, keep most of the processor and of the disk.
+
+An answer states which epochs wrote the range. If the log was cut during the reading, the bytes read
+may belong to two histories. So limits and history are looked at before and after: a cut lowers the
+readable offset first, and changes the history before the offset can rise again.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from hastore.clock import Clock
+from hastore.errors import StoreError, UsageError
+from hastore.protocol import api
+from hastore.record.range_digest import new_digest
+from hastore.server.api.backend import ApiBackend
+from hastore.server.api.connections import Connection
+from hastore.server.api.history import epochs_of
+from hastore.service import OnFailure, Service
+
+PIECE_BYTES = 1024 * 1024
+REST = 4  # as a multiple of a piece's time, while the log grows
+REST_MAX_S = 0.05  # a piece that took long waited for the disk
+GROWING_MS = 100.0  # the log counts as growing for this time after an append
+MAX_RANGES_OF_ONE = 8  # requests of a connection that wait
+MAX_RANGES = 64  # the same, of all connections
+Answer = tuple[api.RangeReply, bytes | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """A request that was worked on: its answer, or the failure."""
+
+    connection: Connection
+    request: api.RangeQuestion
+    answer: Answer | Exception
+
+
+class RangeService(Service):
+    """Answer AskDigest and AskBytes, one request at a time, in the order of their arrival."""
+
+    def __init__(
+        self,
+        backend: ApiBackend,
+        clock: Clock,
+        on_done: Callable[[], None],
+        *,
+        on_failure: OnFailure,
+    ) -> None:
+        """Prepare; `on_done` is called from the thread after each request that has an answer."""
+        super().__init__("RangeService", on_failure=on_failure)
+        self._backend = backend
+        self._clock = clock
+        self._on_done = on_done
+        self._waiting: deque[tuple[Connection, api.RangeQuestion]] = deque()
+        self._of_one: dict[Connection, int] = {}  # used by the API's thread only
+        self._pending = 0  # the same
+        self._done: deque[Done] = deque()
+        self._work = threading.Event()
+        self._seen_end = 0  # the log's end when it was last looked at
+        self._grown_ms = float("-inf")
+
+    # -- called by the API's thread ----------------------------------------------------------------
+
+    def take(self, connection: Connection, request: api.RangeQuestion) -> str | None:
+        """Take a request; return why not if too many wait. Raises UsageError for a wrong range."""
+        is_digest = isinstance(request, api.AskDigest)
+        most = api.MAX_DIGEST_BYTES if is_digest else api.MAX_RANGE_BYTES
+        if not 0 <= request.end - request.start <= most:
+            raise UsageError(
+                f"the range [{request.start}, {request.end}) must have 0 to {most} bytes"
+            )
+        if isinstance(request, api.AskDigest):
+            new_digest(request.algorithm)
+        own = self._of_one.get(connection, 0)
+        if own >= MAX_RANGES_OF_ONE or self._pending >= MAX_RANGES:
+            return "too many digests wait"
+        self._of_one[connection] = own + 1
+        self._pending += 1
+        self._waiting.append((connection, request))
+        self._work.set()
+        return None
+
+    @property
+    def has_done(self) -> bool:
+        """Whether `take_done` has something."""
+        return bool(self._done)
+
+    def take_done(self) -> list[Done]:
+        """Return the requests that were worked on since the last call."""
+        found = []
+        while self._done:
+            done = self._done.popleft()
+            found.append(done)
+            self._pending -= 1
+            left = self._of_one[done.connection] - 1
+            if left:
+                self._of_one[done.connection] = left
+            else:
+                del self._of_one[done.connection]
+        return found
+
+    # -- the thread --------------------------------------------------------------------------------
+
+    def wake(self) -> None:
+        """Wake the thread, so that it sees `stopping`."""
+        self._work.set()
+
+    def run(self) -> None:
+        """Work until stopped; requests that still wait then get no answer."""
+        while not self.stopping.is_set():
+            self._work.wait()
+            self._work.clear()
+            while self._waiting and not self.stopping.is_set():
+                connection, request = self._waiting.popleft()
+                answer: Answer | Exception
+                try:
+                    answer = self._work_on(connection, request)
+                except Exception as failure:  # this request's failure; the API answers with it
+                    answer = failure
+                self._done.append(Done(connection, request, answer))
+                self._on_done()
+
+    def _work_on(self, connection: Connection, request: api.RangeQuestion) -> Answer:
+        """Read the range under one history; again if the history changed meanwhile."""
+        history = self._backend.history()
+        while True:
+            found = self._read(connection, request) if self._is_readable(request) else None
+            before, history = history, self._backend.history()
+            if history == before:
+                break
+        if not self._is_readable(request):
+            found = None
+        return self._answer(request, found, history)
+
+    def _answer(
+        self,
+        request: api.RangeQuestion,
+        found: bytes | None,
+        history: Sequence[tuple[int, int]],
+    ) -> Answer:
+        store = self._backend.store
+        epochs = epochs_of(history, request.start, request.end) if found is not None else []
+        limits = store.min_offset, store.readable_offset
+        if isinstance(request, api.AskDigest):
+            return api.RangeDigest(request.rid, found, *limits, epochs), None
+        return api.RangeBytes(request.rid, found is not None, *limits, epochs), found
+
+    def _is_readable(self, request: api.RangeQuestion) -> bool:
+        store = self._backend.store
+        return store.min_offset <= request.start and request.end <= store.readable_offset
+
+    def _read(self, connection: Connection, request: api.RangeQuestion) -> bytes | None:
+        """Return the digest or the bytes; None if a part of the range is gone by now."""
+        digest = new_digest(request.algorithm) if isinstance(request, api.AskDigest) else None
+        pieces: list[bytes] = []
+        at, store = request.start, self._backend.store
+        while at < request.end:
+            if connection.ended or self.stopping.is_set():
+                return None  # nobody gets the answer
+            begun_ms = self._clock.monotonic_ms()
+            try:
+                with store.view(at, min(request.end - at, PIECE_BYTES)) as view:
+                    if not view:
+                        return None  # the log was cut here
+                    if digest is not None:
+                        digest.update(view)
+                    else:
+                        pieces.append(bytes(view))
+                    at += len(view)
+            except (StoreError, UsageError):
+                if self._is_readable(request):
+                    raise
+                return None  # removed by retention, or cut away
+            if at < request.end or digest is not None:
+                self._rest(begun_ms)
+        return b"".join(pieces) if digest is None else digest.digest()
+
+    def _rest(self, begun_ms: float) -> None:
+        """Rest after a piece, if the log has grown lately."""
+        now, end = self._clock.monotonic_ms(), self._backend.store.max_offset
+        if end != self._seen_end:
+            self._seen_end, self._grown_ms = end, now
+        if now - self._grown_ms < GROWING_MS:
+            self.stopping.wait(min(REST * (now - begun_ms) / 1000.0, REST_MAX_S))
