@@ -15,7 +15,7 @@ from hastore.cli.common import (
     with_json,
 )
 from hastore.cli.pipeline.common import SessionOptions, run_job, with_session
-from hastore.record.range_digest import ALGORITHMS, DEFAULT_ALGORITHM
+from hastore.pipeline.audit import ALGORITHMS, DEFAULT_ALGORITHM
 
 if TYPE_CHECKING:
     from hastore.pipeline.audit.difference import Difference

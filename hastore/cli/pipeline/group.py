@@ -4,8 +4,11 @@ import click
 
 from hastore.cli.lazy import LazyGroup
 
-# job -> "hastore.cli.pipeline.MODULE:COMMAND"
-_JOBS = {"audit": "hastore.cli.pipeline.audit:audit_command"}
+_JOBS = {
+    "audit": "hastore.cli.pipeline.audit:audit_command",
+    "export": "hastore.cli.pipeline.export:export_command",
+    "index": "hastore.cli.pipeline.index:index_command",
+}
 
 
 @click.group("pipeline", cls=LazyGroup, places=_JOBS, short_help="Run jobs over the log on Spark.")
