@@ -8,7 +8,7 @@ import itertools
 import re
 import threading
 import uuid
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -58,7 +58,7 @@ def run_tasks(
     name: str,
     function: Callable[[Task], Result],
     tasks: Sequence[Task],
-) -> Iterator[tuple[Task, Result]]:
+) -> Generator[tuple[Task, Result], None, None]:
     """Run `function` on each task, one Spark task each; yield (task, result) as they end.
 
     `function` is called by name on the executors, so it is a function of a module, or a partial of

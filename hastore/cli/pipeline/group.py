@@ -4,7 +4,10 @@ import click
 
 from hastore.cli.lazy import LazyGroup
 
-_JOBS: dict[str, str] = {}  # job -> "hastore.cli.pipeline.MODULE:COMMAND"
+_JOBS = {
+    "export": "hastore.cli.pipeline.export:export_command",
+    "index": "hastore.cli.pipeline.index:index_command",
+}
 
 
 @click.group("pipeline", cls=LazyGroup, places=_JOBS, short_help="Run jobs over the log on Spark.")

@@ -5,7 +5,7 @@ source, so a user who wants to read only some columns names them in a schema.
 """
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -151,6 +151,12 @@ class Projection:
 
         make: Callable[..., pa.Schema] = to_arrow_schema
         return make(self.schema, timezone="UTC")
+
+
+def projection_of(columns: Iterable[Column]) -> Projection:
+    """Return the projection to some columns, for callers that have no schema of a query."""
+    chosen = tuple(columns)
+    return Projection(chosen, _schema_of(chosen))
 
 
 def project(schema: StructType) -> Projection:

@@ -1,0 +1,107 @@
+"""`hastore pipeline export`: topics to Parquet files, incrementally and exactly once."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from hastore.cli.common import DONE, Seconds, print_text, with_json
+from hastore.cli.pipeline.common import SessionOptions, run_job, with_session, with_where
+
+if TYPE_CHECKING:
+    from hastore.pipeline.export.job import ExportSummary
+
+
+@click.command("export", short_help="Export topics to Parquet, each message exactly once.")
+@with_where
+@click.option("--target", required=True, metavar="DIR", help="The folder of the Parquet files.")
+@click.option("--headers", is_flag=True, help="Add the column headers: the users' properties.")
+@click.option("--metadata", is_flag=True, help="Add physicalOffset, msgId, tags, bornTimestamp ...")
+@click.option(
+    "--compression",
+    type=click.Choice(["snappy", "zstd", "lz4", "gzip", "none"]),
+    default="snappy",
+    show_default=True,
+    help="The compression of the files.",
+)
+@click.option(
+    "--allow-data-loss",
+    is_flag=True,
+    help="Go on when retention has removed messages that were not exported yet.",
+)
+@click.option(
+    "--file-size",
+    type=click.IntRange(1),
+    default=128,
+    show_default=True,
+    metavar="MIB",
+    help="About the most that a file holds, before compression.",
+)
+@click.option(
+    "--commit-every",
+    type=Seconds(),
+    default=30.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Make what is done visible at this interval; a run that is stopped keeps it.",
+)
+@with_session
+@with_json
+def export_command(
+    path: str | None,
+    servers: str | None,
+    topics: tuple[str, ...],
+    pattern: str | None,
+    target: str,
+    headers: bool,
+    metadata: bool,
+    compression: str,
+    allow_data_loss: bool,
+    file_size: int,
+    commit_every: float,
+    session: SessionOptions,
+    as_json: bool,
+) -> int:
+    """Export the messages that the target does not have yet to Parquet files.
+
+    The files are DIR/topic=T/date=YYYY-MM-DD/*.parquet, by the UTC date of the store time. Run the
+    command again to add what has come since. It may be killed at any moment: the next run finishes
+    or undoes what was left, so that each message is in the files exactly once.
+    """
+    from hastore.cli.pipeline.common import check_spark
+
+    check_spark()
+    from hastore.pipeline.export.job import ExportOptions, export
+    from hastore.pipeline.where import Where
+
+    where = Where(path, servers, topics, pattern)
+    where.options()  # wrong arguments are reported before Spark starts
+    options = ExportOptions(
+        headers,
+        metadata,
+        compression,
+        fail_on_data_loss=not allow_data_loss,
+        file_bytes=file_size * 1024 * 1024,
+        commit_every_s=commit_every,
+    )
+    run_job(
+        "export",
+        lambda spark, progress: export(spark, where, target, options, progress=progress),
+        session,
+        as_json=as_json,
+        show=_show,
+    )
+    return DONE
+
+
+def _show(summary: "ExportSummary") -> None:
+    rate = summary.messages / summary.seconds if summary.seconds else 0.0
+    print_text(
+        f"{summary.messages:,} messages exported to {summary.target} in {summary.seconds:.1f} s, "
+        f"{rate:,.0f} a second: {summary.files:,} files, {summary.bytes:,} bytes"
+    )
+    for topic, count in summary.messages_by_topic.items():
+        print_text(f"  {topic}: {count:,}")
+    if summary.lost_messages:
+        print_text(f"{summary.lost_messages:,} messages were removed before they were exported")
+    if not summary.messages:
+        print_text("the target has all messages already")

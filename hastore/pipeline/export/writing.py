@@ -1,0 +1,202 @@
+"""Write the messages of one task to Parquet files, one for each topic and date, without the JVM.
+
+The files are written under staging, under names that no other attempt of the task uses, and synced.
+Only the driver makes them visible.
+"""
+
+import os
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from hastore.errors import UsageError
+from hastore.pipeline.export.planning import Piece
+from hastore.pipeline.positions import MARK_COLUMNS, Mark, mark_of
+from hastore.pipeline.target import StagedFile, escape, sync_file
+from hastore.pipeline.where import open_backend
+from hastore.spark.arrow.batch import BatchBuilder
+from hastore.spark.arrow.schema import Column, projection_of
+from hastore.spark.options.partitions import QueueRange
+
+ROW_GROUP_BYTES = 32 * 1024 * 1024  # of Arrow data; a writer holds at most this much
+OPEN_FILES = 8  # of a task; store times that jump back and forth close files early
+_DAY_US = 24 * 3600 * 1_000_000
+# Columns whose values repeat. A dictionary of bodies or keys would only cost time.
+_DICTIONARY = ("partition", "timestampType", "tags", "bornHost", "storeHost", "sysFlag")
+_NO_STATISTICS = ("key", "value", "headers", "msgId", "_corrupt")
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where tasks read, and how."""
+
+    path: str | None
+    servers: tuple[str, ...]
+    fail_on_data_loss: bool
+    check_crcs: bool
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What tasks write: the columns, and where under the target."""
+
+    target: str
+    staging: str  # relative to the target
+    columns: tuple[str, ...]
+    compression: str
+
+
+@dataclass(frozen=True)
+class Written:
+    """What a task has written: its files; for each range its rows, and its last record's marks."""
+
+    files: tuple[StagedFile, ...]
+    rows: tuple[int, ...]
+    marks: tuple[Mark | None, ...]
+
+
+def write_piece(source: Source, layout: Layout, piece: Piece) -> Written:
+    """Write the messages of a task. Runs on an executor. Raises the backend's errors."""
+    staging = Path(layout.target, layout.staging)
+    if not staging.is_dir():
+        raise UsageError(
+            f"an executor does not see the target {layout.target}: it must be a folder that the "
+            "driver and all executors share, or the run was ended"
+        )
+    columns = tuple(Column(name) for name in layout.columns)
+    extra = [column for column in MARK_COLUMNS if column not in columns]
+    builder = BatchBuilder(projection_of([*columns, *extra]), check_crcs=source.check_crcs)
+    rows: list[int] = []
+    marks: list[Mark | None] = []
+    with (
+        open_backend(
+            source.path, source.servers, fail_on_data_loss=source.fail_on_data_loss
+        ) as backend,
+        FileSet(layout) as files,
+    ):
+        for span in piece.ranges:
+            last, count = None, 0
+            for batch in backend.read_queue(span, builder):
+                last = mark_of(batch) or last
+                count += batch.num_rows
+                files.add(span, batch)
+            rows.append(count)
+            marks.append(last)
+        written = files.close()
+    return Written(tuple(written), tuple(rows), tuple(marks))
+
+
+@dataclass
+class _Open:
+    """A file that is being written, and rows that are not in it yet."""
+
+    path: Path
+    final: str
+    writer: pq.ParquetWriter
+    rows: int = 0
+    waiting: list[pa.RecordBatch] = field(default_factory=list)
+    waiting_bytes: int = 0
+
+    def add(self, batch: pa.RecordBatch) -> None:
+        self.waiting.append(batch)
+        self.waiting_bytes += batch.nbytes
+        self.rows += batch.num_rows
+        if self.waiting_bytes >= ROW_GROUP_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        if self.waiting:
+            table = pa.Table.from_batches(self.waiting)
+            self.writer.write_table(table, row_group_size=table.num_rows)
+            self.waiting, self.waiting_bytes = [], 0
+
+
+class FileSet:
+    """The files of one task, by topic and date."""
+
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
+        self._attempt = uuid.uuid4().hex[:16]
+        self._open: dict[tuple[str, int], _Open] = {}  # the least recently used first
+        self._closed: list[StagedFile] = []
+        self._count = 0
+
+    def __enter__(self) -> "FileSet":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for file in self._open.values():
+            file.writer.close()
+
+    def add(self, span: QueueRange, batch: pa.RecordBatch) -> None:
+        """Add the rows of a batch, each to the file of its date."""
+        kept = batch.select(list(self._layout.columns))
+        for day, part in split_by_day(kept, batch.column(Column.TIMESTAMP.value)):
+            self._file(span, day, kept.schema).add(part)
+
+    def close(self) -> list[StagedFile]:
+        """Close and sync all files, and return them."""
+        for key in list(self._open):
+            self._finish(key)
+        return self._closed
+
+    def _file(self, span: QueueRange, day: int, schema: pa.Schema) -> _Open:
+        key = (span.topic, day)
+        found = self._open.pop(key, None)
+        if found is None:
+            if len(self._open) >= OPEN_FILES:
+                self._finish(next(iter(self._open)))
+            found = self._begin(span.topic, day, schema)
+        self._open[key] = found
+        return found
+
+    def _begin(self, topic: str, day: int, schema: pa.Schema) -> _Open:
+        name = f"part-{self._attempt}-{self._count:04}.parquet"
+        self._count += 1
+        path = Path(self._layout.target, self._layout.staging, name)
+        date = np.datetime64(day, "D")
+        final = os.path.join(f"topic={escape(topic)}", f"date={date}", name)
+        return _Open(path, final, parquet_writer(path, schema, self._layout.compression))
+
+    def _finish(self, key: tuple[str, int]) -> None:
+        file = self._open[key]
+        file.flush()
+        file.writer.close()
+        sync_file(file.path)
+        del self._open[key]
+        staged = os.path.join(self._layout.staging, file.path.name)
+        self._closed.append(StagedFile(staged, file.final, file.rows, file.path.stat().st_size))
+
+
+def parquet_writer(path: Path, schema: pa.Schema, compression: str) -> pq.ParquetWriter:
+    """Return a writer with the settings of all exported files."""
+    return pq.ParquetWriter(
+        str(path),
+        schema,
+        compression=compression,
+        use_dictionary=[name for name in schema.names if name in _DICTIONARY],
+        write_statistics=[name for name in schema.names if name not in _NO_STATISTICS],
+        store_schema=False,
+    )
+
+
+def split_by_day(
+    batch: pa.RecordBatch, timestamps: pa.Array
+) -> Iterator[tuple[int, pa.RecordBatch]]:
+    """Yield (days since 1970, rows) of a batch, by the UTC date of each row's store time."""
+    times_us = timestamps.view(pa.int64()).to_numpy()
+    if not len(times_us):
+        return
+    first, last = int(times_us.min()) // _DAY_US, int(times_us.max()) // _DAY_US
+    if first == last:
+        yield first, batch
+        return
+    days = times_us // _DAY_US
+    for day in np.unique(days).tolist():
+        yield day, batch.filter(pc.equal(pa.array(days), day))

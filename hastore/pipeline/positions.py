@@ -1,0 +1,151 @@
+"""How far a job has read each queue, and which record it read last.
+
+A queue offset alone does not identify a message: after a failover that cut the log, another message
+may have it. So each position keeps marks of the record before it. If that record is still the same,
+nothing before it was cut, because a cut removes the end of the log. RocketMQ's stores have no
+epochs, so the marks are fields of the record itself.
+"""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, NamedTuple
+
+import pyarrow as pa
+
+from hastore.errors import PositionLostError
+from hastore.spark.arrow.batch import BatchBuilder
+from hastore.spark.arrow.schema import Column, projection_of
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.partitions import QueueRange
+from hastore.spark.read.backend import Backend
+
+MARK_COLUMNS = (Column.PHYSICAL_OFFSET, Column.SIZE, Column.BODY_CRC, Column.TIMESTAMP)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """Fields that identify a record."""
+
+    physical_offset: int
+    size: int
+    body_crc: int
+    timestamp_us: int
+
+
+@dataclass(frozen=True)
+class Position:
+    """The next queue offset to read, and the record before it; None in a queue read from its start.
+
+    Without a mark the position cannot be checked.
+    """
+
+    next: int
+    mark: Mark | None
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the position for a commit."""
+        return {"next": self.next, "mark": None if self.mark is None else asdict(self.mark)}
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> "Position":
+        """Return the position that `as_json` wrote."""
+        mark = value["mark"]
+        return cls(value["next"], None if mark is None else Mark(**mark))
+
+
+Positions = dict[TopicPartition, Position]
+
+
+def positions_as_json(positions: Mapping[TopicPartition, Position]) -> dict[str, Any]:
+    """Return positions by topic and queue."""
+    tree: dict[str, Any] = {}
+    for key in sorted(positions):
+        tree.setdefault(key.topic, {})[str(key.partition)] = positions[key].as_json()
+    return tree
+
+
+def positions_from_json(tree: Mapping[str, Any]) -> Positions:
+    """Return the positions that `positions_as_json` wrote."""
+    return {
+        TopicPartition(topic, int(queue)): Position.from_json(value)
+        for topic, queues in tree.items()
+        for queue, value in queues.items()
+    }
+
+
+class Lost(NamedTuple):
+    """Messages that retention has removed before they were read."""
+
+    key: TopicPartition
+    messages: int
+
+
+def next_ranges(
+    backend: Backend,
+    available: Mapping[TopicPartition, OffsetRange],
+    positions: Mapping[TopicPartition, Position],
+    *,
+    fail_on_data_loss: bool,
+) -> tuple[dict[TopicPartition, OffsetRange], list[Lost]]:
+    """Return what to read next of each queue, and what is lost.
+
+    Raises PositionLostError if the log was cut after it was read, and, with `fail_on_data_loss`, if
+    retention has removed messages that were never read.
+    """
+    ranges, lost = {}, []
+    for key in sorted(available):
+        there, known = available[key], positions.get(key)
+        start = there.start if known is None else known.next
+        if known is not None:
+            check_position(backend, key, known, there)
+        if start < there.start:
+            lost.append(Lost(key, there.start - start))
+            if fail_on_data_loss:
+                raise PositionLostError(
+                    f"the messages [{start}, {there.start}) of {key} at {backend.where} were "
+                    "removed before they were read; give --allow-data-loss to go on without them"
+                )
+            start = there.start
+        if start < there.end:
+            ranges[key] = OffsetRange(start, there.end)
+    return ranges, lost
+
+
+def check_position(
+    backend: Backend, key: TopicPartition, known: Position, there: OffsetRange
+) -> None:
+    """Raise PositionLostError if the record before a position is another one now, or gone."""
+    if known.next > there.end:
+        raise PositionLostError(
+            f"{key} at {backend.where} ends at offset {there.end}, but was read up to {known.next} "
+            "before: a failover has cut the log, or this replica is behind. If it is only behind, "
+            "run the job again later; if the log was cut, start over with a new target"
+        )
+    if known.mark is None or known.next - 1 < there.start:
+        return
+    found = read_mark(backend, key, known.next - 1)
+    if found != known.mark:
+        raise PositionLostError(
+            f"the message {known.next - 1} of {key} at {backend.where} is not the one that was "
+            "read before: a failover has cut the log, or this is another log. Nothing was mixed; "
+            "start over with a new target"
+        )
+
+
+def read_mark(backend: Backend, key: TopicPartition, offset: int) -> Mark | None:
+    """Return the marks of the message at a queue offset; None if it is not there."""
+    span = QueueRange(key.topic, key.partition, offset, offset + 1, backend.limit_offset())
+    found = None
+    for batch in backend.read_queue(span, BatchBuilder(projection_of(MARK_COLUMNS))):
+        found = mark_of(batch)
+    return found
+
+
+def mark_of(batch: pa.RecordBatch) -> Mark | None:
+    """Return the marks of a batch's last row, from the columns MARK_COLUMNS."""
+    if not batch.num_rows:
+        return None
+    physical_offset, size, body_crc, timestamp = (
+        batch.column(column.value)[-1] for column in MARK_COLUMNS
+    )
+    return Mark(physical_offset.as_py(), size.as_py(), body_crc.as_py(), timestamp.value)

@@ -1,0 +1,276 @@
+"""A folder of Parquet files with a log of commits, so that each run's files appear exactly once.
+
+    TARGET/topic=T/date=D/part-....parquet     what readers see
+    TARGET/_hastore/commits/00000001.json      a commit: the state after it, its files
+    TARGET/_hastore/staging/RUN/...            files of a run that is not committed yet
+    TARGET/_hastore/lock                       held by the run that is going on
+
+Spark, pandas and Arrow skip names that begin with `_`, so they see no staged file. A commit is one
+rename of its JSON file. After it, the staged files are renamed to their places, and the files that
+they replace are removed. A run that dies in between is finished by the next one, before anything
+else: every step can be repeated. The lock is released by the kernel when its process ends.
+"""
+
+import contextlib
+import errno
+import fcntl
+import json
+import os
+import re
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from hastore.errors import StoreBrokenError, UsageError
+
+_FORMAT = 1
+_STATE = "_hastore"
+_COMMIT_NAME = re.compile(r"([0-9]{8,})\.json")
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """A file that a task has written and synced: its place under staging, and its final place.
+
+    Both are relative to the target.
+    """
+
+    staged: str
+    final: str
+    rows: int
+    size: int
+
+
+class Target:
+    """A target that this process has locked; use it in a `with`."""
+
+    def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
+        """Name the target; `kind` is the job's, so that no other job writes into it.
+
+        Raises UsageError for a place where a rename is not atomic, such as an object store.
+        """
+        self.path = local_path(os.fspath(path))
+        self._kind = kind
+        self._state = self.path / _STATE
+        self._commits = self._state / "commits"
+        self._lock: int | None = None
+        self.run = uuid.uuid4().hex
+        self.number = 0  # of the last commit; 0 without one
+        self.state: dict[str, Any] = {}  # of the last commit
+
+    def __enter__(self) -> Self:
+        """Lock the target and finish what a run that died has left.
+
+        Raises UsageError if another run has the lock or the target is not one of this job.
+        """
+        self._create()
+        try:
+            self._recover()
+        except BaseException:
+            self._unlock()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        """Remove the run's staged files and release the lock."""
+        try:
+            self.clear_staging()
+        finally:
+            self._unlock()
+
+    @property
+    def staging(self) -> Path:
+        """Return the run's folder for staged files."""
+        return self._state / "staging" / self.run
+
+    def commit(
+        self,
+        state: Mapping[str, Any],
+        files: Sequence[StagedFile],
+        *,
+        removed: Sequence[str] = (),
+    ) -> None:
+        """Make files visible and remove others, as one step that no crash divides.
+
+        When this returns, the commit is durable. `state` is what the next run finds as `state`.
+        """
+        _sync_folder(self.staging)
+        number = self.number + 1
+        entry = {
+            "format": _FORMAT,
+            "job": self._kind,
+            "number": number,
+            "state": state,
+            "files": [
+                {"staged": one.staged, "final": one.final, "rows": one.rows, "bytes": one.size}
+                for one in files
+            ],
+            "removed": list(removed),
+        }
+        _write_json(self._commits / f"{number:08}.json", entry)  # the commit
+        self.number, self.state = number, dict(state)
+        self._apply(entry)
+
+    def files(self) -> dict[str, int]:
+        """Return the visible data files and their sizes in bytes; the paths are relative."""
+        found = {}
+        for folder, names, files in os.walk(self.path):
+            names[:] = sorted(name for name in names if not name.startswith(("_", ".")))
+            for name in sorted(files):
+                if name.endswith(".parquet") and not name.startswith(("_", ".")):
+                    path = Path(folder, name)
+                    found[str(path.relative_to(self.path))] = path.stat().st_size
+        return found
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _create(self) -> None:
+        if self.path.exists() and not self._state.exists():
+            if not self.path.is_dir():
+                raise UsageError(f"the target {self.path} is a file; name a folder")
+            if any(self.path.iterdir()):
+                raise UsageError(
+                    f"the target {self.path} holds files of something else; name a new or empty "
+                    "folder"
+                )
+        for folder in (self._commits, self._state / "staging"):
+            folder.mkdir(parents=True, exist_ok=True)
+        lock = os.open(self._state / "lock", os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as failed:
+            os.close(lock)
+            if failed.errno not in (errno.EACCES, errno.EAGAIN):
+                raise
+            raise UsageError(
+                f"another run writes into {self.path}; wait until it has ended"
+            ) from failed
+        self._lock = lock
+
+    def _unlock(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _recover(self) -> None:
+        numbers = [
+            int(match[1])
+            for match in map(_COMMIT_NAME.fullmatch, os.listdir(self._commits))
+            if match
+        ]
+        if numbers:
+            self.number = max(numbers)
+            entry = _read_json(self._commits / f"{self.number:08}.json")
+            self._check(entry)
+            self.state = entry["state"]
+            self._apply(entry)
+        for left in self._commits.glob(".*.new"):
+            left.unlink()
+        shutil.rmtree(self._state / "staging")
+        self.staging.mkdir(parents=True)
+        for folder in (self.staging.parent, self._state, self.path):
+            _sync_folder(folder)
+
+    def _check(self, entry: Mapping[str, Any]) -> None:
+        if entry.get("format") != _FORMAT:
+            raise UsageError(f"a newer version of hastore wrote {self.path}; use that one")
+        if entry.get("job") != self._kind:
+            raise UsageError(
+                f"{self.path} is a target of `hastore pipeline {entry.get('job')}`; name another "
+                "folder"
+            )
+
+    def clear_staging(self) -> None:
+        """Remove the staged files that no commit has named."""
+        shutil.rmtree(self.staging, ignore_errors=True)
+
+    def _apply(self, entry: Mapping[str, Any]) -> None:
+        """Rename the files of a commit to their places and remove others; may be repeated.
+
+        A file that is at neither place was there once: somebody has removed it since.
+        """
+        folders = set()
+        for file in entry["files"]:
+            final = self.path / file["final"]
+            staged = self.path / file["staged"]
+            if staged.exists():
+                final.parent.mkdir(parents=True, exist_ok=True)
+                os.rename(staged, final)
+                folders.add(final.parent)
+        for name in entry["removed"]:
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / name).unlink()
+            folders.add((self.path / name).parent)
+        for folder in sorted(folders):
+            if folder.exists():
+                for one in (folder, *folder.relative_to(self.path).parents):
+                    _sync_folder(self.path / one)
+
+
+def local_path(text: str) -> Path:
+    """Return a target's path. Raises UsageError for another file system than the local one."""
+    match = _SCHEME.match(text)
+    if match and match[1].lower() != "file":
+        raise UsageError(
+            f"the target {text!r} is not a folder of this machine: files of other file systems "
+            "cannot be made visible by one atomic rename. Export to a local or mounted folder"
+        )
+    if match:
+        text = re.sub(r"^file:(//(localhost)?)?(?=/)", "", text, flags=re.IGNORECASE)
+    if not text.strip() or "\0" in text:
+        raise UsageError("the target is empty; name a folder")
+    return Path(text).absolute()
+
+
+def sync_file(path: str | os.PathLike[str]) -> None:
+    """Make a file's bytes durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _sync_folder(path: Path) -> None:
+    if path.exists():
+        sync_file(path)
+
+
+def _write_json(path: Path, value: Mapping[str, Any]) -> None:
+    """Write a file at once and durably: it is there whole, or not at all."""
+    new = path.with_name(f".{path.name}.new")
+    with open(new, "w", encoding="utf-8") as file:
+        json.dump(value, file, ensure_ascii=False, indent=1)
+        file.write("\n")
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(new, path)
+    _sync_folder(path.parent)
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise StoreBrokenError(f"{path} is damaged: {error}; restore it from a backup") from error
+    if not isinstance(value, dict):
+        raise StoreBrokenError(f"{path} is damaged: it holds no object; restore it from a backup")
+    return value
+
+
+def escape(value: str) -> str:
+    """Write a value as the name of a partition's folder, as Spark does; Spark reads it back."""
+    return "".join(f"%{ord(c):02X}" if ord(c) < 32 or c in _ESCAPED else c for c in value)
+
+
+_ESCAPED = frozenset("\"#%'*/:=?\\\x7f{[]^")

@@ -1,0 +1,168 @@
+"""The job `export` on a real session: what the files hold, and what is added by later runs."""
+
+import fcntl
+import shutil
+
+import pandas as pd
+import pytest
+
+from hastore.errors import PositionLostError, UsageError
+from hastore.pipeline.export.job import ExportOptions, export
+from hastore.pipeline.where import Where
+from hastore.store.offline.reader import StoreReader
+from tests.spark.stores import GOLDEN, numbered, write_store
+
+DAY_MS = 24 * 3600 * 1000
+
+
+def over_days(count, *, topic="t", queues=3, step_ms=DAY_MS // 10):
+    """Messages in several queues over `count / 10` days."""
+    messages = numbered(count, topic=topic, queues=queues)
+    return [
+        (topic, queue, {**fields, "store_timestamp_ms": n * step_ms})
+        for n, (topic, queue, fields) in enumerate(messages)
+    ]
+
+
+def run(spark, store, target, topics=("t",), **options):
+    return export(spark, Where(str(store), topics=topics), str(target), ExportOptions(**options))
+
+
+def exported(spark, target):
+    """Return what Spark reads: (topic, queue, offset) -> (date, value)."""
+    rows = spark.read.parquet(str(target)).collect()
+    found = {
+        (row.topic, row.partition, row.offset): (str(row.date), bytes(row.value)) for row in rows
+    }
+    assert len(found) == len(rows), "a message is there twice"
+    return found
+
+
+def expected(store, topic="t"):
+    with StoreReader(str(store)) as reader:
+        return {
+            (r.topic, r.queue_id, r.queue_offset): (
+                str(pd.Timestamp(r.store_timestamp_ms, unit="ms").date()),
+                r.body,
+            )
+            for r in reader.records()
+            if r.topic == topic
+        }
+
+
+def test_later_runs_add_what_has_come_since(spark, tmp_path):
+    store, target = tmp_path / "store", tmp_path / "target"
+    messages = over_days(100)
+    for count in (40, 41, 100):
+        shutil.rmtree(store, ignore_errors=True)
+        write_store(store, messages[:count])
+        before = len(exported(spark, target)) if target.exists() else 0
+        summary = run(spark, store, target)
+        assert summary.messages == count - before
+        assert exported(spark, target) == expected(store)
+    assert run(spark, store, target).messages == 0
+    assert len(list(target.glob("topic=t/date=*"))) == 10
+
+
+def test_the_files_have_the_columns_and_types_of_the_source(spark, tmp_path):
+    store = GOLDEN / "three-files"
+    run(spark, store, tmp_path / "t", ("TopicA",), headers=True, metadata=True)
+    found = spark.read.parquet(str(tmp_path / "t"))
+    source = (
+        spark.read.format("hastore")
+        .option("path", str(store))
+        .option("subscribe", "TopicA")
+        .option("includeHeaders", "true")
+        .option("includeMetadata", "true")
+        .load()
+    )
+    types = dict(found.dtypes)
+    assert types.pop("date") == "date"
+    assert types == dict(source.dtypes)
+    assert sorted(map(repr, found.select(source.columns).collect())) == sorted(
+        map(repr, source.collect())
+    )
+    frame = pd.read_parquet(tmp_path / "t")
+    assert str(frame["timestamp"].dtype) == "datetime64[us, UTC]"
+
+
+def test_a_log_that_was_cut_after_the_export_is_refused(spark, tmp_path):
+    store, target = tmp_path / "store", tmp_path / "target"
+    messages = over_days(60)
+    write_store(store, messages[:50])
+    run(spark, store, target)
+    before = exported(spark, target)
+    shutil.rmtree(store)
+    write_store(store, messages[:45])
+    with pytest.raises(PositionLostError, match="a failover has cut the log, or this replica"):
+        run(spark, store, target)
+    others = [
+        (topic, queue, {**fields, "store_timestamp_ms": fields["store_timestamp_ms"] + 1})
+        for topic, queue, fields in messages[45:]
+    ]
+    shutil.rmtree(store)
+    write_store(store, [*messages[:45], *others])  # the same number, bytes at the same places
+    with pytest.raises(PositionLostError, match="not the one that was read before"):
+        run(spark, store, target)
+    assert exported(spark, target) == before
+
+
+def test_messages_that_were_removed_before_their_export_are_an_error_or_counted(spark, tmp_path):
+    store, target = tmp_path / "store", tmp_path / "target"
+    messages = over_days(100, queues=1)
+    write_store(store, messages[:50], file_size=2048)
+    run(spark, store, target)
+    shutil.rmtree(store)
+    write_store(store, messages, file_size=2048)
+    for file in sorted((store / "commitlog").iterdir()):
+        with StoreReader(str(store)) as reader:
+            if reader.queue_range("t", 0)[0] > 60:
+                break
+        file.unlink()
+    with StoreReader(str(store)) as reader:
+        first = reader.queue_range("t", 0)[0]
+    with pytest.raises(PositionLostError, match="--allow-data-loss"):
+        run(spark, store, target)
+    summary = run(spark, store, target, fail_on_data_loss=False)
+    assert summary.lost_messages == first - 50 > 0
+    offsets = sorted(offset for _, _, offset in exported(spark, target))
+    assert offsets == [*range(50), *range(first, 100)]
+
+
+def test_topics_that_join_later_and_patterns(spark, tmp_path):
+    store, target = tmp_path / "store", tmp_path / "target"
+    write_store(store, over_days(20) + over_days(20, topic="%RETRY%g"))
+    run(spark, store, target)
+    summary = export(spark, Where(str(store), pattern=".*"), str(target))
+    assert summary.messages_by_topic == {"%RETRY%g": 20}
+    assert exported(spark, target) == expected(store) | expected(store, "%RETRY%g")
+
+
+def test_wrong_targets_are_refused_before_anything_is_written(spark, tmp_path):
+    store, target = tmp_path / "store", tmp_path / "target"
+    write_store(store, over_days(20))
+    run(spark, store, target)
+    with pytest.raises(UsageError, match="other columns"):
+        run(spark, store, target, metadata=True)
+    with pytest.raises(UsageError, match="there is no topic 'T'"):
+        run(spark, store, tmp_path / "new", ("T",))
+    assert not (tmp_path / "new").exists()
+    with open(target / "_hastore" / "lock") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(UsageError, match="another run writes into"):
+            run(spark, store, target)
+
+
+def test_damage_in_the_log_ends_the_run_and_nothing_half_is_visible(spark, tmp_path):
+    store, target = tmp_path / "store", tmp_path / "target"
+    placed = write_store(store, over_days(30))
+    file = next((store / "commitlog").iterdir())
+    data = bytearray(file.read_bytes())
+    at = placed[20].physical_offset + 90
+    data[at] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(Exception, match=str(placed[20].physical_offset)) as caught:
+        run(spark, store, target)
+    assert type(caught.value).__name__ == "CorruptRecordError"
+    assert list(target.glob("topic=*")) == []
+    assert list((target / "_hastore" / "commits").iterdir()) == []
