@@ -128,6 +128,7 @@ MAY_IMPORT = {
     # The jobs of `hastore pipeline`; they run on Spark.
     "pipeline": ("errors", "clock", "record", "client", "spark", "store.offline", "pipeline"),
     "pipeline.export": ("errors", "clock", "spark", "pipeline"),
+    "pipeline.compact": ("errors", "clock", "spark", "pipeline"),
     "cli": (
         *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),
         *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),

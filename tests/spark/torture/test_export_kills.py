@@ -52,7 +52,7 @@ class Writer(threading.Thread):
                 while not self.ended.is_set():
                     for _ in range(50):
                         body = f"{number}:".encode() + b"x" * 300
-                        producer.send(TOPIC, body, queue_id=number % 3)
+                        producer.send(TOPIC, body, queue=number % 3)
                         number += 1
                     producer.flush()
                     self.begun.set()
@@ -167,6 +167,7 @@ def test_a_killed_export_has_each_message_once_when_it_was_run_again(make_group,
     writer.start()
     try:
         writer.begun.wait()
+        assert writer.failure is None
         kills(rng, store, target)
     finally:
         writer.ended.set()
