@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport_factory import make_transport
 from hastore.client.producer.futures import results_of
 from hastore.client.producer.options import SendOptions
@@ -107,7 +108,7 @@ class LoopDriver:
         self._window = Window(options.max_in_flight)
         addresses, self._transport = make_transport(addresses, clock)
         self._transport.open(addresses)
-        self.core = SendCore(addresses, options, self._window, self._transport)
+        self.core = SendCore(options, self._window, self._transport, ClusterView(addresses))
         self.ended = False
         self._detached = False
         self._queue: deque[_Queued] = deque()

@@ -13,6 +13,8 @@ from pyspark.sql.datasource import (
     DataSource,
     DataSourceReader,
     DataSourceStreamReader,
+    DataSourceStreamWriter,
+    DataSourceWriter,
     InputPartition,
 )
 from pyspark.sql.types import StructType
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class HastoreDataSource(DataSource):
-    """The source that `spark.read.format("hastore")` uses.
+    """The source and the sink of `spark.read`, `readStream`, `write` and `writeStream`.
 
     Columns, options and errors have the names that they have in Spark's Kafka source.
     """
@@ -61,6 +63,20 @@ class HastoreDataSource(DataSource):
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return a reader that refuses the stream when Spark asks it for an offset."""
         return NoStreamReader()
+
+    def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
+        """Return the writer of a batch write. Raises UsageError for wrong options or columns."""
+        from hastore.spark.writer import HastoreWriter
+
+        with short_errors():
+            return HastoreWriter(dict(self.options), schema, overwrite)
+
+    def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:
+        """Return the writer of a stream. Raises UsageError for wrong options or columns."""
+        from hastore.spark.writer import HastoreStreamWriter
+
+        with short_errors():
+            return HastoreStreamWriter(dict(self.options), schema, overwrite)
 
 
 class NoStreamReader(DataSourceStreamReader):

@@ -35,6 +35,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.transport_factory import make_transport
 from hastore.client.producer.futures import SendFuture
 from hastore.client.producer.lockless_condition import LocklessCondition
@@ -63,7 +64,7 @@ class IoDriver:
         self._now_ms = clock.monotonic_ms
         addresses, self._transport = make_transport(addresses, clock)
         self._transport.open(addresses)
-        self.core = SendCore(addresses, options, window, self._transport)
+        self.core = SendCore(options, window, self._transport, ClusterView(addresses))
         self._progress = LocklessCondition()  # notified after each `run_once`
         self._driving = threading.Lock()
         self._stopped = False

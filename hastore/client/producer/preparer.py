@@ -84,9 +84,9 @@ class Preparer:
         host, port = host_and_port(address)
         targets = numeric_targets(host, port)
         if targets:
-            encoder.learn_host(_own_host(targets))
+            encoder.learn_host(own_host(targets))
         else:
-            look_up(host, port, lambda found: encoder.learn_host(_own_host(found)))
+            look_up(host, port, lambda found: encoder.learn_host(own_host(found)))
         self._encoder = encoder
         self._batch_bytes = options.batch_bytes
         self._part_records = min(MAX_FRAME_RECORDS, options.max_in_flight)
@@ -233,7 +233,7 @@ def _pairs_in(argument: str, properties: object) -> list[tuple[str, str]]:
     return pairs
 
 
-def _own_host(targets: Targets) -> Host:
+def own_host(targets: Targets) -> Host:
     """Return the local address of a connection to a target; zeros if none can be reached."""
     for family, target in targets:
         try:

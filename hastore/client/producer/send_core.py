@@ -22,6 +22,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from hastore.client.connections.cluster import ClusterView
@@ -58,19 +59,25 @@ class SendCore:
     """
 
     def __init__(
-        self, addresses: tuple[str, ...], options: SendOptions, window: Window, transport: Transport
+        self,
+        options: SendOptions,
+        window: Window,
+        transport: Transport,
+        cluster: ClusterView,
+        rids: Iterator[int] | None = None,
     ) -> None:
+        """`rids` gives the request numbers, if others send requests by this transport too."""
         self._options = options
         self._window = window
         self._transport = transport
-        self.cluster = ClusterView(addresses)
+        self.cluster = cluster
         self.master_found = False
         self.flush_to: float = 0
         self.ended: Ended = deque()
         self.interrupted = False  # a call is under way, or was interrupted
         self._unsent: deque[Entry] = deque()
         self._frames: dict[int, Frame] = {}
-        self._rids = itertools.count(1)
+        self._rids = itertools.count(1) if rids is None else rids
         # One half of the window is in flight while callers fill the other half; a small window is
         # faster in one frame.
         share = window.limit // 2 if window.limit > SMALL_WINDOW else window.limit

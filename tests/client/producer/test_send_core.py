@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from hastore.client.connections.cluster import ClusterView
 from hastore.client.connections.socket_transport import SocketTransport
 from hastore.client.connections.transport import Arrival
 from hastore.client.producer.futures import SendFuture
@@ -98,7 +99,7 @@ class Bench:
         self.transport = transport or FakeTransport()
         self.window = Window(limit)
         fake: Any = self.transport
-        self.core = SendCore((ADDRESS,), options, self.window, fake)
+        self.core = SendCore(options, self.window, fake, ClusterView((ADDRESS,)))
         self.encoder = RecordEncoder("pid" if idempotent else None, NO_HOST)
         self.futures: list[SendFuture[SendResult]] = []
         self.called: list[object] = []

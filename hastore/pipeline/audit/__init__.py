@@ -1,0 +1,6 @@
+"""`audit`: compare two logs range by range by digest, and name the first record that differs."""
+
+from hastore.pipeline.audit.job import audit
+from hastore.pipeline.audit.summary import Summary
+
+__all__ = ["Summary", "audit"]

@@ -1,0 +1,129 @@
+"""Write the rows of one task, on an executor."""
+
+import uuid
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.producer.repeatable_sender import RecordsDifferError, RepeatableSender
+from hastore.clock import SYSTEM_CLOCK
+from hastore.errors import ClientError, HastoreError, UsageError
+from hastore.spark.sink.columns import SinkColumns
+from hastore.spark.sink.identity import TaskIdentity, number_of
+from hastore.spark.sink.options import SinkOptions
+from hastore.spark.sink.records import RecordBuilder, RowError
+
+_REMEDY = (
+    "sort the rows within the partitions by columns that no two rows share, or checkpoint the data "
+    "before the write; or set the option idempotent to false, and rows may be stored twice"
+)
+
+
+def write_task(
+    options: SinkOptions,
+    columns: SinkColumns,
+    identity: TaskIdentity,
+    partition: int,
+    batches: Iterator[pa.RecordBatch],
+) -> int:
+    """Write the rows that earlier attempts have not written; return how many the task has.
+
+    Returns when all are confirmed.
+    """
+    if not options.idempotent:
+        identity = TaskIdentity(f"spark{uuid.uuid4().hex}", 0)
+    sender = RepeatableSender(
+        parse_bootstrap(options.bootstrap),
+        identity.producer_id,
+        acks=options.acks,
+        sync_flush=options.sync_flush,
+        delivery_timeout_s=options.delivery_timeout_s,
+    )
+    try:
+        return _Task(sender, identity, partition).run(options, columns, batches)
+    finally:
+        sender.close()
+
+
+class _Task:
+    """One attempt of one task."""
+
+    def __init__(
+        self, sender: RepeatableSender, identity: TaskIdentity, partition: int
+    ) -> None:
+        self._sender = sender
+        self._identity = identity
+        self._partition = partition
+
+    def run(
+        self, options: SinkOptions, columns: SinkColumns, batches: Iterator[pa.RecordBatch]
+    ) -> int:
+        try:
+            self._sender.begin(self._identity.first)
+            rows = self._send(options, columns, batches)
+            self._sender.finish()
+        except RowError as failure:
+            raise UsageError(
+                f"row {failure.row} of partition {self._partition}: {failure.problem}"
+            ) from failure
+        except RecordsDifferError as failure:
+            row = failure.number - self._identity.first
+            raise UsageError(
+                f"row {row} of partition {self._partition} is not the row that an earlier attempt "
+                f"has stored in its place. Each attempt must have the same rows in the same order: "
+                f"{_REMEDY}"
+            ) from failure
+        except HastoreError as failure:
+            raise self._explained(failure) from failure
+        self._check_count(rows)
+        return rows
+
+    def _send(
+        self, options: SinkOptions, columns: SinkColumns, batches: Iterator[pa.RecordBatch]
+    ) -> int:
+        sender, identity = self._sender, self._identity
+        builder = RecordBuilder(
+            columns,
+            topic=options.topic,
+            partition=self._partition,
+            producer_id=identity.producer_id,
+            first_number=identity.first,
+            queues=sender.default_queues,
+            born_host=sender.born_host(),
+        )
+        rows = 0
+        for batch in batches:
+            end = number_of(identity, rows + batch.num_rows)
+            if end > sender.start:  # else all of its rows are stored
+                skip = max(0, sender.start - identity.first - rows)
+                for chunk in builder.build(
+                    batch.slice(skip), rows + skip, int(SYSTEM_CLOCK.wall_ms())
+                ):
+                    sender.put(
+                        chunk.topic, chunk.payload, identity.first + chunk.first_row, chunk.rows
+                    )
+            rows += batch.num_rows
+        return rows
+
+    def _check_count(self, rows: int) -> None:
+        """Raise UsageError if an earlier attempt has stored more rows than this one has."""
+        last, identity = self._sender.last_known, self._identity
+        if last is not None and identity.first + rows <= last < identity.end:
+            raise UsageError(
+                f"partition {self._partition} has {rows} rows, but an earlier attempt has stored "
+                f"{last - identity.first + 1}. Each attempt must have the same rows in the same "
+                f"order: {_REMEDY}. A writeId belongs to one write: another write needs another one"
+            )
+
+    def _explained(self, failure: HastoreError) -> HastoreError:
+        kind = UsageError if isinstance(failure, UsageError) else ClientError
+        text = f"partition {self._partition}: {failure}"
+        waiting = self._sender.unconfirmed
+        if waiting is not None:
+            first, end = (number - self._identity.first for number in waiting)
+            text = f"rows {first} to {end - 1} of {text}"
+        return kind(
+            f"{text}. Rows that were confirmed before stay in the log; a repeated task goes on "
+            "after them"
+        )

@@ -1,0 +1,147 @@
+"""Records built from Arrow batches: the bytes of the producer's own encoder, and refused rows."""
+
+import random
+import zlib
+
+import pyarrow as pa
+import pytest
+
+from hastore.client.producer.preparer import pairs_of
+from hastore.client.producer.record_encoder import RecordEncoder
+from hastore.record.codec import decode_record
+from hastore.record.host import NO_HOST, Host
+from hastore.record.layout import MAX_PROPERTIES_BYTES
+from hastore.spark.sink import records
+from hastore.spark.sink.columns import SinkColumns
+from hastore.spark.sink.records import RecordBuilder, RowError
+
+HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.binary())]))
+SCHEMA = pa.schema(
+    [
+        ("value", pa.binary()), ("key", pa.binary()), ("headers", HEADERS),
+        ("topic", pa.string()), ("partition", pa.int32()), ("tags", pa.string()),
+    ]
+)  # fmt: skip
+ALL = SinkColumns(0, 1, 2, 3, 4, 5)
+
+
+def builder(columns=ALL, topic=None, born_host=NO_HOST, queues=4):
+    return RecordBuilder(
+        columns, topic=topic, partition=3, producer_id="sparkabc", first_number=7 << 32,
+        queues=queues, born_host=born_host,
+    )  # fmt: skip
+
+
+def batch(rows):
+    return pa.RecordBatch.from_pylist(rows, SCHEMA)
+
+
+def row(**parts):
+    whole = dict.fromkeys(SCHEMA.names) | {"value": b"v", "topic": "t", "partition": 0}
+    return whole | parts
+
+
+@pytest.mark.parametrize("born", [Host.parse("10.0.0.7:0"), Host.parse("[fe80::1]:0"), NO_HOST])
+def test_the_bytes_are_those_of_the_producer(monkeypatch, born):
+    seed = random.SystemRandom().getrandbits(32)
+    print("seed", seed)
+    chance = random.Random(seed)
+    monkeypatch.setattr(records, "_ROWS_PER_BUILD", 50)
+    monkeypatch.setattr(records, "_BYTES_PER_BUILD", 40_000)
+    monkeypatch.setattr(records, "BYTES_PER_CHUNK", 9_000)
+
+    def maybe(make):
+        return make() if chance.random() < 0.6 else None
+
+    rows = [
+        row(
+            value=chance.randbytes(chance.choice([0, 1, 200, 12_000])),
+            key=maybe(lambda: chance.choice([b"", b"k1", b"k22", "é".encode()])),
+            tags=maybe(lambda: "A"),
+            headers=maybe(
+                lambda: [
+                    {"key": f"ä{place}", "value": chance.choice([b"", b"x" * 300, "ö".encode()])}
+                    for place in range(chance.randrange(4))
+                ]
+            ),
+            topic=chance.choice(["t", "t", "longer-topic"]),
+            partition=maybe(lambda: chance.randrange(4)),
+        )
+        for _ in range(300)
+    ]
+    whole = batch([row(), *rows]).slice(1)  # with an offset, as after the rows that are left out
+    chunks = list(builder(born_host=born).build(whole, 1_000, 99))
+    encoder = RecordEncoder("sparkabc", born)
+    expected = []
+    for place, given in enumerate(rows, 1_000):
+        queue = given["partition"]
+        key = given["key"]
+        if queue is None:
+            queue = (place + 3) % 4 if key is None else zlib.crc32(key) % 4
+        headers = [(h["key"], h["value"].decode()) for h in given["headers"] or ()]
+        pairs = pairs_of(key, given["tags"], headers)
+        expected.append(
+            encoder.encode(given["topic"], given["value"], queue, pairs, (7 << 32) + place, 99)
+        )
+    assert b"".join(chunk.payload for chunk in chunks) == b"".join(expected)
+    at = 1_000
+    for chunk in chunks:
+        assert chunk.first_row == at and 1 <= chunk.rows <= records.ROWS_PER_CHUNK
+        assert chunk.payload == b"".join(expected[at - 1_000 : at - 1_000 + chunk.rows])
+        assert chunk.topic == rows[at - 1_000]["topic"]
+        at += chunk.rows
+    assert len(chunks) > 10
+
+
+def test_the_option_topic_wins_and_columns_may_be_missing():
+    data = pa.RecordBatch.from_arrays([pa.array(["ä", "b"])], ["value"])
+    [chunk] = builder(SinkColumns(0), topic="other").build(data, 0, 5)
+    first = decode_record(chunk.payload)
+    assert (first.topic, first.body, first.queue_id) == ("other", "ä".encode(), 3)
+    assert first.properties == b"HS_PID\x01sparkabc\x02HS_SEQ\x01%d\x02" % (7 << 32)
+    assert decode_record(chunk.payload[first.size :]).queue_id == 0
+
+
+def test_bytes_that_are_not_utf8_are_stored_as_they_are():
+    header = [{"key": "trace", "value": b"\xff\x00\xfe"}]
+    [chunk] = builder().build(batch([row(key=b"\xff", headers=header)]), 0, 5)
+    found = dict(decode_record(chunk.payload).property_pairs)
+    assert found["KEYS"].encode("utf-8", "surrogateescape") == b"\xff"
+    assert found["trace"].encode("utf-8", "surrogateescape") == b"\xff\x00\xfe"
+
+
+@pytest.mark.parametrize(
+    ("parts", "problem"),
+    [
+        ({"value": None}, "'value' is null"),
+        ({"topic": None}, "'topic' is null"),
+        ({"topic": "a b"}, "topic 'a b'"),
+        ({"partition": -1}, "'partition' is -1"),
+        ({"key": b"a\x01b"}, "'key' has a byte 1 or 2"),
+        ({"tags": "\x02"}, "'tags' has a byte 1 or 2"),
+        ({"value": bytes(4 * 1024 * 1024 + 1)}, "its body has 4194305 bytes; at most 4194304"),
+        ({"key": bytes(MAX_PROPERTIES_BYTES)}, "at most 32767 fit"),
+        ({"headers": [{"key": "a", "value": b"1"}, {"key": "b", "value": b"\x01"}]}, "header's v"),
+        ({"headers": [{"key": "a\x02", "value": b"1"}]}, "a header's key has a byte 1 or 2"),
+        ({"headers": [{"key": "", "value": b"1"}]}, "empty key"),
+        ({"headers": [{"key": None, "value": b"1"}]}, "is null"),
+        ({"headers": [None]}, "is null"),
+        ({"headers": [{"key": "b", "value": None}]}, "header 'b' has no value"),
+        ({"headers": [{"key": "KEYS", "value": b"1"}]}, "'KEYS' is a name that hastore or Rocket"),
+        ({"headers": [{"key": "HS_SEQ", "value": b"1"}]}, "'HS_SEQ' is a name"),
+        ({"headers": [{"key": "DELAY", "value": b"1"}]}, "'DELAY' is a name"),
+    ],
+)
+def test_a_row_that_cannot_be_a_message_is_named(parts, problem):
+    fine = row(headers=[{"key": "a", "value": b"1"}], key=b"k")
+    with pytest.raises(RowError) as refused:
+        list(builder().build(batch([fine, fine, row(**parts), fine]), 100, 5))
+    assert refused.value.row == 102
+    assert problem in refused.value.problem
+
+
+def test_every_form_of_strings_and_bytes_is_taken():
+    for kind in (pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary()):
+        data = pa.RecordBatch.from_arrays([pa.array(["ab"]).cast(kind)], ["value"])
+        [chunk] = builder(SinkColumns(0), topic="t").build(data, 0, 5)
+        assert decode_record(chunk.payload).body == b"ab"
