@@ -56,7 +56,7 @@ class Writer(threading.Thread):
                         number += 1
                     producer.flush()
                     self.begun.set()
-                    self.ended.wait(0.02)
+                    self.ended.wait(0.1)
         except Exception as error:
             self.failure = error
             self.begun.set()
@@ -86,7 +86,7 @@ def is_worker(pid):
 def start(store, target):
     command = [sys.executable, "-m", "hastore", "pipeline", "export", "--master", "local[2]"]
     command += ["--path", str(store), "--target", str(target), "--topic", TOPIC, "--json"]
-    command += ["--commit-every", "0.05", "--file-size", "1"]
+    command += ["--commit-every", "0.05", "--file-size", "4"]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
