@@ -7,6 +7,7 @@ from hastore.cli.lazy import LazyGroup
 _JOBS = {
     "export": "hastore.cli.pipeline.export:export_command",
     "index": "hastore.cli.pipeline.index:index_command",
+    "stats": "hastore.cli.pipeline.stats:stats_command",
 }
 
 
