@@ -140,6 +140,7 @@ MAY_IMPORT = {
         *("errors", "clock", "record", "client", "protocol.api", "pipeline"),
         *("store.fs.filesystem", "store.offline", "store.state.limits"),
     ),
+    "pipeline.stats": ("errors", "clock", "client", "pipeline"),
     "pipeline.index": ("errors", "clock", "pipeline", "store.fs.filesystem", "store.rebuild"),
     "cli": (
         *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),

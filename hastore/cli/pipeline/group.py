@@ -9,6 +9,7 @@ _JOBS = {
     "export": "hastore.cli.pipeline.export:export_command",
     "compact": "hastore.cli.pipeline.compact:compact_command",
     "index": "hastore.cli.pipeline.index:index_command",
+    "stats": "hastore.cli.pipeline.stats:stats_command",
 }
 
 
