@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from hastore.errors import NotStoredError, Status, UsageError
@@ -41,6 +41,7 @@ class FakePull:
     records: bytes = b""
     count: int = 0
     last_offset: int | None = None
+    sizes: list[int] = field(default_factory=list)
 
 
 OK, ILLEGAL = Status.PUT_OK, Status.MESSAGE_ILLEGAL
@@ -138,7 +139,7 @@ class FakeStore:
 
     def pull(
         self, topic: str, queue_id: int, queue_offset: int, *,
-        max_messages: int, max_bytes: int, limit_offset: int,
+        max_messages: int, max_bytes: int, limit_offset: int, check_bodies: bool = True,
     ) -> FakePull:  # fmt: skip
         with self.lock:
             units = self.units.get((topic, queue_id))
@@ -157,7 +158,10 @@ class FakeStore:
             status = PullStatus.FOUND if chosen else PullStatus.NO_NEW
             following = queue_offset + len(chosen)
             last = units[following - 1][0] if chosen else None
-            return FakePull(status, following, 0, readable, b"".join(chosen), len(chosen), last)
+            return FakePull(
+                status, following, 0, readable, b"".join(chosen), len(chosen), last,
+                [len(record) for record in chosen],
+            )  # fmt: skip
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         units = self.units.get((topic, queue_id))

@@ -15,6 +15,7 @@ IN_A_STORE = ("hastore/limits", "rescued/")  # paths in a store's folder
 COMMON = ("errors", "clock", "heap", "service", "config")
 
 
+@functools.cache
 def parse(path):
     return ast.parse(path.read_text(), filename=str(path))
 

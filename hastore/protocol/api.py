@@ -92,7 +92,11 @@ class Put(_Message, frozen=True, tag="put"):
 
 
 class Pull(_Message, frozen=True, tag="pull"):
-    """Read records of a queue from a position; wait up to `wait_ms` for the first."""
+    """Read records of a queue from a position; wait up to `wait_ms` for the first.
+
+    With `bulk` the reply has the sizes of the records, and the node leaves it to the client to
+    compare the bodies with their CRCs.
+    """
 
     rid: Int64
     topic: Name
@@ -101,6 +105,7 @@ class Pull(_Message, frozen=True, tag="pull"):
     max_messages: Annotated[int, msgspec.Meta(ge=1, le=MAX_PULL_MESSAGES)] = 1_000
     max_bytes: Annotated[int, msgspec.Meta(ge=1, le=MAX_FRAME_BYTES)] = 1024 * 1024
     wait_ms: WaitMs = 0
+    bulk: bool = False
 
 
 class FindKey(_Message, frozen=True, tag="key"):
@@ -229,7 +234,8 @@ class Pulled(_Message, frozen=True, tag="pull."):
 
     `epochs` are the (epoch, start offset) entries of the node's history that cover the records.
     `common` is set only with HISTORY_DIFFERS. `last_offset` is the log offset of the last record;
-    with it the client can ask for the next records before it has read these.
+    with it the client can ask for the next records before it has read these. `sizes` has the size
+    of each record, as 4 bytes big-endian, if the pull was a bulk one.
     """
 
     rid: int
@@ -241,6 +247,7 @@ class Pulled(_Message, frozen=True, tag="pull."):
     epochs: list[tuple[int, int]] = []
     common: Position | None = None
     last_offset: int | None = None
+    sizes: bytes = b""
 
 
 class Found(_Message, frozen=True, tag="found."):

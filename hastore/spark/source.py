@@ -19,10 +19,17 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from hastore.spark.worker import end_quietly, session_zone, short_errors, zone_of_task
+from hastore.spark.worker import (
+    end_quietly,
+    is_told_filters,
+    session_zone,
+    short_errors,
+    zone_of_task,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.datasource import Filter
 
     from hastore.spark.options.source_options import SourceOptions
     from hastore.spark.read.backend import Backend
@@ -58,7 +65,10 @@ class HastoreDataSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return a batch reader of these columns. Raises UsageError."""
         with short_errors():
-            return HastoreReader(dict(self.options), schema)
+            reader = HastoreReader(dict(self.options), schema)
+            if reader.pushes_filters and is_told_filters():
+                return PushingReader(dict(self.options), schema)
+            return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return a reader that refuses the stream when Spark asks it for an offset."""
@@ -103,10 +113,17 @@ class HastoreReader(DataSourceReader):
 
     def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
         from hastore.spark.arrow.schema import project
+        from hastore.spark.options.filters import Wanted
         from hastore.spark.options.source_options import parse_options
 
         self._options: SourceOptions = parse_options(options, session_zone())
         self._projection = project(schema)
+        self._wanted = Wanted()
+
+    @property
+    def pushes_filters(self) -> bool:
+        """Whether the query's filters may decide what is read."""
+        return self._options.push_filters
 
     def partitions(self) -> list[InputPartition]:
         """Resolve the offsets and cut them into tasks. Runs on the driver, once per action."""
@@ -114,7 +131,8 @@ class HastoreReader(DataSourceReader):
         from hastore.spark.read.planning import plan
 
         with short_errors(), self._open() as backend:
-            return plan(backend, self._options) or [NoRange("no message in the range")]
+            pieces = plan(backend, self._options, self._wanted)
+        return pieces or [NoRange("no message in the range")]
 
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of one task as Arrow batches. Runs on an executor."""
@@ -152,3 +170,21 @@ class HastoreReader(DataSourceReader):
         from hastore.spark.read.server_reader import ServerBackend
 
         return ServerBackend(self._options.bootstrap, self._options.limits.fail_on_data_loss)
+
+
+class PushingReader(HastoreReader):
+    """A batch read that is told the query's filters.
+
+    Spark refuses a reader that defines `pushFilters` in a session that does not push filters. Where
+    it does, Spark up to 4.3 keeps the plan of the last filters in the DataFrame, and uses it for
+    other queries of the same DataFrame too (its PythonScanBuilder calls `setReadInfo` on the
+    shared table). Rows would be missing without an error. So only an option brings this reader.
+    """
+
+    def pushFilters(self, filters: list["Filter"]) -> list["Filter"]:
+        """Leave out of the plan what the filters cannot match.
+
+        Returns all of them, because Spark has to apply them to the rows that are read.
+        """
+        self._wanted = self._wanted.narrow(filters)
+        return filters

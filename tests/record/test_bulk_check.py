@@ -64,3 +64,19 @@ def test_the_verdict_is_that_of_each_record_alone(seed: int) -> None:
     odd = sizes.copy()
     odd[chance.randrange(len(odd))] += chance.choice((-1, 1, 1 << 30))
     assert both_ways(data, offsets, odd) == one_by_one(data, offsets, odd)
+
+
+def test_without_bodies_a_wrong_crc_is_accepted_and_nothing_else() -> None:
+    chance = random.Random(7)
+    plain = {"magic": V1_MAGIC, "sys_flag": 0, "topic": "t", "born_host": V4, "store_host": V4}
+    records = [bytearray(encode_record(random_record(chance, **plain))) for _ in range(20)]
+    sizes = np.array([len(record) for record in records], np.int64)
+    offsets = sizes.cumsum() - sizes
+    for number, record in enumerate(records):
+        OFFSETS.pack_into(record, OFFSETS_AT, number, int(offsets[number]))
+    records[12][8] ^= 1  # the CRC
+    data = b"".join(records)
+    assert count_valid(data, offsets, sizes) == 12
+    assert count_valid(data, offsets, sizes, bodies=False) == 20
+    records[15][4] ^= 1  # the magic
+    assert count_valid(b"".join(records), offsets, sizes, bodies=False) <= 15

@@ -21,6 +21,7 @@ from hastore.record.codec import decode_record
 from hastore.service import raise_failure
 from hastore.store import message_reader
 from hastore.store.fs.filesystem import REAL
+from hastore.store.fs.page_cache import is_cached
 from hastore.store.log import commit_log
 from hastore.store.message_store import MessageStore, PullStatus
 from tests.store import kit
@@ -440,3 +441,34 @@ def test_a_stream_that_meets_a_bad_sector_ends_with_the_reason(
         f"sending from offset {cold.file_size} failed: [Errno 5] Input/output error: "
         f"'{kit.log_file(cold.config.root, cold.file_size)}'"
     ]
+
+
+def test_cold_bytes_in_the_page_cache_are_read_through_the_map(
+    cold: MessageStore, disk: Disk, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With gaps between the records, a pread would copy what nobody wants."""
+    monkeypatch.setattr(message_reader, "_ASKED_BYTES", range(1, 1 << 26))
+    expected = pull(cold, 0)
+    assert len(disk.read) > 3  # the poisoned maps have no pages
+    disk.poisoned = False
+    cold.log.queue.release()
+    disk.read.clear()
+    assert pull(cold, 0).records == expected.records
+    assert not [path for path, _, _ in disk.read if "commitlog" in path]
+
+
+def test_the_page_cache_is_asked_for_every_page(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_bytes(bytes(10 * mmap.PAGESIZE))
+    file = REAL.open(str(path))
+    file.sync()
+    view = memoryview(file.map())
+    last = 9 * mmap.PAGESIZE
+    assert is_cached(view, 0, len(view)) and is_cached(view, 1, 2)
+    os.posix_fadvise(file.fileno(), last, 0, os.POSIX_FADV_DONTNEED)
+    if is_cached(view, last, last + 1):
+        return  # the file system keeps its pages, as tmpfs does
+    assert not is_cached(view, 0, len(view))
+    assert not is_cached(view, last - 1, last + 1)
+    assert is_cached(view, last - 1, last)
+    file.close()

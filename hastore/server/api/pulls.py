@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from hastore.clock import Clock
 from hastore.heap import keep_freed
@@ -208,6 +210,7 @@ class PullHandler:
             max_messages=request.max_messages,
             max_bytes=request.max_bytes,
             limit_offset=limit,
+            check_bodies=not request.bulk,
         )
         status = _STATUSES[found.status.name]
         if status is PullStatus.OFFSET_TOO_LARGE and place.epoch is not None:
@@ -222,6 +225,7 @@ class PullHandler:
             self._epochs(history, found.records) if found.count else [],
             None,
             found.last_offset,
+            _packed(found.sizes) if request.bulk else b"",
         )
         return reply, (found.records if found.count else None)
 
@@ -258,6 +262,14 @@ class PullHandler:
             max_messages=1, max_bytes=1, limit_offset=self._backend.store.max_offset,
         )  # fmt: skip
         return decode_record(found.records).physical_offset if found.count else None
+
+
+def _packed(sizes: Any) -> bytes:
+    """Return each size as 4 bytes, big-endian; `sizes` is a list or a numpy array."""
+    if isinstance(sizes, list):
+        return struct.pack(f">{len(sizes)}i", *sizes)
+    packed: bytes = sizes.astype(">i4").tobytes()
+    return packed
 
 
 def _busy(request: Pull) -> Failed:

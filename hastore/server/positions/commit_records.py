@@ -52,6 +52,7 @@ class PullSource(Protocol):
         max_messages: int,
         max_bytes: int,
         limit_offset: int,
+        check_bodies: bool = True,
     ) -> PullResult:
         """Read records of a queue that end at or below `limit_offset`."""
         ...

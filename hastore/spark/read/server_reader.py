@@ -2,32 +2,28 @@
 
 A reply holds many records, as they are in the log. They are turned into Arrow without being decoded
 one by one. The next reply is under way while a batch is built. Each call opens and closes its
-own sockets, so that no forked worker inherits one.
+own sockets, so that no forked worker inherits one. If a reply is damaged, its records are read from
+another replica.
 """
 
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from hastore.client import Admin, Consumer, Position
+from hastore.client import Admin, Consumer
 from hastore.client.connections.addresses import parse_bootstrap
-from hastore.client.connections.requester import Requester
-from hastore.client.consumer.fetcher import Fetcher
-from hastore.client.consumer.queue_reader import QueueReader
-from hastore.clock import SYSTEM_CLOCK
-from hastore.errors import PositionLostError, UnreachableError, UsageError
+from hastore.client.consumer.range_reader import Chunk, RangeReader
+from hastore.errors import CorruptRecordError, PositionLostError, UnreachableError, UsageError
 from hastore.record.layout import MIN_RECORD_SIZE, header_struct
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
 from hastore.spark.arrow.record_fields import Ints, RecordFields
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange
 
-PULL_BYTES = 4 * 1024 * 1024  # the most bytes of one reply
-STALL_S = 60.0  # a task gives up after this time without a message
-STEP_S = 1.0  # longest wait in one step of the fetcher
 _SIZE = header_struct("size")
 
 
@@ -85,80 +81,75 @@ class ServerBackend:
     def read_queue(self, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
         """Yield the messages of a range from any replica that has them.
 
-        Raises UnreachableError if no replica sends a message for STALL_S.
+        Raises UnreachableError if no replica sends a message for a minute.
         """
-        requester = Requester(self._bootstrap, SYSTEM_CLOCK)
-        try:
-            for payload in self._payloads(requester, span):
-                yield from _build(payload, span, builder)
-        finally:
-            requester.close()
-
-    def _payloads(self, requester: Requester, span: QueueRange) -> Iterator[bytes]:
-        """Yield replies that cover the range; pull the next while the caller uses the last."""
-        # Wait for the answers of all nodes. The fetcher could not prefer a slave that it does not
-        # know yet.
-        requester.run(requester.survey(STALL_S))
-        fetcher = Fetcher(
-            requester,
+        reader = RangeReader(
+            self._bootstrap,
             span.topic,
-            SYSTEM_CLOCK,
-            max_bytes=PULL_BYTES,
-            prefetch_bytes=2 * PULL_BYTES,
-            prefer_master=False,
+            span.partition,
+            span.start,
+            span.end,
+            skip_lost=not self._fail_on_data_loss,
         )
-        # With "common" the fetcher moves a lost position to one that the replica still has.
-        fetcher.policy = "raise" if self._fail_on_data_loss else "common"
-        start = Position(span.start)
-        queue = QueueReader(span.partition, start, start)
-        fetcher.queues[span.partition] = queue
-        reached = span.start
-        deadline = requester.deadline(STALL_S)
-        while reached < span.end:
-            requester.run(fetcher.step(STEP_S))
-            if queue.lost is not None:
-                raise PositionLostError(
-                    f"{queue.lost}; set failOnDataLoss to false to read the messages that are "
-                    "available",
-                    queue.lost.queue_id,
-                )
-            if queue.next.queue_offset < reached or queue.next.queue_offset >= span.end:
-                return  # the rest of the range is lost, and the policy allows that
-            reached = queue.next.queue_offset
-            payload = queue.take_chunk()
-            if payload:
-                reached = queue.next.queue_offset
-                if reached < span.end:
-                    fetcher.advance()
-                yield payload
-                deadline = requester.deadline(STALL_S)
-            elif not requester.left_s(deadline):
-                raise UnreachableError(
-                    f"no node of {self.where} sent {span.name} from offset {reached} within "
-                    f"{STALL_S:g} s"
-                )
+        chunks = reader.chunks()
+        try:
+            for chunk in chunks:
+                try:
+                    batches = list(_build(chunk, span, builder))
+                except CorruptRecordError as damage:
+                    reader.refuse(damage)
+                    continue
+                yield from batches
+        except PositionLostError as lost:
+            raise PositionLostError(
+                f"{lost}; set failOnDataLoss to false to read the messages that are available",
+                lost.queue_id,
+                lost.common,
+            ) from lost
+        except UnreachableError as failure:
+            raise UnreachableError(
+                f"{failure}. Start a node of the group, or name nodes that run in "
+                "hastore.bootstrap.servers"
+            ) from failure
+        finally:
+            chunks.close()
 
 
-def _build(payload: bytes, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
-    data = memoryview(payload)
-    positions = _positions(payload)
+def _build(chunk: Chunk, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
+    data = chunk.payload
+    positions = _positions(chunk)
     fields = RecordFields(data, positions, None)
     wanted = (fields.queue_offsets >= span.start) & (fields.queue_offsets < span.end)
-    positions, sizes = positions[wanted], fields.sizes[wanted]
-    offsets = fields.queue_offsets[wanted]
+    offsets, sizes = fields.queue_offsets, fields.sizes
+    if not wanted.all():
+        positions, sizes, offsets = positions[wanted], sizes[wanted], offsets[wanted]
     for part in cut_batches(positions, sizes):
         rows = QueueRows(span.topic, span.partition, offsets[part])
         yield builder.build(data, positions[part], None, rows)
 
 
-def _positions(payload: bytes) -> Ints:
-    """Return where each record begins, from the sizes; RecordFields checks the records later."""
+def _positions(chunk: Chunk) -> Ints:
+    """Return where each record begins. RecordFields checks the records later.
+
+    Raises CorruptRecordError if the sizes that the node states are not those of the records.
+    """
+    data, size = chunk.payload, len(chunk.payload)
+    if chunk.sizes:
+        stated = np.frombuffer(chunk.sizes, ">i4").astype(np.int64)
+        ends = np.cumsum(stated)
+        if stated.min() < MIN_RECORD_SIZE or ends[-1] != size:
+            raise CorruptRecordError("a reply states sizes that are not those of its records")
+        positions: Ints = ends - stated
+        view: npt.NDArray[Any] = np.ndarray((size - 3,), ">i4", buffer=data, strides=(1,))
+        if (view[positions] != stated).any():
+            raise CorruptRecordError("a reply states sizes that are not those of its records")
+        return positions
     found = []
-    at, end = 0, len(payload)
-    while at < end:
+    at = 0
+    while at < size:
         found.append(at)
-        size = _SIZE.unpack_from(payload, at)[0] if at + 4 <= end else 0
-        if size < MIN_RECORD_SIZE:
+        length = _SIZE.unpack_from(data, at)[0] if at + 4 <= size else 0
+        if length < MIN_RECORD_SIZE:
             break  # RecordFields refuses this record and names its place
-        at += size
+        at += length
     return np.array(found, np.int64)

@@ -22,6 +22,7 @@ from hastore.errors import StoreFullError, StoreInUseError
 from hastore.store.fs.protocols import Bytes, File, FileSystem
 
 __all__ = [
+    "LIBC",
     "NO_DESCRIPTOR",
     "NO_ROOM",
     "REAL",
@@ -261,7 +262,7 @@ class RealFileSystem:
         """Sync the file system that holds `path`; OSError if a write to any of its files failed."""
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            if _libc.syncfs(descriptor) != 0:
+            if LIBC.syncfs(descriptor) != 0:
                 code = ctypes.get_errno()
                 raise OSError(code, os.strerror(code), path)
         finally:
@@ -333,13 +334,14 @@ class RealFileSystem:
 
 REAL: FileSystem = RealFileSystem()
 
-_libc = ctypes.CDLL(None, use_errno=True)
-_libc.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+LIBC = ctypes.CDLL(None, use_errno=True)
+LIBC.fallocate.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64, ctypes.c_int64]
+LIBC.mincore.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p]
 
 
 def _zero_range(descriptor: int, position: int, size: int) -> bool:
     """Have the file system zero the range; False if it cannot, as on tmpfs."""
-    while _libc.fallocate(descriptor, _FALLOC_FL_ZERO_RANGE, position, size) != 0:
+    while LIBC.fallocate(descriptor, _FALLOC_FL_ZERO_RANGE, position, size) != 0:
         code = ctypes.get_errno()
         if code in _UNSUPPORTED:
             return False

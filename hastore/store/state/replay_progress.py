@@ -38,6 +38,24 @@ def read_boot_id(fs: FileSystem) -> bytes:
     return bytes.fromhex(fs.read_bytes(BOOT_ID_PATH, 64).decode("ascii").strip().replace("-", ""))
 
 
+def read_sizes(fs: FileSystem, path: str) -> tuple[int, int, int] | None:
+    """Return units, slots and entries from the file at `path`; None if it is missing or damaged."""
+    content = _read(fs, path)
+    return None if content is None else content[3:]
+
+
+def read_dispatched(fs: FileSystem, path: str) -> int | None:
+    """Return how far a running node has replayed the log; None without a valid file at `path`."""
+    content = _read(fs, path)
+    return None if content is None else content[1]
+
+
+def _read(fs: FileSystem, path: str) -> tuple[bytes, int, int, int, int, int] | None:
+    raw = fs.read_bytes(path, _FILE_SIZE) if fs.exists(path) else b""
+    content = _FRAME.unpack(raw[:_STATE_BYTES])
+    return None if content is None else _STATE.unpack(content)
+
+
 class ReplayState:
     """The file `<root>/hastore/replay`; thread-safe."""
 
@@ -68,13 +86,10 @@ class ReplayState:
         Raises OSError.
         """
         self.dispatched = self.synced = 0
-        if not self._fs.exists(self._path):
-            return Progress(0, 0, False)
-        raw = self._fs.read_bytes(self._path, _FILE_SIZE)
-        content = _FRAME.unpack(raw[:_STATE_BYTES])
+        content = _read(self._fs, self._path)
         if content is None:
             return Progress(0, 0, False)
-        boot_id, dispatched, synced, *sizes = _STATE.unpack(content)
+        boot_id, dispatched, synced, *sizes = content
         if tuple(sizes) != self._sizes:
             return Progress(0, 0, False)
         self.dispatched, self.synced = dispatched, synced

@@ -4,6 +4,7 @@ import contextlib
 
 import pytest
 
+from hastore.client.consumer import range_reader
 from hastore.config.model import ApiConfig
 from hastore.errors import PositionLostError, UnreachableError, UsageError
 from hastore.record.codec import build_record
@@ -14,7 +15,6 @@ from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import project, source_schema
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange
-from hastore.spark.read import server_reader
 from hastore.spark.read.server_reader import ServerBackend
 from hastore.store.message_reader import PullStatus
 from tests.api_fakes import FakeBackend, FakeStore
@@ -57,7 +57,7 @@ def read(bootstrap, span, *, fail=True):
 
 
 def test_a_range_is_read_exactly(monkeypatch):
-    monkeypatch.setattr(server_reader, "PULL_BYTES", 4_000)
+    monkeypatch.setattr(range_reader, "PULL_BYTES", 4_000)
     node = FakeBackend()
     fill(node.store, 500)
     with serving(node) as bootstrap:
@@ -133,16 +133,19 @@ def test_messages_that_retention_removed_are_a_lost_position():
 
 
 def test_a_range_that_no_node_sends_ends_with_an_error(monkeypatch):
-    monkeypatch.setattr(server_reader, "STALL_S", 1.0)
+    monkeypatch.setattr(range_reader, "GIVE_UP_S", 1.0)
+    monkeypatch.setattr(range_reader, "SURVEY_S", 0.5)
     slave = FakeBackend(writable=False)
     fill(slave.store, 10)
     span = QueueRange("t", 0, 0, 7)
     with (
         serving(slave) as bootstrap,
-        pytest.raises(UnreachableError, match="sent t-0 from offset 5 within 1 s"),
+        pytest.raises(UnreachableError, match=r"queue 0 of 't' from offset 5 within 1 s.*Start a"),
     ):
         read(bootstrap, span)
-    with pytest.raises(UnreachableError, match="no answer from tcp://127.0.0.1:9"):
+    with pytest.raises(
+        UnreachableError, match=r"no node of tcp://127.0.0.1:9 sent .*hastore.bootstrap.servers"
+    ):
         read(("tcp://127.0.0.1:9",), span)
 
 

@@ -1,0 +1,113 @@
+"""`hastore pipeline index`: build a store's queues and key index anew, or verify them."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from hastore.cli.common import DIFFER, DONE, print_error, print_note, print_text, with_json
+from hastore.cli.pipeline.common import SessionOptions, check_spark, run_job, with_session
+
+if TYPE_CHECKING:
+    from hastore.pipeline.index.job import IndexSummary
+
+_COUNT = click.IntRange(1, 100_000_000)
+
+
+@click.command("index", short_help="Rebuild queues and key index from the log.")
+@click.option("--path", required=True, metavar="DIR", help="The store: the folder with commitlog/.")
+@click.option(
+    "--output", metavar="DIR", help="Write to this new folder; the store may be in use then."
+)
+@click.option(
+    "--verify",
+    is_flag=True,
+    help="Compare the store's files with its log, and write nothing to the store.",
+)
+@click.option(
+    "--work",
+    metavar="DIR",
+    help="With --verify: the folder for the files to compare with, about as large as the store's"
+    " queues and index (default: a new one under TMPDIR).",
+)
+@click.option(
+    "--queues-only",
+    is_flag=True,
+    help="Leave the key index out, for a RocketMQ broker with messageIndexEnable=false.",
+)
+@click.option(
+    "--queue-units", "units", type=_COUNT, metavar="N", help="Units of a queue file (300000)."
+)
+@click.option(
+    "--index-slots", "slots", type=_COUNT, metavar="N", help="Slots of an index file (5000000)."
+)
+@click.option(
+    "--index-entries",
+    "entries",
+    type=click.IntRange(2, 100_000_000),
+    metavar="N",
+    help="Entries of an index file (20000000).",
+)
+@with_session
+@with_json
+def index_command(
+    path: str,
+    output: str | None,
+    verify: bool,
+    work: str | None,
+    queues_only: bool,
+    units: int | None,
+    slots: int | None,
+    entries: int | None,
+    session: SessionOptions,
+    as_json: bool,
+) -> int:
+    """Build the consume queues and the key index of a store anew from its commit log.
+
+    The store is hastore's or RocketMQ's, and no node may use it: the new files are put in place at
+    the end, in one go. With --output they are written elsewhere, and with --verify only compared;
+    exit code 4 if they differ. The sizes of the files are those that the store has now, else
+    RocketMQ's defaults, which are also hastore's.
+    """
+    check_spark()
+    from hastore.pipeline.index.job import IndexOptions, run_index
+
+    options = IndexOptions(
+        path,
+        output=output,
+        verify=verify,
+        work=work,
+        index=not queues_only,
+        units=units,
+        slots=slots,
+        entries=entries,
+    )
+    summary = run_job(
+        "index",
+        lambda spark, progress: run_index(spark, options, progress),
+        session,
+        as_json=as_json,
+        show=_show,
+    )
+    for name in summary.refused_queues:
+        print_note(f"{name}: the units of removed records contradict the log, and were not kept")
+    if summary.difference is not None:
+        print_error(summary.difference)
+        return DIFFER
+    return DONE
+
+
+def _show(summary: "IndexSummary") -> None:
+    queues = f"{summary.queues:,} consume queues"
+    if summary.batch_queues:
+        queues += f" and {summary.batch_queues:,} queues of inner batches"
+    what = "agree with" if summary.verified else "were built from"
+    if summary.difference is None:
+        print_text(
+            f"{queues} and {summary.index_files:,} index files {what} the log"
+            f" [{summary.first_offset:,}, {summary.end_offset:,}): {summary.records:,} records,"
+            f" {summary.units:,} units, {summary.keys:,} keys, in {summary.seconds:,.1f} s"
+        )
+    if summary.kept_queues:
+        print_text(
+            f"{summary.kept_queues:,} queues begin with units of records that retention has removed"
+        )

@@ -1,0 +1,157 @@
+"""A blocking connection to one node, for readers that take millions of records.
+
+Unlike a transport, it serves one thread that does nothing else meanwhile. So it needs no epoll, a
+large payload is received by few system calls, and each payload lands in the same memory: new memory
+for each would cost more than the copy from the kernel.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+
+from hastore.client.connections.addresses import host_and_port
+from hastore.client.connections.transport import MAX_REPLY_BYTES
+from hastore.errors import ProtocolError, UnreachableError
+from hastore.protocol import api
+from hastore.protocol.zmtp import COMMAND, LONG, MORE, SocketType, ZmtpConnection, encode_front
+
+_STAGE_BYTES = 8 * 1024  # read ahead; payload bytes within it are copied once more
+_LIMITS = (MAX_REPLY_BYTES, MAX_REPLY_BYTES)
+_TIMEVAL = struct.Struct("@ll")
+_LONG_SIZE = struct.Struct(">Q")
+_NOTHING = memoryview(b"")
+
+
+class BulkLink:
+    """One connection; `receive` returns the replies in the order in which the node sends them."""
+
+    def __init__(self, address: str, timeout_s: float) -> None:
+        """Connect. Raises UnreachableError if that takes longer than `timeout_s`.
+
+        `timeout_s` also bounds the time in which the node sends nothing while a reply is due.
+        """
+        self.address = address
+        self._timeout_s = timeout_s
+        self._stage = bytearray(_STAGE_BYTES)
+        self._begin = self._end = 0  # of the staged bytes that are not taken yet
+        self._payload = bytearray()
+        try:
+            self._sock = socket.create_connection(host_and_port(address), timeout_s)
+        except OSError as failure:
+            raise UnreachableError(f"{address}: {failure}") from failure
+        try:
+            self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._shake_hands()
+            # A timeout of the kernel's instead of Python's, so that one call waits for all bytes.
+            self._sock.settimeout(None)
+            seconds = int(timeout_s)
+            limit = _TIMEVAL.pack(seconds, int((timeout_s - seconds) * 1e6))
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+        except (OSError, ProtocolError) as failure:
+            self.close()
+            raise UnreachableError(f"{address}: {failure}") from failure
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._sock.close()
+
+    def send(self, request: api.Request) -> None:
+        """Send a request without a payload. Raises UnreachableError."""
+        try:
+            self._sock.sendall(encode_front(api.encode(request)))
+        except OSError as failure:
+            raise UnreachableError(f"{self.address}: {failure}") from failure
+
+    def receive(self) -> tuple[api.Reply, memoryview]:
+        """Wait for the next reply; return it with its payload, which the next call overwrites.
+
+        Raises UnreachableError if the connection breaks or the node sends nothing for too long.
+        """
+        try:
+            more, size = self._next_frame()
+            reply = api.decode_reply(bytes(self._take(size)))
+            payload = _NOTHING
+            while more:
+                more, size = self._next_frame()
+                payload = self._take_payload(size)
+        except BlockingIOError as silence:
+            raise UnreachableError(
+                f"{self.address} sent nothing for {self._timeout_s:g} s"
+            ) from silence
+        except (OSError, ProtocolError) as failure:
+            raise UnreachableError(f"{self.address}: {failure}") from failure
+        return reply, payload
+
+    def _shake_hands(self) -> None:
+        zmtp = ZmtpConnection(SocketType.DEALER, _LIMITS)
+        while not zmtp.is_open:
+            if zmtp.has_output:
+                self._sock.sendall(zmtp.take_output())
+            data = self._sock.recv(_STAGE_BYTES)
+            if not data:
+                raise ProtocolError("closed by the node during the handshake")
+            zmtp.receive(data)
+            if zmtp.failure is not None:
+                raise ProtocolError(zmtp.failure)
+        if zmtp.held_bytes:
+            raise ProtocolError("the node sent a message before any request")
+
+    def _next_frame(self) -> tuple[bool, int]:
+        """Return whether another frame of the message follows, and the size of this frame."""
+        while True:
+            self._fill(2)
+            flags = self._stage[self._begin]
+            if flags & ~(MORE | LONG | COMMAND):
+                raise ProtocolError(f"a frame with the flags {flags:#04x}")
+            if flags & LONG:
+                self._fill(9)
+                (size,) = _LONG_SIZE.unpack_from(self._stage, self._begin + 1)
+                self._begin += 9
+            else:
+                size = self._stage[self._begin + 1]
+                self._begin += 2
+            if size > MAX_REPLY_BYTES:
+                raise ProtocolError(f"a frame of {size} bytes; at most {MAX_REPLY_BYTES}")
+            if not flags & COMMAND:
+                return bool(flags & MORE), size
+            body = bytes(self._take(size))
+            if body[1:6] == b"ERROR":  # other commands need no answer: this end sends no PING
+                raise ProtocolError(f"the node gave up: {body[7:].decode('utf-8', 'replace')!r}")
+
+    def _fill(self, wanted: int) -> None:
+        """Have at least `wanted` bytes in the stage."""
+        have = self._end - self._begin
+        if have >= wanted:
+            return
+        self._stage[:have] = self._stage[self._begin : self._end]
+        self._begin, self._end = 0, have
+        while self._end < wanted:
+            got = self._sock.recv_into(memoryview(self._stage)[self._end :])
+            if not got:
+                raise ProtocolError("closed by the node")
+            self._end += got
+
+    def _take(self, size: int) -> bytearray:
+        taken = bytearray(size)
+        self._take_into(memoryview(taken))
+        return taken
+
+    def _take_payload(self, size: int) -> memoryview:
+        if len(self._payload) < size:
+            self._payload = bytearray(size)
+        view = memoryview(self._payload)[:size]
+        self._take_into(view)
+        return view
+
+    def _take_into(self, view: memoryview) -> None:
+        staged = min(len(view), self._end - self._begin)
+        view[:staged] = memoryview(self._stage)[self._begin : self._begin + staged]
+        self._begin += staged
+        at = staged
+        while at < len(view):
+            got = self._sock.recv_into(view[at:], 0, socket.MSG_WAITALL)
+            if not got:
+                raise ProtocolError("closed by the node within a reply")
+            at += got

@@ -1,0 +1,317 @@
+"""Read a range of one queue in bulk, as raw records, from whichever replica has it.
+
+Pulls of about PULL_BYTES follow each other on one connection. The next one is sent before the
+last one is read: its first queue offset is known, because each pull states how many messages it
+wants. A replica is left for another if it is gone, says nothing for some seconds, lags, has lost
+the position, or holds damaged records. The reader then goes on behind the last record that it has
+handed out, so no record is left out or repeated.
+
+Each pull names the last record that was received when it was sent, as (epoch, offset). So a node
+refuses it if a failover has cut that record away. Two replies with records of different epochs are
+compared once more, because the first may have been cut away while the second was under way.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import zlib
+from collections import deque
+from collections.abc import Generator, Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from hastore.client.connections.bulk_link import BulkLink
+from hastore.client.connections.requester import Requester
+from hastore.client.results import Position
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.errors import CorruptRecordError, PositionLostError, UnreachableError
+from hastore.protocol import api
+
+PULL_BYTES = 2 * 1024 * 1024
+IN_FLIGHT = 2  # pulls; the node refuses a client that leaves 8 MiB unread
+ANSWER_S = 3.0  # a replica that sends nothing for so long is left; doubled when all were left
+ANSWER_S_MAX = 24.0
+GIVE_UP_S = 60.0  # without a record from any replica
+SURVEY_S = 2.0
+PAUSE_S = 0.05  # when no replica has the next record; doubled up to PAUSE_S_MAX
+PAUSE_S_MAX = 1.0
+
+
+class Chunk(NamedTuple):
+    """The records of one reply, one after the other, as they are in the log.
+
+    `payload` is overwritten when the next chunk is asked for. `sizes` has 4 bytes big-endian for
+    each record; it is empty if the node is too old to send them.
+    """
+
+    payload: memoryview
+    sizes: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    rid: int
+    start: int  # queue offsets
+    stop: int
+    behind: Position  # the position that was known when it was sent
+
+
+class _Leave(Exception):
+    """Go to another replica."""
+
+
+class RangeReader:
+    """The messages [start, end) of a queue; used by one thread, for one pass."""
+
+    def __init__(
+        self,
+        bootstrap: tuple[str, ...],
+        topic: str,
+        queue_id: int,
+        start: int,
+        end: int,
+        *,
+        skip_lost: bool = False,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Prepare; opens no connection.
+
+        With `skip_lost`, messages that no replica has any more are left out.
+        """
+        self._bootstrap = bootstrap
+        self._topic = topic
+        self._queue_id = queue_id
+        self._next = Position(start)
+        self._end = end
+        self._skip_lost = skip_lost
+        self._clock = clock
+        self._rid = 0
+        self._many = min(end - start, api.MAX_PULL_MESSAGES)  # messages of one pull
+        self._in_flight = 1  # until the size of the records is known
+        self._refused: CorruptRecordError | None = None
+        # Since the last record that was handed out:
+        self._left: dict[str, str] = {}  # why a replica was left, by address
+        self._verdicts: dict[str, PositionLostError | CorruptRecordError] = {}
+        self._resume: dict[str, int] = {}  # the first queue offset that a replica still has
+        self._certain: PositionLostError | None = None  # no other replica needs to be asked
+        self._masters: list[str] = []
+        self._answer_s = ANSWER_S
+        self._pause_s = PAUSE_S
+        self._deadline_ms = 0.0
+        self.source: str | None = None  # the replica that is being read
+
+    def chunks(self) -> Generator[Chunk]:
+        """Yield the records of the range in order; the first and last may lie outside of it.
+
+        If the caller finds damage in a chunk, it calls `refuse` before it asks for the next one.
+
+        Raises PositionLostError or CorruptRecordError if that is what every replica says of the
+        next record, UnreachableError if no replica sends it within GIVE_UP_S.
+        """
+        self._deadline_ms = self._clock.monotonic_ms() + GIVE_UP_S * 1000.0
+        while self._next.queue_offset < self._end:
+            address = self._choose()
+            if address is None:
+                return
+            try:
+                with contextlib.closing(BulkLink(address, self._answer_s)) as link:
+                    self.source = address
+                    yield from self._read(link)
+            except (_Leave, UnreachableError) as why:
+                self._left[address] = str(why)
+
+    def refuse(self, damage: CorruptRecordError) -> None:
+        """Say that the last chunk is damaged; it is read again from another replica."""
+        self._refused = damage
+
+    # -- which replica
+
+    def _choose(self) -> str | None:
+        """Return a replica to read from; None if the rest of the range is lost and may be.
+
+        Slaves come first. Readers of different ranges begin with different slaves. Of nodes with
+        different epochs only those of the latest are asked: another one may have records that a
+        failover has cut away elsewhere.
+        """
+        while True:
+            if self._certain is not None:
+                if self._skip_lost:
+                    return None
+                raise self._certain
+            heard, why = self._survey()
+            fresh = [address for address in heard if address not in self._left]
+            if fresh:
+                return fresh[0]
+            if heard and all(address in self._verdicts for address in heard):
+                if not self._may_skip(heard):
+                    return None
+                continue
+            if self._clock.monotonic_ms() >= self._deadline_ms:
+                raise UnreachableError(self._no_answer(why))
+            self._pause()
+            if self._left:
+                self._answer_s = min(2.0 * self._answer_s, ANSWER_S_MAX)
+            self._left.clear()
+            self._verdicts.clear()
+
+    def _survey(self) -> tuple[list[str], str]:
+        """Return the nodes that can be asked, and why there are none."""
+        requester = Requester(self._bootstrap, self._clock)
+        try:
+            requester.run(requester.survey(SURVEY_S))
+        except UnreachableError as failure:
+            return [], str(failure)
+        finally:
+            requester.close()
+        maps = requester.cluster.maps
+        epoch = max(info.epoch for info in maps.values())
+        current = [address for address in sorted(maps) if maps[address].epoch == epoch]
+        slaves = [address for address in current if not maps[address].writable]
+        mark = zlib.crc32(f"{self._topic} {self._queue_id} {self._next.queue_offset}".encode())
+        turn = mark % max(1, len(slaves))
+        masters = [address for address in current if maps[address].writable]
+        self._masters = masters
+        return slaves[turn:] + slaves[:turn] + masters, ""
+
+    def _may_skip(self, heard: list[str]) -> bool:
+        """Go on behind lost messages, if that is allowed; False if nothing of the range is left.
+
+        Raises what the replicas say of the next record.
+        """
+        for address in heard:
+            if isinstance(self._verdicts[address], CorruptRecordError):
+                raise self._verdicts[address]
+        if not self._skip_lost:
+            raise self._verdicts[heard[-1]]
+        resume = min(self._resume.get(address, self._end) for address in heard)
+        if not self._next.queue_offset < resume < self._end:
+            return False
+        self._progress(Position(resume))
+        return True
+
+    def _pause(self) -> None:
+        threading.Event().wait(self._pause_s)
+        self._pause_s = min(2.0 * self._pause_s, PAUSE_S_MAX)
+
+    def _no_answer(self, why: str) -> str:
+        reasons = "; ".join(self._left.values()) or why
+        return (
+            f"no node of {', '.join(self._bootstrap)} sent queue {self._queue_id} of "
+            f"{self._topic!r} from offset {self._next.queue_offset} within {GIVE_UP_S:g} s: "
+            + reasons
+        )
+
+    # -- one replica
+
+    def _read(self, link: BulkLink) -> Iterator[Chunk]:
+        flight: deque[_Asked] = deque()
+        at = self._next.queue_offset
+        while self._next.queue_offset < self._end:
+            while at < self._end and len(flight) < self._in_flight:
+                flight.append(self._ask(link, at))
+                at = flight[-1].stop
+            asked = flight.popleft()
+            reply, payload = link.receive()
+            if reply.rid != asked.rid:
+                raise _Leave(f"{link.address} answered another request")
+            if not isinstance(reply, api.Pulled):
+                self._failed(link, reply)  # returns if the node is busy
+            elif reply.status is not api.PullStatus.FOUND:
+                self._found_nothing(link, reply)
+            elif self._follows(reply, asked):
+                yield from self._hand_out(link, reply, payload)
+                if self._next.queue_offset == asked.stop:
+                    continue
+                if self._next.queue_offset > asked.stop:
+                    self._in_flight = 1  # messages per record, or gaps: no place can be foreseen
+            for _ in range(len(flight)):  # they begin at a wrong place
+                link.receive()
+            flight.clear()
+            at = self._next.queue_offset
+
+    def _ask(self, link: BulkLink, at: int) -> _Asked:
+        self._rid += 1
+        stop = min(at + self._many, self._end)
+        behind = self._next
+        known = self._in_flight > 1
+        place = api.Position(at, behind.epoch, behind.offset)
+        link.send(
+            api.Pull(
+                self._rid,
+                self._topic,
+                self._queue_id,
+                place,
+                stop - at,
+                api.MAX_FRAME_BYTES if known else PULL_BYTES,
+                bulk=True,
+            )  # fmt: skip
+        )
+        return _Asked(self._rid, at, stop, behind)
+
+    def _follows(self, reply: api.Pulled, asked: _Asked) -> bool:
+        """Whether the reply's records certainly follow the last ones; if not, ask once more."""
+        return (
+            asked.behind == self._next
+            or bool(reply.epochs)
+            and reply.epochs[0][0] == self._next.epoch
+        )
+
+    def _hand_out(self, link: BulkLink, reply: api.Pulled, payload: memoryview) -> Iterator[Chunk]:
+        following, last = reply.next_queue_offset, reply.last_offset
+        if not payload or not reply.count or following <= self._next.queue_offset:
+            raise _Leave(f"{link.address} sent a reply without records")
+        after = Position(following)
+        epochs = [epoch for epoch, start in reply.epochs if last is not None and start <= last]
+        if epochs:
+            after = Position(following, epochs[-1], last)
+        yield Chunk(payload, reply.sizes)
+        if self._refused is not None:
+            damage, self._refused = self._refused, None
+            self._verdicts[link.address] = damage
+            raise _Leave(f"{link.address} sent damaged records")
+        self._many = max(1, min(PULL_BYTES * reply.count // len(payload), api.MAX_PULL_MESSAGES))
+        if self._in_flight == 1 and following == self._next.queue_offset + reply.count:
+            self._in_flight = IN_FLIGHT
+        self._progress(after)
+
+    def _progress(self, after: Position) -> None:
+        self._next = after
+        self._left.clear()
+        self._verdicts.clear()
+        self._resume.clear()
+        self._answer_s, self._pause_s = ANSWER_S, PAUSE_S
+        self._deadline_ms = self._clock.monotonic_ms() + GIVE_UP_S * 1000.0
+
+    def _failed(self, link: BulkLink, reply: api.Reply) -> None:
+        if not isinstance(reply, api.Failed):
+            raise _Leave(f"{link.address} answered {type(reply).__name__}, not Pulled")
+        if reply.status == "BUSY" and self._clock.monotonic_ms() < self._deadline_ms:
+            self._pause()
+            return
+        if reply.status == CorruptRecordError.__name__:
+            self._verdicts[link.address] = CorruptRecordError(f"{link.address}: {reply.reason}")
+        raise _Leave(f"{link.address}: {reply.status}: {reply.reason}")
+
+    def _found_nothing(self, link: BulkLink, reply: api.Pulled) -> None:
+        """Leave the replica, and note if the position is lost."""
+        at, status = self._next.queue_offset, reply.status
+        is_master = link.address in self._masters
+        certain = True
+        if status is api.PullStatus.OFFSET_TOO_SMALL:
+            lost = f"before the first one kept, {reply.min_queue_offset}"
+            certain = False  # each replica removes its oldest files by itself
+            self._resume[link.address] = reply.min_queue_offset
+        elif status is api.PullStatus.HISTORY_DIFFERS:
+            lost = "after a record that a failover cut away"
+        elif status is api.PullStatus.OFFSET_TOO_LARGE and is_master:
+            lost = f"beyond the end, {reply.max_queue_offset}"
+        elif status is api.PullStatus.NO_SUCH_QUEUE and is_master:
+            lost = "in a queue that does not exist"
+        else:  # the replica lags
+            raise _Leave(f"{link.address} has no readable message at offset {at} yet")
+        text = f"queue {self._queue_id} of {self._topic}: {at} is {lost}"
+        verdict = PositionLostError(text, self._queue_id, reply.common)
+        self._verdicts[link.address] = verdict
+        self._certain = verdict if certain else None
+        raise _Leave(text)

@@ -1,0 +1,298 @@
+"""Describe the first record that differs: both versions, which fields differ, and what is wrong."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from zlib_ng.zlib_ng import crc32
+
+from hastore.record.codec import check_record, check_unreadable
+from hastore.record.host import Host
+from hastore.record.layout import (
+    BLANK_MAGIC,
+    BLANK_SIZE,
+    CRC_MASK,
+    FLAG_IPV6,
+    HEADER_SIZE,
+    HEADER_SIZES,
+    HEADERS,
+    MIN_RECORD_SIZE,
+    SIZE_AND_MAGIC,
+    V1_MAGIC,
+    V2_MAGIC,
+    header_struct,
+    offset_of,
+)
+from hastore.record.properties import decode_properties
+
+SHOWN_BYTES = 64 * 1024  # of a body, in JSON
+RECORD_BYTES_MAX = 64 * 1024 * 1024  # a size beyond it counts as damaged
+UNKNOWN_BYTES = 256  # shown around a difference without a record
+# The fields of a header, with the names that `hastore log dump --json` gives them.
+_NAMES = {
+    "size": "size",
+    "magic": "magic",
+    "body_crc": "body_crc",
+    "queue_id": "queue_id",
+    "flag": "flag",
+    "queue_offset": "queue_offset",
+    "physical_offset": "offset",
+    "sys_flag": "sys_flag",
+    "born_timestamp_ms": "born_ms",
+    "born_address": "born_host",
+    "born_port": "born_host",
+    "store_timestamp_ms": "store_ms",
+    "store_address": "store_host",
+    "store_port": "store_host",
+    "reconsume_times": "reconsume_times",
+    "prepared_transaction_offset": "prepared_offset",
+    "body_length": "body_size",
+}
+_SYS_FLAG = header_struct("sys_flag")
+_MAGICS = (V1_MAGIC, V2_MAGIC)
+
+
+@dataclass(frozen=True)
+class Version:
+    """What one side has in the place of the difference; all values are JSON's."""
+
+    where: str
+    what: str  # "record", "blank", "damaged record", "no record"
+    problem: str | None  # what is wrong with it; None: it is a valid record or blank
+    size: int  # bytes
+    sha256: str  # of these bytes
+    fields: dict[str, Any] = field(default_factory=dict)
+    body_base64: str = ""  # the first SHOWN_BYTES
+    body_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first difference, and the record that contains it."""
+
+    offset: int  # where the record begins; the byte itself if no record is known there
+    byte: int  # the first byte that differs
+    part: str  # the field that contains this byte
+    values: tuple[str, str]  # the bytes from `byte` on, as hex: on side A, on side B
+    differing: tuple[str, ...]  # the names of all fields that differ
+    verdict: str
+    a: Version
+    b: Version
+
+
+def describe(
+    where: tuple[str, str],
+    raws: tuple[bytes, bytes],
+    start: int,
+    byte: int,
+    files_differ: bool,
+    epochs: tuple[int, int] | None,
+) -> Difference:
+    """Describe a difference; `raws` are each side's bytes from the record's start on.
+
+    `epochs` are those that wrote it, as two nodes state.
+    """
+    a, b = (version(name, raw, start) for name, raw in zip(where, raws, strict=True))
+    at = byte - start
+    part = next((part_at(raw, at) for raw in raws if _is_valid(raw, start)), part_at(raws[0], at))
+    names = [*a.fields, *(name for name in b.fields if name not in a.fields)]
+    differing = [name for name in names if a.fields.get(name) != b.fields.get(name)]
+    if a.body_base64 != b.body_base64 or a.body_bytes != b.body_bytes:
+        differing.append("body")
+    return Difference(
+        start,
+        byte,
+        part,
+        (raws[0][at : at + 16].hex(" "), raws[1][at : at + 16].hex(" ")),
+        tuple(differing),
+        _verdict(a, b, files_differ, epochs),
+        a,
+        b,
+    )
+
+
+def unknown(where: tuple[str, str], raws: tuple[bytes, bytes], byte: int) -> Difference:
+    """Describe a difference in bytes in which no record was found."""
+    a, b = (
+        Version(
+            name, "no record", "no record was found around it", len(raw), _sha256(raw),
+            body_base64=_base64(raw), body_bytes=len(raw),
+        )
+        for name, raw in zip(where, raws, strict=True)
+    )  # fmt: skip
+    values = raws[0][:16].hex(" "), raws[1][:16].hex(" ")
+    text = "neither side has a record here that can be recognized"
+    return Difference(byte, byte, "unknown", values, (), text, a, b)
+
+
+def size_of(raw: bytes) -> int:
+    """Return how many bytes the record or blank that begins here takes, if its front is right."""
+    if len(raw) < SIZE_AND_MAGIC.size:
+        return len(raw)
+    size, magic = SIZE_AND_MAGIC.unpack_from(raw)
+    if magic in _MAGICS and MIN_RECORD_SIZE <= size <= RECORD_BYTES_MAX:
+        return int(size)
+    return BLANK_SIZE if magic == BLANK_MAGIC else HEADER_SIZES[FLAG_IPV6]
+
+
+def blank_size(raw: bytes) -> int | None:
+    """Return the size of the blank that begins here; None if none does."""
+    if len(raw) < BLANK_SIZE:
+        return None
+    size, magic = SIZE_AND_MAGIC.unpack_from(raw)
+    return int(size) if magic == BLANK_MAGIC and size >= BLANK_SIZE else None
+
+
+def version(where: str, raw: bytes, start: int) -> Version:
+    """Describe the bytes of one side, which begin at offset `start`."""
+    blank = blank_size(raw)
+    if blank is not None:
+        fields = {"size": blank, "magic": BLANK_MAGIC}
+        return Version(where, "blank", None, BLANK_SIZE, _sha256(raw[:BLANK_SIZE]), fields)
+    raw = raw[: size_of(raw)]
+    fields, body = _fields(raw), _body(raw)
+    what, problem = "record", None
+    if not _is_valid(raw, start):
+        what = "damaged record" if fields.get("magic") in _MAGICS else "no record"
+        problem = _problem(raw, start)
+    return Version(where, what, problem, len(raw), _sha256(raw), fields, _base64(body), len(body))
+
+
+def part_at(raw: bytes, at: int) -> str:
+    """Return the name of the field that contains byte `at` of a record or blank."""
+    if blank_size(raw) is not None:
+        return "the header of a blank" if at < BLANK_SIZE else "a blank"
+    flags = _flags(raw)
+    found = "size"
+    for name, shown in _NAMES.items():
+        if offset_of(name, ipv6_flags=flags) > at:
+            return found
+        found = shown
+    body_at = offset_of("body", ipv6_flags=flags)
+    if at < body_at:
+        return found
+    if len(raw) < body_at:
+        return "body"
+    length = max(0, int.from_bytes(raw[body_at - 4 : body_at], signed=True))
+    topic_at = body_at + length
+    if at < topic_at:
+        return "body"
+    wide = 1 if raw[4:8] == V1_MAGIC.to_bytes(4) else 2
+    if at < topic_at + wide:
+        return "topic_length"
+    properties_at = topic_at + wide + int.from_bytes(raw[topic_at : topic_at + wide])
+    if at < properties_at:
+        return "topic"
+    return "properties_length" if at < properties_at + 2 else "properties"
+
+
+def _is_valid(raw: bytes, start: int) -> bool:
+    size = len(raw[: size_of(raw)])
+    return bool(check_record(raw, 0, size, start) or check_unreadable(raw, 0, size, start))
+
+
+def _flags(raw: bytes) -> int:
+    if len(raw) < HEADER_SIZE:
+        return 0
+    return int(_SYS_FLAG.unpack_from(raw)[0] & FLAG_IPV6)
+
+
+def _header(raw: bytes) -> dict[str, Any]:
+    """Return the fields of the header by their names in layout.py; {} if it is not whole."""
+    form = HEADERS[_flags(raw)]
+    if len(raw) < form.size:
+        return {}
+    return dict(zip(_NAMES, form.unpack_from(raw), strict=True))
+
+
+def _fields(raw: bytes) -> dict[str, Any]:
+    """Return a record's fields, right or wrong, by the names of `hastore log dump`."""
+    header = _header(raw)
+    shown = {
+        _NAMES[name]: value
+        for name, value in header.items()
+        if not name.endswith(("_address", "_port"))
+    }
+    if not header:
+        return shown
+    for name in ("born", "store"):
+        host = Host(header[f"{name}_address"], header[f"{name}_port"] & 0xFFFFFFFF)
+        shown[f"{name}_host"] = host.text
+    at = HEADER_SIZES[_flags(raw)] + max(0, header["body_length"])
+    wide = 1 if header["magic"] == V1_MAGIC else 2
+    end = at + wide + int.from_bytes(raw[at : at + wide])
+    if header["magic"] in _MAGICS and at + wide <= len(raw):
+        shown["topic"] = raw[at + wide : end].decode("utf-8", "backslashreplace")
+        properties = raw[end + 2 : end + 2 + int.from_bytes(raw[end : end + 2])]
+        shown["properties"] = [
+            [part.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
+             for part in pair]
+            for pair in decode_properties(properties)
+        ]  # fmt: skip
+    return shown
+
+
+def _body(raw: bytes) -> bytes:
+    at = HEADER_SIZES[_flags(raw)]
+    if len(raw) < at:
+        return raw
+    length = int.from_bytes(raw[at - 4 : at], signed=True)
+    return raw[at : at + length] if 0 <= length <= len(raw) - at else raw[at:]
+
+
+def _problem(raw: bytes, start: int) -> str:
+    """Say why these bytes are no valid record."""
+    shown = _header(raw)
+    if not shown:
+        return f"only {len(raw)} bytes of it can be compared"
+    if shown["magic"] not in _MAGICS:
+        return f"no record begins here: its magic is {shown['magic']:08x}"
+    if shown["physical_offset"] != start:
+        return f"its physicalOffset is {shown['physical_offset']}, not its place {start}"
+    if not MIN_RECORD_SIZE <= shown["size"] <= RECORD_BYTES_MAX:
+        return f"its size is {shown['size']}"
+    if len(raw) < shown["size"]:
+        return f"it ends at {start + shown['size']}, beyond the compared range"
+    at = HEADER_SIZES[_flags(raw)]
+    length = shown["body_length"]
+    if not 0 <= length <= len(raw) - at:
+        return f"its body's length is {length} in a record of {len(raw)} bytes"
+    computed = crc32(raw[at : at + length]) & CRC_MASK
+    if computed != shown["body_crc"]:
+        return f"its body has a wrong CRC: {computed}, and bodyCRC is {shown['body_crc']}"
+    return "the lengths of its topic and properties do not fit its size"
+
+
+def _verdict(a: Version, b: Version, files_differ: bool, epochs: tuple[int, int] | None) -> str:
+    if a.problem and b.problem:
+        return "the record is damaged on both sides"
+    for bad, good in ((a, b), (b, a)):
+        if bad.problem:
+            return f"the record is damaged at {bad.where}: {bad.problem}; {good.where} has it whole"
+    if epochs is not None and epochs[0] != epochs[1]:
+        return (
+            f"both sides are valid, but other masters wrote them: epoch {epochs[0]} at {a.where}, "
+            f"epoch {epochs[1]} at {b.where}: the nodes' histories differ; see `hastore status`"
+        )
+    if files_differ:
+        return (
+            "both sides are valid, and their log files have different sizes: the same records then "
+            "lie at different offsets after the first file, and these logs cannot be compared"
+        )
+    if a.what == "blank" or b.what == "blank":
+        return "both sides are valid: one file ends here, the other goes on: two different logs"
+    return (
+        "both sides are valid records with a right CRC: the logs were written differently, or a "
+        "field that the CRC does not cover was changed"
+    )
+
+
+def _sha256(raw: bytes) -> str:
+    return hashlib.sha256(raw).hexdigest()
+
+
+def _base64(raw: bytes) -> str:
+    return base64.b64encode(raw[:SHOWN_BYTES]).decode()

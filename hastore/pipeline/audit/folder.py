@@ -1,0 +1,169 @@
+"""A store's folder as a side of an audit: hastore's or RocketMQ's, in use or not.
+
+Digests read the files through maps, in pieces of PIECE_BYTES. MADV_POPULATE_READ maps a piece's
+pages first: a page that the disk cannot read is then an error with a name, and not a SIGBUS that
+ends the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+from collections import deque
+from collections.abc import Iterator
+from types import TracebackType
+from typing import Self
+
+from hastore.errors import StoreError, UsageError
+from hastore.pipeline.audit.sides import FOLDER, ROCKETMQ, Extent, Missing
+from hastore.record.range_digest import new_digest
+from hastore.store.fs.filesystem import REAL
+from hastore.store.offline.log_files import LogFile, LogFiles
+from hastore.store.state.limits import read_limits
+
+PIECE_BYTES = 2 * 1024 * 1024
+_POPULATE_READ = 22  # MADV_POPULATE_READ, since Linux 5.14; Python has no name for it
+_PAGE = mmap.PAGESIZE
+
+
+def folder_extent(path: str) -> Extent:
+    """Look at a store's folder. Raises StoreError if it has no log, UsageError if it is none."""
+    root = os.path.abspath(path)
+    if not os.path.isdir(root):
+        raise UsageError(f"{path}: no such folder; give a store's folder, or tcp://HOST:PORT")
+    files = LogFiles(root)
+    try:
+        found = files.list()
+        first, last = (found[0].start, found[-1].end) if found else (0, 0)
+        size = found[0].size if found else None
+        limits = read_limits(REAL, root)
+        if limits is None:
+            end = _last_end(files)
+            return Extent(root, ROCKETMQ, first, end, "last whole record", end, size)
+        begin = max(first, limits.first_offset)
+        end = max(begin, min(limits.readable_offset, last))
+        known = max(end, min(limits.record_end, last))
+        return Extent(root, FOLDER, begin, end, "readable offset", known, size)
+    finally:
+        files.close()
+
+
+def _last_end(files: LogFiles) -> int:
+    """Return the end of the last whole record, beyond any damage: damage is to be compared."""
+    end = files.whole_end()
+    while True:
+        later = None
+        for file in files.list():
+            if file.end > end and later is None:
+                later = files.find_record(file, max(end + 1, file.start))
+                where = file
+        if later is None:
+            return end
+        end = files.scan(where, later)
+
+
+class FolderSide:
+    """The log files of a folder."""
+
+    def __init__(self, extent: Extent, algorithm: str) -> None:
+        self.where = extent.where
+        self._extent = extent
+        self._algorithm = algorithm
+        self._files = LogFiles(extent.where)
+        self._begun: deque[tuple[int, int]] = deque()
+        self._maps: dict[int, mmap.mmap] = {}  # the file that was used last
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._files.close()
+        self._maps.clear()
+
+    def begin(self, start: int, end: int) -> None:
+        """Note a range; `finish` does the work."""
+        self._begun.append((start, end))
+
+    def finish(self) -> bytes | Missing:
+        """Return the digest of the oldest range that was begun."""
+        digest = new_digest(self._algorithm)
+        start, end = self._begun.popleft()
+        try:
+            for piece in self.pieces(start, end):
+                with piece:
+                    digest.update(piece)
+        except FileNotFoundError:
+            return self._missing()
+        return digest.digest()
+
+    def read(self, start: int, end: int) -> bytes | Missing:
+        """Return the bytes of a range."""
+        found = bytearray()
+        try:
+            for piece in self.pieces(start, end):
+                with piece:
+                    found += piece
+        except FileNotFoundError:
+            return self._missing()
+        return bytes(found)
+
+    def lost(self, start: int, end: int) -> Missing | None:
+        """Return how a cut has changed a range; a store of RocketMQ has no such sign."""
+        limits = read_limits(REAL, self.where)
+        if limits is None or limits.readable_offset >= end:
+            return None
+        return self._missing()
+
+    def pieces(self, start: int, end: int) -> Iterator[memoryview]:
+        """Lend a range in pieces, none of which spans two files. Raises FileNotFoundError."""
+        at = start
+        while at < end:
+            file = self._file_of(at)
+            mapped = self._map(file)
+            while at < min(end, file.end):
+                size = min(end - at, file.end - at, PIECE_BYTES)
+                place = at - file.start
+                self._populate(file, mapped, place, size)
+                with memoryview(mapped) as whole:
+                    yield whole[place : place + size]
+                at += size
+
+    def _file_of(self, offset: int) -> LogFile:
+        for file in self._files.list():
+            if file.start <= offset < file.end:
+                return file
+        raise FileNotFoundError(errno.ENOENT, "no log file has this offset", self.where)
+
+    def _map(self, file: LogFile) -> mmap.mmap:
+        found = self._maps.get(file.start)
+        if found is None:
+            with open(file.path, "rb") as handle:
+                found = mmap.mmap(handle.fileno(), file.size, access=mmap.ACCESS_READ)
+            self._maps = {file.start: found}
+        return found
+
+    def _populate(self, file: LogFile, mapped: mmap.mmap, place: int, size: int) -> None:
+        """Map the pages of a piece. Raises StoreError if the disk cannot read one of them."""
+        begin = place - place % _PAGE
+        try:
+            mapped.madvise(_POPULATE_READ, begin, place + size - begin)
+        except OSError as failure:
+            if failure.errno == errno.EINVAL:  # an older kernel
+                return
+            raise StoreError(
+                f"{file.path}: the disk cannot read bytes {place} to {place + size}, offsets "
+                f"[{file.start + place}, {file.start + place + size}): {failure.strerror}"
+            ) from failure
+
+    def _missing(self) -> Missing:
+        now = folder_extent(self.where)
+        why = ""
+        if now.min_offset <= self._extent.min_offset and now.end_offset >= self._extent.end_offset:
+            why = f"a log file is missing in the middle of {self.where}"
+        return Missing(self.where, now.min_offset, now.end_offset, why)

@@ -1,0 +1,226 @@
+"""The job: cut the common range into tasks, compare them on Spark, put the results together."""
+
+from __future__ import annotations
+
+import contextlib
+import heapq
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.errors import HastoreError, UsageError
+from hastore.pipeline.audit.difference import size_of
+from hastore.pipeline.audit.opening import extent, open_side
+from hastore.pipeline.audit.sides import RANGE_BYTES, ROCKETMQ, Extent, Missing
+from hastore.pipeline.audit.summary import Summary, outside, skipped
+from hastore.pipeline.audit.task import Found, Task, run_task
+from hastore.pipeline.progress import NoProgress, Progress
+from hastore.record.layout import FLAG_IPV6, HEADER_SIZES
+from hastore.record.range_digest import ALGORITHMS, DEFAULT_ALGORITHM, new_digest
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+TASK_BYTES_MIN = 128 * 1024 * 1024
+TASK_BYTES_MAX = 1024 * 1024 * 1024
+TASKS_OF_A_CORE = 8
+LISTED_MAX = 100  # ranges that differ, listed in the summary
+
+Runner = Callable[[Sequence[Task]], Any]  # a generator of (task, result)
+
+
+def audit(
+    spark: SparkSession,
+    a: str,
+    b: str,
+    *,
+    algorithm: str = DEFAULT_ALGORITHM,
+    start: int | None = None,
+    end: int | None = None,
+    stop_at_first: bool = False,
+    progress: Progress | None = None,
+) -> Summary:
+    """Compare the logs of two stores or nodes: each a store's folder, or tcp://HOST:PORT.
+
+    Compares [start, end) as far as both sides have it: by default all that both have, up to the
+    confirmed offset of a running node. With `stop_at_first` the audit ends once the first
+    difference is certain. Raises UsageError for wrong arguments, UnreachableError if a node does
+    not answer, StoreError if a store cannot be read, HastoreError if there is nothing to compare.
+    """
+    from hastore.pipeline.running import run_tasks
+
+    cores = spark.sparkContext.defaultParallelism
+    runner = partial(run_tasks, spark, "audit", run_task)
+    return compare(
+        a, b, runner, cores, algorithm=algorithm, start=start, end=end,
+        stop_at_first=stop_at_first, progress=progress or NoProgress(),
+    )  # fmt: skip
+
+
+def compare(
+    a: str,
+    b: str,
+    runner: Runner,
+    cores: int,
+    *,
+    algorithm: str = DEFAULT_ALGORITHM,
+    start: int | None = None,
+    end: int | None = None,
+    stop_at_first: bool = False,
+    progress: Progress,
+) -> Summary:
+    """Do the work of `audit` with any runner of tasks."""
+    if algorithm not in ALGORITHMS:
+        raise UsageError(f"{algorithm!r} is no digest; the digests are {', '.join(ALGORITHMS)}")
+    sides = extent(a), extent(b)
+    begin, stop = common(*sides, start, end)
+    if end is None:
+        stop = beyond_torn_record(*sides, stop, algorithm)
+    tasks = cut_tasks(*sides, begin, stop, algorithm, cores)
+    summary = Summary(*sides, algorithm, begin, stop, equal=True, complete=True, equal_until=begin)
+    summary.not_compared = outside(*sides, begin, stop, (start is not None, end is not None))
+    collected = _Collected(summary, progress)
+    begun_ms = SYSTEM_CLOCK.monotonic_ms()
+    progress.begin("audit", stop - begin, "bytes")
+    try:
+        with contextlib.closing(runner(tasks)) as results:
+            for task, found in results:
+                collected.take(task, found)
+                progress.advance(task.end - task.start)
+                if stop_at_first and collected.first_is_certain:
+                    break
+    except HastoreError as error:
+        error.args = (f"{error}; {collected.reached()}", *error.args[1:])
+        raise
+    summary.seconds = (SYSTEM_CLOCK.monotonic_ms() - begun_ms) / 1000.0
+    collected.finish()
+    return summary
+
+
+def common(a: Extent, b: Extent, start: int | None, end: int | None) -> tuple[int, int]:
+    """Return the range to compare. Raises UsageError, HastoreError if it would be empty."""
+    if start is not None and end is not None and start >= end:
+        raise UsageError(f"--from {start} is not below --to {end}")
+    low, high = max(a.min_offset, b.min_offset), min(a.end_offset, b.end_offset)
+    have = (
+        f"{a.where} has [{a.min_offset}, {a.end_offset}), up to its {a.end_is}; "
+        f"{b.where} has [{b.min_offset}, {b.end_offset}), up to its {b.end_is}"
+    )
+    for name, given in (("--from", start), ("--to", end)):
+        if given is not None and not low <= given <= high:
+            raise UsageError(f"{name} {given} is not in what both sides have: {have}")
+    begin, stop = low if start is None else start, high if end is None else end
+    empty = a.min_offset == a.max_offset and b.min_offset == b.max_offset
+    if begin >= stop and not empty:
+        raise HastoreError(f"nothing to compare: {have}")
+    return begin, max(begin, stop)
+
+
+def beyond_torn_record(a: Extent, b: Extent, end: int, algorithm: str) -> int:
+    """Return where to end if the log of a RocketMQ store ends in a damaged record.
+
+    Such a store has no limits: its last whole record ends it. If it goes on with bytes that are no
+    record, they are either the first part of a record that is being copied, or damage. The other
+    side's record decides: damage is compared, so that it is found.
+    """
+    short, long = (a, b) if a.end_offset <= b.end_offset else (b, a)
+    if short.kind != ROCKETMQ or short.end_offset == long.end_offset or end != short.end_offset:
+        return end
+    with open_side(short, algorithm) as one, open_side(long, algorithm) as other:
+        front = other.read(end, min(end + HEADER_SIZES[FLAG_IPV6], long.end_offset))
+        if isinstance(front, Missing):
+            return end
+        stop = min(end + size_of(front), long.end_offset)
+        theirs, own = other.read(end, stop), one.read(end, stop)
+    if isinstance(own, Missing) or isinstance(theirs, Missing):
+        return end
+    written = own.rstrip(b"\0")
+    return end if theirs.startswith(written) else stop
+
+
+def cut_tasks(a: Extent, b: Extent, start: int, end: int, algorithm: str, cores: int) -> list[Task]:
+    """Cut [start, end) into tasks, which begin at multiples of RANGE_BYTES."""
+    size = (end - start) // max(1, cores * TASKS_OF_A_CORE)
+    size = min(max(size, TASK_BYTES_MIN), TASK_BYTES_MAX)
+    size -= size % RANGE_BYTES
+    tasks = []
+    while start < end:
+        stop = min(end, start - start % RANGE_BYTES + size)
+        tasks.append(Task(a, b, start, stop, algorithm))
+        start = stop
+    return tasks
+
+
+class _Collected:
+    """Put the tasks' results together, in the order of the log, whichever ends first."""
+
+    def __init__(self, summary: Summary, progress: Progress) -> None:
+        self._summary = summary
+        self._progress = progress
+        self._early: list[tuple[int, int, Found]] = []  # a heap: (start, end, result)
+        self._next = summary.start
+        self._digest = new_digest(summary.algorithm)
+        self._equal = True  # all of [start, _next) is equal, and was compared
+        self._certain = True  # `equal_until` still moves
+        self._skipped_bytes = 0
+
+    @property
+    def first_is_certain(self) -> bool:
+        """Whether the first difference is known: all before it was compared."""
+        return self._summary.first is not None
+
+    def take(self, task: Task, found: Found) -> None:
+        """Take the result of a task."""
+        heapq.heappush(self._early, (task.start, task.end, found))
+        while self._early and self._early[0][0] == self._next:
+            _, self._next, following = heapq.heappop(self._early)
+            self._add(following)
+        self._progress.keep(self.reached())
+
+    def reached(self) -> str:
+        """Say up to where both sides are equal, and how to go on from there."""
+        summary = self._summary
+        if summary.first is not None:
+            return f"the first difference is in the record at {summary.first.offset}"
+        at = summary.equal_until
+        if at == summary.start:
+            return "nothing was compared to its end yet"
+        return f"all is equal in [{summary.start}, {at}); --from {at} continues there"
+
+    def finish(self) -> None:
+        """Complete the summary after the last task."""
+        summary = self._summary
+        while self._early:  # the audit ended at the first difference
+            self._add(heapq.heappop(self._early)[2])
+        summary.equal = not summary.differing_ranges
+        compared = self._next - summary.start - self._skipped_bytes
+        summary.bytes = max(0, compared)
+        if summary.seconds:
+            summary.mb_per_s = round(summary.bytes / summary.seconds / 1e6, 1)
+        summary.complete = summary.complete and self._next >= summary.end
+        if self._equal and self._next >= summary.end:
+            summary.digest = self._digest.digest().hex()
+        summary.differing = summary.differing[:LISTED_MAX]
+
+    def _add(self, found: Found) -> None:
+        summary = self._summary
+        summary.ranges += found.ranges
+        summary.differing_ranges += len(found.differing)
+        if len(summary.differing) < LISTED_MAX:
+            summary.differing += found.differing
+        summary.ignored_bytes += found.ignored_bytes
+        for each in found.skipped:
+            summary.not_compared.append(skipped(each))
+            summary.complete = summary.complete and not each.cut
+            self._skipped_bytes += each.end - each.start
+        if summary.first is None:
+            summary.first = found.first
+        if found.differing or found.skipped or found.ignored_bytes:
+            self._equal = False
+        if self._certain:
+            ends = [each.start for each in found.skipped if each.cut]
+            ends += [found.first.byte] if found.first is not None else []
+            self._certain = not ends
+            summary.equal_until = min(ends, default=self._next)
+        self._digest.update(memoryview(found.digests))

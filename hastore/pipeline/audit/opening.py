@@ -1,0 +1,17 @@
+"""Choose the kind of a side: tcp://HOST:PORT is a running node, all else a store's folder."""
+
+from hastore.pipeline.audit.folder import FolderSide, folder_extent
+from hastore.pipeline.audit.node import NodeSide, node_extent
+from hastore.pipeline.audit.sides import NODE, Extent, Side
+
+
+def extent(where: str) -> Extent:
+    """Return what a side has. Raises UsageError, StoreError, UnreachableError."""
+    return node_extent(where) if "://" in where else folder_extent(where)
+
+
+def open_side(given: Extent, algorithm: str) -> Side:
+    """Open a side in the process of a task."""
+    if given.kind == NODE:
+        return NodeSide(given, algorithm)
+    return FolderSide(given, algorithm)

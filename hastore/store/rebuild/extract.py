@@ -1,0 +1,268 @@
+"""The first step of a rebuild: read the records of one range of the log, and write its piece."""
+
+import mmap
+from bisect import bisect_right
+from collections.abc import Sequence
+
+import numpy as np
+
+from hastore.record.codec import check_blank, check_record
+from hastore.record.java_hash import KeyHasher
+from hastore.record.layout import (
+    BLANK_MAGIC,
+    FLAG_PREPARED,
+    FLAG_ROLLBACK,
+    V1_MAGIC,
+    V2_MAGIC,
+)
+from hastore.record.properties import keys_of
+from hastore.store.derived.contract import Dispatched, RecordColumns, inner_batch_of
+from hastore.store.derived.queues.consume_queue import UNIT as UNIT_FORM
+from hastore.store.derived.walk.scalar_walk import ScalarWalker, Stop
+from hastore.store.derived.walk.vector_walk import VectorWalker
+from hastore.store.fs.filesystem import REAL, FileSystem
+from hastore.store.rebuild.layout import RangeResult, RangeTask, bucket_of, disk_errors
+from hastore.store.rebuild.pieces import (
+    BATCH,
+    KEY,
+    QUEUE,
+    SEGMENT,
+    UNIT,
+    Array,
+    write_piece,
+)
+
+_VIEW_BYTES = 1 << 20
+_SEARCH_BYTES = 1 << 20
+_MAGICS = tuple(magic.to_bytes(4) for magic in (V1_MAGIC, V2_MAGIC, BLANK_MAGIC))
+
+
+def extract_range(task: RangeTask, fs: FileSystem = REAL) -> RangeResult:
+    """Read a range, and write its piece if it has records.
+
+    Raises StoreError if the disk fails; damage is in the result.
+    """
+    with disk_errors():
+        return _extract(task, fs)
+
+
+def _extract(task: RangeTask, fs: FileSystem) -> RangeResult:
+    file = fs.open(task.path, writable=False)
+    try:
+        mapped = file.map()
+    finally:
+        file.close()
+    with memoryview(mapped) as view:
+        reading = _Reading(task)
+        result = reading.run(view, mapped)
+    if result.first is not None:
+        reading.write(fs, result)
+    return result
+
+
+class _Queue:
+    """The units of one queue in the log's order."""
+
+    __slots__ = ("next", "segments", "units")
+
+    def __init__(self) -> None:
+        self.next = -1
+        self.segments: list[tuple[int, int]] = []  # first queue offset; number of the first unit
+        self.units = bytearray()
+
+    def add(self, first: int, units: bytes | memoryview) -> None:
+        if first != self.next:
+            self.segments.append((first, len(self.units) // UNIT.itemsize))
+        self.units += units
+        self.next = first + len(units) // UNIT.itemsize
+
+
+class _Reading:
+    def __init__(self, task: RangeTask) -> None:
+        self._task = task
+        self._queues: dict[tuple[str, int], _Queue] = {}
+        self._batches: dict[tuple[str, int], list[tuple[int, ...]]] = {}
+        self._keys: list[Array] = []
+        self._hasher = KeyHasher()
+        self._records = 0
+        self._last, self._last_ms = -1, 0
+
+    def run(self, view: memoryview, mapped: mmap.mmap) -> RangeResult:
+        """Walk the records that begin in the range."""
+        task = self._task
+        walker = VectorWalker(ScalarWalker())
+        base, size = task.file_start, len(view)
+        limit, end = min(task.limit - base, size), min(task.end, task.limit) - base
+        first = at = _find_first(view, mapped, task, min(end, limit))
+        is_whole = True
+        room = _VIEW_BYTES
+        while at is not None and at < end:
+            # The view ends with the range. A record across the end is then read alone, because
+            # the walk says how many bytes it needs.
+            room = max(room, min(_VIEW_BYTES, end - at))
+            with view[at : min(at + room, limit)] as part:
+                walk = walker.walk(part, base + at, size - at)
+            if walk.batch:
+                self._take(walk.batch)
+            at += walk.consumed
+            room = 0
+            if walk.stop is Stop.BLANK:
+                at = size
+            elif walk.stop is Stop.BAD:
+                is_whole = False
+                break
+            elif at < end:
+                if at + walk.wanted > limit:
+                    is_whole = limit < size  # true if the limit lies inside a record
+                    break
+                room = walk.wanted
+        used = {bucket_of(*queue, task.buckets) for queue in (*self._queues, *self._batches)}
+        return RangeResult(
+            start=task.start,
+            first=None if first is None else base + first,
+            end=task.start if at is None else base + at,
+            is_whole=is_whole,
+            records=self._records,
+            keys=sum(map(len, self._keys)),
+            last_record=self._last,
+            last_key_record=int(self._keys[-1]["offset"][-1]) if self._keys else -1,
+            last_store_ms=self._last_ms,
+            buckets=tuple(sorted(used)),
+        )
+
+    def write(self, fs: FileSystem, result: RangeResult) -> None:
+        """Write the piece: queues ordered by bucket."""
+        buckets = self._task.buckets
+        names = sorted(
+            {*self._queues, *self._batches},
+            key=lambda name: (bucket_of(name[0], name[1], buckets), name),
+        )
+        topics: dict[str, int] = {}
+        queues = np.empty(len(names), QUEUE)
+        segments: list[tuple[int, int, int, int]] = []
+        units: list[Array] = []
+        batches: list[tuple[int, ...]] = []
+        segment_numbers: list[int] = []  # the bucket of each segment
+        batch_numbers: list[int] = []
+        written = 0
+        for number, (topic, queue_id) in enumerate(names):
+            queues[number] = topics.setdefault(topic, len(topics)), queue_id
+            bucket = bucket_of(topic, queue_id, buckets)
+            queue = self._queues.get((topic, queue_id))
+            if queue is not None:
+                count = len(queue.units) // UNIT.itemsize
+                ends = [*(start for _, start in queue.segments[1:]), count]
+                for (first, start), end in zip(queue.segments, ends, strict=True):
+                    segments.append((number, first, written + start, end - start))
+                    segment_numbers.append(bucket)
+                units.append(np.frombuffer(queue.units, UNIT))
+                written += count
+            for batch in self._batches.get((topic, queue_id), ()):
+                batches.append((number, *batch))
+                batch_numbers.append(bucket)
+        write_piece(
+            fs,
+            self._task.piece,
+            result,
+            list(topics),
+            {
+                "queues": [queues],
+                "segments": [np.array(segments, SEGMENT)],
+                "units": units,
+                "batches": [np.array(batches, BATCH)],
+                "keys": self._keys,
+                "segment_ends": [_ends(segment_numbers, buckets)],
+                "batch_ends": [_ends(batch_numbers, buckets)],
+            },
+        )
+
+    def _take(self, batch: Sequence[Dispatched]) -> None:
+        self._records += len(batch)
+        if isinstance(batch, RecordColumns):
+            self._last, self._last_ms = batch.last_offset, batch.last_store_timestamp_ms
+            keys = batch.keyed() if self._task.keys else None
+            if keys is not None:
+                rows = np.empty(len(keys.hashes), KEY)
+                rows["hash"], rows["offset"] = keys.hashes, keys.offsets
+                rows["stored_ms"] = keys.stored_ms
+                self._keys.append(rows)
+            if not batch.has_inner_batches:
+                for run in batch.queue_runs():
+                    if run.is_gapless:
+                        self._queue(run.topic, run.queue_id).add(run.first, run.units)
+                    else:
+                        self._take_units(batch.pick(run))
+                return
+        else:
+            self._last, self._last_ms = batch[-1].offset, batch[-1].store_timestamp_ms
+            if self._task.keys:
+                self._take_keys(batch)
+        self._take_units(batch)
+
+    def _take_units(self, batch: Sequence[Dispatched]) -> None:
+        for record in batch:
+            offset, size, topic, queue_id, queue_offset, flags, stored_ms, tags, _ = record
+            if flags & FLAG_PREPARED:
+                continue
+            inner = inner_batch_of(record)
+            if inner is not None:
+                row = queue_offset, offset, size, tags, stored_ms, *inner
+                self._batches.setdefault((topic, queue_id), []).append(row)
+            else:
+                self._queue(topic, queue_id).add(queue_offset, UNIT_FORM.pack(offset, size, tags))
+
+    def _take_keys(self, batch: Sequence[Dispatched]) -> None:
+        rows = [
+            (self._hasher.key_hash(record.topic, key), record.offset, record.store_timestamp_ms)
+            for record in batch
+            if record.sys_flag & FLAG_ROLLBACK != FLAG_ROLLBACK
+            for key in keys_of(record.properties)
+        ]
+        if rows:
+            self._keys.append(np.array(rows, KEY))
+
+    def _queue(self, topic: str, queue_id: int) -> _Queue:
+        queue = self._queues.get((topic, queue_id))
+        if queue is None:
+            queue = self._queues[topic, queue_id] = _Queue()
+        return queue
+
+
+def _ends(numbers: list[int], buckets: int) -> Array:
+    """Return, for each bucket, how many of the ascending bucket numbers lie up to it."""
+    return np.array([bisect_right(numbers, bucket) for bucket in range(buckets)], np.int64)
+
+
+def _find_first(view: memoryview, mapped: mmap.mmap, task: RangeTask, end: int) -> int | None:
+    """Return where the first record, or the file's blank, begins in the range; None without one.
+
+    Bytes inside a body can look like a record. The caller notices, because the range before then
+    ends elsewhere.
+    """
+    at = task.start - task.file_start
+    if task.exact:
+        return at if at < end else None
+    size = len(view)
+    while at < end:
+        stop = min(at + _SEARCH_BYTES, end)
+        found = [
+            place
+            for place in _places(mapped, at, stop)
+            if check_record(view, place, size, task.file_start + place)
+            or check_blank(view, place, size)
+        ]
+        if found:
+            return found[0]
+        at = stop
+    return None
+
+
+def _places(mapped: mmap.mmap, start: int, stop: int) -> list[int]:
+    """Return the places in [start, stop) that are followed, after 4 bytes, by a magic."""
+    found: list[int] = []
+    for magic in _MAGICS:
+        at = mapped.find(magic, start + 4, stop + 7)
+        while at >= 0:
+            found.append(at - 4)
+            at = mapped.find(magic, at + 1, stop + 7)
+    return sorted(found)

@@ -1,0 +1,128 @@
+"""What the steps of a rebuild share: sizes, ranges of the log, and the paths of the work folder.
+
+    WORK/plan           the log that is being read, and the sizes of the files to build
+    WORK/pieces/START   what the records of a range contribute: units of queues, keys (pieces.py)
+    WORK/done/NAME      the result of a task of the second step: which folder in parts/ counts
+    WORK/parts/NAME.X   what attempt X of a task has built: some of the queues, or index files
+    WORK/new/           the parts put together, as they are put in place in the store
+    WORK/old/           what was in their place
+
+A piece, a part or a result counts once it has its final name.
+"""
+
+import contextlib
+import uuid
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+from hastore.errors import StoreError, StoreFullError
+from hastore.store.fs.filesystem import NO_ROOM
+
+Task = TypeVar("Task")
+Result = TypeVar("Result")
+
+QUEUES, BATCH_QUEUES, INDEX = "consumequeue", "batchconsumequeue", "index"
+KINDS = (INDEX, BATCH_QUEUES, QUEUES)  # in the order in which they are put in place
+WORK_NAME = "rebuild.tmp"
+
+
+class Runner(Protocol):
+    """Runs a function on each of some tasks, on Spark or in this process."""
+
+    def __call__(
+        self, name: str, function: Callable[[Task], Result], tasks: Sequence[Task]
+    ) -> Iterator[tuple[Task, Result]]:
+        """Yield each task with its result as the tasks end; raise what the function raises."""
+        ...
+
+
+class Steps(Protocol):
+    """What a rebuild calls to show how far it is."""
+
+    def begin(self, text: str, total: int | None, unit: str) -> None:
+        """Begin a step of `total` units (None: unknown)."""
+        ...
+
+    def advance(self, amount: int) -> None:
+        """Count units of the step as done."""
+        ...
+
+    def keep(self, text: str) -> None:
+        """Say what remains when the rebuild is stopped now."""
+        ...
+
+
+def run_here(
+    name: str, function: Callable[[Task], Result], tasks: Sequence[Task]
+) -> Iterator[tuple[Task, Result]]:
+    """Run the tasks one after the other in this process: a Runner."""
+    del name
+    for task in tasks:
+        yield task, function(task)
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of the files to build, as in StoreConfig."""
+
+    units: int  # of a consume queue file
+    slots: int  # of an index file
+    entries: int  # of an index file; entry 0 is unused
+
+
+@dataclass(frozen=True)
+class RangeTask:
+    """A range of one log file; a record belongs to the range in which it begins."""
+
+    path: str  # of the log file
+    file_start: int
+    start: int
+    end: int
+    exact: bool  # a record or a blank begins at `start`; else the first record is searched
+    limit: int  # no byte at or beyond this offset is read
+    piece: str  # the file to write
+    buckets: int
+    keys: bool  # whether the keys are wanted too
+
+
+@dataclass(frozen=True)
+class RangeResult:
+    """What is known of a range after its records were read."""
+
+    start: int
+    first: int | None  # where its first record or blank begins; None if it has none
+    end: int  # the end of its last record or blank; `start` if it has none
+    is_whole: bool  # False if bytes follow that are neither a record nor a blank
+    records: int
+    keys: int
+    last_record: int  # offset; -1 without a record
+    last_key_record: int  # offset of the last record with a key; -1 without one
+    last_store_ms: int
+    buckets: tuple[int, ...]  # those that have data
+
+
+def bucket_of(topic: str, queue_id: int, buckets: int) -> int:
+    """Return the bucket of a queue: the second step builds the queues of a bucket in one task."""
+    raw = topic.encode("utf-8", "surrogateescape")
+    return zlib.crc32(b"%d/%b" % (queue_id, raw)) % buckets
+
+
+def attempt(folder: str) -> str:
+    """Return a folder name of its own for one attempt of a task: a lost attempt may still write."""
+    return f"{folder}.{uuid.uuid4().hex[:12]}"
+
+
+@contextlib.contextmanager
+def disk_errors() -> Iterator[None]:
+    """Turn the OSError of a task into a StoreError, which Spark hands to the driver as it is."""
+    try:
+        yield
+    except OSError as failure:
+        if failure.errno in NO_ROOM:
+            raise StoreFullError(
+                f"{failure.filename}: no room; free space on its file system. The store was not"
+                " changed"
+            ) from failure
+        raise StoreError(f"{failure}; the store was not changed") from failure

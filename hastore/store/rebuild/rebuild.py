@@ -1,0 +1,263 @@
+"""Build all queues and the key index of a store anew: the driver's part.
+
+The first step reads the ranges of the log in parallel and writes a piece for each (extract.py). The
+second step builds from all pieces the queues (queues.py) and the index files (keys.py), in parallel
+too. Everything happens in a work folder, whose plan says what it was built from. So a rebuild that
+was killed goes on with the pieces and parts that exist, unless the log has changed or the machine
+has restarted, which may have lost files that were not synced.
+"""
+
+import json
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Any
+
+from hastore.clock import SYSTEM_CLOCK
+from hastore.errors import StoreFullError
+from hastore.store.fs.filesystem import REAL, FileSystem
+from hastore.store.rebuild.extract import extract_range
+from hastore.store.rebuild.keys import IndexResult, IndexTask, build_index, index_tasks
+from hastore.store.rebuild.layout import (
+    BATCH_QUEUES,
+    INDEX,
+    QUEUES,
+    RangeResult,
+    RangeTask,
+    Runner,
+    Sizes,
+    Steps,
+    disk_errors,
+)
+from hastore.store.rebuild.pieces import Piece
+from hastore.store.rebuild.queues import BucketResult, BucketTask, build_bucket
+from hastore.store.rebuild.source import Log, fingerprint, join, ranges
+from hastore.store.state.replay_progress import read_boot_id
+
+RANGE_BYTES = 128 << 20
+BUCKETS = 32
+_NAME_DIGITS = 17
+_NAME_FORM = "%Y%m%d%H%M%S%f"  # index files are named by a local time, as in RocketMQ
+_STOPPED = "queues and index are as they were, and the work so far is kept in {work}"
+
+Part = BucketTask | IndexTask
+
+
+@dataclass(frozen=True)
+class Built:
+    """What was built, in the folder `new`."""
+
+    new: str
+    first_offset: int
+    end_offset: int  # of the last record that was read
+    log_bytes: int
+    records: int
+    queues: int
+    batch_queues: int
+    units: int
+    keys: int
+    index_files: int
+    kept_queues: int  # queues with units of records that retention has removed
+    refused: tuple[str, ...]  # queues whose old units contradict the log, and were not kept
+    full_ms: int  # end time of the last full index file, 0 without one
+
+
+class Rebuild:
+    """One rebuild of a log, in a work folder on the file system of its result."""
+
+    def __init__(
+        self,
+        fs: FileSystem,
+        log: Log,
+        sizes: Sizes,
+        work: str,
+        *,
+        runner: Runner,
+        steps: Steps,
+        range_bytes: int = RANGE_BYTES,
+        buckets: int = BUCKETS,
+        index: bool = True,
+    ) -> None:
+        """Prepare; nothing is written before `build`."""
+        self._fs = fs
+        self._log = log
+        self._sizes = sizes
+        self._work = work
+        self._runner = runner
+        self._steps = steps
+        self._range_bytes = range_bytes
+        self._buckets = buckets
+        self._index = index
+
+    def build(self) -> Built:
+        """Build everything in the work folder. Raises StoreError; the store is not changed.
+
+        Without room on the disk the work folder is removed.
+        """
+        try:
+            with disk_errors():
+                created_ms = self._open_work()
+                self._steps.keep(_STOPPED.format(work=self._work))
+                joined = self._read()
+                return self._write(joined, created_ms)
+        except StoreFullError:
+            self.discard()
+            raise
+
+    def discard(self) -> None:
+        """Remove the work folder."""
+        if self._fs.exists(self._work):
+            self._fs.remove_tree(self._work)
+
+    # -- the work folder ---------------------------------------------------------------------------
+
+    def _open_work(self) -> int:
+        """Continue in the work folder if it is of the same log, else make it anew."""
+        fs, path = self._fs, f"{self._work}/plan"
+        plan = {
+            "version": 1,
+            "boot": read_boot_id(fs).hex(),
+            "store": os.path.abspath(self._log.root),
+            "log": fingerprint(fs, self._log),
+            "sizes": asdict(self._sizes),
+            "buckets": self._buckets,
+            "range_bytes": self._range_bytes,
+            "index": self._index,
+        }
+        if fs.exists(path):
+            try:
+                known = json.loads(fs.read_bytes(path))
+                created_ms = int(known.pop("created_ms"))
+            except (ValueError, KeyError, AttributeError, TypeError):
+                known, created_ms = None, 0
+            if known == json.loads(json.dumps(plan)):
+                return created_ms
+        self.discard()
+        for name in ("pieces", "done", "parts", "new"):
+            fs.make_dirs(f"{self._work}/{name}")
+        created_ms = SYSTEM_CLOCK.wall_ms()
+        fs.replace_bytes(path, json.dumps({**plan, "created_ms": created_ms}).encode())
+        return created_ms
+
+    # -- the first step ----------------------------------------------------------------------------
+
+    def _read(self) -> list[tuple[RangeTask, RangeResult]]:
+        fs, log = self._fs, self._log
+        tasks = ranges(log, self._work, self._buckets, self._range_bytes, keys=self._index)
+        results: dict[int, RangeResult] = {}
+        for number, task in enumerate(tasks):
+            if fs.exists(task.piece):
+                result = Piece(fs, task.piece).result
+                if result.start == task.start:
+                    results[number] = result
+        self._steps.begin("reading the log", sum(task.end - task.start for task in tasks), "bytes")
+        self._steps.advance(sum(tasks[number].end - tasks[number].start for number in results))
+        numbers = {task.start: number for number, task in enumerate(tasks)}
+        missing = [task for number, task in enumerate(tasks) if number not in results]
+        extract = partial(extract_range, fs=fs)
+        for task, result in self._runner("read the log", extract, missing):
+            results[numbers[task.start]] = result
+            self._steps.advance(task.end - task.start)
+        return join(log, tasks, [results[number] for number in range(len(tasks))], extract)
+
+    # -- the second step ---------------------------------------------------------------------------
+
+    def _write(self, joined: Sequence[tuple[RangeTask, RangeResult]], created_ms: int) -> Built:
+        log, results = self._log, [result for _, result in joined]
+        paths = [task.piece for task, _ in joined]
+        parts = f"{self._work}/parts"
+        bucket_tasks = [
+            BucketTask(
+                bucket=bucket,
+                buckets=self._buckets,
+                pieces=tuple(
+                    path
+                    for path, result in zip(paths, results, strict=True)
+                    if bucket in result.buckets
+                ),
+                store=os.path.abspath(log.root),
+                min_offset=log.first,
+                units=self._sizes.units,
+                folder=f"{parts}/queues-{bucket:04}",
+            )
+            for bucket in range(self._buckets)
+        ]
+        files = index_tasks(results, paths, self._sizes, parts) if self._index else []
+        self._steps.begin("writing queues and index", len(bucket_tasks) + len(files), "tasks")
+        # The index files first, because one of them takes longer than the queues of a bucket.
+        done = self._build_parts([*files, *bucket_tasks])
+        indexes = [done[task.folder] for task in files]
+        queues = [done[task.folder] for task in bucket_tasks]
+        self._assemble(queues, indexes, created_ms)
+        return Built(
+            new=f"{self._work}/new",
+            first_offset=log.first,
+            end_offset=max((result.end for result in results), default=log.first),
+            log_bytes=sum(result.end - (result.first or 0) for result in results),
+            records=sum(result.records for result in results),
+            queues=sum(result.queues for result in queues),
+            batch_queues=sum(result.batch_queues for result in queues),
+            units=sum(result.units for result in queues),
+            keys=sum(result.keys for result in indexes),
+            index_files=sum(result.files for result in indexes),
+            kept_queues=sum(result.kept for result in queues),
+            refused=tuple(name for result in queues for name in result.refused),
+            full_ms=next((one.full_ms for one in reversed(indexes) if one.full_ms), 0),
+        )
+
+    def _build_parts(self, tasks: Sequence[Part]) -> dict[str, Any]:
+        """Run the tasks that are not done yet; return the results by the tasks' folders."""
+        fs = self._fs
+        results: dict[str, Any] = {}
+        for task in tasks:
+            path = self._done_path(task)
+            if fs.exists(path):
+                fields = json.loads(fs.read_bytes(path))
+                if isinstance(task, BucketTask):
+                    fields["refused"] = tuple(fields["refused"])
+                    results[task.folder] = BucketResult(**fields)
+                else:
+                    results[task.folder] = IndexResult(**fields)
+        self._steps.advance(len(results))
+        missing = [task for task in tasks if task.folder not in results]
+        for task, result in self._runner("build", partial(build_part, fs=fs), missing):
+            fs.replace_bytes(self._done_path(task), json.dumps(asdict(result)).encode())
+            results[task.folder] = result
+            self._steps.advance(1)
+        return results
+
+    def _done_path(self, task: Part) -> str:
+        return f"{self._work}/done/{task.folder.rpartition('/')[2]}"
+
+    def _assemble(
+        self, queues: Iterable[BucketResult], indexes: Iterable[IndexResult], created_ms: int
+    ) -> None:
+        """Move the parts to WORK/new; those that were moved before are there already."""
+        fs, new = self._fs, f"{self._work}/new"
+        for bucket in queues:
+            for kind in (QUEUES, BATCH_QUEUES):
+                for topic in fs.list_dir(f"{bucket.folder}/{kind}"):
+                    source, target = f"{bucket.folder}/{kind}/{topic}", f"{new}/{kind}/{topic}"
+                    fs.make_dirs(target, sync=False)
+                    for queue in fs.list_dir(source):
+                        fs.rename(f"{source}/{queue}", f"{target}/{queue}")
+        parts = list(indexes)
+        names = _index_names(created_ms, sum(part.files for part in parts))
+        for part in parts:
+            for name in fs.list_dir(part.folder):
+                fs.make_dirs(f"{new}/{INDEX}", sync=False)
+                fs.rename(f"{part.folder}/{name}", f"{new}/{INDEX}/{names[int(name)]}")
+
+
+def build_part(task: Part, fs: FileSystem = REAL) -> BucketResult | IndexResult:
+    """Build what the task says: a bucket's queues or some index files. Raises StoreError."""
+    return build_bucket(task, fs) if isinstance(task, BucketTask) else build_index(task, fs)
+
+
+def _index_names(created_ms: int, count: int) -> list[str]:
+    """Return ascending names, a millisecond apart, of files that were created before now."""
+    created = datetime.fromtimestamp(created_ms / 1000)  # local time, as in RocketMQ
+    moments = (created - timedelta(milliseconds=count - number) for number in range(count))
+    return [moment.strftime(_NAME_FORM)[:_NAME_DIGITS] for moment in moments]

@@ -1,0 +1,305 @@
+"""A rebuild writes the bytes that replay writes, whatever the ranges in which it reads the log."""
+
+import random
+import shutil
+
+import pytest
+
+from hastore.errors import CorruptRecordError, StoreError, StoreInUseError, UsageError
+from hastore.record.codec import encode_record
+from hastore.store.derived.walk.scalar_walk import SCHEDULE_TOPIC
+from hastore.store.rebuild.layout import Sizes
+from hastore.store.rebuild.store_rebuild import rebuild_in_place, rebuild_to, verify
+from hastore.store.replay import service as replay_service
+from hastore.store.state.lock_file import LockFile
+from tests.store.derived.walk.test_vector_walk import random_log
+from tests.store.derived_files import ENTRIES, SLOTS, UNITS, rebuilt
+from tests.store.logs import GOLDEN, MemoryLog, fill
+from tests.store.rebuild.kit import REAL, SIZES, derived_files, how, write_log
+
+
+@pytest.fixture(params=range(14))
+def chance(request):
+    print(f"seed {request.param}")
+    return random.Random(request.param)
+
+
+def assert_same(found, expected):
+    assert found.keys() == expected.keys()
+    assert [path for path in expected if found[path] != expected[path]] == []
+
+
+def test_random_logs(chance, tmp_path, monkeypatch):
+    monkeypatch.setattr(replay_service, "_VECTOR_FROM_BYTES", 1 << 60)  # the scalar walk
+    count = chance.choice((1, 40, 300, 1_200))
+    log = random_log(chance, count)
+    # Small files, but not thousands of them.
+    sizes = Sizes(
+        chance.choice((3 + count // 40, UNITS)),
+        chance.choice((1, SLOTS)),
+        chance.choice((2 + count // 10, ENTRIES)),
+    )
+    expected = rebuilt(
+        tmp_path / "replay", log, units=sizes.units, slots=sizes.slots, entries=sizes.entries
+    )
+    write_log(tmp_path / "store", log)
+    way = how(
+        range_bytes=max(chance.choice((1_700, 9_999, 50_000, 1 << 30)), log.max_offset // 40),
+        buckets=chance.choice((1, 3, 32)),
+    )
+    built = rebuild_to(REAL, str(tmp_path / "store"), str(tmp_path / "new"), sizes, way)
+    assert built.end_offset == log.max_offset
+    assert_same(derived_files(tmp_path / "new"), expected)
+    assert sorted(path.name for path in (tmp_path / "store").iterdir()) == ["commitlog"]
+    # In place, over whatever is there; then there is no difference.
+    for kind in chance.sample(["consumequeue", "index"], chance.randrange(3)):
+        if (tmp_path / "new" / kind).exists():
+            shutil.copytree(tmp_path / "new" / kind, tmp_path / "store" / kind)
+    rebuild_in_place(REAL, str(tmp_path / "store"), sizes, way)
+    assert_same(derived_files(tmp_path / "store"), expected)
+    assert not (tmp_path / "store" / "rebuild.tmp").exists()
+    _, difference = verify(REAL, str(tmp_path / "store"), str(tmp_path / "work"), sizes, way)
+    assert difference is None
+    assert not (tmp_path / "work").exists()
+
+
+@pytest.mark.parametrize(("name", "end"), [("three-files", 167944), ("variants", 18770)])
+def test_rocketmqs_own_files(name, end, tmp_path):
+    built = rebuild_to(REAL, str(GOLDEN / name), str(tmp_path), SIZES, how())
+    assert built.end_offset == end
+    assert_same(derived_files(tmp_path), derived_files(GOLDEN / name))
+
+
+def test_a_delayed_messages_tag_code_is_its_due_time(tmp_path):
+    log = MemoryLog()
+    log.append(
+        topic=SCHEDULE_TOPIC, queue_id=2, properties=b"DELAY\x013\x02TAGS\x01a\x02",
+        store_timestamp_ms=5_000,
+    )  # fmt: skip
+    write_log(tmp_path / "store", log)
+    rebuild_to(REAL, str(tmp_path / "store"), str(tmp_path / "new"), SIZES, how())
+    units = (tmp_path / "new/consumequeue" / SCHEDULE_TOPIC / "2" / f"{0:020}").read_bytes()
+    assert int.from_bytes(units[12:20]) == 15_000
+
+
+def test_a_record_inside_a_body_is_no_start(tmp_path):
+    """A body that holds whole records of just these offsets misleads the search for a start."""
+    log = MemoryLog()
+    fill(log, 3)
+    inner = MemoryLog(start=log.max_offset + 88)  # where the body of the next record begins
+    fake = b"".join(encode_record(record) for record in fill(inner, 40))
+    log.append(topic="real", queue_id=0, queue_offset=0, body=fake)
+    fill(log, 20, queues=(5,))
+    expected = rebuilt(tmp_path / "replay", log)
+    assert "consumequeue/Topic/1/" + f"{0:020}" in expected
+    write_log(tmp_path / "store", log)
+    way = how(range_bytes=700)
+    built = rebuild_to(REAL, str(tmp_path / "store"), str(tmp_path / "new"), SIZES, way)
+    assert built.records == 24
+    assert_same(derived_files(tmp_path / "new"), expected)
+
+
+# -- what retention has removed --------------------------------------------------------------------
+
+
+def test_queues_without_records_keep_their_next_queue_offset(tmp_path):
+    log = MemoryLog(file_size=8192)
+    records = fill(log, 30, queues=(0,))  # all in the first file
+    while log.max_offset < 8192:
+        fill_one(log, "other", records)
+    write_log(tmp_path / "store", log)
+    rebuild_in_place(REAL, str(tmp_path / "store"), SIZES, how())
+    before = derived_files(tmp_path / "store")
+    (tmp_path / "store/commitlog" / f"{0:020}").unlink()
+    built = rebuild_in_place(REAL, str(tmp_path / "store"), SIZES, how())
+    assert (built.first_offset, built.kept_queues) == (8192, 2)
+    after = derived_files(tmp_path / "store")
+    queue = f"consumequeue/Topic/0/{0:020}"
+    assert after[queue] == before[queue]
+    _, difference = verify(REAL, str(tmp_path / "store"), str(tmp_path / "work"), SIZES, how())
+    assert difference is None
+    # Lost queues begin with blanks, as in RocketMQ.
+    shutil.rmtree(tmp_path / "store/consumequeue")
+    built = rebuild_in_place(REAL, str(tmp_path / "store"), SIZES, how())
+    assert built.kept_queues == 0
+    lost = derived_files(tmp_path / "store")
+    assert queue not in lost
+    assert lost[f"consumequeue/other/0/{0:020}"][8:12] == b"\x7f\xff\xff\xff"
+
+
+def fill_one(log, topic, records):
+    number = sum(record.topic == topic for record in records)
+    records.append(log.append(topic=topic, queue_id=0, queue_offset=number, body=bytes(200)))
+
+
+def test_units_that_contradict_the_log_are_not_kept(tmp_path):
+    log = MemoryLog(file_size=8192)
+    records = []
+    while log.max_offset < 9_000:
+        fill_one(log, "other", records)
+    write_log(tmp_path / "store", log)
+    rebuild_in_place(REAL, str(tmp_path / "store"), SIZES, how())
+    good = derived_files(tmp_path / "store")
+    (tmp_path / "store/commitlog" / f"{0:020}").unlink()
+    path = tmp_path / "store/consumequeue/other/0" / f"{0:020}"
+    units = bytearray(path.read_bytes())
+    first = sum(record.physical_offset < 8192 for record in records)
+    units[20 * first : 20 * first + 20] = units[:20]  # one unit too many below the log's start
+    path.write_bytes(units)
+    built = rebuild_in_place(REAL, str(tmp_path / "store"), SIZES, how())
+    assert built.refused == ("other/0",)
+    found = derived_files(tmp_path / "store")[f"consumequeue/other/0/{0:020}"]
+    assert found[20 * first :] == good[f"consumequeue/other/0/{0:020}"][20 * first :]
+
+
+# -- bad input -------------------------------------------------------------------------------------
+
+
+def small_store(tmp_path, **fields):
+    log = MemoryLog(file_size=8192)
+    records = fill(log, 150)
+    write_log(tmp_path / "store", log)
+    return log, records, str(tmp_path / "store")
+
+
+def listing(root):
+    return sorted(str(path) for path in root.rglob("*"))
+
+
+def test_no_store(tmp_path):
+    with pytest.raises(StoreError, match="is no store"):
+        rebuild_in_place(REAL, str(tmp_path), SIZES, how())
+    assert listing(tmp_path) == []
+
+
+def test_a_store_in_use(tmp_path):
+    _, _, store = small_store(tmp_path)
+    lock = LockFile(REAL, store)
+    lock.take()
+    with pytest.raises(StoreInUseError):
+        rebuild_in_place(REAL, store, SIZES, how())
+    lock.give_back()
+    rebuild_in_place(REAL, store, SIZES, how())
+
+
+def test_a_folder_that_is_not_empty(tmp_path):
+    _, _, store = small_store(tmp_path)
+    (tmp_path / "new").mkdir()
+    (tmp_path / "new/mine").touch()
+    with pytest.raises(UsageError, match="is not empty: it has mine"):
+        rebuild_to(REAL, store, str(tmp_path / "new"), SIZES, how())
+
+
+@pytest.mark.parametrize("range_bytes", [900, 1 << 30])
+@pytest.mark.parametrize("unclean", [False, True])
+def test_a_torn_record_in_the_middle(tmp_path, range_bytes, unclean):
+    _, records, store = small_store(tmp_path)
+    rebuild_in_place(REAL, store, SIZES, how())
+    before = derived_files(tmp_path / "store")
+    if unclean:
+        (tmp_path / "store/abort").touch()
+    torn = records[20].physical_offset
+    path = tmp_path / "store/commitlog" / f"{0:020}"
+    data = bytearray(path.read_bytes())
+    data[torn + 4] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(CorruptRecordError, match=f"offset {torn}, but whole records follow"):
+        rebuild_in_place(REAL, store, SIZES, how(range_bytes=range_bytes))
+    assert derived_files(tmp_path / "store") == before
+
+
+def test_a_torn_end_ends_the_log(tmp_path):
+    log, records, store = small_store(tmp_path)
+    last = records[-1]
+    path = sorted((tmp_path / "store/commitlog").iterdir())[-1]
+    data = bytearray(path.read_bytes())
+    at = last.physical_offset % 8192
+    data[at + 60 :] = bytes(len(data) - at - 60)
+    path.write_bytes(data)
+    (tmp_path / "store/abort").touch()
+    built = rebuild_in_place(REAL, store, SIZES, how())
+    assert (built.end_offset, built.records) == (last.physical_offset, len(records) - 1)
+
+
+def test_a_missing_log_file(tmp_path):
+    _, _, store = small_store(tmp_path)
+    (tmp_path / "store/commitlog" / f"{8192:020}").unlink()
+    with pytest.raises(StoreError, match="files are missing between 8192 and 16384"):
+        rebuild_in_place(REAL, store, SIZES, how())
+
+
+# -- differences -----------------------------------------------------------------------------------
+
+
+def built_store(tmp_path):
+    _, records, store = small_store(tmp_path)
+    rebuild_in_place(REAL, store, SIZES, how())
+    return records, tmp_path / "store"
+
+
+def difference_of(store, tmp_path):
+    before = listing(store)
+    _, difference = verify(REAL, str(store), str(tmp_path / "work"), SIZES, how())
+    assert listing(store) == before
+    return difference
+
+
+def damage(path, at, data):
+    raw = bytearray(path.read_bytes())
+    raw[at : at + len(data)] = data
+    path.write_bytes(raw)
+
+
+def test_a_wrong_unit(tmp_path):
+    records, store = built_store(tmp_path)
+    damage(store / "consumequeue/Topic/1" / f"{0:020}", 20 * 7 + 15, b"\xaa")
+    found = difference_of(store, tmp_path)
+    assert found.place == "unit 7"
+    record = [record for record in records if record.queue_id == 1][7]
+    assert f"offset {record.physical_offset}," in found.expected
+    assert found.found != found.expected
+
+
+def test_units_that_are_missing_or_too_many(tmp_path):
+    records, store = built_store(tmp_path)
+    count = sum(record.queue_id == 0 for record in records)
+    path = store / "consumequeue/Topic/0" / f"{0:020}"
+    damage(path, 20 * (count - 1), bytes(20))
+    assert difference_of(store, tmp_path).found == "no unit"
+    rebuild_in_place(REAL, str(store), SIZES, how())
+    damage(path, 20 * count, path.read_bytes()[:20])
+    found = difference_of(store, tmp_path)
+    assert (found.place, found.expected) == (f"unit {count}", "no unit")
+    path.unlink()
+    assert difference_of(store, tmp_path).found == "nothing"
+
+
+@pytest.mark.parametrize("part", ["slot", "hash", "previous"])
+def test_a_wrong_index(tmp_path, part):
+    _, store = built_store(tmp_path)
+    path = next((store / "index").iterdir())
+    entries_at = 40 + 4 * SLOTS
+    data = path.read_bytes()
+    slot = next(n for n in range(SLOTS) if any(data[40 + 4 * n : 44 + 4 * n]))
+    at = {"slot": 40 + 4 * slot, "hash": entries_at + 60, "previous": entries_at + 60 + 16}[part]
+    damage(path, at, b"\x01\x02\x03\x04")
+    found = difference_of(store, tmp_path)
+    assert found.path == str(path)
+    assert found.place == (f"slot {slot}" if part == "slot" else "entry 3")
+
+
+def test_an_index_that_began_with_older_records_is_no_difference(tmp_path):
+    _, store = built_store(tmp_path)
+    (store / "commitlog" / f"{0:020}").unlink()
+    assert difference_of(store, tmp_path) is None
+    assert ENTRIES > 150  # all keys are in one file
+
+
+def test_a_lost_index(tmp_path):
+    _, store = built_store(tmp_path)
+    shutil.rmtree(store / "index")
+    found = difference_of(store, tmp_path)
+    assert (found.place, found.found) == ("after its last entry", "no entry")
+    built = rebuild_in_place(REAL, str(store), SIZES, how(index=False))
+    assert built.index_files == 0
+    assert not (store / "index").exists()
