@@ -6,7 +6,7 @@ is planned or read. Spark pickles the objects of these classes and sends them to
 they hold options and a schema, never files or sockets.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from pyspark.sql.datasource import (
@@ -19,13 +19,22 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+try:
+    from pyspark.sql.streaming.datasource import SupportsTriggerAvailableNow
+except ImportError:  # pyspark 4.1: batch reads work
+    SupportsTriggerAvailableNow = object  # type: ignore[assignment, misc]
+
 from hastore.spark.worker import end_quietly, session_zone, short_errors, zone_of_task
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from pyspark.sql.streaming.datasource import ReadLimit
 
     from hastore.spark.options.source_options import SourceOptions
+    from hastore.spark.options.stream_options import StreamOptions
     from hastore.spark.read.backend import Backend
+    from hastore.spark.read.places import Head
+    from hastore.spark.stream.driver import StreamDriver
 
 
 class HastoreDataSource(DataSource):
@@ -45,10 +54,11 @@ class HastoreDataSource(DataSource):
         Raises UsageError for wrong options, so that `load()` already reports them.
         """
         from hastore.spark.arrow.schema import log_schema, source_schema
-        from hastore.spark.options.source_options import Mode, parse_options
+        from hastore.spark.options.source_options import Mode
+        from hastore.spark.options.stream_options import parse_either
 
         with short_errors():
-            options = parse_options(self.options, session_zone())
+            options = parse_either(self.options, session_zone())
         if options.mode is Mode.LOG:
             return log_schema()
         return source_schema(
@@ -61,8 +71,11 @@ class HastoreDataSource(DataSource):
             return HastoreReader(dict(self.options), schema)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return a reader that refuses the stream when Spark asks it for an offset."""
-        return NoStreamReader()
+        """Return a stream reader of these columns; wrong options are reported by its methods.
+
+        If this method raised, Spark would report an error of its own.
+        """
+        return HastoreStreamReader(dict(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch write. Raises UsageError for wrong options or columns."""
@@ -77,25 +90,6 @@ class HastoreDataSource(DataSource):
 
         with short_errors():
             return HastoreStreamWriter(dict(self.options), schema, overwrite)
-
-
-class NoStreamReader(DataSourceStreamReader):
-    """Refuses a stream. If `streamReader` itself raised, Spark would report an error of its own."""
-
-    def initialOffset(self) -> NoReturn:
-        """Refuse the stream: raises UsageError."""
-        from hastore.errors import UsageError
-
-        with short_errors():
-            raise UsageError("format 'hastore': streams come with a later version; use read")
-
-    def latestOffset(self, *_: Any) -> NoReturn:
-        """Refuse the stream: raises UsageError."""
-        self.initialOffset()
-
-    def read(self, partition: InputPartition) -> NoReturn:
-        """Refuse the stream: raises UsageError."""
-        self.initialOffset()
 
 
 class HastoreReader(DataSourceReader):
@@ -124,7 +118,7 @@ class HastoreReader(DataSourceReader):
         end_quietly()
         builder = BatchBuilder(self._projection, check_crcs=self._options.check_crcs)
         with short_errors():
-            self._check_zone()
+            _check_zone(self._options)
             match partition:
                 case QueueRange():
                     with self._open() as backend:
@@ -133,22 +127,148 @@ class HastoreReader(DataSourceReader):
                     with self._open() as backend:
                         yield from backend.read_log(partition, builder)
 
-    def _check_zone(self) -> None:
-        """Raise UsageError if the plan read a time in another zone than the session now has."""
+    def _open(self) -> "Backend":
+        return _open_backend(self._options)
+
+
+class HastoreStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+    """A stream. Spark keeps one object on the driver for a run, and sends others to the tasks."""
+
+    def __init__(self, options: Mapping[str, str], schema: StructType) -> None:
+        self._raw = options
+        self._schema = schema
+        self._parsed: StreamOptions | None = None
+        self._driver: StreamDriver | None = None
+
+    def initialOffset(self) -> dict[str, Any]:
+        """Return where a new query begins."""
+        from hastore.spark.stream.offsets import to_json
+
+        with short_errors():
+            return to_json(self._drive().initial_offset())
+
+    def getDefaultReadLimit(self) -> "ReadLimit":
+        """Return the limit of the options; `latestOffset` applies all of them."""
+        from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, ReadMinRows
+
+        with short_errors():
+            admission = self._options.admission
+            if admission.max_offsets is not None:
+                return ReadMaxRows(admission.max_offsets)
+            if admission.min_offsets is not None:
+                return ReadMinRows(admission.min_offsets)
+            return ReadAllAvailable()
+
+    def latestOffset(
+        self, start: dict[str, Any] | None = None, limit: "ReadLimit | None" = None
+    ) -> dict[str, Any]:
+        """Return where the next batch ends; the given start if there is nothing new.
+
+        Spark passes ReadAllAvailable, which disables the options' limits, for the trigger `once`.
+        """
+        from hastore.spark.stream.offsets import from_json, to_json
+
+        with short_errors():
+            if start is None or limit is None:
+                self._refuse_old_spark()
+            assert start is not None
+            begin = from_json(start)
+            limited = type(limit).__name__ != "ReadAllAvailable"
+            end = self._drive().latest_offset(begin, limited=limited)
+            return start if end is begin else to_json(end)
+
+    def reportLatestOffset(self) -> dict[str, Any] | None:
+        """Return the ends of the queues in Kafka's form, for the query's progress."""
+        from hastore.spark.stream.offsets import next_offsets
+
+        with short_errors():
+            ends = self._drive().latest_ends()
+            return None if ends is None else next_offsets(ends)
+
+    def prepareForTriggerAvailableNow(self) -> None:
+        """Fix the end of a run that ends by itself."""
+        with short_errors():
+            self._drive().prepare_available_now()
+
+    def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        """Cut a batch into tasks."""
+        from hastore.spark.stream.offsets import from_json
+
+        with short_errors():
+            return self._drive().tasks(from_json(start), from_json(end))
+
+    def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
+        """Yield the rows of one task as Arrow batches. Runs on an executor."""
+        from hastore.spark.arrow.batch import BatchBuilder
+        from hastore.spark.arrow.schema import project
+        from hastore.spark.options.partitions import QueueRange
+
+        assert isinstance(partition, QueueRange)
+        end_quietly()
+        with short_errors():
+            source = self._options.source
+            _check_zone(source)
+            builder = BatchBuilder(project(self._schema), check_crcs=source.check_crcs)
+            with _open_backend(source) as backend:
+                yield from backend.read_queue(partition, builder)
+
+    def stop(self) -> None:
+        """Close files and sockets."""
+        if self._driver is not None:
+            self._driver.close()
+            self._driver = None
+
+    @property
+    def _options(self) -> "StreamOptions":
+        from hastore.spark.options.stream_options import parse_stream_options
+
+        if self._parsed is None:
+            self._parsed = parse_stream_options(self._raw, session_zone())
+        return self._parsed
+
+    def _drive(self) -> "StreamDriver":
+        if self._driver is None:
+            from hastore.spark.arrow.schema import project
+            from hastore.spark.stream.driver import StreamDriver
+
+            project(self._schema)  # refuses a wrong schema before the first batch
+            self._driver = StreamDriver(_open_head(self._options.source), self._options)
+        return self._driver
+
+    @staticmethod
+    def _refuse_old_spark() -> NoReturn:
         from hastore.errors import UsageError
 
-        assumed, current = self._options.assumed_zone, zone_of_task()
-        if assumed is not None and current not in (None, assumed):
-            raise UsageError(
-                f"a timestamp without a time zone was read in {assumed}, but the session's zone is "
-                f"now {current}: call hastore.spark.register(spark) again, or write the zone"
-            )
+        raise UsageError("streams of format 'hastore' need pyspark 4.2 or later")
 
-    def _open(self) -> "Backend":
-        if self._options.path is not None:
-            from hastore.spark.read.store_reader import PathBackend
 
-            return PathBackend(self._options.path, self._options.limits.fail_on_data_loss)
-        from hastore.spark.read.server_reader import ServerBackend
+def _check_zone(options: "SourceOptions") -> None:
+    """Raise UsageError if the plan read a time in another zone than the session now has."""
+    from hastore.errors import UsageError
 
-        return ServerBackend(self._options.bootstrap, self._options.limits.fail_on_data_loss)
+    assumed, current = options.assumed_zone, zone_of_task()
+    if assumed is not None and current not in (None, assumed):
+        raise UsageError(
+            f"a timestamp without a time zone was read in {assumed}, but the session's zone is "
+            f"now {current}: call hastore.spark.register(spark) again, or write the zone"
+        )
+
+
+def _open_backend(options: "SourceOptions") -> "Backend":
+    if options.path is not None:
+        from hastore.spark.read.store_reader import PathBackend
+
+        return PathBackend(options.path, options.limits.fail_on_data_loss)
+    from hastore.spark.read.server_reader import ServerBackend
+
+    return ServerBackend(options.bootstrap, options.limits.fail_on_data_loss)
+
+
+def _open_head(options: "SourceOptions") -> "Head":
+    if options.path is not None:
+        from hastore.spark.read.store_head import PathHead
+
+        return PathHead(options.path)
+    from hastore.spark.read.server_head import ServerHead
+
+    return ServerHead(options.bootstrap)
