@@ -18,6 +18,7 @@ from hastore.errors import HastoreError
 
 _IS_SPARKS = "SPARK_PYTHON_RUNTIME"  # Spark sets it in its Python processes
 _HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"  # Spark reads it when it reports an exception
+_PUSHES_FILTERS = os.path.join("pyspark", "sql", "worker", "data_source_pushdown_filters.py")
 ZONE = "spark.sql.session.timeZone"
 ZONE_VARIABLE = "HASTORE_SESSION_TIME_ZONE"  # `register` sets it: no planning process is told
 
@@ -68,6 +69,16 @@ def _connection() -> socket.socket | None:
             found = frame.f_locals.get("sock")
             return found if isinstance(found, socket.socket) else None
     return None
+
+
+def is_told_filters() -> bool:
+    """Whether Spark is about to tell a query's filters to the reader that the caller makes."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None:
+        if frame.f_code.co_filename.endswith(_PUSHES_FILTERS):
+            return True
+        frame = frame.f_back
+    return False
 
 
 def session_zone() -> str | None:

@@ -200,3 +200,60 @@ def test_missing_stores_topics_and_offsets_are_reported_by_the_planning(spark, p
 def test_a_schema_that_does_not_fit_is_refused(spark, schema, text):
     with pytest.raises(PySparkException, match=f"(?is).*({text})"):
         load(spark, schema=schema, subscribe="TopicA").collect()
+
+
+def rows_of_the_scan(frame):
+    """Run a query; return the number of rows that its scan gave to Spark."""
+    frame.collect()
+    plan = frame._jdf.queryExecution().executedPlan()
+    leaves = plan.collectLeaves()
+    return leaves.head().metrics().apply("numOutputRows").value()
+
+
+PUSHES = "spark.sql.python.filterPushdown.enabled"
+
+
+@pytest.fixture
+def pushing(spark):
+    """A session that pushes filters."""
+    spark.conf.set(PUSHES, "true")
+    yield spark
+    spark.conf.unset(PUSHES)
+
+
+def test_with_an_option_filters_decide_what_is_read(pushing, numbers):
+    schema = "offset BIGINT, timestamp TIMESTAMP"
+
+    def where(condition):  # a DataFrame of its own for each query, as the documentation says
+        frame = load(pushing, numbers, subscribe="t", schema=schema, pushFilters="true")
+        return frame.filter(condition)
+
+    tail = where("offset >= 90 AND offset <> 95")
+    assert offsets(tail) == [90, 91, 92, 93, 94, 96, 97, 98, 99]
+    assert rows_of_the_scan(tail) == 10
+    late = where("timestamp > '1970-01-01T00:01:30.0005Z'")
+    assert offsets(late) == list(range(91, 100))
+    assert rows_of_the_scan(late) == 100 - (91 - 60)  # times may run back by a minute
+    assert rows_of_the_scan(where("offset IS NULL")) == 0
+    assert offsets(where("offset IN (3, 5, NULL)")) == [3, 5]
+    assert offsets(where("offset <=> NULL")) == []
+    assert offsets(where("NOT (offset > 1)")) == [0, 1]
+    assert offsets(where("offset < 2 OR offset = 50")) == [0, 1, 50]
+    assert rows_of_the_scan(where("offset > 92233720368547758")) == 0
+
+
+def test_without_the_option_a_dataframe_may_be_used_by_several_queries(pushing, numbers):
+    """Spark up to 4.3 would use the plan of the first one for the others too."""
+    frame = load(pushing, numbers, subscribe="t", schema="offset BIGINT")
+    assert offsets(frame.filter("offset >= 90")) == list(range(90, 100))
+    assert rows_of_the_scan(frame.filter("offset >= 90")) == 100
+    assert offsets(frame) == list(range(100))
+    assert offsets(frame.filter("offset < 2 OR offset = 50")) == [0, 1, 50]
+    both = frame.filter("offset < 5").union(frame.filter("offset >= 90"))
+    assert offsets(both) == [*range(5), *range(90, 100)]
+
+
+def test_in_a_session_that_does_not_push_filters_the_option_changes_nothing(spark, numbers):
+    frame = load(spark, numbers, subscribe="t", pushFilters="true").filter("offset >= 90")
+    assert offsets(frame) == list(range(90, 100))
+    assert rows_of_the_scan(frame) == 100

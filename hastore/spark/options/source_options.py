@@ -52,6 +52,7 @@ _KNOWN = (
     "minPartitions",
     "maxRecordsPerPartition",
     "checkCrcs",
+    "pushFilters",
     *STREAM_ONLY,
 )
 _OF_TABLES = "provider"  # Spark sets it when it creates a table
@@ -122,6 +123,7 @@ class SourceOptions:
     min_partitions: int | None
     max_records_per_partition: int | None
     check_crcs: bool
+    push_filters: bool
     assumed_zone: str | None
 
 
@@ -158,6 +160,7 @@ def parse_options(
         min_partitions=parse_positive(options, "minPartitions"),
         max_records_per_partition=parse_positive(options, "maxRecordsPerPartition"),
         check_crcs=_parse_bool(options, "checkCrcs", default=True),
+        push_filters=_parse_bool(options, "pushFilters", default=False),
         assumed_zone=session_zone if any(i.in_session_zone for i in instants.values()) else None,
     )
 

@@ -8,21 +8,32 @@ from dataclasses import replace
 from pyspark.sql.datasource import InputPartition
 
 from hastore.errors import UsageError
-from hastore.spark.options.offsets import OffsetRange, TopicPartition
-from hastore.spark.options.partitions import split_log, split_queues
+from hastore.spark.options.filters import Wanted
+from hastore.spark.options.offsets import OffsetByTime, OffsetRange, TopicPartition
+from hastore.spark.options.partitions import LogRange, split_log, split_queues
 from hastore.spark.options.source_options import Assign, SourceOptions, Strategy, Subscribe
 from hastore.spark.read.backend import Backend
 
+EVERYTHING = Wanted()
+CLOCK_STEP_MS = 60_000  # a queue's times run back by less
+_LATEST_MS = 2**62  # for which nodes look
 INTERNAL_TOPICS = frozenset({"HASTORE_POSITIONS"})  # a pattern never matches these
 
 
-def plan(backend: Backend, options: SourceOptions) -> list[InputPartition]:
-    """Return the tasks of a read. Raises the errors of `backend`, `select` and `Limits.resolve`."""
+def plan(
+    backend: Backend, options: SourceOptions, wanted: Wanted = EVERYTHING
+) -> list[InputPartition]:
+    """Return the tasks of a read, without ranges in which nothing is wanted.
+
+    Raises the errors of `backend`, `select` and `Limits.resolve`, whatever is wanted.
+    """
     if options.strategy is None:
         start, end = backend.log_range()
-        return list(split_log(start, end, min_partitions=options.min_partitions))
+        return list(_plan_log(start, end, options, wanted))
     chosen = select(options.strategy, backend.available(), backend.where)
     ranges = options.limits.resolve(chosen, backend.offset_by_time)
+    if wanted != EVERYTHING:
+        ranges = prune(ranges, wanted, backend.offset_by_time)
     pieces = split_queues(
         ranges.items(),
         min_partitions=options.min_partitions,
@@ -30,6 +41,49 @@ def plan(backend: Backend, options: SourceOptions) -> list[InputPartition]:
     )
     limit = backend.limit_offset()
     return [replace(piece, limit=limit) for piece in pieces]
+
+
+def _plan_log(start: int, end: int, options: SourceOptions, wanted: Wanted) -> list[LogRange]:
+    if wanted.nothing:
+        return []
+    low, high = wanted.physical_offsets.low, wanted.physical_offsets.high
+    first = start if low is None else max(start, low)
+    last = end if high is None else max(first, min(end, high))
+    pieces = split_log(first, last, min_partitions=options.min_partitions)
+    return [replace(piece, limit=end) for piece in pieces]
+
+
+def prune(
+    ranges: Mapping[TopicPartition, OffsetRange], wanted: Wanted, offset_by_time: OffsetByTime
+) -> dict[TopicPartition, OffsetRange]:
+    """Return the parts of the ranges that can have wanted messages.
+
+    Offsets are looked for by time as if the times of a queue rose. Where they do not, as after a
+    step of a RocketMQ broker's clock, CLOCK_STEP_MS ensures that nothing is left out.
+    """
+    result: dict[TopicPartition, OffsetRange] = {}
+    if wanted.nothing:
+        return result
+    for key, span in ranges.items():
+        if not wanted.keeps(key.topic, key.partition):
+            continue
+        left = _cut(span, wanted.offsets.low, wanted.offsets.high)
+        since, until = wanted.times_ms.low, wanted.times_ms.high
+        if left.size and since is not None and since > CLOCK_STEP_MS:
+            found = offset_by_time(key, min(since - CLOCK_STEP_MS, _LATEST_MS))
+            left = _cut(left, left.end if found is None else found, None)
+        if left.size and until is not None:
+            found = offset_by_time(key, min(max(until + CLOCK_STEP_MS, 0), _LATEST_MS))
+            left = _cut(left, None, found)
+        if left.size:
+            result[key] = left
+    return result
+
+
+def _cut(span: OffsetRange, low: int | None, high: int | None) -> OffsetRange:
+    start = span.start if low is None else min(max(span.start, low), span.end)
+    end = span.end if high is None else max(min(span.end, high), start)
+    return OffsetRange(start, end)
 
 
 def select(
