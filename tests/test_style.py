@@ -127,9 +127,13 @@ MAY_IMPORT = {
     "spark.arrow": ("errors", "record", "spark.arrow"),
     "spark.read": (
         *("errors", "clock", "client", "record", "store.offline.reader"),
+        *("ha.rules.history", "protocol.api"),
         *("spark.arrow", "spark.options", "spark.read"),
     ),
-    "spark.stream": ("errors", "clock", "spark.options", "spark.read", "spark.stream"),
+    "spark.stream": (
+        *("errors", "clock", "ha.rules.history"),
+        *("spark.options", "spark.read", "spark.stream"),
+    ),
     "spark.sink": ("errors", "clock", "client", "record", "spark.options", "spark.sink"),
     # The jobs of `hastore pipeline`; they run on Spark.
     "pipeline": ("errors", "clock", "record", "client", "spark", "store.offline", "pipeline"),
