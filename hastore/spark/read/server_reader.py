@@ -20,6 +20,7 @@ from hastore.client.consumer.range_reader import Chunk, RangeReader
 from hastore.errors import CorruptRecordError, PositionLostError, UnreachableError, UsageError
 from hastore.record.layout import MIN_RECORD_SIZE, header_struct
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
+from hastore.spark.arrow.inner_batches import are_wrapped, unwrap
 from hastore.spark.arrow.record_fields import Ints, RecordFields
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange
@@ -119,6 +120,10 @@ def _build(chunk: Chunk, span: QueueRange, builder: BatchBuilder) -> Iterator[pa
     data = chunk.payload
     positions = _positions(chunk)
     fields = RecordFields(data, positions, None)
+    if are_wrapped(fields.sys_flags).any():
+        found = unwrap(data, positions, None, span.start, span.end, check_crcs=builder.check_crcs)
+        yield from found.batches(builder, span.topic, span.partition)
+        return
     wanted = (fields.queue_offsets >= span.start) & (fields.queue_offsets < span.end)
     offsets, sizes = fields.queue_offsets, fields.sizes
     if not wanted.all():

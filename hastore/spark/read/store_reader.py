@@ -6,7 +6,7 @@ that limit and passes it to the tasks. Meanwhile retention may remove files, and
 the log: both are reported as lost positions, not as damage.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -14,14 +14,18 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from hastore.errors import CorruptRecordError, PositionLostError
+from hastore.errors import CorruptRecordError, PositionLostError, StoreError
 from hastore.record.layout import BLANK_MAGIC, MIN_RECORD_SIZE, SIZE_AND_MAGIC
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
+from hastore.spark.arrow.inner_batches import unwrap
 from hastore.spark.arrow.record_fields import Ints
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange
 from hastore.store.offline.reader import LogFile, StoreReader
 
+# Makes rows of records: of those at some places in the bytes of a file, which begins at a physical
+# offset. The slice says which of the range's records they are.
+Make = Callable[[memoryview, Ints, int, slice], list[pa.RecordBatch]]
 UNITS_AT_ONCE = 65_536  # units (entries) of a consume queue held as arrays: 2 MB
 RECORDS_AT_ONCE = 16_384  # records of the log held as arrays
 
@@ -82,18 +86,51 @@ class PathBackend:
                 span.topic, span.partition, start, end, limit=span.limit
             )
             numbers = np.array(found.queue_offsets, np.int64)
-            if len(numbers) < end - start and not self._is_batch_queue(span):
-                self._lose(
-                    f"{end - start - len(numbers)} messages of {span.name} in [{start}, {end})"
-                )
             offsets = np.array(found.offsets, np.int64)
             sizes = np.array(found.sizes, np.int64)
-            yield from self._build(builder, offsets, sizes, (span, numbers))
+            if self._is_batch_queue(span):
+                yield from self._read_inner_batches(span, builder, (start, end), offsets, sizes)
+                continue
+            self._check_complete(span, start, end, len(numbers))
+
+            def make(
+                data: memoryview, places: Ints, base: int, rows: slice, numbers: Ints = numbers
+            ) -> list[pa.RecordBatch]:
+                own = QueueRows(span.topic, span.partition, numbers[rows])
+                return [builder.build(data, places, base, own)]
+
+            yield from self._build(offsets, sizes, make)
+
+    def _read_inner_batches(
+        self,
+        span: QueueRange,
+        builder: BatchBuilder,
+        window: tuple[int, int],
+        offsets: Ints,
+        sizes: Ints,
+    ) -> Iterator[pa.RecordBatch]:
+        covered = 0
+
+        def make(data: memoryview, places: Ints, base: int, rows: slice) -> list[pa.RecordBatch]:
+            nonlocal covered
+            found = unwrap(data, places, base, *window, check_crcs=builder.check_crcs)
+            covered += found.covered
+            return list(found.batches(builder, span.topic, span.partition))
+
+        yield from self._build(offsets, sizes, make)
+        self._check_complete(span, *window, covered)
+
+    def _check_complete(self, span: QueueRange, start: int, end: int, found: int) -> None:
+        if found < end - start:
+            self._lose(f"{end - start - found} messages of {span.name} in [{start}, {end})")
 
     def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
         """Yield the records that begin in a range; the size of each leads to the next one."""
-        first = next(self._reader.raw_records(span.start, span.end), None)
-        at = span.end if first is None else first[0]
+        try:
+            at = self._reader.record_start_at(span.start)
+        except StoreError as gone:
+            self._lose(f"the records from offset {span.start} on ({gone})")
+            at = max(self._reader.min_offset, span.start)
         for file in self._reader.files():
             if not file.start <= at < min(file.end, span.end):
                 continue
@@ -106,15 +143,13 @@ class PathBackend:
             while at < min(file.end, span.end):
                 found, at = _walk(data, file, at, span)
                 offsets = np.array(found, np.int64)
-                yield from self._build(builder, offsets, np.diff(offsets, append=at), None)
+                yield from self._build(
+                    offsets,
+                    np.diff(offsets, append=at),
+                    lambda data, places, base, _: [builder.build(data, places, base, None)],
+                )
 
-    def _build(
-        self,
-        builder: BatchBuilder,
-        offsets: Ints,
-        sizes: Ints,
-        queue: tuple[QueueRange, Ints] | None,
-    ) -> Iterator[pa.RecordBatch]:
+    def _build(self, offsets: Ints, sizes: Ints, make: Make) -> Iterator[pa.RecordBatch]:
         """Yield the records at `offsets` (ascending) in batches; no batch spans two files."""
         files = self._reader.files()
         placed = 0
@@ -123,49 +158,34 @@ class PathBackend:
             placed += stop - first
             for part in cut_batches(offsets[first:stop], sizes[first:stop]):
                 rows = slice(first + part.start, first + part.stop)
-                own = None
-                if queue is not None:
-                    own = QueueRows(queue[0].topic, queue[0].partition, queue[1][rows])
-                batch = self._build_one(builder, file, offsets[rows], sizes[rows], own)
-                if batch is not None:
-                    yield batch
+                yield from self._build_some(file, offsets[rows], sizes[rows], rows, make)
         if placed < len(offsets):
             self._lose(f"{len(offsets) - placed} records in files that are gone")
 
-    def _build_one(
-        self,
-        builder: BatchBuilder,
-        file: LogFile,
-        offsets: Ints,
-        sizes: Ints,
-        own: QueueRows | None,
-    ) -> pa.RecordBatch | None:
+    def _build_some(
+        self, file: LogFile, offsets: Ints, sizes: Ints, rows: slice, make: Make
+    ) -> list[pa.RecordBatch]:
         end = int(offsets[-1] + sizes[-1])
         try:
-            batch = builder.build(
-                self._reader.file_view(file), offsets - file.start, file.start, own
-            )
+            batches = make(self._reader.file_view(file), offsets - file.start, file.start, rows)
         except FileNotFoundError:
             self._lose(f"{len(offsets)} records in {file.path}, which is gone")
-            return None
+            return []
         except CorruptRecordError:
             if not self._was_cut(end):
                 raise
         else:
             if not self._was_cut(end):
-                return batch
+                return batches
         self._lose(f"records that reach to offset {end}, beyond the readable end of the log")
-        return None
+        return []
 
     def _was_cut(self, end: int) -> bool:
         """Return whether bytes below `end` are no longer readable, after a cut by a failover."""
         return self._reader.is_hastore and self._reader.limit_offset < end
 
     def _is_batch_queue(self, span: QueueRange) -> bool:
-        """Return whether this is a batch queue, whose units each stand for several messages.
-
-        The source returns one row for each unit.
-        """
+        """Return whether this is a queue of inner batches, each with several messages."""
         return Path(self.where, "batchconsumequeue", span.topic, str(span.partition)).is_dir()
 
     def _lose(self, what: str) -> None:
