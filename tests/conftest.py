@@ -13,7 +13,7 @@ from hypothesis import settings
 
 # The folders with the longest tests (processes, JVMs, kills). The workers begin with these and end
 # with the many short tests, so that neither waits long for the other's last test.
-LONG = ("torture", "process", "interop", "spark", "cli", "demo")
+LONG = ("torture", "process", "interop", "spark", "cli", "demo", "pipeline")
 # Tests that share an expensive fixture, a JVM or a group of nodes, stay in one worker.
 TOGETHER = (
     "tests/spark/",

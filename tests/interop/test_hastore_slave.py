@@ -16,6 +16,7 @@ from tests.interop.compare import (
     rocketmq_sizes,
     sizes,
 )
+from tests.pipeline.audit.kit import audit
 from tests.process.harness import wait_until
 from tests.process.stores import read_log
 
@@ -156,6 +157,9 @@ def test_all_kinds_of_messages(broker, make_slave, tmp_path):
                 got += messages
         visible = {(found.queue_id, found.queue_offset): found.body for found in wanted}
         assert {(m.queue_id, m.queue_offset): m.body for m in got} == visible, kind
+    for side in (node.api, node.store):  # against the folder of the running broker
+        compared = audit(broker.root, side)
+        assert compared.equal and compared.complete and compared.bytes == end, compared
     assert broker.peer.call("store.dump", file=str(tmp_path / "dump")) > 0
     broker.peer.kill()  # a stop takes 10 s, and its files are already written
     assert node.stop() == 0
@@ -215,6 +219,9 @@ def test_both_resume_after_kill_9(broker, make_slave, tmp_path):
         end = broker.wait_quiet()
         wait_at(node, end)
         assert_same_log(broker.root, node.store, end)
+    for side in (node.api, node.store):  # against the folder of the running broker
+        compared = audit(broker.root, side)
+        assert compared.equal and compared.complete and compared.bytes == end, compared
     assert broker.peer.call("store.dump", file=str(tmp_path / "dump")) > 0
     log = read_log(node.store)
     assert read_lines(tmp_path / "dump") == lines_of(log)

@@ -5,6 +5,7 @@ import click
 from hastore.cli.lazy import LazyGroup
 
 _JOBS = {
+    "audit": "hastore.cli.pipeline.audit:audit_command",
     "export": "hastore.cli.pipeline.export:export_command",
     "index": "hastore.cli.pipeline.index:index_command",
 }

@@ -2,5 +2,6 @@
 
 from hastore.pipeline.audit.job import audit
 from hastore.pipeline.audit.summary import Summary
+from hastore.record.range_digest import ALGORITHMS, DEFAULT_ALGORITHM
 
-__all__ = ["Summary", "audit"]
+__all__ = ["ALGORITHMS", "DEFAULT_ALGORITHM", "Summary", "audit"]

@@ -74,14 +74,12 @@ class _Link:
         return rid
 
     def ask(
-        self, make: Callable[[int], api.Request], limit_s: float = ANSWER_S, *, once: bool = False
+        self, make: Callable[[int], api.Request], limit_s: float, *, once: bool = False
     ) -> tuple[api.Reply, bytes]:
         """Send a request and wait for its answer."""
         return self.wait(self.send(make), limit_s, once=once)
 
-    def wait(
-        self, rid: int, limit_s: float = ANSWER_S, *, once: bool = False
-    ) -> tuple[api.Reply, bytes]:
+    def wait(self, rid: int, limit_s: float, *, once: bool = False) -> tuple[api.Reply, bytes]:
         """Wait for an answer; other answers count as signs of life.
 
         Raises UnreachableError if none comes for `limit_s`, StoreError if the node cannot read its
@@ -132,6 +130,8 @@ class _Link:
 class NodeSide:
     """A node that computes digests of its own log."""
 
+    limit_s = ANSWER_S
+
     def __init__(self, extent: Extent, algorithm: str) -> None:
         self.where = extent.where
         self._extent = extent
@@ -158,7 +158,7 @@ class NodeSide:
     def finish(self) -> bytes | Missing:
         """Wait for the digest of the oldest range that was begun."""
         rid, _, _ = self._begun.popleft()
-        reply, _ = self._link.wait(rid)
+        reply, _ = self._link.wait(rid, self.limit_s)
         if not isinstance(reply, api.RangeDigest):
             raise ClientError(f"{self.where} answered {type(reply).__name__} to AskDigest")
         if reply.digest is None:
@@ -179,7 +179,7 @@ class NodeSide:
 
     def lost(self, start: int, end: int) -> Missing | None:
         """Return how a cut has changed a range: it is gone, or another epoch wrote it."""
-        reply, _ = self._link.ask(lambda rid: api.AskDigest(rid, start, end))
+        reply, _ = self._link.ask(lambda rid: api.AskDigest(rid, start, end), self.limit_s)
         if not isinstance(reply, api.RangeDigest):
             raise ClientError(f"{self.where} answered {type(reply).__name__} to AskDigest")
         limits = reply.min_offset, reply.readable_offset
@@ -196,7 +196,7 @@ class NodeSide:
         )
 
     def _bytes(self, start: int, end: int) -> tuple[api.RangeBytes, bytes]:
-        reply, payload = self._link.ask(lambda rid: api.AskBytes(rid, start, end))
+        reply, payload = self._link.ask(lambda rid: api.AskBytes(rid, start, end), self.limit_s)
         if not isinstance(reply, api.RangeBytes):
             raise ClientError(f"{self.where} answered {type(reply).__name__} to AskBytes")
         if reply.present and len(payload) != end - start:

@@ -1,0 +1,177 @@
+"""`hastore pipeline audit`: compare two stores or nodes by digest."""
+
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from hastore.cli.common import (
+    DIFFER,
+    DONE,
+    FAILED,
+    fitting_table,
+    print_error,
+    print_note,
+    print_text,
+    with_json,
+)
+from hastore.cli.pipeline.common import SessionOptions, run_job, with_session
+from hastore.pipeline.audit import ALGORITHMS, DEFAULT_ALGORITHM
+
+if TYPE_CHECKING:
+    from hastore.pipeline.audit.difference import Difference
+    from hastore.pipeline.audit.sides import Extent
+    from hastore.pipeline.audit.summary import Summary
+
+_VALUE_MAX = 48  # characters of a value in the table
+
+
+@click.command("audit", short_help="Compare two stores or nodes, range by range, by digest.")
+@click.argument("a")
+@click.argument("b")
+@click.option(
+    "--algorithm",
+    type=click.Choice(ALGORITHMS),
+    default=DEFAULT_ALGORITHM,
+    show_default=True,
+    help="The digest: xxh3-128 finds any damage; sha256 also withstands an attacker.",
+)
+@click.option("--from", "start", type=click.IntRange(0), metavar="O", help="Start at this offset.")
+@click.option("--to", "end", type=click.IntRange(0), metavar="O", help="End before this offset.")
+@click.option(
+    "--first", "stop_at_first", is_flag=True, help="End once the first difference is certain."
+)
+@with_session
+@with_json
+def audit_command(
+    a: str,
+    b: str,
+    algorithm: str,
+    start: int | None,
+    end: int | None,
+    stop_at_first: bool,
+    session: SessionOptions,
+    as_json: bool,
+) -> int:
+    """Compare the logs A and B: each a store's folder, or a running node's tcp://HOST:PORT.
+
+    A node computes the digests of its own log; no data is sent. Compares what both sides have, up
+    to the confirmed offset of a running node. Exit code 0: equal, 4: a difference was found (the
+    first record that differs is shown with both of its versions), 1: the log was cut meanwhile, and
+    a part was not compared.
+    """
+
+    def job(spark: Any, progress: Any) -> "Summary":
+        from hastore.pipeline.audit import audit
+
+        return audit(
+            spark, a, b, algorithm=algorithm, start=start, end=end, stop_at_first=stop_at_first,
+            progress=progress,
+        )  # fmt: skip
+
+    summary = run_job("audit", job, session, as_json=as_json, show=_show)
+    if not summary.equal:
+        print_error(_difference_line(summary))
+        return DIFFER
+    if not summary.complete:
+        print_error(
+            f"the audit is incomplete: everything compared is equal, up to {summary.equal_until}; "
+            "the log was cut meanwhile: run the audit again"
+        )
+        return FAILED
+    return DONE
+
+
+def _difference_line(summary: "Summary") -> str:
+    line = (
+        f"{summary.a.where} and {summary.b.where} differ in {summary.differing_ranges:,} of "
+        f"{_count(summary.ranges, 'range')}"
+    )
+    if summary.first is None:
+        return line
+    first = summary.first
+    return f"{line}; first in the record at offset {first.offset}: {first.verdict}"
+
+
+def _show(summary: "Summary") -> None:
+    for name, side in (("A", summary.a), ("B", summary.b)):
+        print_text(_side_line(name, side))
+    print_text(
+        f"compared [{summary.start:,}, {summary.end:,}): {_count(summary.ranges, 'range')}, "
+        f"{summary.bytes:,} bytes, by {summary.algorithm} in {summary.seconds:.1f} s "
+        f"({summary.mb_per_s:,.0f} MB/s a side)"
+    )
+    for each in summary.not_compared:
+        print_text(f"not compared [{each.start:,}, {each.end:,}): {each.why}")
+    if summary.ignored_bytes:
+        print_text(
+            f"ignored {summary.ignored_bytes:,} bytes in the blanks at the ends of log files: "
+            "they differ, but mean nothing"
+        )
+    if summary.first is not None:
+        _show_first(summary.first)
+    shown = summary.differing[:10]
+    if shown:
+        more = summary.differing_ranges - len(shown)
+        text = ", ".join(f"[{start:,}, {end:,})" for start, end in shown)
+        print_text(f"ranges that differ: {text}" + (f" and {more:,} more" if more else ""))
+    if summary.equal and summary.bytes:
+        print_text("equal" + (f", digest {summary.digest}" if summary.digest else ""))
+    if not summary.bytes:
+        print_note("both logs are empty")
+
+
+def _count(number: int, name: str) -> str:
+    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
+
+
+def _side_line(name: str, side: "Extent") -> str:
+    size = f", files of {side.file_size:,} bytes" if side.file_size else ""
+    return (
+        f"{name}: {side.where}, {side.kind}: [{side.min_offset:,}, {side.end_offset:,}) up to its "
+        f"{side.end_is}{size}"
+    )
+
+
+def _show_first(first: "Difference") -> None:
+    print_text(
+        f"first difference: byte {first.byte:,}, in {first.part} of the record at offset "
+        f"{first.offset:,}"
+    )
+    print_text(first.verdict)
+    a, b = first.a, first.b
+    rows = [
+        ["", "what", a.what, b.what],
+        ["", "bytes", f"{a.size:,}", f"{b.size:,}"],
+        ["", "sha256", a.sha256[:16] + "...", b.sha256[:16] + "..."],
+    ]
+    for name in [*a.fields, *(name for name in b.fields if name not in a.fields)]:
+        mark = "*" if name in first.differing else ""
+        rows.append([mark, name, _value(name, a.fields), _value(name, b.fields)])
+    mark = "*" if "body" in first.differing else ""
+    rows.append([mark, "body", _text(a.body_base64), _text(b.body_base64)])
+    rows.append(["*", f"from {first.byte}", *first.values])
+    for line in fitting_table(["", "field", "A", "B"], rows, keep=4, width=None):
+        print_text(line)
+
+
+def _value(name: str, fields: dict[str, Any]) -> str:
+    if name not in fields:
+        return "-"
+    value = fields[name]
+    if name == "magic":
+        return f"{value:08x}"
+    if name == "properties":
+        value = " ".join(f"{key}={text}" for key, text in value)
+    return _short(str(value))
+
+
+def _text(body_base64: str) -> str:
+    import base64
+
+    body = base64.b64decode(body_base64)
+    return _short(body[: 4 * _VALUE_MAX].decode("utf-8", "backslashreplace"))
+
+
+def _short(text: str) -> str:
+    shown = "".join(each if each.isprintable() else "." for each in text)
+    return shown if len(shown) <= _VALUE_MAX else shown[: _VALUE_MAX - 3] + "..."

@@ -1,0 +1,73 @@
+"""The audit on Spark: as a function, and as a command in the tests' session."""
+
+import contextlib
+import json
+
+import click
+import pytest
+
+from hastore.cli.common import run_code
+from hastore.cli.pipeline import common
+from hastore.cli.pipeline.group import pipeline_group
+from hastore.errors import UsageError
+from hastore.pipeline.audit import audit, job
+from tests.pipeline.audit.kit import GOLDEN, copied, flip
+from tests.pipeline.audit.test_folders import items
+
+
+@pytest.fixture
+def run(spark, monkeypatch, capfd):
+    """Run `hastore pipeline ...` in the tests' session; return exit code, stdout and stderr."""
+    monkeypatch.setattr(common, "_open", lambda name, session: contextlib.nullcontext(spark))
+
+    def run(*arguments):
+        capfd.readouterr()
+        code = run_code(pipeline_group, "pipeline", [str(each) for each in arguments])
+        return code, *capfd.readouterr()
+
+    return run
+
+
+def test_many_tasks_give_one_result(spark, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "RANGE_BYTES", 8192)
+    monkeypatch.setattr(job, "TASK_BYTES_MIN", 8192)
+    one, other = copied(tmp_path, "three-files")
+    found = audit(spark, str(one), str(other))
+    assert found.equal and found.complete and found.bytes == found.end
+    assert found.ranges == -(-found.end // 8192)
+    placed = [each for each in items(one) if not each[2].get("blank")]
+    for number in (-1, 200, 60):
+        flip(other, placed[number][0] + 90, 1)
+    found = audit(spark, str(one), str(other))
+    assert found.first is not None and found.first.offset == placed[60][0]
+    assert found.differing_ranges == 3 and found.equal_until == placed[60][0] + 90
+    only = audit(spark, str(one), str(other), stop_at_first=True)
+    assert only.first == found.first
+    with pytest.raises(UsageError, match="no such folder"):
+        audit(spark, str(one), str(tmp_path / "missing"))
+
+
+def test_the_command(run, tmp_path):
+    one, other = copied(tmp_path, "three-files")
+    code, out, err = run("audit", one, other)
+    assert code == 0 and not err, (out, err)
+    assert "1 range, " in out and out.splitlines()[-1].startswith("equal, digest ")
+    begin, end, fields = items(one)[20]
+    flip(other, begin + 120, 1)
+    code, out, err = run("audit", other, one, "--algorithm", "sha256")
+    assert code == 4
+    assert f"byte {begin + 120:,}, in body of the record at offset {begin:,}" in out
+    assert f"damaged at {other}: its body has a wrong CRC" in out
+    assert "*  body  " in out and "KEYS=" in out and "TopicA" in out
+    line = err.splitlines()[-1]
+    assert line.startswith(f"error: {other} and {one} differ in 1 of 1 range; first in the record")
+    code, out, err = run("audit", one, other, "--json", "--from", begin)
+    told = json.loads(out)
+    assert code == 4 and not told["equal"] and told["start"] == begin
+    assert told["first"]["a"]["fields"]["queue_offset"] == fields["queue_offset"]
+    assert told["first"]["b"]["problem"].startswith("its body has a wrong CRC")
+    code, out, err = run("audit", one, tmp_path / "missing")
+    assert code == 2 and "no such folder" in err and not out
+    code, out, err = run("audit", one, GOLDEN / "three-files", "--algorithm", "md5")
+    assert code == 2 and "'md5' is not one of 'xxh3-128', 'sha256'" in err
+    assert click.get_current_context(silent=True) is None
