@@ -189,9 +189,7 @@ class RepeatableSender:
             left = requester.left_s(deadline)
             try:
                 reply, _ = requester.run(
-                    requester.ask_master(
-                        lambda rid: api.AskProducer(rid, self._producer_id), left
-                    )
+                    requester.ask_master(lambda rid: api.AskProducer(rid, self._producer_id), left)
                 )
             except UnreachableError as failure:
                 raise UnreachableError(

@@ -12,7 +12,7 @@ compressed, each message is:
 import struct
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -25,7 +25,6 @@ from hastore.spark.arrow.batch import (
     COMPRESSION_FLAGS,
     BatchBuilder,
     QueueRows,
-    cut_batches,
     decompress,
 )
 from hastore.spark.arrow.record_fields import Bools, Ints, RecordFields
@@ -41,62 +40,57 @@ def are_wrapped(sys_flags: Ints) -> Bools:
     return wrapped
 
 
-@dataclass(frozen=True)
-class Unwrapped:
-    """Records of one message each: their bytes, where each begins, and their queue offsets.
+class InnerBatchBuilder:
+    """A BatchBuilder that gives each message of queue offset `[low, high)` a row.
 
-    `covered` is how many queue offsets of the range the batches stand for.
+    `size` and `bodyCrc` of such a row are those that the message would have alone; its physical
+    offset is the batch's. A batch that RocketMQ's consumers do not take apart stays one row.
+    `covered` is how many queue offsets of the range the records stood for so far.
     """
 
-    data: memoryview
-    positions: Ints
-    queue_offsets: Ints
-    covered: int
+    def __init__(self, builder: BatchBuilder, low: int, high: int) -> None:
+        self._builder = builder
+        self._low = low
+        self._high = high
+        self.covered = 0
 
-    def batches(
-        self, builder: BatchBuilder, topic: str, partition: int
-    ) -> Iterator[pa.RecordBatch]:
-        """Yield the records as rows."""
-        sizes = np.diff(self.positions, append=len(self.data))
-        for part in cut_batches(self.positions, sizes):
-            rows = QueueRows(topic, partition, self.queue_offsets[part])
-            yield builder.build(self.data, self.positions[part], None, rows)
+    def build(
+        self, data: memoryview, positions: Ints, base: int | None, queue: QueueRows | None
+    ) -> pa.RecordBatch | None:
+        """Return a row for each message of the records; None if no message is in the range.
 
-
-def unwrap(
-    data: memoryview, positions: Ints, base: int | None, low: int, high: int, *, check_crcs: bool
-) -> Unwrapped:
-    """Return each message of queue offset `[low, high)` as a record of its own.
-
-    `size` and `bodyCrc` of such a record are those that the message would have alone; its physical
-    offset is the batch's. A batch that RocketMQ's consumers do not take apart stays one record.
-    Raises CorruptRecordError.
-    """
-    fields = RecordFields(data, positions, base)
-    if check_crcs:
-        fields.check_bodies(fields.body_views())
-    records: list[bytes] = []
-    queue_offsets: list[int] = []
-    covered = 0
-    for place, size, is_wrapped in zip(
-        positions.tolist(),
-        fields.sizes.tolist(),
-        are_wrapped(fields.sys_flags).tolist(),
-        strict=True,
-    ):
-        raw = bytes(data[place : place + size])
-        batch = decode_record(raw)
-        first, count = batch.queue_offset, inner_count(batch.properties)
-        covered += max(0, min(first + count, high) - max(first, low))
-        messages = _messages(batch, count) if is_wrapped else iter((raw,))
-        for queue_offset, message in enumerate(messages, first):
-            if low <= queue_offset < high:
-                records.append(message)
-                queue_offsets.append(queue_offset)
-    sizes = np.array([len(record) for record in records], np.int64)
-    starts: Ints = np.cumsum(sizes) - sizes
-    offsets = np.array(queue_offsets, np.int64)
-    return Unwrapped(memoryview(b"".join(records)), starts, offsets, covered)
+        Raises CorruptRecordError.
+        """
+        if queue is None:
+            raise ValueError("inner batches are taken apart by queue only")
+        fields = RecordFields(data, positions, base)
+        if self._builder.check_crcs:
+            fields.check_bodies(fields.body_views())
+        records: list[bytes] = []
+        queue_offsets: list[int] = []
+        covered = 0
+        for place, size, is_wrapped in zip(
+            positions.tolist(),
+            fields.sizes.tolist(),
+            are_wrapped(fields.sys_flags).tolist(),
+            strict=True,
+        ):
+            raw = bytes(data[place : place + size])
+            batch = decode_record(raw)
+            first, count = batch.queue_offset, inner_count(batch.properties)
+            covered += max(0, min(first + count, self._high) - max(first, self._low))
+            messages = _messages(batch, count) if is_wrapped else iter((raw,))
+            for queue_offset, message in enumerate(messages, first):
+                if self._low <= queue_offset < self._high:
+                    records.append(message)
+                    queue_offsets.append(queue_offset)
+        self.covered += covered
+        if not records:
+            return None
+        sizes = np.array([len(record) for record in records], np.int64)
+        starts: Ints = np.cumsum(sizes) - sizes
+        own = QueueRows(queue.topic, queue.partition, np.array(queue_offsets, np.int64))
+        return self._builder.build(memoryview(b"".join(records)), starts, None, own)
 
 
 def _messages(batch: Record, count: int) -> Iterator[bytes]:

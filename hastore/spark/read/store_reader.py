@@ -6,7 +6,8 @@ that limit and passes it to the tasks. Meanwhile retention may remove files, and
 the log: both are reported as lost positions, not as damage.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -17,15 +18,13 @@ import pyarrow as pa
 from hastore.errors import CorruptRecordError, PositionLostError, StoreError
 from hastore.record.layout import BLANK_MAGIC, MIN_RECORD_SIZE, SIZE_AND_MAGIC
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
-from hastore.spark.arrow.inner_batches import unwrap
+from hastore.spark.arrow.inner_batches import InnerBatchBuilder
 from hastore.spark.arrow.record_fields import Ints
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
-from hastore.spark.options.partitions import LogRange, QueueRange
+from hastore.spark.options.partitions import LogRange, QueueRange, Stored
+from hastore.spark.read.epoch_file import EpochFile, valid_end
 from hastore.store.offline.reader import LogFile, StoreReader
 
-# Makes rows of records: of those at some places in the bytes of a file, which begins at a physical
-# offset. The slice says which of the range's records they are.
-Make = Callable[[memoryview, Ints, int, slice], list[pa.RecordBatch]]
 UNITS_AT_ONCE = 65_536  # units (entries) of a consume queue held as arrays: 2 MB
 RECORDS_AT_ONCE = 16_384  # records of the log held as arrays
 
@@ -37,6 +36,7 @@ class PathBackend:
         self.where = path
         self._fail_on_data_loss = fail_on_data_loss
         self._opened: StoreReader | None = None
+        self._epochs = EpochFile(path)
 
     def __enter__(self) -> Self:
         self._opened = StoreReader(self.where)
@@ -88,37 +88,13 @@ class PathBackend:
             numbers = np.array(found.queue_offsets, np.int64)
             offsets = np.array(found.offsets, np.int64)
             sizes = np.array(found.sizes, np.int64)
-            if self._is_batch_queue(span):
-                yield from self._read_inner_batches(span, builder, (start, end), offsets, sizes)
+            if not self._is_batch_queue(span):
+                self._check_complete(span, start, end, len(numbers))
+                yield from self._build(builder, offsets, sizes, (span, numbers))
                 continue
-            self._check_complete(span, start, end, len(numbers))
-
-            def make(
-                data: memoryview, places: Ints, base: int, rows: slice, numbers: Ints = numbers
-            ) -> list[pa.RecordBatch]:
-                own = QueueRows(span.topic, span.partition, numbers[rows])
-                return [builder.build(data, places, base, own)]
-
-            yield from self._build(offsets, sizes, make)
-
-    def _read_inner_batches(
-        self,
-        span: QueueRange,
-        builder: BatchBuilder,
-        window: tuple[int, int],
-        offsets: Ints,
-        sizes: Ints,
-    ) -> Iterator[pa.RecordBatch]:
-        covered = 0
-
-        def make(data: memoryview, places: Ints, base: int, rows: slice) -> list[pa.RecordBatch]:
-            nonlocal covered
-            found = unwrap(data, places, base, *window, check_crcs=builder.check_crcs)
-            covered += found.covered
-            return list(found.batches(builder, span.topic, span.partition))
-
-        yield from self._build(offsets, sizes, make)
-        self._check_complete(span, *window, covered)
+            inner = InnerBatchBuilder(builder, start, end)
+            yield from self._build(inner, offsets, sizes, (span, numbers))
+            self._check_complete(span, start, end, inner.covered)
 
     def _check_complete(self, span: QueueRange, start: int, end: int, found: int) -> None:
         if found < end - start:
@@ -143,13 +119,15 @@ class PathBackend:
             while at < min(file.end, span.end):
                 found, at = _walk(data, file, at, span)
                 offsets = np.array(found, np.int64)
-                yield from self._build(
-                    offsets,
-                    np.diff(offsets, append=at),
-                    lambda data, places, base, _: [builder.build(data, places, base, None)],
-                )
+                yield from self._build(builder, offsets, np.diff(offsets, append=at), None)
 
-    def _build(self, offsets: Ints, sizes: Ints, make: Make) -> Iterator[pa.RecordBatch]:
+    def _build(
+        self,
+        builder: BatchBuilder | InnerBatchBuilder,
+        offsets: Ints,
+        sizes: Ints,
+        queue: tuple[QueueRange, Ints] | None,
+    ) -> Iterator[pa.RecordBatch]:
         """Yield the records at `offsets` (ascending) in batches; no batch spans two files."""
         files = self._reader.files()
         placed = 0
@@ -158,31 +136,62 @@ class PathBackend:
             placed += stop - first
             for part in cut_batches(offsets[first:stop], sizes[first:stop]):
                 rows = slice(first + part.start, first + part.stop)
-                yield from self._build_some(file, offsets[rows], sizes[rows], rows, make)
+                own = None
+                if queue is not None:
+                    own = QueueRows(queue[0].topic, queue[0].partition, queue[1][rows])
+                last = None if queue is None else queue[0].last
+                batch = self._build_one(builder, file, (offsets[rows], sizes[rows]), own, last)
+                if batch is not None:
+                    yield batch
         if placed < len(offsets):
             self._lose(f"{len(offsets) - placed} records in files that are gone")
 
-    def _build_some(
-        self, file: LogFile, offsets: Ints, sizes: Ints, rows: slice, make: Make
-    ) -> list[pa.RecordBatch]:
-        end = int(offsets[-1] + sizes[-1])
+    def _build_one(
+        self,
+        builder: BatchBuilder | InnerBatchBuilder,
+        file: LogFile,
+        placed: tuple[Ints, Ints],
+        own: QueueRows | None,
+        last: Stored | None,
+    ) -> pa.RecordBatch | None:
+        """Return the records at offsets, with their sizes, as a batch; None if all were cut."""
+        offsets, sizes = placed
+        ends = offsets + sizes
+        batch: pa.RecordBatch | None = None
+        damage: CorruptRecordError | None = None
         try:
-            batches = make(self._reader.file_view(file), offsets - file.start, file.start, rows)
+            batch = builder.build(
+                self._reader.file_view(file), offsets - file.start, file.start, own
+            )
         except FileNotFoundError:
             self._lose(f"{len(offsets)} records in {file.path}, which is gone")
-            return []
-        except CorruptRecordError:
-            if not self._was_cut(end):
-                raise
-        else:
-            if not self._was_cut(end):
-                return batches
-        self._lose(f"records that reach to offset {end}, beyond the readable end of the log")
-        return []
+            return None
+        except CorruptRecordError as error:
+            damage = error
+        # A cut changes bytes only after it has moved the limit back, and later records are written
+        # only after their epoch is in the history. So look at the limit first.
+        kept = self._whole_until(ends, last)
+        if kept == len(ends):
+            if damage is not None:
+                raise damage
+            return batch
+        self._lose(f"records that reach to offset {ends[-1]}, beyond the readable end of the log")
+        if kept == 0:
+            return None
+        if batch is None or isinstance(builder, InnerBatchBuilder):  # records are not rows
+            rows = None if own is None else replace(own, offsets=own.offsets[:kept])
+            return self._build_one(builder, file, (offsets[:kept], sizes[:kept]), rows, last)
+        return batch.slice(0, kept)
 
-    def _was_cut(self, end: int) -> bool:
-        """Return whether bytes below `end` are no longer readable, after a cut by a failover."""
-        return self._reader.is_hastore and self._reader.limit_offset < end
+    def _whole_until(self, ends: Ints, last: Stored | None) -> int:
+        """Return how many records, by their ends, no failover has cut away meanwhile."""
+        if not self._reader.is_hastore:
+            return len(ends)
+        stops = [self._reader.limit_offset]
+        cut = None if last is None else valid_end(self._epochs.read(), last)
+        if cut is not None:
+            stops.append(cut)
+        return int(np.searchsorted(ends, min(stops), side="right"))
 
     def _is_batch_queue(self, span: QueueRange) -> bool:
         """Return whether this is a queue of inner batches, each with several messages."""

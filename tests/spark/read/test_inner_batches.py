@@ -15,7 +15,7 @@ from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.arrow.schema import project, source_schema
 from hastore.spark.options.partitions import QueueRange
 from hastore.spark.read import store_reader
-from hastore.spark.read.server_reader import _build
+from hastore.spark.read.server_reader import ServerBackend
 from hastore.spark.read.store_reader import PathBackend
 from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
 
@@ -91,8 +91,9 @@ def read(root, start, end, *, fail=True):
 
 def build(raws, start, end):
     sizes = b"".join(struct.pack(">i", len(raw)) for raw in raws)
-    chunk = Chunk(memoryview(b"".join(raws)), sizes)
-    batches = list(_build(chunk, QueueRange("inner", 3, start, end), BatchBuilder(ALL)))
+    chunk = Chunk(memoryview(b"".join(raws)), sizes, [])
+    span = QueueRange("inner", 3, start, end)
+    batches = list(ServerBackend(("tcp://a:1",), True)._build(chunk, span, BatchBuilder(ALL)))
     return [row for each in batches for row in each.to_pylist()]
 
 
