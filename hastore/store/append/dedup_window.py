@@ -47,8 +47,8 @@ from hastore.store.state.crc_frame import CrcFrame
 WINDOW = 1024  # sequence numbers of each producer
 # If there are more producers, the one that wrote least recently becomes idle, or, while its records
 # are not confirmed, once there are twice as many; if there are too many idle ones, the one that
-# became idle first is dropped. So the windows take at most 256 MiB, mostly 128, the idle ones 64 MiB
-# and what Python needs for their objects, about 0.4 kB each.
+# became idle first is dropped. So the windows take at most 256 MiB, mostly 128, and the idle ones
+# 64 MiB and what Python needs for their objects, about 0.4 kB each.
 _MAX_PRODUCERS = 4096
 _MAX_IDLE = 61_440
 _MAX_IDLE_NUMBERS = 1 << 22
