@@ -190,9 +190,7 @@ class RepeatableSender:
             try:
                 requester.run(self._find_master(left))
                 reply, _ = requester.run(
-                    requester.ask_master(
-                        lambda rid: api.AskProducer(rid, self._producer_id), left
-                    )
+                    requester.ask_master(lambda rid: api.AskProducer(rid, self._producer_id), left)
                 )
             except UnreachableError as failure:
                 raise UnreachableError(

@@ -109,5 +109,3 @@ def _fits(name: str, kind: DataType) -> bool:
             and isinstance(kind.elementType["value"].dataType, BinaryType)
         )
     return isinstance(kind, IntegerType if name == "partition" else StringType)
-
-

@@ -54,9 +54,7 @@ def write_task(
 class _Task:
     """One attempt of one task."""
 
-    def __init__(
-        self, sender: RepeatableSender, identity: TaskIdentity, partition: int
-    ) -> None:
+    def __init__(self, sender: RepeatableSender, identity: TaskIdentity, partition: int) -> None:
         self._sender = sender
         self._identity = identity
         self._partition = partition

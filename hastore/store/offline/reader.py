@@ -10,7 +10,7 @@ they are lent. After a cut, bytes below the earlier limit may change too: to not
 `limit_offset` after use.
 """
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
 from hastore.errors import CorruptRecordError, StoreError
@@ -159,10 +159,15 @@ class StoreReader:
 
     # -- queues ------------------------------------------------------------------------------------
 
-    def topics(self) -> dict[str, dict[int, tuple[int, int]]]:
-        """Return (min, max) queue offsets of each queue of each topic, up to the limit."""
+    def topics(
+        self, names: Collection[str] | None = None
+    ) -> dict[str, dict[int, tuple[int, int]]]:
+        """Return (min, max) queue offsets of each queue, up to the limit, of these topics or all.
+
+        Names without a topic are left out.
+        """
         low, limit = self.min_offset, self.limit_offset
-        return self._queues.topics(low, limit)
+        return self._queues.topics(low, limit, names)
 
     def queue_range(self, topic: str, queue_id: int) -> tuple[int, int] | None:
         """Return (min, max) queue offsets up to the limit; None if the queue does not exist."""
