@@ -15,9 +15,10 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from hastore.errors import CorruptRecordError, PositionLostError
+from hastore.errors import CorruptRecordError, PositionLostError, StoreError
 from hastore.record.layout import BLANK_MAGIC, MIN_RECORD_SIZE, SIZE_AND_MAGIC
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
+from hastore.spark.arrow.inner_batches import InnerBatchBuilder
 from hastore.spark.arrow.record_fields import Ints
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
@@ -85,20 +86,27 @@ class PathBackend:
                 span.topic, span.partition, start, end, limit=span.limit
             )
             numbers = np.array(found.queue_offsets, np.int64)
-            # An inner batch, one row, is in the range that has its first message.
-            own = numbers >= start
-            if len(numbers) < end - start and not self._is_batch_queue(span):
-                self._lose(
-                    f"{end - start - len(numbers)} messages of {span.name} in [{start}, {end})"
-                )
             offsets = np.array(found.offsets, np.int64)
             sizes = np.array(found.sizes, np.int64)
-            yield from self._build(builder, offsets[own], sizes[own], (span, numbers[own]))
+            if not self._is_batch_queue(span):
+                self._check_complete(span, start, end, len(numbers))
+                yield from self._build(builder, offsets, sizes, (span, numbers))
+                continue
+            inner = InnerBatchBuilder(builder, start, end)
+            yield from self._build(inner, offsets, sizes, (span, numbers))
+            self._check_complete(span, start, end, inner.covered)
+
+    def _check_complete(self, span: QueueRange, start: int, end: int, found: int) -> None:
+        if found < end - start:
+            self._lose(f"{end - start - found} messages of {span.name} in [{start}, {end})")
 
     def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
         """Yield the records that begin in a range; the size of each leads to the next one."""
-        first = next(self._reader.raw_records(span.start, span.end), None)
-        at = span.end if first is None else first[0]
+        try:
+            at = self._reader.record_start_at(span.start)
+        except StoreError as gone:
+            self._lose(f"the records from offset {span.start} on ({gone})")
+            at = max(self._reader.min_offset, span.start)
         for file in self._reader.files():
             if not file.start <= at < min(file.end, span.end):
                 continue
@@ -115,7 +123,7 @@ class PathBackend:
 
     def _build(
         self,
-        builder: BatchBuilder,
+        builder: BatchBuilder | InnerBatchBuilder,
         offsets: Ints,
         sizes: Ints,
         queue: tuple[QueueRange, Ints] | None,
@@ -140,7 +148,7 @@ class PathBackend:
 
     def _build_one(
         self,
-        builder: BatchBuilder,
+        builder: BatchBuilder | InnerBatchBuilder,
         file: LogFile,
         placed: tuple[Ints, Ints],
         own: QueueRows | None,
@@ -170,7 +178,7 @@ class PathBackend:
         self._lose(f"records that reach to offset {ends[-1]}, beyond the readable end of the log")
         if kept == 0:
             return None
-        if batch is None:
+        if batch is None or isinstance(builder, InnerBatchBuilder):  # records are not rows
             rows = None if own is None else replace(own, offsets=own.offsets[:kept])
             return self._build_one(builder, file, (offsets[:kept], sizes[:kept]), rows, last)
         return batch.slice(0, kept)
@@ -186,10 +194,7 @@ class PathBackend:
         return int(np.searchsorted(ends, min(stops), side="right"))
 
     def _is_batch_queue(self, span: QueueRange) -> bool:
-        """Return whether this is a batch queue, whose units each stand for several messages.
-
-        The source returns one row for each unit.
-        """
+        """Return whether this is a queue of inner batches, each with several messages."""
         return Path(self.where, "batchconsumequeue", span.topic, str(span.partition)).is_dir()
 
     def _lose(self, what: str) -> None:
