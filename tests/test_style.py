@@ -127,18 +127,24 @@ MAY_IMPORT = {
     "spark.arrow": ("errors", "record", "spark.arrow"),
     "spark.read": (
         *("errors", "clock", "client", "record", "store.offline.reader"),
+        *("ha.rules.history", "protocol.api"),
         *("spark.arrow", "spark.options", "spark.read"),
     ),
-    "spark.stream": ("errors", "clock", "spark.options", "spark.read", "spark.stream"),
+    "spark.stream": (
+        *("errors", "clock", "ha.rules.history"),
+        *("spark.options", "spark.read", "spark.stream"),
+    ),
     "spark.sink": ("errors", "clock", "client", "record", "spark.options", "spark.sink"),
     # The jobs of `hastore pipeline`; they run on Spark.
     "pipeline": ("errors", "clock", "record", "client", "spark", "store.offline", "pipeline"),
     "pipeline.export": ("errors", "clock", "spark", "pipeline"),
+    "pipeline.compact": ("errors", "clock", "spark", "pipeline"),
     # Two logs compared: raw files and limits of folders, the digests of nodes.
     "pipeline.audit": (
         *("errors", "clock", "record", "client", "protocol.api", "pipeline"),
         *("store.fs.filesystem", "store.offline", "store.state.limits"),
     ),
+    "pipeline.stats": ("errors", "clock", "client", "pipeline"),
     "pipeline.index": ("errors", "clock", "pipeline", "store.fs.filesystem", "store.rebuild"),
     "cli": (
         *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),

@@ -7,7 +7,7 @@ they hold options and a schema, never files or sockets.
 """
 
 from collections.abc import Iterator, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
     DataSource,
@@ -25,7 +25,6 @@ from hastore.spark.worker import (
     is_told_filters,
     session_zone,
     short_errors,
-    zone_of_task,
 )
 
 if TYPE_CHECKING:
@@ -59,10 +58,11 @@ class HastoreDataSource(DataSource):
         Raises UsageError for wrong options, so that `load()` already reports them.
         """
         from hastore.spark.arrow.schema import log_schema, source_schema
-        from hastore.spark.options.source_options import Mode, parse_options
+        from hastore.spark.options.source_options import Mode
+        from hastore.spark.options.stream_options import parse_either
 
         with short_errors():
-            options = parse_options(self.options, session_zone())
+            options = parse_either(self.options, session_zone())
         if options.mode is Mode.LOG:
             return log_schema()
         return source_schema(
@@ -78,8 +78,13 @@ class HastoreDataSource(DataSource):
             return reader
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
-        """Return a reader that refuses the stream when Spark asks it for an offset."""
-        return NoStreamReader()
+        """Return a stream reader of these columns; wrong options are reported by its methods.
+
+        If this method raised, Spark would report an error of its own.
+        """
+        from hastore.spark.stream_reader import HastoreStreamReader
+
+        return HastoreStreamReader(dict(self.options), schema)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Return the writer of a batch write. Raises UsageError for wrong options or columns."""
@@ -94,25 +99,6 @@ class HastoreDataSource(DataSource):
 
         with short_errors():
             return HastoreStreamWriter(dict(self.options), schema, overwrite)
-
-
-class NoStreamReader(DataSourceStreamReader):
-    """Refuses a stream. If `streamReader` itself raised, Spark would report an error of its own."""
-
-    def initialOffset(self) -> NoReturn:
-        """Refuse the stream: raises UsageError."""
-        from hastore.errors import UsageError
-
-        with short_errors():
-            raise UsageError("format 'hastore': streams come with a later version; use read")
-
-    def latestOffset(self, *_: Any) -> NoReturn:
-        """Refuse the stream: raises UsageError."""
-        self.initialOffset()
-
-    def read(self, partition: InputPartition) -> NoReturn:
-        """Refuse the stream: raises UsageError."""
-        self.initialOffset()
 
 
 class HastoreReader(DataSourceReader):
@@ -144,12 +130,13 @@ class HastoreReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator["pa.RecordBatch"]:
         """Yield the rows of one task as Arrow batches. Runs on an executor."""
         from hastore.spark.arrow.batch import BatchBuilder
+        from hastore.spark.opening import check_zone
         from hastore.spark.options.partitions import LogRange, QueueRange
 
         end_quietly()
         builder = BatchBuilder(self._projection, check_crcs=self._options.check_crcs)
         with short_errors():
-            self._check_zone()
+            check_zone(self._options)
             match partition:
                 case QueueRange():
                     with self._open() as backend:
@@ -158,25 +145,10 @@ class HastoreReader(DataSourceReader):
                     with self._open() as backend:
                         yield from backend.read_log(partition, builder)
 
-    def _check_zone(self) -> None:
-        """Raise UsageError if the plan read a time in another zone than the session now has."""
-        from hastore.errors import UsageError
-
-        assumed, current = self._options.assumed_zone, zone_of_task()
-        if assumed is not None and current not in (None, assumed):
-            raise UsageError(
-                f"a timestamp without a time zone was read in {assumed}, but the session's zone is "
-                f"now {current}: call hastore.spark.register(spark) again, or write the zone"
-            )
-
     def _open(self) -> "Backend":
-        if self._options.path is not None:
-            from hastore.spark.read.store_reader import PathBackend
+        from hastore.spark.opening import open_backend
 
-            return PathBackend(self._options.path, self._options.limits.fail_on_data_loss)
-        from hastore.spark.read.server_reader import ServerBackend
-
-        return ServerBackend(self._options.bootstrap, self._options.limits.fail_on_data_loss)
+        return open_backend(self._options)
 
 
 class PushingReader(HastoreReader):

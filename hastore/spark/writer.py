@@ -84,5 +84,3 @@ def _context() -> TaskContext:
     if context is None:
         raise UsageError("a write to format 'hastore' runs in a task of Spark only")
     return context
-
-

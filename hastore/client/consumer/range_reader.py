@@ -42,11 +42,13 @@ class Chunk(NamedTuple):
     """The records of one reply, one after the other, as they are in the log.
 
     `payload` is overwritten when the next chunk is asked for. `sizes` has 4 bytes big-endian for
-    each record; it is empty if the node is too old to send them.
+    each record; it is empty if the node is too old to send them. `epochs` are the (epoch, start)
+    entries of the node's history from the first record on.
     """
 
     payload: memoryview
     sizes: bytes
+    epochs: tuple[tuple[int, int], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,17 +74,20 @@ class RangeReader:
         start: int,
         end: int,
         *,
+        before: tuple[int | None, int] | None = None,
         skip_lost: bool = False,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         """Prepare; opens no connection.
 
-        With `skip_lost`, messages that no replica has any more are left out.
+        `before` is the (epoch, offset) of the record before `start`: if a failover has cut that
+        record away, the position is lost. With `skip_lost`, messages that no replica has any more
+        are left out.
         """
         self._bootstrap = bootstrap
         self._topic = topic
         self._queue_id = queue_id
-        self._next = Position(start)
+        self._next = Position(start, *(before or ()))
         self._end = end
         self._skip_lost = skip_lost
         self._clock = clock
@@ -265,7 +270,7 @@ class RangeReader:
         epochs = [epoch for epoch, start in reply.epochs if last is not None and start <= last]
         if epochs:
             after = Position(following, epochs[-1], last)
-        yield Chunk(payload, reply.sizes)
+        yield Chunk(payload, reply.sizes, tuple(reply.epochs))
         if self._refused is not None:
             damage, self._refused = self._refused, None
             self._verdicts[link.address] = damage

@@ -11,10 +11,10 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from hastore.clock import Clock
+from hastore.ha.rules.history import Standing, check_position
 from hastore.protocol.api import POSITION_BEHIND, Commit, Position, Put, PutDone, Status
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
-from hastore.server.api.history import Standing, check_position
 from hastore.server.api.positions import PositionTable
 from hastore.server.api.puts import PutHandler
 

@@ -12,10 +12,10 @@ Positions whose records retention would remove are written again (kept_positions
 from __future__ import annotations
 
 from hastore.clock import Clock
+from hastore.ha.rules.history import History, Standing, check_position, epoch_at
 from hastore.protocol.api import POSITIONS_TOPIC, Commit, Position
 from hastore.protocol.positions import CommitBody, PositionMap, below, newest
 from hastore.server.api.backend import ApiBackend
-from hastore.server.api.history import History, Standing, check_position, epoch_at
 from hastore.server.positions.commit_records import (
     QUEUE,
     CommitReader,

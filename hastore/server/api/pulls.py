@@ -8,6 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from hastore.clock import Clock
+from hastore.ha.rules.history import (
+    History,
+    Standing,
+    check_position,
+    epoch_at,
+    epochs_of,
+)
 from hastore.heap import keep_freed
 from hastore.protocol.api import Failed, Position, Pull, Pulled, PullStatus
 from hastore.record.codec import decode_record
@@ -16,13 +23,6 @@ from hastore.record.properties import MAX_CREATED_TOPIC
 from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.server.api.failures import Failures, master_of
-from hastore.server.api.history import (
-    History,
-    Standing,
-    check_position,
-    epoch_at,
-    epochs_of,
-)
 
 Answer = Callable[[Connection, Pulled | Failed, bytes | None], None]
 MAX_PARKED = 10_000

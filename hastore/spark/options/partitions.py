@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
@@ -13,12 +14,25 @@ LOG_RANGE_BYTES = 128 * 1024 * 1024  # the most that one task reads in mode=log
 MAX_TASKS = 1_000_000  # of one read: Spark's driver keeps a few KB for each
 
 
+class Stored(NamedTuple):
+    """Where a record is: equal (epoch, offset) means equal bytes on any node of a group.
+
+    `offset` is physical. `epoch` is None in a store that keeps no epochs.
+    """
+
+    epoch: int | None
+    offset: int
+
+
 @dataclass(frozen=True)
 class QueueRange(InputPartition):
     """The range of one task: the offsets `[start, end)` of one queue.
 
     `limit` is the readable end of the log, a physical offset, when the query was planned. It is
-    None when the query reads from running nodes instead of a store's folder.
+    None when the query reads from running nodes instead of a store's folder. A stream knows the
+    record `before` the range, and the `last` one of the batch, which may be in a later task's
+    range. A failover may cut the log since: records that a later epoch wrote, after it had cut away
+    `last`, are not in the range.
     """
 
     topic: str
@@ -26,6 +40,8 @@ class QueueRange(InputPartition):
     start: int
     end: int
     limit: int | None = None
+    before: Stored | None = None
+    last: Stored | None = None
 
     @property
     def name(self) -> str:

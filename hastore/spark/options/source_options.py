@@ -33,7 +33,7 @@ LOGGER = logging.getLogger(__name__)
 BOOTSTRAP = "hastore.bootstrap.servers"
 PATH = "path"
 _STRATEGIES = ("subscribe", "subscribePattern", "assign")
-_STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
+STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay")
 _KNOWN = (
     BOOTSTRAP,
     PATH,
@@ -53,7 +53,7 @@ _KNOWN = (
     "maxRecordsPerPartition",
     "checkCrcs",
     "pushFilters",
-    *_STREAM_ONLY,
+    *STREAM_ONLY,
 )
 _OF_TABLES = "provider"  # Spark sets it when it creates a table
 _NO_TABLES = (
@@ -107,7 +107,7 @@ Strategy = Subscribe | SubscribePattern | Assign
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """The checked options of a batch read.
+    """The checked options of a read.
 
     Exactly one of `path` and `bootstrap` is set. `strategy` is None if and only if mode is LOG.
     `assumed_zone` is the session's time zone if a time without a zone was read in it, else None.
@@ -127,12 +127,14 @@ class SourceOptions:
     assumed_zone: str | None
 
 
-def parse_options(raw: Mapping[str, str], session_zone: str | None = None) -> SourceOptions:
-    """Check the options of a batch read; times without a zone are in `session_zone`.
+def parse_options(
+    raw: Mapping[str, str], session_zone: str | None = None, *, stream: bool = False
+) -> SourceOptions:
+    """Check the options of a read; times without a zone are in `session_zone`.
 
     Raises UsageError, which names the option and the remedy.
     """
-    options = _spell(raw)
+    options = spell(raw)
     mode = _parse_mode(options)
     instants = {
         name: parse_instant(name, options[name], session_zone)
@@ -140,9 +142,9 @@ def parse_options(raw: Mapping[str, str], session_zone: str | None = None) -> So
         if name in options
     }
     options |= {name: str(instant.timestamp_ms) for name, instant in instants.items()}
-    limits = _parse_limits(options)
-    for name in _STREAM_ONLY:
-        if name in options:
+    limits = _parse_stream_limits(options) if stream else _parse_limits(options)
+    for name in STREAM_ONLY:
+        if name in options and not stream:
             LOGGER.warning("%s option ignored in batch queries", name)
     path, bootstrap = _parse_where(options)
     if mode is Mode.LOG:
@@ -155,15 +157,16 @@ def parse_options(raw: Mapping[str, str], session_zone: str | None = None) -> So
         limits=limits,
         include_headers=_parse_bool(options, "includeHeaders", default=False),
         include_metadata=_parse_bool(options, "includeMetadata", default=False),
-        min_partitions=_parse_positive(options, "minPartitions"),
-        max_records_per_partition=_parse_positive(options, "maxRecordsPerPartition"),
+        min_partitions=parse_positive(options, "minPartitions"),
+        max_records_per_partition=parse_positive(options, "maxRecordsPerPartition"),
         check_crcs=_parse_bool(options, "checkCrcs", default=True),
         push_filters=_parse_bool(options, "pushFilters", default=False),
         assumed_zone=session_zone if any(i.in_session_zone for i in instants.values()) else None,
     )
 
 
-def _spell(raw: Mapping[str, str]) -> dict[str, str]:
+def spell(raw: Mapping[str, str]) -> dict[str, str]:
+    """Return the options under the names that the documentation has. Raises UsageError."""
     if any(given.lower() == _OF_TABLES for given in raw):
         raise UsageError(f"format 'hastore' does not support tables: {_NO_TABLES}")
     options = {}
@@ -292,6 +295,21 @@ def _parse_limits(options: Mapping[str, str]) -> Limits:
                     f"ending offset for {key} can't be earliest for batch queries on hastore"
                 )
     check_limits(start, end)
+    return _make_limits(options, start, end)
+
+
+def _parse_stream_limits(options: Mapping[str, str]) -> Limits:
+    for name in options:
+        if name.startswith("ending"):
+            which = "offset" if name == "endingOffsets" else "timestamp"
+            raise UsageError(
+                f"ending {which} not valid in streaming queries: remove option {name!r}, or use "
+                "read instead of readStream"
+            )
+    return _make_limits(options, _parse_limit(options, "starting", Bound.LATEST), Bound.LATEST)
+
+
+def _make_limits(options: Mapping[str, str], start: OffsetLimit, end: OffsetLimit) -> Limits:
     text = options.get("startingOffsetsByTimestampStrategy", "error").strip().lower()
     if text not in ("error", "latest"):
         raise UsageError(
@@ -324,7 +342,8 @@ def _parse_bool(options: Mapping[str, str], name: str, *, default: bool) -> bool
     return text == "true"
 
 
-def _parse_positive(options: Mapping[str, str], name: str) -> int | None:
+def parse_positive(options: Mapping[str, str], name: str) -> int | None:
+    """Return an option's whole number above 0; None without the option. Raises UsageError."""
     if name not in options:
         return None
     text = options[name].strip()

@@ -98,7 +98,6 @@ def select(
         for topic in strategy.topics:
             if topic not in topics:
                 raise UsageError(_no_topic(topic, topics, where))
-        return {key: span for key, span in available.items() if key.topic in strategy.topics}
     if isinstance(strategy, Assign):
         for key in sorted(strategy.partitions):
             if key.topic not in topics:
@@ -109,7 +108,17 @@ def select(
                     f"topic {key.topic!r} at {where} has no partition {key.partition}; "
                     f"it has {there}"
                 )
-        return {key: available[key] for key in strategy.partitions}
+    return matching(strategy, available)
+
+
+def matching(
+    strategy: Strategy, available: Mapping[TopicPartition, OffsetRange]
+) -> dict[TopicPartition, OffsetRange]:
+    """Return the partitions that the strategy selects, as far as they exist."""
+    if isinstance(strategy, Subscribe):
+        return {key: span for key, span in available.items() if key.topic in strategy.topics}
+    if isinstance(strategy, Assign):
+        return {key: span for key, span in available.items() if key in strategy.partitions}
     pattern = re.compile(strategy.pattern)
     return {
         key: span

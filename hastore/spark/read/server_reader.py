@@ -20,9 +20,11 @@ from hastore.client.consumer.range_reader import Chunk, RangeReader
 from hastore.errors import CorruptRecordError, PositionLostError, UnreachableError, UsageError
 from hastore.record.layout import MIN_RECORD_SIZE, header_struct
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
+from hastore.spark.arrow.inner_batches import InnerBatchBuilder, are_wrapped
 from hastore.spark.arrow.record_fields import Ints, RecordFields
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange
+from hastore.spark.read.epoch_file import valid_end
 
 _SIZE = header_struct("size")
 
@@ -99,13 +101,14 @@ class ServerBackend:
             span.partition,
             span.start,
             span.end,
+            before=span.before,
             skip_lost=not self._fail_on_data_loss,
         )
         chunks = reader.chunks()
         try:
             for chunk in chunks:
                 try:
-                    batches = list(_build(chunk, span, builder))
+                    batches = list(self._build(chunk, span, builder))
                 except CorruptRecordError as damage:
                     reader.refuse(damage)
                     continue
@@ -124,18 +127,39 @@ class ServerBackend:
         finally:
             chunks.close()
 
-
-def _build(chunk: Chunk, span: QueueRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
-    data = chunk.payload
-    positions = _positions(chunk)
-    fields = RecordFields(data, positions, None)
-    wanted = (fields.queue_offsets >= span.start) & (fields.queue_offsets < span.end)
-    offsets, sizes = fields.queue_offsets, fields.sizes
-    if not wanted.all():
-        positions, sizes, offsets = positions[wanted], sizes[wanted], offsets[wanted]
-    for part in cut_batches(positions, sizes):
-        rows = QueueRows(span.topic, span.partition, offsets[part])
-        yield builder.build(data, positions[part], None, rows)
+    def _build(
+        self, chunk: Chunk, span: QueueRange, builder: BatchBuilder
+    ) -> Iterator[pa.RecordBatch]:
+        data = chunk.payload
+        positions = _positions(chunk)
+        fields = RecordFields(data, positions, None)
+        wrapped = are_wrapped(fields.sys_flags)
+        wanted = (fields.queue_offsets >= span.start) | wrapped
+        wanted &= fields.queue_offsets < span.end
+        cut = valid_end(chunk.epochs, span.last)
+        if cut is not None:
+            gone = wanted & (fields.physical_offsets >= cut)
+            if gone.any() and self._fail_on_data_loss:
+                raise PositionLostError(
+                    f"messages of {span.name} before offset {span.end} were cut by a failover "
+                    "during the read",
+                    span.partition,
+                )
+            wanted &= ~gone
+        offsets, sizes = fields.queue_offsets, fields.sizes
+        if not wanted.all():
+            positions, sizes, offsets = positions[wanted], sizes[wanted], offsets[wanted]
+        if wrapped.any():
+            inner = InnerBatchBuilder(builder, span.start, span.end)
+            batch = inner.build(
+                data, positions, None, QueueRows(span.topic, span.partition, offsets)
+            )
+            if batch is not None:
+                yield batch
+            return
+        for part in cut_batches(positions, sizes):
+            rows = QueueRows(span.topic, span.partition, offsets[part])
+            yield builder.build(data, positions[part], None, rows)
 
 
 def _positions(chunk: Chunk) -> Ints:

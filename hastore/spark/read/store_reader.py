@@ -9,6 +9,7 @@ the log: both are reported as lost positions, not as damage.
 import os
 import socket
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -19,9 +20,11 @@ import pyarrow as pa
 from hastore.errors import CorruptRecordError, PositionLostError, StoreError
 from hastore.record.layout import BLANK_MAGIC, MIN_RECORD_SIZE, SIZE_AND_MAGIC
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
+from hastore.spark.arrow.inner_batches import InnerBatchBuilder
 from hastore.spark.arrow.record_fields import Ints
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
-from hastore.spark.options.partitions import LogRange, QueueRange
+from hastore.spark.options.partitions import LogRange, QueueRange, Stored
+from hastore.spark.read.epoch_file import EpochFile, valid_end
 from hastore.store.offline.reader import LogFile, StoreReader
 
 UNITS_AT_ONCE = 65_536  # units (entries) of a consume queue held as arrays: 2 MB
@@ -36,6 +39,7 @@ class PathBackend:
         self.where = path
         self._fail_on_data_loss = fail_on_data_loss
         self._opened: StoreReader | None = None
+        self._epochs = EpochFile(path)
 
     def __enter__(self) -> Self:
         if not os.path.isdir(self.where):
@@ -132,18 +136,27 @@ class PathBackend:
                 span.topic, span.partition, start, end, limit=span.limit
             )
             numbers = np.array(found.queue_offsets, np.int64)
-            if len(numbers) < end - start and not self._is_batch_queue(span):
-                self._lose(
-                    f"{end - start - len(numbers)} messages of {span.name} in [{start}, {end})"
-                )
             offsets = np.array(found.offsets, np.int64)
             sizes = np.array(found.sizes, np.int64)
-            yield from self._build(builder, offsets, sizes, (span, numbers))
+            if not self._is_batch_queue(span):
+                self._check_complete(span, start, end, len(numbers))
+                yield from self._build(builder, offsets, sizes, (span, numbers))
+                continue
+            inner = InnerBatchBuilder(builder, start, end)
+            yield from self._build(inner, offsets, sizes, (span, numbers))
+            self._check_complete(span, start, end, inner.covered)
+
+    def _check_complete(self, span: QueueRange, start: int, end: int, found: int) -> None:
+        if found < end - start:
+            self._lose(f"{end - start - found} messages of {span.name} in [{start}, {end})")
 
     def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
         """Yield the records that begin in a range; the size of each leads to the next one."""
-        first = next(self._reader.raw_records(span.start, span.end), None)
-        at = span.end if first is None else first[0]
+        try:
+            at = self._reader.record_start_at(span.start)
+        except StoreError as gone:
+            self._lose(f"the records from offset {span.start} on ({gone})")
+            at = max(self._reader.min_offset, span.start)
         for file in self._reader.files():
             if not file.start <= at < min(file.end, span.end):
                 continue
@@ -160,7 +173,7 @@ class PathBackend:
 
     def _build(
         self,
-        builder: BatchBuilder,
+        builder: BatchBuilder | InnerBatchBuilder,
         offsets: Ints,
         sizes: Ints,
         queue: tuple[QueueRange, Ints] | None,
@@ -176,7 +189,8 @@ class PathBackend:
                 own = None
                 if queue is not None:
                     own = QueueRows(queue[0].topic, queue[0].partition, queue[1][rows])
-                batch = self._build_one(builder, file, offsets[rows], sizes[rows], own)
+                last = None if queue is None else queue[0].last
+                batch = self._build_one(builder, file, (offsets[rows], sizes[rows]), own, last)
                 if batch is not None:
                     yield batch
         if placed < len(offsets):
@@ -184,13 +198,17 @@ class PathBackend:
 
     def _build_one(
         self,
-        builder: BatchBuilder,
+        builder: BatchBuilder | InnerBatchBuilder,
         file: LogFile,
-        offsets: Ints,
-        sizes: Ints,
+        placed: tuple[Ints, Ints],
         own: QueueRows | None,
+        last: Stored | None,
     ) -> pa.RecordBatch | None:
-        end = int(offsets[-1] + sizes[-1])
+        """Return the records at offsets, with their sizes, as a batch; None if all were cut."""
+        offsets, sizes = placed
+        ends = offsets + sizes
+        batch: pa.RecordBatch | None = None
+        damage: CorruptRecordError | None = None
         try:
             batch = builder.build(
                 self._reader.file_view(file), offsets - file.start, file.start, own
@@ -199,23 +217,34 @@ class PathBackend:
             self._lose(f"{len(offsets)} records in {file.path}, which is gone")
             return None
         except CorruptRecordError as error:
-            if not self._was_cut(end):
-                raise CorruptRecordError(f"{self.where}: {error}") from error
-        else:
-            if not self._was_cut(end):
-                return batch
-        self._lose(f"records that reach to offset {end}, beyond the readable end of the log")
-        return None
+            damage = error
+        # A cut changes bytes only after it has moved the limit back, and later records are written
+        # only after their epoch is in the history. So look at the limit first.
+        kept = self._whole_until(ends, last)
+        if kept == len(ends):
+            if damage is not None:
+                raise CorruptRecordError(f"{self.where}: {damage}") from damage
+            return batch
+        self._lose(f"records that reach to offset {ends[-1]}, beyond the readable end of the log")
+        if kept == 0:
+            return None
+        if batch is None or isinstance(builder, InnerBatchBuilder):  # records are not rows
+            rows = None if own is None else replace(own, offsets=own.offsets[:kept])
+            return self._build_one(builder, file, (offsets[:kept], sizes[:kept]), rows, last)
+        return batch.slice(0, kept)
 
-    def _was_cut(self, end: int) -> bool:
-        """Return whether bytes below `end` are no longer readable, after a cut by a failover."""
-        return self._reader.is_hastore and self._reader.limit_offset < end
+    def _whole_until(self, ends: Ints, last: Stored | None) -> int:
+        """Return how many records, by their ends, no failover has cut away meanwhile."""
+        if not self._reader.is_hastore:
+            return len(ends)
+        stops = [self._reader.limit_offset]
+        cut = None if last is None else valid_end(self._epochs.read(), last)
+        if cut is not None:
+            stops.append(cut)
+        return int(np.searchsorted(ends, min(stops), side="right"))
 
     def _is_batch_queue(self, span: QueueRange) -> bool:
-        """Return whether this is a batch queue, whose units each stand for several messages.
-
-        The source returns one row for each unit.
-        """
+        """Return whether this is a queue of inner batches, each with several messages."""
         return Path(self.where, "batchconsumequeue", span.topic, str(span.partition)).is_dir()
 
     def _lose(self, what: str) -> None:

@@ -118,14 +118,17 @@ class RecordBuilder:
         _refuse(
             body_sizes > _MAX_BODY_BYTES,
             first_row,
-            lambda at: f"its body has {body_sizes[at]} bytes; at most {_MAX_BODY_BYTES} fit in a "
-            "message",
+            lambda at: (
+                f"its body has {body_sizes[at]} bytes; at most {_MAX_BODY_BYTES} fit in a message"
+            ),
         )
         _refuse(
             property_sizes > MAX_PROPERTIES_BYTES,
             first_row,
-            lambda at: f"its key, tags and headers have {property_sizes[at]} bytes; at most "
-            f"{MAX_PROPERTIES_BYTES} fit in a message",
+            lambda at: (
+                f"its key, tags and headers have {property_sizes[at]} bytes; at most "
+                f"{MAX_PROPERTIES_BYTES} fit in a message"
+            ),
         )
         headers = np.zeros(count, self._header)
         topic_sizes = len(topics.as_py()) if isinstance(topics, pa.Scalar) else _lengths(topics)
@@ -180,9 +183,7 @@ class RecordBuilder:
                 raise RowError(first_row + int(owners[found[0]]), problem.format(name=shown))
 
         refuse(pc.or_(pairs.is_null(), names.is_null()), "a header is null, or its key is")
-        refuse(
-            values.is_null(), "header {name!r} has no value; a property has one, perhaps empty"
-        )
+        refuse(values.is_null(), "header {name!r} has no value; a property has one, perhaps empty")
         refuse(pc.equal(names, ""), "a header has an empty key; a property needs a name")
         refuse(
             pc.is_in(names, _RESERVED),
@@ -327,9 +328,7 @@ def _crcs(bodies: pa.Array) -> list[int]:
 # -- refusals
 
 
-def _refuse(
-    bad: npt.NDArray[np.bool_], first_row: int, problem: Callable[[int], str]
-) -> None:
+def _refuse(bad: npt.NDArray[np.bool_], first_row: int, problem: Callable[[int], str]) -> None:
     """Raise RowError for the first row that is bad; `problem` is called with its place."""
     found = np.flatnonzero(bad)
     if len(found):
@@ -341,9 +340,7 @@ def _refuse_nulls(values: pa.Array, first_row: int, problem: str) -> None:
         _refuse(values.is_null().to_numpy(zero_copy_only=False), first_row, lambda _: problem)
 
 
-def _refuse_separators(
-    values: pa.Array, owners: Ints | None, first_row: int, what: str
-) -> None:
+def _refuse_separators(values: pa.Array, owners: Ints | None, first_row: int, what: str) -> None:
     """Raise RowError for a value with a byte that separates properties in a record."""
     buffers = values.buffers()
     if not len(values) or buffers[2] is None:

@@ -2,7 +2,7 @@
 
 import struct
 from array import array
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -136,11 +136,16 @@ class QueueFiles:
         self._root = root
         self._fs = fs
 
-    def topics(self, low_offset: int, limit: int) -> dict[str, dict[int, tuple[int, int]]]:
-        """Return (min, max) queue offsets of each queue of each topic."""
+    def topics(
+        self, low_offset: int, limit: int, names: Collection[str] | None = None
+    ) -> dict[str, dict[int, tuple[int, int]]]:
+        """Return (min, max) queue offsets of each queue of each topic, or of these topics."""
         result: dict[str, dict[int, tuple[int, int]]] = {}
         for kind in ("consumequeue", "batchconsumequeue"):
-            for topic in self._fs.list_dir(f"{self._root}/{kind}"):
+            topics = self._fs.list_dir(f"{self._root}/{kind}")
+            if names is not None:
+                topics = [topic for topic in topics if topic in names]
+            for topic in topics:
                 for name in self._fs.list_dir(f"{self._root}/{kind}/{topic}"):
                     if name.isascii() and name.isdigit():
                         found = self.queue_range(topic, int(name), low_offset, limit)

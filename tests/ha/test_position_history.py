@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hastore.ha.rules.epochs import FLOOR_EPOCH
-from hastore.server.api.history import Standing, check_position, epoch_at, epochs_of
+from hastore.ha.rules.history import Standing, check_position, epoch_at, epochs_of
 
 HISTORY = [(5, 100), (7, 300)]
 

@@ -1,0 +1,173 @@
+"""Follow the queues of a group of nodes: their readable ends, and the epochs before them.
+
+The connections stay open between calls. The master is asked, or, while there is none, the replica
+with the greatest readable offset. During a failover a call waits up to STALL_S for a node.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+
+from hastore.client.connections.addresses import parse_bootstrap
+from hastore.client.connections.requester import Answer, Requester, expect
+from hastore.clock import SYSTEM_CLOCK
+from hastore.errors import UnreachableError
+from hastore.ha.rules.history import Standing
+from hastore.protocol import api
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.partitions import Stored
+from hastore.spark.read.places import Place, Verdict
+from hastore.spark.read.server_reader import ServerBackend
+
+STALL_S = 60.0  # a call gives up after this time without an answer from any node
+ANSWER_S = 2.0  # after this time without an answer another node is asked
+SURVEY_S = 1.0  # between two searches for a master
+_BY_NAME_MAX = 8  # of more topics, all are asked for at once
+
+
+class ServerHead:
+    """The nodes of a group, asked through the client API."""
+
+    def __init__(self, bootstrap: tuple[str, ...]) -> None:
+        self._bootstrap = parse_bootstrap(bootstrap)
+        self.where = ",".join(self._bootstrap)
+        self._requester: Requester | None = None
+        self._node: str | None = None  # the address that answers
+        self._surveyed_ms = float("-inf")
+        self._token: tuple[str, int] | None = None
+
+    def close(self) -> None:
+        """Close the connections."""
+        if self._requester is not None:
+            self._requester.close()
+            self._requester = None
+
+    def token(self) -> object:
+        """Return the node that answered the last `available`, and its epoch."""
+        return self._token
+
+    def available(self, topics: Collection[str] | None = None) -> dict[TopicPartition, OffsetRange]:
+        """Return the queues, of these topics or of all, as the node lists them."""
+        info = expect(api.Map, self._ask(api.AskMap)[0]).map
+        if not info.writable and self._may_survey():
+            self._choose(STALL_S)
+            info = expect(api.Map, self._ask(api.AskMap)[0]).map
+        self._token = (self._node or "", info.epoch)
+        if topics is None or len(topics) > _BY_NAME_MAX:
+            asked = [expect(api.Topics, self._ask(lambda rid: api.AskTopics(rid))[0]).topics]
+        else:
+            asked = [self._one_topic(topic) for topic in topics]
+        return {
+            TopicPartition(topic, queue_id): OffsetRange(*bounds)
+            for part in asked
+            for topic, queues in part.items()
+            if topics is None or topic in topics
+            for queue_id, bounds in queues.items()
+        }
+
+    def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
+        """Return the first offset stored at or after the instant; None if all are older."""
+        return ServerBackend(self._bootstrap, True).offset_by_time(partition, timestamp_ms)
+
+    def limit_offset(self) -> int | None:
+        """Return None: each node enforces its own readable offset."""
+        return None
+
+    def locate(
+        self, ends: Mapping[TopicPartition, int], lows: Mapping[TopicPartition, int]
+    ) -> dict[TopicPartition, Place]:
+        """Return the place of each offset, or of the greatest readable one from `lows` to it."""
+        found = {key: self._locate(key, end, lows.get(key, 0)) for key, end in ends.items()}
+        return {key: place for key, place in found.items() if place is not None}
+
+    def check(self, places: Mapping[TopicPartition, Place]) -> dict[TopicPartition, Verdict]:
+        """Return whether the record before each place is still in the log."""
+        return {key: self._check(key, place) for key, place in places.items()}
+
+    def _one_topic(self, topic: str) -> dict[str, dict[int, tuple[int, int]]]:
+        return expect(api.Topics, self._ask(lambda rid: api.AskTopics(rid, topic))[0]).topics
+
+    def _locate(self, key: TopicPartition, end: int, low: int) -> Place | None:
+        if end <= low:
+            return Place(end)
+        found = self._before(key, end)
+        if found is not None:
+            return found
+        result = None  # the queue's end is not readable yet: find the part that is
+        high = end - 1
+        while low < high:
+            middle = (low + high + 1) // 2
+            found = self._before(key, middle)
+            if found is None:
+                high = middle - 1
+            else:
+                low, result = middle, found
+        return result
+
+    def _before(self, key: TopicPartition, end: int) -> Place | None:
+        """Return the place after the message at `end - 1`; None if that is not readable yet."""
+        reply = self._pull(key, api.Position(end - 1))
+        if reply.status is api.PullStatus.OFFSET_TOO_SMALL:
+            return Place(max(end, reply.min_queue_offset))
+        if reply.status is not api.PullStatus.FOUND or reply.last_offset is None:
+            return None
+        epochs = [epoch for epoch, start in reply.epochs if start <= reply.last_offset]
+        stored = Stored(epochs[-1] if epochs else None, reply.last_offset)
+        return Place(reply.next_queue_offset, stored)
+
+    def _check(self, key: TopicPartition, place: Place) -> Verdict:
+        if place.before is None:
+            return Verdict(Standing.AGREED, place)
+        reply = self._pull(key, api.Position(place.next, *place.before))
+        if reply.status is api.PullStatus.HISTORY_DIFFERS:
+            common = reply.common or api.Position(reply.min_queue_offset)
+            before = None
+            if common.offset is not None:
+                before = Stored(common.epoch, common.offset)
+            return Verdict(Standing.LOST, Place(common.queue_offset, before))
+        if reply.status in (api.PullStatus.NO_NEW, api.PullStatus.NO_SUCH_QUEUE):
+            # Or the place is the queue's end: the node does not tell the two apart.
+            return Verdict(Standing.BEHIND, place)
+        return Verdict(Standing.AGREED, place)
+
+    def _pull(self, key: TopicPartition, position: api.Position) -> api.Pulled:
+        """Ask for one message; its records are not looked at."""
+        reply, _ = self._ask(lambda rid: api.Pull(rid, key.topic, key.partition, position, 1, 1, 0))
+        return expect(api.Pulled, reply)
+
+    def _ask(self, make: Callable[[int], api.Request]) -> Answer:
+        """Ask the node that answered last, or look for another; waits up to STALL_S."""
+        deadline_ms = SYSTEM_CLOCK.monotonic_ms() + STALL_S * 1_000.0
+        while True:
+            left_s = (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000.0
+            if self._node is None:
+                self._choose(max(left_s, 0.0))
+            requester, node = self._open(), self._node
+            assert node is not None
+            try:
+                answer = requester.run(requester.ask(node, make, min(ANSWER_S, max(left_s, 0.0))))
+            except UnreachableError as failure:
+                self._node = None
+                requester.cluster.maps.pop(node, None)
+                if left_s <= 0.0:
+                    raise UnreachableError(
+                        f"no node of {self.where} answered within {STALL_S:g} s: {failure}"
+                    ) from failure
+                continue
+            return answer
+
+    def _may_survey(self) -> bool:
+        return SYSTEM_CLOCK.monotonic_ms() - self._surveyed_ms > SURVEY_S * 1_000.0
+
+    def _choose(self, timeout_s: float) -> None:
+        """Find the master, or else the replica with the greatest readable offset."""
+        requester = self._open()
+        requester.run(requester.survey(timeout_s))
+        self._surveyed_ms = SYSTEM_CLOCK.monotonic_ms()
+        maps = requester.cluster.maps
+        newest = max(info.epoch for info in maps.values())
+        known = {address: info for address, info in maps.items() if info.epoch == newest}
+        self._node = max(known, key=lambda a: (known[a].writable, known[a].readable_offset))
+
+    def _open(self) -> Requester:
+        if self._requester is None:
+            self._requester = Requester(self._bootstrap, SYSTEM_CLOCK)
+        return self._requester

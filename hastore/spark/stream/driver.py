@@ -1,0 +1,289 @@
+"""The driver's side of a stream: where it begins, where each micro-batch ends, and its tasks.
+
+A batch is `[start, end)` in each queue, in the log that had the record before its end. If a
+failover has cut that log, the batch is what the cut left of it. So a batch that Spark repeats after
+a restart has the same messages as before, and no later batch reads a message again.
+"""
+
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+
+from hastore.clock import SYSTEM_CLOCK, Clock
+from hastore.errors import PositionLostError, UnreachableError, UsageError
+from hastore.ha.rules.history import Standing
+from hastore.spark.options.offsets import Bound, OffsetRange, OffsetsByPartition, TopicPartition
+from hastore.spark.options.partitions import QueueRange, Stored, split_queues
+from hastore.spark.options.source_options import Assign, Strategy, Subscribe
+from hastore.spark.options.stream_options import StreamOptions
+from hastore.spark.read.places import Head, Place, Verdict
+from hastore.spark.read.planning import matching, select
+from hastore.spark.stream.admission import Delay, count_new, share
+from hastore.spark.stream.ends import Ends
+from hastore.spark.stream.offsets import Places, StreamOffset
+
+BEHIND_S = 60.0  # how long a store that is behind a batch may take to catch up
+BEHIND_STEP_S = 0.05
+_REMEDY = "set failOnDataLoss to false to continue with the messages that are available"
+
+
+class StreamDriver:
+    """Plan the batches of one run of a query. One thread uses it."""
+
+    def __init__(self, head: Head, options: StreamOptions, clock: Clock = SYSTEM_CLOCK) -> None:
+        assert options.source.strategy is not None
+        self._head = head
+        self._options = options
+        self._strategy: Strategy = options.source.strategy
+        self._fails = options.source.limits.fail_on_data_loss
+        self._clock = clock
+        self._ends = Ends(head, self._strategy, clock)
+        self._initial: StreamOffset | None = None
+        self._target: Places | None = None
+        self._delay = Delay(options.admission.min_offsets or 0, options.admission.max_delay_s)
+
+    def initial_offset(self) -> StreamOffset:
+        """Return where a new query begins; the same in each call, though the log goes on."""
+        if self._initial is None:
+            ends = self._ends.look(now=True)
+            self._refuse_missing()
+            there = {
+                key: OffsetRange(span.start, max(span.start, ends[key].next))
+                for key, span in self._ends.ranges.items()
+            }
+            found = self._options.source.limits.resolve(there, self._head.offset_by_time)
+            starts = {key: span.start for key, span in found.items()}
+            lows = {key: span.start for key, span in there.items()}
+            at_end = {key: ends[key] for key in starts if starts[key] == ends[key].next}
+            others = {key: start for key, start in starts.items() if key not in at_end}
+            places = {**at_end, **self._head.locate(others, lows)}
+            self._initial = StreamOffset(places, is_initial=True)
+        return self._initial
+
+    def prepare_available_now(self) -> None:
+        """Fix the end of this run: the messages that are readable now."""
+        self._target = dict(self._ends.look(now=True))
+
+    def latest_offset(self, start: StreamOffset, *, limited: bool) -> StreamOffset:
+        """Return where the next batch ends; `start` itself if there is nothing new.
+
+        Raises PositionLostError if a failover has cut the log before `start`, and messages were
+        lost, and failOnDataLoss is set.
+        """
+        ends = self._ends.look()
+        starts = self._keep_selected(start.places)
+        verdicts = self._ends.verify(starts)
+        if self._fails:
+            for key, verdict in verdicts.items():
+                self._begin(key, starts[key], verdict)
+        if self._target is not None:
+            ends = self._target = {
+                key: verdict.common for key, verdict in self._ends.verify(self._target).items()
+            }
+        ends = _not_before(starts, ends, verdicts)
+        if limited:
+            ends = self._admit(starts, ends, verdicts)
+        if ends == start.places and not (start.is_initial and self._begins_late()):
+            return start
+        return StreamOffset(ends, start.places if start.is_initial else None)
+
+    def latest_ends(self) -> Places | None:
+        """Return the ends as of the last look; None before it."""
+        return self._ends.places or None
+
+    def tasks(self, start: StreamOffset, end: StreamOffset) -> list[QueueRange]:
+        """Cut a batch into tasks. Raises PositionLostError, as `latest_offset` does."""
+        starts = start.places if end.origin is None else end.origin
+        if starts == end.places:
+            return []
+        self._ends.look(now=True)
+        starts = {**starts, **self._new_queues(starts, end.places)}
+        gone = set(starts) - set(end.places)
+        if gone:
+            self._lose(f"{_names(gone)} are in the query's checkpoint, but not in this batch")
+        first = self._ends.verify({key: starts[key] for key in end.places})
+        last = self._caught_up(end.places)
+        ranges, edges = {}, {}
+        for key in sorted(end.places):
+            begin = self._begin(key, starts[key], first[key])
+            stop = last[key].common
+            if last[key].standing is Standing.LOST:
+                self._lose(f"a failover cut {key} from {stop.next} to {end.places[key].next}")
+            elif stop.next < begin.next:
+                self._lose(f"the offset of {key} changed from {begin.next} to {stop.next}")
+            if stop.next > begin.next:
+                ranges[key] = OffsetRange(begin.next, stop.next)
+                edges[key] = (begin, stop.before)
+        pieces = split_queues(
+            ranges.items(),
+            min_partitions=self._options.source.min_partitions,
+            max_records=self._options.source.max_records_per_partition,
+        )
+        limit = self._head.limit_offset()
+        return [_placed(piece, limit, edges) for piece in pieces]
+
+    def close(self) -> None:
+        """Close files and sockets."""
+        self._head.close()
+
+    def _refuse_missing(self) -> None:
+        """Raise UsageError for a topic or partition that the options name, but does not exist."""
+        there = self._ends.ranges
+        match self._strategy:
+            case Subscribe(topics):
+                missing = not {key.topic for key in there}.issuperset(topics)
+            case Assign(partitions):
+                missing = not partitions <= there.keys()
+            case _:
+                missing = False
+        if missing:
+            try:
+                select(self._strategy, self._head.available(), self._head.where)
+            except UsageError as error:
+                raise UsageError(
+                    f"{error}; a stream with subscribePattern reads topics that appear later, and "
+                    "one with subscribe new queues of its topics"
+                ) from error
+
+    # -- what a batch may take
+
+    def _admit(
+        self, starts: Places, ends: Places, verdicts: Mapping[TopicPartition, Verdict]
+    ) -> Places:
+        """Apply the limits of the options; return `starts` if the batch must wait."""
+        admission = self._options.admission
+        begins = {key: self._first_of(key, starts, verdicts) for key in ends}
+        stops = {key: place.next for key, place in ends.items()}
+        # In a run that ends by itself nothing would come later: such a batch does not wait.
+        if admission.min_offsets is not None and self._target is None:
+            if self._delay.holds(count_new(begins, stops), self._clock.monotonic_ms() / 1_000.0):
+                return starts
+        if admission.max_offsets is None:
+            return ends
+        shared = share(admission.max_offsets, begins, stops)
+        moved = {key: stop for key, stop in shared.items() if stop != stops[key]}
+        return {**ends, **self._head.locate(moved, begins)}
+
+    def _first_of(
+        self, key: TopicPartition, starts: Places, verdicts: Mapping[TopicPartition, Verdict]
+    ) -> int:
+        if key not in starts:
+            return self._ends.ranges[key].start if key in self._ends.ranges else 0
+        if verdicts[key].standing is Standing.LOST:
+            return verdicts[key].common.next
+        return starts[key].next
+
+    def _begins_late(self) -> bool:
+        """Return whether the start depends on the moment at which the query began.
+
+        Then the first batch is run even if it is empty: Spark stores its end, and so its start.
+        """
+        start = self._options.source.limits.start
+        if isinstance(start, OffsetsByPartition):
+            return Bound.LATEST in start.offsets.values()
+        return start is not Bound.EARLIEST
+
+    def _keep_selected(self, starts: Places) -> Places:
+        """Leave out queues that the options no longer select."""
+        # A queue that is selected may be missing for a while, on a replica that lags.
+        kept = matching(self._strategy, dict.fromkeys(starts, OffsetRange(0, 0)))
+        if len(kept) < len(starts):
+            extra = _names(set(starts) - set(kept))
+            self._lose(f"{extra} are in the query's checkpoint, but not selected any more")
+        return {key: starts[key] for key in kept}
+
+    # -- losses
+
+    def _begin(self, key: TopicPartition, start: Place, verdict: Verdict) -> Place:
+        """Return where a batch begins that should begin at `start`."""
+        if verdict.standing is Standing.LOST:
+            self._lose(
+                f"offset {start.next} of {key} is after a record that a failover cut away; "
+                f"{verdict.common.next} is the last offset that is still valid"
+            )
+            start = verdict.common
+        there = self._ends.ranges.get(key)
+        if there is not None and start.next < there.start:
+            self._lose(
+                f"offset {start.next} of {key} is before the first one kept, {there.start}: "
+                "retention removed the messages between them"
+            )
+            return Place(there.start)
+        if there is None and verdict.standing is Standing.AGREED and start.before is not None:
+            self._lose(f"{key} is gone")
+        return start
+
+    def _new_queues(self, starts: Places, ends: Places) -> dict[TopicPartition, Place]:
+        """Return where to begin in queues that have appeared since `starts`."""
+        result = {}
+        for key in ends:
+            if key not in starts:
+                there = self._ends.ranges.get(key)
+                first = there.start if there is not None else 0
+                if first > 0:
+                    self._lose(f"the new queue {key} begins at offset {first} instead of 0")
+                result[key] = Place(first)
+        return result
+
+    def _caught_up(self, ends: Places) -> dict[TopicPartition, Verdict]:
+        """Return how the ends relate to the log; waits for a store that is behind them.
+
+        Nodes need no wait here: a task waits until one of them has its messages.
+        """
+        deadline_ms = self._clock.monotonic_ms() + BEHIND_S * 1_000.0
+        while True:
+            verdicts = self._ends.verify(ends)
+            missing = [
+                key
+                for key, verdict in verdicts.items()
+                if verdict.standing is not Standing.LOST and self._end_of(key) < ends[key].next
+            ]
+            if not missing or self._head.limit_offset() is None:
+                return verdicts
+            if self._clock.monotonic_ms() >= deadline_ms:
+                if not any(verdicts[key].standing is Standing.BEHIND for key in missing):
+                    self._lose(f"messages of {_names(missing)} are gone")
+                    return verdicts
+                raise UnreachableError(
+                    f"{self._head.where} is behind the query's checkpoint in {_names(missing)}; it "
+                    f"did not catch up within {BEHIND_S:g} s: wait until its node has, or read "
+                    "from another replica"
+                )
+            time.sleep(BEHIND_STEP_S)
+            self._ends.look(now=True)
+
+    def _end_of(self, key: TopicPartition) -> int:
+        there = self._ends.ranges.get(key)
+        return 0 if there is None else there.end
+
+    def _lose(self, what: str) -> None:
+        if self._fails:
+            raise PositionLostError(f"{what} ({self._head.where}); {_REMEDY}")
+
+
+def _not_before(starts: Places, ends: Places, verdicts: Mapping[TopicPartition, Verdict]) -> Places:
+    """Return the ends, but nowhere before the start unless a cut has moved the log back.
+
+    A replica that lags does not have the start yet.
+    """
+    result = dict(ends)
+    for key, start in starts.items():
+        if verdicts[key].standing is Standing.LOST:
+            result.setdefault(key, verdicts[key].common)
+        elif key not in ends or ends[key].next <= start.next:
+            result[key] = start
+    return result
+
+
+def _placed(
+    piece: QueueRange,
+    limit: int | None,
+    edges: Mapping[TopicPartition, tuple[Place, Stored | None]],
+) -> QueueRange:
+    begin, last = edges[TopicPartition(piece.topic, piece.partition)]
+    before = begin.before if piece.start == begin.next else None
+    return replace(piece, limit=limit, before=before, last=last)
+
+
+def _names(keys: Iterable[TopicPartition]) -> str:
+    return ", ".join(str(key) for key in sorted(keys))

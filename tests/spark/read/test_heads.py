@@ -1,0 +1,249 @@
+"""Ends and positions, from a store's files and from nodes: a cut, retention, an unreadable end."""
+
+import json
+
+import pytest
+
+from hastore.errors import PositionLostError, StoreBrokenError, UnreachableError
+from hastore.ha.rules.history import Standing
+from hastore.spark.arrow.batch import BatchBuilder
+from hastore.spark.options.offsets import TopicPartition
+from hastore.spark.options.partitions import QueueRange, Stored
+from hastore.spark.read import server_head
+from hastore.spark.read.epoch_file import EpochFile, valid_end
+from hastore.spark.read.places import Place
+from hastore.spark.read.server_head import ServerHead
+from hastore.spark.read.server_reader import ServerBackend
+from hastore.spark.read.store_head import PathHead
+from hastore.spark.read.store_reader import PathBackend
+from hastore.store.fs.filesystem import REAL
+from hastore.store.state.limits import Limits, LimitsPage
+from tests.api_fakes import FakeBackend
+from tests.spark.read.test_server_reader import ALL, fill, serving
+from tests.spark.stores import numbered, write_store
+
+T0, T1 = TopicPartition("t", 0), TopicPartition("t", 1)
+
+
+class HastoreStore:
+    """A store of 20 messages in two queues, with the files by which a node states its limits."""
+
+    def __init__(self, root, messages=20):
+        self.root = root
+        self.placed = write_store(root, numbered(messages, queues=2))
+        self.page = LimitsPage(REAL, str(root))
+        self.end = self.placed[-1].physical_offset + self.placed[-1].size
+        (root / "hastore").mkdir()
+        self.page.open(Limits(file_size=1 << 20, record_end=self.end, readable_offset=self.end))
+        self.set_history([65_537, 0])
+
+    def set_history(self, *entries):
+        path = self.root / "hastore" / "node.json"
+        new = path.with_suffix(".new")
+        new.write_text(json.dumps({"history": [[*entry, 1, [1, 2]] for entry in entries]}))
+        new.replace(path)
+
+    def set_readable(self, offset):
+        self.page.update(readable=offset)
+
+    def at(self, number):
+        return self.placed[number].physical_offset
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = HastoreStore(tmp_path)
+    yield made
+    made.page.close()
+
+
+def standings(head, **places):
+    verdicts = head.check({TopicPartition("t", int(k[1:])): p for k, p in places.items()})
+    return {f"q{key.partition}": verdict for key, verdict in verdicts.items()}
+
+
+def test_a_path_gives_ends_with_epochs_up_to_the_readable_offset(store):
+    head = PathHead(str(store.root))
+    store.set_readable(store.at(15))
+    assert head.available(("t", "no such")) == {T0: (0, 8), T1: (0, 7)}
+    assert head.available() == head.available({"t"})
+    assert head.locate({T0: 8, T1: 3}, {T0: 0, T1: 0}) == {
+        T0: Place(8, Stored(65_537, store.at(14))),
+        T1: Place(3, Stored(65_537, store.at(5))),
+    }
+    assert head.token() == ((65_537, 0),)
+    assert head.limit_offset() == store.at(15)
+
+
+def test_a_path_finds_a_cut_and_the_common_position(store):
+    head = PathHead(str(store.root))
+    before = head.locate({T0: 10, T1: 4}, {T0: 0, T1: 0})
+    store.set_history([65_537, 0], [131_074, store.at(12)])
+    found = standings(head, q0=before[T0], q1=before[T1])
+    assert found["q0"].standing is Standing.LOST
+    assert found["q0"].common == Place(6, Stored(65_537, store.at(10)))
+    assert found["q1"].standing is Standing.AGREED
+    assert standings(head, q0=Place(10, Stored(131_074, store.at(18))))["q0"][0] is Standing.AGREED
+    store.set_readable(store.at(14))
+    assert standings(head, q0=Place(10, Stored(131_074, store.at(18))))["q0"][0] is Standing.BEHIND
+
+
+def test_a_rocketmq_store_has_no_epochs_but_a_changed_record_is_noticed(tmp_path):
+    write_store(tmp_path, numbered(20))
+    head = PathHead(str(tmp_path))
+    assert head.available() == {T0: (0, 20)}
+    assert head.token() is None
+    place = head.locate({T0: 20}, {T0: 0})[T0]
+    assert place.before.epoch is None
+    assert standings(head, q0=place)["q0"].standing is Standing.AGREED
+    moved = Place(20, Stored(None, place.before.offset + 1))
+    assert standings(head, q0=moved)["q0"] == (Standing.LOST, Place(0))
+    beyond = standings(head, q0=Place(25, Stored(None, 9_999)))["q0"]
+    assert beyond == (Standing.LOST, place)
+
+
+def test_a_task_over_a_path_stops_where_a_later_epoch_begins(store, monkeypatch):
+    last = Stored(65_537, store.at(18))
+    span = QueueRange("t", 0, 0, 10, store.end, last=last)
+    with PathBackend(str(store.root), False) as backend:
+        batches = backend.read_queue(span, BatchBuilder(ALL))
+        store.set_history([65_537, 0], [131_074, store.at(12)])  # cut, and grown again
+        assert [row["offset"] for b in batches for row in b.to_pylist()] == list(range(6))
+    with (
+        PathBackend(str(store.root), True) as backend,
+        pytest.raises(PositionLostError, match="failOnDataLoss"),
+    ):
+        list(backend.read_queue(span, BatchBuilder(ALL)))
+
+
+def test_a_task_over_a_path_keeps_what_a_cut_in_the_middle_left(store):
+    store.set_readable(store.at(12))
+    with PathBackend(str(store.root), False) as backend:
+        batches = backend.read_queue(QueueRange("t", 0, 0, 10, store.end), BatchBuilder(ALL))
+        assert [row["offset"] for b in batches for row in b.to_pylist()] == list(range(6))
+
+
+@pytest.mark.parametrize("text", ["{", '{"history": 5}', '{"history": [[1]]}', "{}"])
+def test_a_damaged_state_is_named(tmp_path, text):
+    (tmp_path / "hastore").mkdir()
+    (tmp_path / "hastore" / "node.json").write_text(text)
+    with pytest.raises(StoreBrokenError, match=r"node\.json is not the state of a node"):
+        EpochFile(str(tmp_path)).read()
+
+
+@pytest.mark.parametrize(
+    ("history", "last", "end"),
+    [
+        (None, Stored(5, 100), None),
+        (((5, 0), (7, 300)), None, None),
+        (((5, 0), (7, 300)), Stored(None, 100), None),
+        (((5, 0), (7, 300)), Stored(5, 299), 300),
+        (((5, 0), (7, 300)), Stored(5, 300), 300),  # cut
+        (((5, 0), (7, 300)), Stored(7, 900), None),
+        (((5, 0), (7, 300)), Stored(6, 900), 0),  # nobody knows where epoch 6 began
+        (((5, 0),), Stored(6, 900), None),  # this node does not know of epoch 6 yet
+    ],
+)
+def test_where_the_records_of_a_log_end(history, last, end):
+    assert valid_end(history, last) == end
+
+
+# -- nodes
+
+
+def cut(node, count, epoch):
+    """Remove the last messages of a fake node, as a failover does; it goes on in a new epoch."""
+    store = node.store
+    at = sorted(store.starts)[-count]
+    del store.log[at:]
+    store.starts = {start for start in store.starts if start < at}
+    for key, units in store.units.items():
+        store.units[key] = [unit for unit in units if unit[0] < at]
+    node.entries = [*node.entries, (epoch, at)]
+
+
+def test_nodes_give_ends_with_epochs():
+    node = FakeBackend()
+    fill(node.store, 10)
+    with serving(node) as bootstrap:
+        head = ServerHead(bootstrap)
+        available = head.available(["t"])
+        assert available == head.available() == {T0: (0, 5), T1: (0, 5)}
+        assert head.available(["no"]) == {}
+        found = head.locate({T0: 5, T1: 2}, {T0: 0, T1: 0})
+        assert found[T0].next == 5
+        assert found[T0].before == Stored(65_537, node.store.units["t", 0][4][0])
+        assert found[T1] == Place(2, Stored(65_537, node.store.units["t", 1][1][0]))
+        assert head.token() == (bootstrap[0], 65_537)
+        assert head.check(found)[T1].standing is not Standing.LOST
+        head.close()
+
+
+def test_messages_that_are_not_confirmed_are_not_in_a_batch():
+    node = FakeBackend()
+    fill(node.store, 40)
+    node.store.confirmed = node.store.units["t", 0][13][0]
+    node.store.queue_range = lambda *key: (0, len(node.store.units[key]))
+    with serving(node) as bootstrap:
+        head = ServerHead(bootstrap)
+        ends = {key: span.end for key, span in head.available().items()}
+        assert ends == {T0: 20, T1: 20}
+        found = head.locate(ends, {T0: 0, T1: 5})
+        assert {key: place.next for key, place in found.items()} == {T0: 13, T1: 13}
+        assert head.locate({T0: 20}, {T0: 13}) == {}
+        head.close()
+
+
+def test_nodes_find_a_cut_and_a_task_stops_there():
+    node = FakeBackend()
+    fill(node.store, 20)
+    with serving(node) as bootstrap:
+        head = ServerHead(bootstrap)
+        head.available()
+        places = head.locate({T0: 10, T1: 4}, {T0: 0, T1: 0})
+        cut(node, 8, 131_073)
+        fill(node.store, 20)
+        verdicts = head.check(places)
+        assert verdicts[T0].standing is Standing.LOST
+        assert verdicts[T0].common == Place(6, Stored(65_537, node.store.units["t", 0][5][0]))
+        assert verdicts[T1].standing is Standing.AGREED
+        assert head.available() and head.token() == (bootstrap[0], 131_073)
+        span = QueueRange("t", 0, 2, 10, last=places[T0].before)
+        with ServerBackend(bootstrap, False) as backend:
+            batches = list(backend.read_queue(span, BatchBuilder(ALL)))
+        assert [r["offset"] for b in batches for r in b.to_pylist()] == [2, 3, 4, 5]
+        with (
+            ServerBackend(bootstrap, True) as backend,
+            pytest.raises(PositionLostError, match="failOnDataLoss"),
+        ):
+            list(backend.read_queue(span, BatchBuilder(ALL)))
+        head.close()
+
+
+def test_a_master_that_dies_is_replaced_by_a_slave_and_that_by_the_next_master(monkeypatch):
+    monkeypatch.setattr(server_head, "ANSWER_S", 0.2)
+    monkeypatch.setattr(server_head, "SURVEY_S", 0.0)
+    master, slave = FakeBackend(1), FakeBackend(2, writable=False)
+    slave.master = 1
+    fill(master.store, 40)
+    fill(slave.store, 20)
+    with serving(slave) as (second,):
+        with serving(master) as (first,):
+            head = ServerHead((first, second))
+            assert head.available()[T0] == (0, 20)
+            assert head.token() == (first, 65_537)
+        assert head.available()[T0] == (0, 10)
+        assert head.token() == (second, 65_537)
+        slave.writable, slave.entries = True, [(65_537, 0), (131_074, len(slave.store.log))]
+        fill(slave.store, 2)
+        assert head.available()[T0] == (0, 11)
+        assert head.token() == (second, 131_074)
+        head.close()
+
+
+def test_without_any_node_the_error_names_the_addresses(monkeypatch):
+    monkeypatch.setattr(server_head, "STALL_S", 0.3)
+    head = ServerHead(("tcp://127.0.0.1:9",))
+    with pytest.raises(UnreachableError, match="no answer from tcp://127.0.0.1:9"):
+        head.available()
+    head.close()
