@@ -33,7 +33,11 @@ class ServerBackend:
     """The nodes of a group, read through the client API."""
 
     def __init__(self, bootstrap: tuple[str, ...], fail_on_data_loss: bool) -> None:
-        self._bootstrap = parse_bootstrap(bootstrap)
+        try:
+            self._bootstrap = parse_bootstrap(bootstrap)
+        except UsageError as error:
+            text = str(error).removeprefix("bootstrap: ")
+            raise UsageError(f"option 'hastore.bootstrap.servers': {text}") from error
         self.where = ",".join(self._bootstrap)
         self._fail_on_data_loss = fail_on_data_loss
 
@@ -54,8 +58,14 @@ class ServerBackend:
 
     def available(self) -> dict[TopicPartition, OffsetRange]:
         """Return every queue and its range; they are the master's if a master answers."""
-        with Admin(self._bootstrap) as admin:
-            topics = admin.topics()
+        try:
+            with Admin(self._bootstrap) as admin:
+                topics = admin.topics()
+        except UnreachableError as error:
+            raise UnreachableError(
+                f"{error}; check 'hastore.bootstrap.servers', that a node runs there, and that "
+                "Spark's driver and executors can reach the nodes' API ports"
+            ) from error
         return {
             TopicPartition(topic, queue_id): OffsetRange(*bounds)
             for topic, queues in topics.items()
