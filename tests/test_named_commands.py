@@ -31,7 +31,6 @@ PROGRAMS = {"hastore": cli, "hastore-master": master_command, "hastore-slave": s
 PROGRAM = re.compile(r"^(?:bin/)?(hastore(?:-master|-slave)?)(?:\s+(.*))?$")
 TYPED = re.compile(r"(?:^|[|;&]|#   )\s*((?:bin/)?hastore(?:-master|-slave)? [^|;&<>\n]*)", re.M)
 HMAC_LABELS = ("hastore caller", "hastore answerer")  # of HELLO's proofs, in docs/ha-link.md
-NOT_YET = {"pipeline.md": "hastore pipeline ..."}  # the page says that it is not implemented yet
 
 
 def quoted(text: str) -> list[str]:
@@ -52,7 +51,7 @@ def commands_of(page: pathlib.Path) -> list[str]:
     for block in blocks:
         typed = re.sub(r"\s2>+", " >", block.replace("\\\n", " "))
         found += [one.split("  #")[0].strip() for one in TYPED.findall(typed)]
-    return sorted({one for one in found if one not in (*HMAC_LABELS, NOT_YET.get(page.name))})
+    return sorted({one for one in found if one not in HMAC_LABELS})
 
 
 def texts_of(path: pathlib.Path) -> list[str]:

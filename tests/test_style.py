@@ -138,11 +138,13 @@ MAY_IMPORT = {
     # The jobs of `hastore pipeline`; they run on Spark.
     "pipeline": ("errors", "clock", "record", "client", "spark", "store.offline", "pipeline"),
     "pipeline.export": ("errors", "clock", "spark", "pipeline"),
+    "pipeline.compact": ("errors", "clock", "spark", "pipeline"),
     # Two logs compared: raw files and limits of folders, the digests of nodes.
     "pipeline.audit": (
         *("errors", "clock", "record", "client", "protocol.api", "pipeline"),
         *("store.fs.filesystem", "store.offline", "store.state.limits"),
     ),
+    "pipeline.stats": ("errors", "clock", "client", "pipeline"),
     "pipeline.index": ("errors", "clock", "pipeline", "store.fs.filesystem", "store.rebuild"),
     "cli": (
         *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),

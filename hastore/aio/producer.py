@@ -1,7 +1,7 @@
 """hastore.Producer for asyncio: the same core, on the event loop itself, without a thread.
 
-    async with Producer(["tcp://127.0.0.1:10911"]) as producer:
-        results = await asyncio.gather(*(producer.send("flights", body) for body in bodies))
+async with Producer(["tcp://127.0.0.1:10911"]) as producer:
+    results = await asyncio.gather(*(producer.send("flights", body) for body in bodies))
 """
 
 from __future__ import annotations

@@ -68,9 +68,7 @@ class Lifecycle:
 def refuse_pickling(client: object) -> NoReturn:
     """Raise UsageError; the `__reduce__` of each client calls this."""
     kind = type(client).__name__
-    raise UsageError(
-        f"a {kind} has connections and cannot be pickled: make one in each process"
-    )
+    raise UsageError(f"a {kind} has connections and cannot be pickled: make one in each process")
 
 
 def describe(kind: str, addresses: tuple[str, ...], topic: str = "") -> str:

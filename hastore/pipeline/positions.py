@@ -132,6 +132,24 @@ def check_position(
         )
 
 
+def check_unchanged(backend: Backend, ends: Mapping[TopicPartition, Position]) -> None:
+    """Raise PositionLostError if the log was cut below these positions since their marks were read.
+
+    A job calls it between the end of its tasks and its commit.
+    """
+    available = backend.available()
+    for key, position in ends.items():
+        there = available.get(key)
+        if position.mark is None or (there is not None and position.next - 1 < there.start):
+            continue  # retention has removed the record since
+        gone = there is None or position.next > there.end
+        if gone or read_mark(backend, key, position.next - 1) != position.mark:
+            raise PositionLostError(
+                f"{key} at {backend.where} was cut by a failover while it was read; nothing of the "
+                "cut messages was made visible. Run the job again"
+            )
+
+
 def read_mark(backend: Backend, key: TopicPartition, offset: int) -> Mark | None:
     """Return the marks of the message at a queue offset; None if it is not there."""
     span = QueueRange(key.topic, key.partition, offset, offset + 1, backend.limit_offset())

@@ -44,10 +44,13 @@ class StagedFile:
     final: str
     rows: int
     size: int
+    partition: tuple[tuple[str, str], ...] = ()  # (column, value), for Delta
 
 
 class Target:
     """A target that this process has locked; use it in a `with`."""
+
+    flat = False  # whether all files are in the target's own folder, not in one for each partition
 
     def __init__(self, path: str | os.PathLike[str], kind: str) -> None:
         """Name the target; `kind` is the job's, so that no other job writes into it.
@@ -104,20 +107,8 @@ class Target:
 
         When this returns, the commit is durable. `state` is what the next run finds as `state`.
         """
-        _sync_folder(self.staging)
         number = self.number + 1
-        entry = {
-            "format": _FORMAT,
-            "job": self._kind,
-            "number": number,
-            "state": state,
-            "files": [
-                {"staged": one.staged, "final": one.final, "rows": one.rows, "bytes": one.size}
-                for one in files
-            ],
-            "removed": list(removed),
-        }
-        _write_json(self._commits / f"{number:08}.json", entry)  # the commit
+        entry = self._write_entry(number, state, files, removed)  # the commit
         self.number, self.state = number, dict(state)
         self._apply(entry)
 
@@ -163,23 +154,57 @@ class Target:
             self._lock = None
 
     def _recover(self) -> None:
-        numbers = [
-            int(match[1])
-            for match in map(_COMMIT_NAME.fullmatch, os.listdir(self._commits))
-            if match
-        ]
+        numbers = self._numbers()
         if numbers:
             self.number = max(numbers)
-            entry = _read_json(self._commits / f"{self.number:08}.json")
+            entry = self._read_entry(self.number)
             self._check(entry)
             self.state = entry["state"]
             self._apply(entry)
+        self._renew_staging()
+
+    def _renew_staging(self) -> None:
+        """Remove what a run that died has staged, and make the folder of this run."""
         for left in self._commits.glob(".*.new"):
             left.unlink()
         shutil.rmtree(self._state / "staging")
         self.staging.mkdir(parents=True)
         for folder in (self.staging.parent, self._state, self.path):
             _sync_folder(folder)
+
+    def _numbers(self) -> list[int]:
+        """Return the numbers of all commits."""
+        matches = map(_COMMIT_NAME.fullmatch, os.listdir(self._commits))
+        return sorted(int(match[1]) for match in matches if match)
+
+    def _entry_path(self, number: int) -> Path:
+        return self._commits / f"{number:08}.json"
+
+    def _read_entry(self, number: int) -> dict[str, Any]:
+        return _read_json(self._entry_path(number))
+
+    def _write_entry(
+        self,
+        number: int,
+        state: Mapping[str, Any],
+        files: Sequence[StagedFile],
+        removed: Sequence[str],
+    ) -> dict[str, Any]:
+        """Write what a commit is, at once and durably; return it."""
+        _sync_folder(self.staging)
+        entry = {
+            "format": _FORMAT,
+            "job": self._kind,
+            "number": number,
+            "state": state,
+            "files": [
+                {"staged": one.staged, "final": one.final, "rows": one.rows, "bytes": one.size}
+                for one in files
+            ],
+            "removed": list(removed),
+        }
+        _write_json(self._entry_path(number), entry)
+        return entry
 
     def _check(self, entry: Mapping[str, Any]) -> None:
         if entry.get("format") != _FORMAT:
@@ -199,18 +224,27 @@ class Target:
 
         A file that is at neither place was there once: somebody has removed it since.
         """
+        folders = self._move(entry["files"])
+        for name in entry["removed"]:
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / name).unlink()
+            folders.add((self.path / name).parent)
+        self._sync(folders)
+
+    def _move(self, files: Sequence[Mapping[str, Any]]) -> set[Path]:
+        """Rename staged files to their places; return the folders to sync."""
         folders = set()
-        for file in entry["files"]:
+        for file in files:
             final = self.path / file["final"]
             staged = self.path / file["staged"]
             if staged.exists():
                 final.parent.mkdir(parents=True, exist_ok=True)
                 os.rename(staged, final)
                 folders.add(final.parent)
-        for name in entry["removed"]:
-            with contextlib.suppress(FileNotFoundError):
-                (self.path / name).unlink()
-            folders.add((self.path / name).parent)
+        return folders
+
+    def _sync(self, folders: set[Path]) -> None:
+        """Make the names in folders durable, and the folders' own."""
         for folder in sorted(folders):
             if folder.exists():
                 for one in (folder, *folder.relative_to(self.path).parents):

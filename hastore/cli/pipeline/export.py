@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 @click.command("export", short_help="Export topics to Parquet, each message exactly once.")
 @with_where
-@click.option("--target", required=True, metavar="DIR", help="The folder of the Parquet files.")
+@click.option("--target", required=True, metavar="DIR", help="The folder of the files.")
 @click.option("--headers", is_flag=True, help="Add the column headers: the users' properties.")
 @click.option("--metadata", is_flag=True, help="Add physicalOffset, msgId, tags, bornTimestamp ...")
 @click.option(
@@ -23,6 +23,26 @@ if TYPE_CHECKING:
     show_default=True,
     help="The compression of the files.",
 )
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(["parquet", "delta"]),
+    default="parquet",
+    show_default=True,
+    help="Plain Parquet files, or a Delta table (extra `delta`).",
+)
+@click.option(
+    "--json-schema",
+    metavar="DDL",
+    help="Decode JSON bodies into these columns, e.g. 'carrier STRING, delay INT'; the word "
+    "infer takes the schema of the first bodies.",
+)
+@click.option(
+    "--drop-value",
+    is_flag=True,
+    help="With --json-schema: leave out the bodies that were decoded; others are in _corrupt.",
+)
+@click.option("--merge", is_flag=True, help="Merge small files at the end.")
 @click.option(
     "--allow-data-loss",
     is_flag=True,
@@ -55,6 +75,10 @@ def export_command(
     headers: bool,
     metadata: bool,
     compression: str,
+    form: str,
+    json_schema: str | None,
+    drop_value: bool,
+    merge: bool,
     allow_data_loss: bool,
     file_size: int,
     commit_every: float,
@@ -82,6 +106,10 @@ def export_command(
         fail_on_data_loss=not allow_data_loss,
         file_bytes=file_size * 1024 * 1024,
         commit_every_s=commit_every,
+        json_schema=json_schema,
+        keep_value=not drop_value,
+        merge=merge,
+        format=form,
     )
     run_job(
         "export",
@@ -101,6 +129,10 @@ def _show(summary: "ExportSummary") -> None:
     )
     for topic, count in summary.messages_by_topic.items():
         print_text(f"  {topic}: {count:,}")
+    if summary.corrupt_bodies:
+        print_text(f"{summary.corrupt_bodies:,} bodies do not fit the schema: see column _corrupt")
+    if summary.merged_files:
+        print_text(f"{summary.merged_files:,} small files were merged into {summary.merged_into:,}")
     if summary.lost_messages:
         print_text(f"{summary.lost_messages:,} messages were removed before they were exported")
     if not summary.messages:

@@ -297,9 +297,7 @@ def position_of(name: str, given: object) -> Position:
         try:
             return Position(integer(name, given, 0, MAX_INT64))
         except UsageError as failure:
-            raise refusal(
-                name, given, "a queue offset (an int from 0), or a Position"
-            ) from failure
+            raise refusal(name, given, "a queue offset (an int from 0), or a Position") from failure
     integer(f"{name}.queue_offset", given.queue_offset, 0, MAX_INT64)
     for part, value in (("epoch", given.epoch), ("offset", given.offset)):
         if value is not None:

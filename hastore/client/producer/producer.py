@@ -1,8 +1,8 @@
 """Send messages to whichever node is the master.
 
-    with Producer(["tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921"]) as producer:
-        future = producer.send("flights", b"...", key="UA1545")
-        print(future.result().offset)
+with Producer(["tcp://127.0.0.1:10911", "tcp://127.0.0.1:10921"]) as producer:
+    future = producer.send("flights", b"...", key="UA1545")
+    print(future.result().offset)
 """
 
 from __future__ import annotations

@@ -359,10 +359,7 @@ class SendCore:
             entries, count, full = self._next_entries()
             if not entries:
                 return
-            if not full and (
-                len(self._frames) >= SMALL_FRAMES
-                or now < self._ready_ms(entries[0])
-            ):
+            if not full and (len(self._frames) >= SMALL_FRAMES or now < self._ready_ms(entries[0])):
                 return
             first = entries[0]
             if first.expires_ms - now < LAST_TRY_MS and first.status.is_refusal:

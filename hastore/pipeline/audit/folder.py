@@ -49,6 +49,16 @@ def folder_extent(path: str) -> Extent:
         files.close()
 
 
+def _are_equal(one: memoryview, other: memoryview) -> bool:
+    """Whether two views have the same bytes; eight bytes at a time."""
+    import numpy as np
+
+    size = len(one) - len(one) % 8
+    with one[:size] as left, other[:size] as right:
+        same = np.array_equal(np.frombuffer(left, np.uint64), np.frombuffer(right, np.uint64))
+    return same and one[size:] == other[size:]
+
+
 def _last_end(files: LogFiles) -> int:
     """Return the end of the last whole record, beyond any damage: damage is to be compared."""
     end = files.whole_end()
@@ -100,6 +110,29 @@ class FolderSide:
                     digest.update(piece)
         except FileNotFoundError:
             return self._missing()
+        return digest.digest()
+
+    def digest_beside(self, other: FolderSide, start: int, end: int) -> bytes | Missing | None:
+        """Return the digest of a range whose bytes are equal in `other`; None if they differ.
+
+        Comparing bytes costs a tenth of SHA-256, and shows as surely that its digest is the same.
+        """
+        digest = new_digest(self._algorithm)
+        side = self
+        try:
+            at = start
+            for piece in self.pieces(start, end):
+                with piece:
+                    digest.update(piece)
+                    place, side = 0, other
+                    for beside in other.pieces(at, at + len(piece)):
+                        with beside, piece[place : place + len(beside)] as own:
+                            place += len(own)
+                            if not _are_equal(own, beside):
+                                return None
+                    at, side = at + len(piece), self
+        except FileNotFoundError:
+            return side._missing()
         return digest.digest()
 
     def read(self, start: int, end: int) -> bytes | Missing:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -14,6 +13,7 @@ from hastore.pipeline.audit.difference import (
     size_of,
     unknown,
 )
+from hastore.pipeline.audit.folder import FolderSide
 from hastore.pipeline.audit.locate import record_start
 from hastore.pipeline.audit.opening import open_side
 from hastore.pipeline.audit.sides import (
@@ -25,6 +25,7 @@ from hastore.pipeline.audit.sides import (
 )
 from hastore.record.layout import BLANK_SIZE, FLAG_IPV6, HEADER_SIZES
 
+SLOW = ("sha256",)  # digests that take longer than a comparison of the bytes
 AHEAD = 3  # ranges whose digests are under way
 COMPARED_BYTES = 64 * 1024  # a difference is narrowed down to so many bytes by digests
 TRIES = 3  # if the bytes change while they are examined
@@ -85,32 +86,38 @@ class _Comparison:
         self._found = Found()
 
     def run(self) -> Found:
-        under_way: deque[tuple[int, int]] = deque()
         mismatches: list[tuple[int, int]] = []
-        for start, end in cut_ranges(self._task.start, self._task.end):
-            self._begin(start, end)
-            under_way.append((start, end))
-            if len(under_way) == AHEAD:
-                self._finish(*under_way.popleft(), mismatches)
-        while under_way:
-            self._finish(*under_way.popleft(), mismatches)
+        ranges = list(cut_ranges(self._task.start, self._task.end))
+        self._found.ranges = len(ranges)
+        for (start, end), digest in zip(ranges, self._digests(ranges), strict=True):
+            if digest is None:
+                mismatches.append((start, end))
+            elif isinstance(digest, bytes):
+                self._found.digests += digest
+            elif digest.end < end:
+                mismatches.append((digest.end, end))
         for start, end in mismatches:
             self._mismatch(start, end)
         return self._found
 
+    def _digests(self, ranges: list[tuple[int, int]]) -> Iterator[bytes | Skipped | None]:
+        """Yield what `_take` returns for each range; AHEAD digests are under way."""
+        a, b = self._a, self._b
+        if isinstance(a, FolderSide) and isinstance(b, FolderSide) and self._task.algorithm in SLOW:
+            for start, end in ranges:
+                digest = a.digest_beside(b, start, end)
+                yield self._skip(start, end, digest) if isinstance(digest, Missing) else digest
+            return
+        for start, end in ranges[:AHEAD]:
+            self._begin(start, end)
+        for number, (start, end) in enumerate(ranges, AHEAD):
+            yield self._take(start, end)
+            if number < len(ranges):
+                self._begin(*ranges[number])
+
     def _begin(self, start: int, end: int) -> None:
         self._a.begin(start, end)
         self._b.begin(start, end)
-
-    def _finish(self, start: int, end: int, mismatches: list[tuple[int, int]]) -> None:
-        self._found.ranges += 1
-        digest = self._take(start, end)
-        if digest is None:
-            mismatches.append((start, end))
-        elif isinstance(digest, bytes):
-            self._found.digests += digest
-        elif digest.end < end:
-            mismatches.append((digest.end, end))
 
     def _take(self, start: int, end: int) -> bytes | Skipped | None:
         """Return the digest of the oldest range; None if the sides differ."""

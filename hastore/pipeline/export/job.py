@@ -9,21 +9,25 @@ import contextlib
 import functools
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from pyspark.sql import SparkSession
 
-from hastore.errors import PositionLostError, UsageError
+from hastore.errors import UsageError
+from hastore.pipeline.export.delta import DeltaTarget
+from hastore.pipeline.export.json_columns import infer_schema, parse_schema
+from hastore.pipeline.export.merging import merge_files
 from hastore.pipeline.export.planning import TASK_BYTES, Piece, plan
-from hastore.pipeline.export.writing import Layout, Source, Written, write_piece
+from hastore.pipeline.export.writing import Layout, Shape, Source, Written, write_piece
 from hastore.pipeline.positions import (
     Position,
     Positions,
+    check_unchanged,
     next_ranges,
     positions_as_json,
     positions_from_json,
-    read_mark,
 )
 from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_tasks
@@ -35,8 +39,10 @@ from hastore.spark.options.source_options import SourceOptions
 from hastore.spark.read.backend import Backend
 from hastore.spark.read.planning import select
 
+FORMATS = ("parquet", "delta")
 COMPRESSIONS = ("snappy", "zstd", "lz4", "gzip", "none")
 COMMIT_EVERY_S = 30.0
+INFER = "infer"
 
 
 @dataclass(frozen=True)
@@ -50,6 +56,10 @@ class ExportOptions:
     check_crcs: bool = True
     file_bytes: int = TASK_BYTES  # of records in one task: its files have about this size at most
     commit_every_s: float = COMMIT_EVERY_S
+    json_schema: str | None = None  # DDL, or INFER: decode JSON bodies into columns
+    keep_value: bool = True  # beside the decoded columns
+    merge: bool = False  # merge small files at the end
+    format: str = "parquet"
 
     def columns(self) -> tuple[str, ...]:
         """Return the columns of the files; the topic is the name of a folder."""
@@ -71,6 +81,9 @@ class ExportSummary:
     files: int
     bytes: int  # of the files
     lost_messages: int  # removed by retention before they were exported
+    corrupt_bodies: int  # not JSON of the schema: they are in the column _corrupt
+    merged_files: int  # how many small files became how many
+    merged_into: int
     commits: int
     seconds: float
 
@@ -81,8 +94,9 @@ class _Run:
 
     target: Target
     positions: Positions
-    columns: Sequence[str]
+    shape: dict[str, Any]  # what never changes for a target: columns, JSON schema, keep_value
     progress: Progress
+    corrupt: int = 0
     messages: dict[str, int] = field(default_factory=dict)
     files: int = 0
     bytes: int = 0
@@ -96,30 +110,12 @@ class _Run:
                 key = TopicPartition(span.topic, span.partition)
                 # Without a mark all messages of the range are lost: the mark before it is too old.
                 positions[key] = Position(span.end, mark)
-        available = backend.available()
-        for key in {
-            TopicPartition(s.topic, s.partition) for piece, _ in done for s in piece.ranges
-        }:
-            self._check_same(backend, key, positions[key], available.get(key))
+        read = {TopicPartition(s.topic, s.partition) for piece, _ in done for s in piece.ranges}
+        check_unchanged(backend, {key: positions[key] for key in read})
         files = [file for _, written in done for file in written.files]
-        state = {"columns": list(self.columns), "positions": positions_as_json(positions)}
+        state = {"shape": self.shape, "positions": positions_as_json(positions)}
         self.target.commit(state, files)
         self._count(positions, done, files)
-
-    def _check_same(
-        self, backend: Backend, key: TopicPartition, position: Position, there: OffsetRange | None
-    ) -> None:
-        """Raise PositionLostError if the log was cut since the task has read it."""
-        if position.mark is None:
-            return
-        if there is not None and position.next - 1 < there.start:
-            return  # retention has removed it since
-        gone = there is None or position.next > there.end
-        if gone or read_mark(backend, key, position.next - 1) != position.mark:
-            raise PositionLostError(
-                f"{key} at {backend.where} was cut by a failover while it was exported; nothing "
-                "of the cut messages was made visible. Run the job again"
-            )
 
     def _count(
         self, positions: Positions, done: Sequence[tuple[Piece, Written]], files: list[StagedFile]
@@ -128,6 +124,7 @@ class _Run:
         self.commits += 1
         self.files += len(files)
         self.bytes += sum(file.size for file in files)
+        self.corrupt += sum(written.corrupt for _, written in done)
         for piece, written in done:
             for span, rows in zip(piece.ranges, written.rows, strict=True):
                 self.messages[span.topic] = self.messages.get(span.topic, 0) + rows
@@ -150,26 +147,27 @@ def export(
     were exported. Whatever happens, the target has each message of its committed ranges once.
     """
     began = time.monotonic()
-    options = options or ExportOptions()
-    progress = progress or NoProgress()
-    if options.compression not in COMPRESSIONS:
-        raise UsageError(f"compression is {options.compression!r}; use " + ", ".join(COMPRESSIONS))
+    options, progress = options or ExportOptions(), progress or NoProgress()
+    _check(options)
     parsed = where.parsed()
-    columns = options.columns()
     assert parsed.strategy is not None
-    with _open(parsed, options) as backend:
+    with open_backend(
+        parsed.path, parsed.bootstrap, fail_on_data_loss=options.fail_on_data_loss
+    ) as backend:
         available = select(parsed.strategy, backend.available(), backend.where)
-    with Target(target, "export") as opened, _open(parsed, options) as backend:
-        _check_columns(opened, columns)
-        run = _Run(
-            opened, positions_from_json(opened.state.get("positions", {})), columns, progress
-        )
-        ranges, lost = next_ranges(
-            backend, available, run.positions, fail_on_data_loss=options.fail_on_data_loss
-        )
-        pieces = plan(backend, ranges, spark.sparkContext.defaultParallelism, options.file_bytes)
-        progress.keep(f"nothing new was exported to {opened.path}")
-        _write_all(spark, run, backend, pieces, parsed, options)
+        shape = _shape(options)
+        with _target(target, options.format) as opened:
+            positions = positions_from_json(opened.state.get("positions", {}))
+            ranges, lost = next_ranges(
+                backend, available, positions, fail_on_data_loss=options.fail_on_data_loss
+            )
+            _settle(spark, opened, shape, backend, ranges)
+            run = _Run(opened, positions, shape, progress)
+            cores = spark.sparkContext.defaultParallelism
+            pieces = plan(backend, ranges, cores, options.file_bytes)
+            progress.keep(f"nothing new was exported to {opened.path}")
+            _write_all(spark, run, backend, pieces, parsed, options)
+            merged = _merge(spark, opened, options, progress) if options.merge else (0, 0)
     return ExportSummary(
         target=str(opened.path),
         messages=sum(run.messages.values()),
@@ -177,22 +175,71 @@ def export(
         files=run.files,
         bytes=run.bytes,
         lost_messages=sum(one.messages for one in lost),
+        corrupt_bodies=run.corrupt,
+        merged_files=merged[0],
+        merged_into=merged[1],
         commits=run.commits,
         seconds=round(time.monotonic() - began, 3),
     )
 
 
-def _open(parsed: SourceOptions, options: ExportOptions) -> Backend:
-    return open_backend(parsed.path, parsed.bootstrap, fail_on_data_loss=options.fail_on_data_loss)
-
-
-def _check_columns(target: Target, columns: Sequence[str]) -> None:
-    there = target.state.get("columns")
-    if there is not None and there != list(columns):
+def _check(options: ExportOptions) -> None:
+    if options.compression not in COMPRESSIONS:
+        raise UsageError(f"compression is {options.compression!r}; use " + ", ".join(COMPRESSIONS))
+    if options.format not in FORMATS:
+        raise UsageError(f"format is {options.format!r}; use " + ", ".join(FORMATS))
+    if not options.keep_value and options.json_schema is None:
         raise UsageError(
-            f"the files in {target.path} have other columns ({', '.join(there)}); use the options "
+            "without the column `value`, give a JSON schema; else bodies would be lost"
+        )
+
+
+def _target(path: str, form: str) -> Target:
+    return DeltaTarget(path) if form == "delta" else Target(path, "export")
+
+
+def _shape(options: ExportOptions) -> dict[str, Any]:
+    """Return what the first run fixes for all later ones."""
+    schema = options.json_schema
+    if schema is not None and schema != INFER:
+        schema = parse_schema(schema).json()
+    return {
+        "columns": list(options.columns()),
+        "json_schema": schema,
+        "keep_value": options.keep_value,
+    }
+
+
+def _settle(
+    spark: SparkSession,
+    target: Target,
+    shape: dict[str, Any],
+    backend: Backend,
+    ranges: Mapping[TopicPartition, OffsetRange],
+) -> None:
+    """Complete the shape, or compare it with that of the earlier runs. Raises UsageError."""
+    there = target.state.get("shape")
+    if shape["json_schema"] == INFER:
+        known = there is not None and there["json_schema"] is not None
+        shape["json_schema"] = (
+            there["json_schema"] if there and known else infer_schema(spark, backend, ranges)
+        )
+    if there is not None and there != shape:
+        names = Shape(there["columns"], there["json_schema"], there["keep_value"]).schema().names
+        raise UsageError(
+            f"the files in {target.path} have other columns ({', '.join(names)}); use the options "
             "of the first run, or name another folder"
         )
+    if isinstance(target, DeltaTarget):
+        target.schema = Shape(shape["columns"], shape["json_schema"], shape["keep_value"]).schema()
+
+
+def _merge(
+    spark: SparkSession, target: Target, options: ExportOptions, progress: Progress
+) -> tuple[int, int]:
+    if isinstance(target, DeltaTarget):
+        return target.merge(options.file_bytes)
+    return merge_files(spark, target, options.compression, options.file_bytes, progress)
 
 
 def _write_all(
@@ -209,8 +256,11 @@ def _write_all(
     layout = Layout(
         str(target.path),
         os.path.relpath(target.staging, target.path),
-        tuple(run.columns),
+        tuple(run.shape["columns"]),
         options.compression,
+        run.shape["json_schema"],
+        run.shape["keep_value"],
+        target.flat,
     )
     run.progress.begin("export", sum(piece.messages for piece in pieces), "messages")
     order = {piece: number for number, piece in enumerate(pieces)}

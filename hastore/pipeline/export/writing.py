@@ -6,7 +6,7 @@ Only the driver makes them visible.
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from hastore.errors import UsageError
+from hastore.pipeline.export.json_columns import JsonColumns
 from hastore.pipeline.export.planning import Piece
 from hastore.pipeline.positions import MARK_COLUMNS, Mark, mark_of
 from hastore.pipeline.target import StagedFile, escape, sync_file
@@ -48,8 +49,11 @@ class Layout:
 
     target: str
     staging: str  # relative to the target
-    columns: tuple[str, ...]
+    columns: tuple[str, ...]  # of the source
     compression: str
+    json_schema: str | None = None  # in Spark's JSON: decode the bodies
+    keep_value: bool = True
+    flat: bool = False  # all files in one folder, for Delta
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,7 @@ class Written:
     files: tuple[StagedFile, ...]
     rows: tuple[int, ...]
     marks: tuple[Mark | None, ...]
+    corrupt: int  # bodies that are not JSON of the schema
 
 
 def write_piece(source: Source, layout: Layout, piece: Piece) -> Written:
@@ -89,7 +94,7 @@ def write_piece(source: Source, layout: Layout, piece: Piece) -> Written:
             rows.append(count)
             marks.append(last)
         written = files.close()
-    return Written(tuple(written), tuple(rows), tuple(marks))
+    return Written(tuple(written), tuple(rows), tuple(marks), files.corrupt)
 
 
 @dataclass
@@ -98,6 +103,7 @@ class _Open:
 
     path: Path
     final: str
+    partition: tuple[tuple[str, str], ...]
     writer: pq.ParquetWriter
     rows: int = 0
     waiting: list[pa.RecordBatch] = field(default_factory=list)
@@ -117,6 +123,30 @@ class _Open:
             self.waiting, self.waiting_bytes = [], 0
 
 
+class Shape:
+    """Turns the source's batches into those of the files: chosen columns, decoded bodies."""
+
+    def __init__(self, columns: Sequence[str], json_schema: str | None, keep_value: bool) -> None:
+        value = Column.VALUE.value
+        self._kept = [name for name in columns if keep_value or name != value]
+        self._json = None if json_schema is None else JsonColumns(json_schema)
+        self.corrupt = 0
+
+    def schema(self) -> pa.Schema:
+        """Return the schema of the files."""
+        arrow = projection_of(Column(name) for name in self._kept).arrow_schema()
+        return arrow if self._json is None else pa.schema([*arrow, *self._json.schema])
+
+    def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return the rows of a batch of the source in the shape of the files."""
+        kept = batch.select(self._kept)
+        if self._json is None:
+            return kept
+        decoded = self._json.decode(batch.column(Column.VALUE.value).to_pylist())
+        self.corrupt += batch.num_rows - decoded[-1].null_count
+        return pa.RecordBatch.from_arrays([*kept.columns, *decoded], schema=self.schema())
+
+
 class FileSet:
     """The files of one task, by topic and date."""
 
@@ -126,6 +156,12 @@ class FileSet:
         self._open: dict[tuple[str, int], _Open] = {}  # the least recently used first
         self._closed: list[StagedFile] = []
         self._count = 0
+        self._shape = Shape(layout.columns, layout.json_schema, layout.keep_value)
+
+    @property
+    def corrupt(self) -> int:
+        """Return the number of bodies that are not JSON of the schema."""
+        return self._shape.corrupt
 
     def __enter__(self) -> "FileSet":
         return self
@@ -136,7 +172,7 @@ class FileSet:
 
     def add(self, span: QueueRange, batch: pa.RecordBatch) -> None:
         """Add the rows of a batch, each to the file of its date."""
-        kept = batch.select(list(self._layout.columns))
+        kept = self._shape.apply(batch)
         for day, part in split_by_day(kept, batch.column(Column.TIMESTAMP.value)):
             self._file(span, day, kept.schema).add(part)
 
@@ -160,9 +196,11 @@ class FileSet:
         name = f"part-{self._attempt}-{self._count:04}.parquet"
         self._count += 1
         path = Path(self._layout.target, self._layout.staging, name)
-        date = np.datetime64(day, "D")
-        final = os.path.join(f"topic={escape(topic)}", f"date={date}", name)
-        return _Open(path, final, parquet_writer(path, schema, self._layout.compression))
+        date = str(np.datetime64(day, "D"))
+        folder = os.path.join(f"topic={escape(topic)}", f"date={date}")
+        final = name if self._layout.flat else os.path.join(folder, name)
+        writer = parquet_writer(path, schema, self._layout.compression)
+        return _Open(path, final, (("topic", topic), ("date", date)), writer)
 
     def _finish(self, key: tuple[str, int]) -> None:
         file = self._open[key]
@@ -171,7 +209,8 @@ class FileSet:
         sync_file(file.path)
         del self._open[key]
         staged = os.path.join(self._layout.staging, file.path.name)
-        self._closed.append(StagedFile(staged, file.final, file.rows, file.path.stat().st_size))
+        size = file.path.stat().st_size
+        self._closed.append(StagedFile(staged, file.final, file.rows, size, file.partition))
 
 
 def parquet_writer(path: Path, schema: pa.Schema, compression: str) -> pq.ParquetWriter:
@@ -184,6 +223,21 @@ def parquet_writer(path: Path, schema: pa.Schema, compression: str) -> pq.Parque
         write_statistics=[name for name in schema.names if name not in _NO_STATISTICS],
         store_schema=False,
     )
+
+
+def row_groups(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.Table]:
+    """Yield the rows of batches as tables of about ROW_GROUP_BYTES."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if batch.num_rows:
+            waiting.append(batch)
+            size += batch.nbytes
+        if size >= ROW_GROUP_BYTES:
+            yield pa.Table.from_batches(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
 
 
 def split_by_day(

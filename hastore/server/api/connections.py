@@ -261,9 +261,7 @@ class Connections:
 
     # -- internal
 
-    def _take_up(
-        self, sock: socket.socket, address: tuple[str, int], now_ms: float
-    ) -> Connection:
+    def _take_up(self, sock: socket.socket, address: tuple[str, int], now_ms: float) -> Connection:
         sock.setblocking(False)
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

@@ -48,9 +48,7 @@ class OneShotFlags:
         try:
             found = msgspec.json.decode(self._fs.read_bytes(self._path), type=OneShotFile)
         except msgspec.DecodeError as error:
-            log.error(
-                "%s is removed: it is not a file of `hastore promote`: %s", self._path, error
-            )
+            log.error("%s is removed: it is not a file of `hastore promote`: %s", self._path, error)
             self._remove()
             return None
         if found.epoch != epoch or abs(self._clock.wall_ms() - found.wall_ms) > GOOD_FOR_MS:

@@ -91,7 +91,7 @@ def check_append(overwrite: bool, *, streaming: bool) -> None:
 
 
 def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), _EXPECTED, n=1)
+    near = difflib.get_close_matches(name.lower(), _EXPECTED, n=1, cutoff=0.75)
     hint = f"did you mean {near[0]!r}?" if near else "drop it, or put it into 'value' or 'headers'."
     known = ", ".join(f"{known} ({kind})" for known, kind in _EXPECTED.items())
     return f"the sink of format 'hastore' has no column {name!r}; {hint} It takes {known}"

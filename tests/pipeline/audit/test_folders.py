@@ -15,7 +15,8 @@ import xxhash
 
 from hastore.config.model import RetentionConfig
 from hastore.errors import HastoreError, StoreError, UsageError
-from hastore.pipeline.audit import folder, job, sides, task
+from hastore.pipeline.audit import ALGORITHMS, folder, job, sides, task
+from hastore.pipeline.progress import NoProgress
 from hastore.store.message_store import MessageStore
 from hastore.store.offline import inspect
 from tests.pipeline.audit.kit import GOLDEN, audit, copied, files, flip, peek, poke
@@ -80,7 +81,7 @@ def test_a_changed_byte_is_found_wherever_it_is(tmp_path: pathlib.Path) -> None:
             mask = chance.randrange(1, 256)
             flip(other, at, mask)
             sides_ = (one, other) if chance.random() < 0.5 else (other, one)
-            found = audit(*sides_)
+            found = audit(*sides_, algorithm=chance.choice(ALGORITHMS))
             told = f"seed {SEED}: byte {at} of {name}, mask {mask}, {found.first}"
             if fields.get("blank") and at >= begin + 8:
                 assert found.equal and found.first is None, told
@@ -160,8 +161,11 @@ def test_log_files_of_other_sizes_are_said_to_be_the_reason(tmp_path: pathlib.Pa
     (joined / "commitlog").mkdir(parents=True)
     raw = b"".join(path.read_bytes() for path in files(source))
     (joined / "commitlog" / f"{0:020}").write_bytes(raw)
-    found = audit(source, joined, end=65536 * 2)
-    assert found.equal and found.a.file_size != found.b.file_size
+    for algorithm in ALGORITHMS:
+        found = audit(source, joined, end=65536 * 2, algorithm=algorithm)
+        assert found.equal and found.a.file_size != found.b.file_size
+        assert found.digest == audit(source, source, end=65536 * 2, algorithm=algorithm).digest
+        assert audit(joined, source, algorithm=algorithm).equal
 
 
 def test_a_shorter_log_is_compared_as_far_as_it_goes(tmp_path: pathlib.Path) -> None:
@@ -258,8 +262,9 @@ def fill(store: MessageStore, numbers: range) -> None:
     store.set_limits(confirmed=store.max_offset, readable=store.max_offset)
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS)
 def test_what_retention_removes_meanwhile_is_not_a_difference(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, store: MessageStore
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, store: MessageStore, algorithm: str
 ) -> None:
     small(monkeypatch, 4096 * 3)
     copy = tmp_path / "copy"
@@ -270,7 +275,7 @@ def test_what_retention_removes_meanwhile_is_not_a_difference(
         if part.start and not store.min_offset:
             assert store.retention.delete_expired(None)
 
-    found = audit(copy, tmp_path / "live", before=remove)
+    found = audit(copy, tmp_path / "live", before=remove, algorithm=algorithm)
     assert found.equal and found.complete and found.digest is None
     assert found.a.kind == "hastore store" and found.a.end_is == "readable offset"
     assert {each.why for each in found.not_compared} == {
@@ -298,7 +303,7 @@ def test_a_cut_meanwhile_is_not_a_difference_but_the_audit_is_incomplete(
     assert found.equal and not found.complete and found.first is None
     assert found.equal_until <= at < found.equal_until + 4096
     assert {each.why for each in found.not_compared} == {
-        f"{tmp_path / 'live'} lost it by a cut: its log is readable up to {at} now"
+        f"{tmp_path / 'live'} was cut or restarted: its log is readable up to {at} now"
     }
 
 
@@ -316,6 +321,32 @@ def test_bytes_that_settle_are_compared_again(
     monkeypatch.setattr(task._Comparison, "_mismatch", settled)
     found = audit(one, other)
     assert found.equal and found.complete and found.digest == audit(one, one).digest
+
+
+@pytest.mark.parametrize(
+    ("stop_at", "said"),
+    [
+        (8192, "all is equal in [0, 8192); --from 8192 continues there"),
+        (155_648, "the first difference is in the record at "),
+    ],
+)
+def test_a_stop_says_up_to_where_all_is_equal(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, said: str
+) -> None:
+    small(monkeypatch, 4096)
+    one, other = copied(tmp_path, "three-files")
+    flip(other, 150_000, 1)
+    kept: list[str] = []
+    progress = NoProgress()
+    monkeypatch.setattr(progress, "keep", kept.append)
+
+    def stop(part: Any) -> None:
+        if part.start >= stop_at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(one, other, before=stop, progress=progress)
+    assert kept[-1].startswith(said)
 
 
 def test_an_error_says_up_to_where_all_is_equal(

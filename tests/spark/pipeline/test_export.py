@@ -3,10 +3,12 @@
 import fcntl
 import shutil
 
+import deltalake
 import pandas as pd
 import pytest
 
-from hastore.errors import PositionLostError, UsageError
+from hastore.errors import CorruptRecordError, PositionLostError, UsageError
+from hastore.pipeline.export.delta import DeltaTarget
 from hastore.pipeline.export.job import ExportOptions, export
 from hastore.pipeline.where import Where
 from hastore.store.offline.reader import StoreReader
@@ -153,16 +155,104 @@ def test_wrong_targets_are_refused_before_anything_is_written(spark, tmp_path):
             run(spark, store, target)
 
 
+def test_small_files_are_merged_and_no_message_changes(spark, tmp_path):
+    store, target = tmp_path / "store", tmp_path / "target"
+    messages = over_days(40)
+    for count in (10, 13, 40):
+        shutil.rmtree(store, ignore_errors=True)
+        write_store(store, messages[:count])
+        run(spark, store, target)
+    before = len(list(target.rglob("part-*.parquet")))
+    summary = run(spark, store, target, merge=True)
+    assert summary.messages == 0 and summary.merged_files > summary.merged_into == 1
+    after = len(list(target.rglob("part-*.parquet")))
+    assert before - after == summary.merged_files - summary.merged_into
+    assert exported(spark, target) == expected(store)
+    assert run(spark, store, target, merge=True).merged_files == 0
+
+
+def test_json_bodies_become_columns_and_others_are_kept(spark, tmp_path):
+    store, target = tmp_path / "store", tmp_path / "target"
+    bodies = [b'{"carrier":"UA","delay":3}', b"no json", b'{"delay":"late"}', b'{"delay":null}']
+    write_store(store, [("t", 0, {"body": body}) for body in bodies])
+    ddl = "carrier STRING, delay INT"
+    summary = run(spark, store, target, json_schema=ddl, keep_value=False)
+    assert summary.corrupt_bodies == 2
+    rows = spark.read.parquet(str(target)).orderBy("offset").collect()
+    assert [(r.carrier, r.delay) for r in rows] == [("UA", 3)] + 3 * [(None, None)]
+    assert [r._corrupt and bytes(r._corrupt) for r in rows] == [None, *bodies[1:3], None]
+    assert "value" not in rows[0]
+    with pytest.raises(UsageError, match="other columns"):
+        run(spark, store, target)
+    with pytest.raises(UsageError, match="a column 'Offset' of its own"):
+        run(spark, store, tmp_path / "n", json_schema="Offset INT")
+    with pytest.raises(UsageError, match="is not a schema in DDL"):
+        run(spark, store, tmp_path / "n", json_schema="delay FOO")
+    inferred = tmp_path / "inferred"
+    run(spark, store, inferred, json_schema="infer")
+    frame = spark.read.parquet(str(inferred))
+    assert dict(frame.dtypes)["delay"] == "string" and "value" in frame.columns
+    assert run(spark, store, inferred, json_schema="infer").messages == 0
+
+
+def delta_rows(target):
+    table = deltalake.DeltaTable(str(target)).to_pyarrow_table()
+    rows = table.select(["topic", "partition", "offset", "date", "value"]).to_pylist()
+    found = {(r["topic"], r["partition"], r["offset"]): (str(r["date"]), r["value"]) for r in rows}
+    assert len(found) == len(rows)
+    return found
+
+
+def test_a_delta_table_has_each_message_once_whatever_commit_fails(spark, tmp_path, monkeypatch):
+    store, target = tmp_path / "store", tmp_path / "target"
+    messages = over_days(60)
+    write_store(store, messages[:25])
+    run(spark, store, target, format="delta")
+    assert delta_rows(target) == expected(store)
+    shutil.rmtree(store)
+    write_store(store, messages)
+
+    class Crash(BaseException):
+        pass
+
+    def crash(*_args):
+        raise Crash
+
+    add = DeltaTarget._add
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTarget, "_add", crash)  # before the table's commit
+        with pytest.raises(Crash):
+            run(spark, store, target, format="delta")
+    assert len(delta_rows(target)) == 25
+
+    def add_and_crash(*args):
+        add(*args)
+        raise Crash
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DeltaTarget, "_add", add_and_crash)  # after the table's commit
+        with pytest.raises(Crash):
+            run(spark, store, target, format="delta")
+    assert delta_rows(target) == expected(store)
+    summary = run(spark, store, target, format="delta", merge=True)
+    assert summary.messages == 0 and summary.merged_files > summary.merged_into
+    assert delta_rows(target) == expected(store)
+    in_table = set(deltalake.DeltaTable(str(target)).file_uris())
+    assert {str(path) for path in target.glob("part-*.parquet")} >= {
+        uri for uri in in_table if "part-" in uri and "date=" not in uri
+    }
+    with pytest.raises(UsageError, match="target of `hastore pipeline export --format delta`"):
+        run(spark, store, target)
+
+
 def test_damage_in_the_log_ends_the_run_and_nothing_half_is_visible(spark, tmp_path):
     store, target = tmp_path / "store", tmp_path / "target"
-    placed = write_store(store, over_days(30))
-    file = next((store / "commitlog").iterdir())
+    placed = write_store(store, over_days(60), file_size=2048)
+    file = min((store / "commitlog").iterdir())  # a RocketMQ store ends at damage in its last file
     data = bytearray(file.read_bytes())
-    at = placed[20].physical_offset + 90
-    data[at] ^= 1
+    data[placed[5].physical_offset + 90] ^= 1
     file.write_bytes(bytes(data))
-    with pytest.raises(Exception, match=str(placed[20].physical_offset)) as caught:
+    with pytest.raises(CorruptRecordError, match=str(placed[5].physical_offset)):
         run(spark, store, target)
-    assert type(caught.value).__name__ == "CorruptRecordError"
     assert list(target.glob("topic=*")) == []
     assert list((target / "_hastore" / "commits").iterdir()) == []

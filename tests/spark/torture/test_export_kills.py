@@ -52,11 +52,11 @@ class Writer(threading.Thread):
                 while not self.ended.is_set():
                     for _ in range(50):
                         body = f"{number}:".encode() + b"x" * 300
-                        producer.send(TOPIC, body, queue_id=number % 3)
+                        producer.send(TOPIC, body, queue=number % 3)
                         number += 1
                     producer.flush()
                     self.begun.set()
-                    self.ended.wait(0.02)
+                    self.ended.wait(0.1)
         except Exception as error:
             self.failure = error
             self.begun.set()
@@ -86,7 +86,7 @@ def is_worker(pid):
 def start(store, target):
     command = [sys.executable, "-m", "hastore", "pipeline", "export", "--master", "local[2]"]
     command += ["--path", str(store), "--target", str(target), "--topic", TOPIC, "--json"]
-    command += ["--commit-every", "0.05", "--file-size", "1"]
+    command += ["--commit-every", "0.05", "--file-size", "4"]
     return subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
     )
@@ -167,6 +167,7 @@ def test_a_killed_export_has_each_message_once_when_it_was_run_again(make_group,
     writer.start()
     try:
         writer.begun.wait()
+        assert writer.failure is None
         kills(rng, store, target)
     finally:
         writer.ended.set()

@@ -227,9 +227,41 @@ def test_progress_after_a_cut_is_exact_or_says_that_it_is_not(tmp_path: Path) ->
     assert found.progress(b"p") == (4_899, forgotten)
     found.truncate(10_000)  # deeper than the window: numbers up to `forgotten` may be cut
     assert found.progress(b"p") == (None, forgotten)
-    found.add_runs([(b"p", [1_000], [10_000])], 10_010)
-    assert found.progress(b"p") == (1_000, forgotten)
-    assert forgotten > 1_000
+    later = range(1_000, forgotten + WINDOW)
+    found.add_runs([(b"p", later, [10 * n for n in later])], 10 * later.stop)
+    found.save()
+    restored = window(tmp_path)
+    restored.load(10 * later.stop, True)
+    for each in (found, restored):  # the numbers between may still be missing
+        assert each.progress(b"p") == (None, forgotten)
+    found.add_runs([(b"p", [later.stop], [10 * later.stop])], 10 * later.stop + 10)
+    assert found.progress(b"p") == (later.stop, forgotten)
+
+
+def test_a_producer_does_not_become_idle_before_its_records_are_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hastore.store.append.dedup_window._MAX_PRODUCERS", 4)
+    confirmed = [0]
+    REAL.make_dirs(f"{tmp_path}/hastore")
+    found = DedupWindow(REAL, str(tmp_path), lambda: confirmed[0])
+
+    def write(name: str) -> None:
+        end = found.end_offset
+        found.add_runs([(name.encode(), [0, 1, 2], [end, end + 10, end + 20])], end + 30)
+
+    for name in "abcdef":
+        write(name)
+    assert found.progress(b"a") == (2, None)
+    found.truncate(20)
+    assert found.progress(b"a") == (1, None)  # exact after the cut
+    for name in "bcdefgh":
+        write(name)
+    assert found.progress(b"a") == (1, None) and found.progress(b"b") == (2, None)
+    write("i")  # too many: the first becomes idle all the same
+    assert found.progress(b"a") == (1, 0) and found.progress(b"b") == (2, None)
+    found.truncate(10)
+    assert found.progress(b"a") == (None, 0)  # in doubt, and it says so
 
 
 def test_records_that_replay_added_are_not_added_by_their_put(tmp_path: Path) -> None:

@@ -1,0 +1,90 @@
+"""`hastore pipeline compact`: the latest message of each key of a topic."""
+
+from typing import TYPE_CHECKING
+
+import click
+
+from hastore.cli.common import DONE, print_text, with_json
+from hastore.cli.pipeline.common import (
+    SessionOptions,
+    check_spark,
+    run_job,
+    with_path,
+    with_servers,
+    with_session,
+)
+
+if TYPE_CHECKING:
+    from hastore.pipeline.compact.job import CompactSummary
+
+
+@click.command("compact", short_help="Keep the latest message of each key of a topic.")
+@with_path
+@with_servers
+@click.option("--topic", required=True, metavar="T", help="The topic to compact.")
+@click.option("--target", required=True, metavar="DIR", help="The folder of the Parquet files.")
+@click.option(
+    "--without-key",
+    type=click.Choice(["drop", "keep"]),
+    default="drop",
+    show_default=True,
+    help="What to do with messages that have no key.",
+)
+@click.option(
+    "--compression",
+    type=click.Choice(["snappy", "zstd", "lz4", "gzip", "none"]),
+    default="snappy",
+    show_default=True,
+    help="The compression of the files.",
+)
+@click.option(
+    "--allow-data-loss",
+    is_flag=True,
+    help="Go on when retention has removed messages that were not read yet.",
+)
+@with_session
+@with_json
+def compact_command(
+    path: str | None,
+    servers: str | None,
+    topic: str,
+    target: str,
+    without_key: str,
+    compression: str,
+    allow_data_loss: bool,
+    session: SessionOptions,
+    as_json: bool,
+) -> int:
+    """Write the latest message of each key of a topic to Parquet files.
+
+    As in Kafka, a message with an empty body deletes its key. The files are DIR/topic=T/*.parquet.
+    Run the command again to bring them up to date: it reads only what has come since, and replaces
+    the files when it ends.
+    """
+    check_spark()
+    from hastore.pipeline.compact.job import CompactOptions, compact
+    from hastore.pipeline.where import Where
+
+    where = Where(path, servers, (topic,))
+    where.options()  # wrong arguments are reported before Spark starts
+    options = CompactOptions(without_key == "keep", compression, not allow_data_loss)
+    run_job(
+        "compact",
+        lambda spark, progress: compact(spark, where, target, options, progress=progress),
+        session,
+        as_json=as_json,
+        show=_show,
+    )
+    return DONE
+
+
+def _show(summary: "CompactSummary") -> None:
+    print_text(
+        f"{summary.target} has the latest messages of {summary.keys:,} keys of {summary.topic} "
+        f"({summary.files:,} files, {summary.bytes:,} bytes); {summary.read:,} messages were read "
+        f"in {summary.seconds:.1f} s"
+    )
+    if summary.without_key:
+        print_text(f"{summary.without_key:,} messages without a key were kept")
+    if summary.lost_messages:
+        print_text(f"{summary.lost_messages:,} messages were removed before they were read")

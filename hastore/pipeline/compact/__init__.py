@@ -1,0 +1,1 @@
+"""The job `compact`: the latest message of each key of a topic."""

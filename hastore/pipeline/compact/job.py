@@ -1,0 +1,235 @@
+"""The job `compact`: the latest message of each key of a topic, as Parquet files.
+
+The rules are those of Kafka's log compaction: of the messages with the same key, only the last one
+in the log stays, and one with an empty body deletes its key. The last one is that with the greatest
+physical offset, whatever its queue: a group has one log, and its offsets order all messages.
+
+The first run reads the whole topic. Later runs read only what has come since, and merge it with the
+files of the run before, so keys whose messages retention has removed from the log stay.
+"""
+
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from pyspark.sql import DataFrame, Row, SparkSession
+from pyspark.sql import functions as f
+
+from hastore.errors import UsageError
+from hastore.pipeline.compact.rows import RowWriter, staged_files, write_rows
+from hastore.pipeline.export.planning import TASK_BYTES, record_sizes
+from hastore.pipeline.positions import (
+    Position,
+    Positions,
+    check_unchanged,
+    next_ranges,
+    positions_as_json,
+    positions_from_json,
+    read_mark,
+)
+from hastore.pipeline.progress import NoProgress, Progress
+from hastore.pipeline.running import run_action
+from hastore.pipeline.target import Target, escape
+from hastore.pipeline.where import Where, open_backend
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.read.backend import Backend
+from hastore.spark.read.planning import select
+
+COLUMNS = ("key", "value", "partition", "offset", "timestamp", "headers", "physicalOffset")
+_DDL = (
+    "key binary, value binary, partition int, offset bigint, timestamp timestamp, "
+    "headers array<struct<key:string,value:binary>>, physicalOffset bigint"
+)
+_SHUFFLE = "spark.sql.shuffle.partitions"
+
+
+@dataclass(frozen=True)
+class CompactOptions:
+    """How a topic is compacted; `keep_without_key` never changes for a target."""
+
+    keep_without_key: bool = False
+    compression: str = "snappy"
+    fail_on_data_loss: bool = True
+
+
+@dataclass(frozen=True)
+class CompactSummary:
+    """What a run of `compact` did."""
+
+    target: str
+    topic: str
+    read: int  # messages of the log that this run read
+    keys: int  # in the target now
+    without_key: int  # messages without a key in the target now; 0 if they are dropped
+    files: int
+    bytes: int
+    lost_messages: int
+    seconds: float
+
+
+def compact(
+    spark: SparkSession,
+    where: Where,
+    target: str,
+    options: CompactOptions | None = None,
+    *,
+    progress: Progress | None = None,
+) -> CompactSummary:
+    """Bring the target up to the end of the topic now: one row for each key that is not deleted.
+
+    Raises UsageError for wrong arguments, and PositionLostError if the log was cut after an earlier
+    run. The target changes at once, when the run ends; a run that dies changes nothing.
+    """
+    began = time.monotonic()
+    options, progress = options or CompactOptions(), progress or NoProgress()
+    if len(where.topics) != 1:
+        raise UsageError("compact takes one topic; give --topic once")
+    parsed = where.parsed()
+    assert parsed.strategy is not None
+    (topic,) = where.topics
+    fail = options.fail_on_data_loss
+    with open_backend(parsed.path, parsed.bootstrap, fail_on_data_loss=fail) as backend:
+        available = select(parsed.strategy, backend.available(), backend.where)
+        with Target(target, "compact") as opened:
+            _check_state(opened, topic, options)
+            positions = positions_from_json(opened.state.get("positions", {}))
+            ranges, lost = next_ranges(backend, available, positions, fail_on_data_loss=fail)
+            progress.keep(f"{opened.path} is as it was before")
+            if ranges or not opened.number:
+                _rewrite(spark, opened, where, backend, ranges, positions, options, progress)
+            files = opened.files()
+            state = opened.state
+            return CompactSummary(
+                target=str(opened.path),
+                topic=topic,
+                read=sum(span.size for span in ranges.values()),
+                keys=state["keys"],
+                without_key=state["without_key"],
+                files=len(files),
+                bytes=sum(files.values()),
+                lost_messages=sum(one.messages for one in lost),
+                seconds=round(time.monotonic() - began, 3),
+            )
+
+
+def _check_state(target: Target, topic: str, options: CompactOptions) -> None:
+    state = target.state
+    if not state:
+        return
+    if state["topic"] != topic:
+        raise UsageError(
+            f"{target.path} has the topic {state['topic']!r}; name another folder for {topic!r}"
+        )
+    if state["keep_without_key"] != options.keep_without_key:
+        word = "keeps" if state["keep_without_key"] else "drops"
+        raise UsageError(
+            f"{target.path} {word} messages without a key; use the option of the first run"
+        )
+
+
+def _rewrite(
+    spark: SparkSession,
+    target: Target,
+    where: Where,
+    backend: Backend,
+    ranges: Mapping[TopicPartition, OffsetRange],
+    positions: Positions,
+    options: CompactOptions,
+    progress: Progress,
+) -> None:
+    """Write the files anew from those of the run before and the ranges, and commit them."""
+    (topic,) = where.topics
+    ends = {
+        key: Position(span.end, read_mark(backend, key, span.end - 1))
+        for key, span in ranges.items()
+    }
+    before = target.files()
+    new = _messages(spark, where, ranges, options)
+    frame = new
+    if before:
+        paths = [str(target.path / name) for name in before]
+        frame = spark.read.schema(_DDL).parquet(*paths).unionByName(new)
+    size = sum(before.values()) + sum(
+        span.size * record_sizes(backend, {key: span})[key.topic] for key, span in ranges.items()
+    )
+    writer = RowWriter(
+        str(target.path), os.path.relpath(target.staging, target.path), options.compression
+    )
+    usual = spark.conf.get(_SHUFFLE) or "200"
+    spark.conf.set(_SHUFFLE, str(max(1, round(size / TASK_BYTES))))
+    try:
+        rows: list[Row] = run_action(
+            spark, "compact", write_rows(latest(frame, options.keep_without_key), writer), progress
+        )
+        files = staged_files(rows, f"topic={escape(topic)}")
+        counts = _count(spark, [str(target.path / file.staged) for file in files])
+    finally:
+        spark.conf.set(_SHUFFLE, usual)
+    check_unchanged(backend, ends)
+    state = {
+        "topic": topic,
+        "keep_without_key": options.keep_without_key,
+        "columns": list(COLUMNS),
+        "positions": positions_as_json(positions | ends),
+        **counts,
+    }
+    target.commit(state, files, removed=sorted(before))
+
+
+def _messages(
+    spark: SparkSession,
+    where: Where,
+    ranges: Mapping[TopicPartition, OffsetRange],
+    options: CompactOptions,
+) -> DataFrame:
+    """Return the messages of the ranges."""
+    assigned: dict[str, list[int]] = {}
+    starts: dict[str, dict[str, int]] = {}
+    ends: dict[str, dict[str, int]] = {}
+    for (topic, queue), span in ranges.items():
+        assigned.setdefault(topic, []).append(queue)
+        starts.setdefault(topic, {})[str(queue)] = span.start
+        ends.setdefault(topic, {})[str(queue)] = span.end
+    if not ranges:
+        return spark.createDataFrame([], _DDL)
+    given = where.options({"failOnDataLoss": str(options.fail_on_data_loss).lower()})
+    given.pop("subscribe")
+    given |= {
+        "assign": json.dumps(assigned),
+        "startingOffsets": json.dumps(starts),
+        "endingOffsets": json.dumps(ends),
+        "minPartitions": str(spark.sparkContext.defaultParallelism),
+    }
+    return spark.read.format("hastore").schema(_DDL).options(**given).load()
+
+
+def latest(frame: DataFrame, keep_without_key: bool) -> DataFrame:
+    """Return the last row of each key by physical offset, without those of an empty value.
+
+    Rows without a key are dropped, or all kept, also those of an empty value: they delete nothing.
+    """
+    others = [name for name in COLUMNS if name not in ("key", "physicalOffset")]
+    # The messages of an inner batch are one record of the log, so they share its offset.
+    order = f.struct("physicalOffset", "offset")
+    last = f.max_by(f.struct(*others), order).alias("last")
+    offset = f.max("physicalOffset").alias("physicalOffset")
+    found = frame.where("key IS NOT NULL").groupBy("key").agg(last, offset)
+    rows = found.select(
+        "key", *(f.col(f"last.{name}").alias(name) for name in others), "physicalOffset"
+    ).select(*COLUMNS)
+    rows = rows.where(f.length("value") > 0)
+    return (
+        rows.unionByName(frame.where("key IS NULL").select(*COLUMNS)) if keep_without_key else rows
+    )
+
+
+def _count(spark: SparkSession, paths: Sequence[str]) -> dict[str, int]:
+    """Return the rows with and without a key in some files."""
+    if not paths:
+        return {"keys": 0, "without_key": 0}
+    frame = spark.read.schema(_DDL).parquet(*paths)
+    row = frame.agg(f.count("key").alias("keys"), f.count("*").alias("all")).first()
+    assert row is not None
+    return {"keys": row["keys"], "without_key": row["all"] - row["keys"]}

@@ -1,0 +1,161 @@
+"""A target that is a Delta table: a commit of the export is one commit of the table.
+
+    TARGET/_delta_log/...                      Delta's own log: what readers see
+    TARGET/part-....parquet                    data files
+    TARGET/_hastore/commits/00000001.json      the state of the export after its commit 1
+
+The state of commit N is written first. Then one commit of the table adds the files and sets the
+number N of the application "hastore-export" (Delta's `txn` action). So the table alone decides
+whether commit N took place; the next run removes what belongs to a commit that did not.
+"""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from hastore.errors import HastoreError, StoreBrokenError, UsageError
+from hastore.pipeline.target import StagedFile, Target
+
+if TYPE_CHECKING:
+    from deltalake import DeltaTable
+
+APPLICATION = "hastore-export"
+PARTITION_BY = ["topic", "date"]
+_PARTITIONS = [pa.field("topic", pa.string()), pa.field("date", pa.date32())]
+
+
+class DeltaTarget(Target):
+    """A Delta table that this process has locked; set `schema`, of the files, before a commit."""
+
+    flat = True
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        """Name the table. Raises UsageError without deltalake, or for another place than a folder.
+
+        Another job, or an export to Parquet, is refused when the target is opened.
+        """
+        try:
+            import deltalake  # noqa: F401
+        except ImportError as missing:
+            raise UsageError(
+                'an export to Delta needs deltalake: pip install "hastore[delta]"'
+            ) from missing
+        super().__init__(path, "export --format delta")
+        self.schema: pa.Schema | None = None
+
+    def commit(
+        self,
+        state: Mapping[str, Any],
+        files: Sequence[StagedFile],
+        *,
+        removed: Sequence[str] = (),
+    ) -> None:
+        """Add files to the table as one commit of it."""
+        from deltalake.exceptions import DeltaError
+
+        assert not removed, "Delta removes files by its own operations"
+        number = self.number + 1
+        self._write_entry(number, state, files, ())
+        self._sync(self._move(files_of(files)))
+        try:
+            self._add(number, files)
+        except DeltaError as error:
+            raise HastoreError(
+                f"the commit to the Delta table {self.path} failed: {error}. Run the job again: it "
+                "finds out whether the commit took place"
+            ) from error
+        self.number, self.state = number, dict(state)
+
+    def merge(self, file_bytes: int) -> tuple[int, int]:
+        """Let Delta merge small files; return how many became how many."""
+        table = self._table()
+        if table is None:
+            return 0, 0
+        found = table.optimize.compact(target_size=file_bytes)
+        return found["numFilesRemoved"], found["numFilesAdded"]
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _table(self) -> "DeltaTable | None":
+        from deltalake import DeltaTable
+
+        return DeltaTable(str(self.path)) if DeltaTable.is_deltatable(str(self.path)) else None
+
+    def _recover(self) -> None:
+        table = self._table()
+        done = 0 if table is None else table.transaction_version(APPLICATION) or 0
+        for number in self._numbers():
+            if number > done:
+                self._undo(number)
+        if done:
+            if done not in self._numbers():
+                raise StoreBrokenError(
+                    f"{self.path} has no state of its commit {done}: restore _hastore/commits from "
+                    "a backup, or export to a new table"
+                )
+            entry = self._read_entry(done)
+            self._check(entry)
+            self.number, self.state = done, entry["state"]
+        elif table is not None:
+            raise UsageError(f"another program made the Delta table {self.path}; name a new folder")
+        self._renew_staging()
+
+    def _undo(self, number: int) -> None:
+        """Remove the files of a commit that did not take place, then its state."""
+        entry = self._read_entry(number)
+        self._check(entry)
+        for file in entry["files"]:
+            with contextlib.suppress(FileNotFoundError):
+                (self.path / file["final"]).unlink()
+        self._entry_path(number).unlink()
+
+    def _add(self, number: int, files: Sequence[StagedFile]) -> None:
+        from deltalake import CommitProperties, Schema, Transaction
+        from deltalake.transaction import AddAction, create_table_with_add_actions
+
+        assert self.schema is not None
+        schema = pa.schema([*self.schema, *_PARTITIONS])
+        now_ms = time.time_ns() // 1_000_000
+        actions = [
+            AddAction(
+                file.final,
+                file.size,
+                dict(file.partition),
+                now_ms,
+                True,
+                json.dumps({"numRecords": file.rows}),
+            )
+            for file in files
+        ]
+        properties = CommitProperties(
+            app_transactions=[Transaction(APPLICATION, number, now_ms)],
+            custom_metadata={"hastoreCommit": number},
+        )
+        table = self._table()
+        if table is None:
+            create_table_with_add_actions(
+                str(self.path),
+                Schema.from_arrow(schema),
+                actions,
+                mode="error",
+                partition_by=PARTITION_BY,
+                commit_properties=properties,
+            )
+            return
+        table.create_write_transaction(
+            list(actions),
+            mode="append",
+            schema=Schema.from_arrow(schema),
+            partition_by=PARTITION_BY,
+            commit_properties=properties,
+        )
+
+
+def files_of(files: Sequence[StagedFile]) -> list[dict[str, str]]:
+    """Return the staged and final places of files, as a commit's entry has them."""
+    return [{"staged": file.staged, "final": file.final} for file in files]

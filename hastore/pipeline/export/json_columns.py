@@ -1,0 +1,198 @@
+"""Decode JSON bodies into columns, by a schema of the user.
+
+Each body that is a JSON object fitting the schema fills the columns; missing names and nulls are
+null. Any other body leaves all of them null and goes to the column `_corrupt`, so none is lost.
+"""
+
+import datetime
+import decimal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import msgspec
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BooleanType,
+    ByteType,
+    DataType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FloatType,
+    IntegerType,
+    LongType,
+    MapType,
+    ShortType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from hastore.errors import UsageError
+from hastore.spark.arrow.batch import BatchBuilder
+from hastore.spark.arrow.schema import Column, projection_of
+from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.partitions import QueueRange
+from hastore.spark.read.backend import Backend
+
+CORRUPT = "_corrupt"
+SAMPLE = 1_000  # bodies of each queue from which a schema is inferred
+_RESERVED = {column.value.lower() for column in Column} | {"date", CORRUPT}
+_SIMPLE: dict[type[DataType], Any] = {
+    StringType: str,
+    BooleanType: bool,
+    DoubleType: float,
+    FloatType: float,
+    DateType: datetime.date,
+    TimestampType: datetime.datetime,  # without a time zone it is UTC
+    DecimalType: decimal.Decimal,
+}
+_WHOLE = {ByteType: 8, ShortType: 16, IntegerType: 32, LongType: 64}
+
+
+def parse_schema(ddl: str) -> StructType:
+    """Return the columns of a DDL text. Raises UsageError."""
+    try:
+        schema = DataType.fromDDL(ddl)
+    except PySparkException as error:
+        first = str(error).strip().splitlines()[0]
+        raise UsageError(f"--json-schema {ddl!r} is not a schema in DDL: {first}") from error
+    if not isinstance(schema, StructType) or not schema.fields:
+        raise UsageError(f"--json-schema {ddl!r} has no columns; write NAME TYPE, NAME TYPE")
+    check_schema(schema)
+    return schema
+
+
+def check_schema(schema: StructType) -> None:
+    """Raise UsageError for a name that the export has itself, or a type that JSON has not."""
+    for field in schema.fields:
+        if field.name.lower() in _RESERVED:
+            raise UsageError(
+                f"--json-schema: the export has a column {field.name!r} of its own; leave it out, "
+                "and take it from `value` in a query"
+            )
+    JsonColumns(schema.json())
+
+
+def infer_schema(
+    spark: SparkSession, backend: Backend, ranges: Mapping[TopicPartition, OffsetRange]
+) -> str:
+    """Return the schema, in Spark's JSON, of the first JSON bodies of each queue.
+
+    Raises UsageError if none of them is a JSON object.
+    """
+    bodies: list[str] = []
+    for key, span in ranges.items():
+        end = min(span.end, span.start + SAMPLE)
+        sample = QueueRange(*key, span.start, end, backend.limit_offset())
+        for batch in backend.read_queue(sample, BatchBuilder(projection_of([Column.VALUE]))):
+            bodies += [body.decode("utf-8", "replace") for body in batch.column(0).to_pylist()]
+    frame = spark.createDataFrame([(body,) for body in bodies], "value string")
+    lines = frame.rdd.map(lambda row: row[0])
+    schema = spark.read.option("mode", "DROPMALFORMED").json(lines).schema
+    fields = [one for one in schema.fields if one.name != "_corrupt_record"]
+    if not fields:
+        raise UsageError(
+            f"none of the first {len(bodies)} bodies is a JSON object: give a schema in DDL, or "
+            "export without one"
+        )
+    check_schema(StructType(fields))
+    return StructType(fields).json()
+
+
+class JsonColumns:
+    """Turns a column of bodies into the columns of a schema, and `_corrupt`."""
+
+    def __init__(self, schema_json: str) -> None:
+        """Take the schema in Spark's JSON. Raises UsageError for a type that JSON has not."""
+        schema = StructType.fromJson(msgspec.json.decode(schema_json))
+        self._decoder = msgspec.json.Decoder(_struct(schema, "Body"))
+        self._names = [f"f{place}" for place in range(len(schema.fields))]
+        nullable = StructType([StructField(f.name, f.dataType) for f in schema.fields])
+        arrow = to_arrow_schema(nullable, timezone="UTC")
+        self.schema: pa.Schema = arrow.append(pa.field(CORRUPT, pa.binary()))
+
+    def decode(self, bodies: Sequence[bytes]) -> list[pa.Array]:
+        """Return an array for each column of `schema`."""
+        rows: list[Any] = []
+        corrupt: list[bytes | None] = []
+        decode = self._decoder.decode
+        for body in bodies:
+            try:
+                rows.append(decode(body))
+                corrupt.append(None)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                rows.append(None)
+                corrupt.append(body)
+        try:
+            columns = self._columns(rows)
+        except (pa.ArrowException, OverflowError, ValueError):
+            # A value that is right by its own type, but not by Arrow's, such as too many decimals.
+            for place, row in enumerate(rows):
+                if row is not None and not self._fits(row):
+                    rows[place], corrupt[place] = None, bodies[place]
+            columns = self._columns(rows)
+        return [*columns, pa.array(corrupt, pa.binary())]
+
+    def _columns(self, rows: Sequence[Any]) -> list[pa.Array]:
+        return [
+            pa.array(
+                [None if row is None else _plain(getattr(row, name)) for row in rows], field.type
+            )
+            for name, field in zip(self._names, self.schema, strict=False)
+        ]
+
+    def _fits(self, row: Any) -> bool:
+        try:
+            self._columns([row])
+        except (pa.ArrowException, OverflowError, ValueError):
+            return False
+        return True
+
+
+def _plain(value: Any) -> Any:
+    """Return nested objects as Arrow takes them: dicts by the fields' own names."""
+    if isinstance(value, msgspec.Struct):
+        return {
+            field.encode_name: _plain(getattr(value, field.name))
+            for field in msgspec.structs.fields(value)
+        }
+    if isinstance(value, list):
+        return [_plain(one) for one in value]
+    if isinstance(value, dict):
+        return [(name, _plain(one)) for name, one in value.items()]
+    return value
+
+
+def _type(kind: DataType, name: str) -> Any:
+    for whole, bits in _WHOLE.items():
+        if isinstance(kind, whole):
+            return Annotated[int, msgspec.Meta(ge=-(2 ** (bits - 1)), le=2 ** (bits - 1) - 1)]
+    for simple, found in _SIMPLE.items():
+        if isinstance(kind, simple):
+            return found
+    if isinstance(kind, ArrayType):
+        return list[_type(kind.elementType, name) | None]  # type: ignore[misc]
+    if isinstance(kind, MapType) and isinstance(kind.keyType, StringType):
+        return dict[str, _type(kind.valueType, name) | None]  # type: ignore[misc]
+    if isinstance(kind, StructType):
+        return _struct(kind, name)
+    raise UsageError(
+        f"--json-schema: column {name!r} is {kind.simpleString()}; JSON has string, boolean, "
+        "tinyint, smallint, int, bigint, float, double, decimal, date, timestamp, array, struct, "
+        "and map with string keys"
+    )
+
+
+def _struct(schema: StructType, name: str) -> Any:
+    fields = [
+        (f"f{place}", _type(field.dataType, field.name) | None, None)
+        for place, field in enumerate(schema.fields)
+    ]
+    names = {f"f{place}": field.name for place, field in enumerate(schema.fields)}
+    return msgspec.defstruct("Body", fields, rename=names)

@@ -1,0 +1,117 @@
+"""JSON bodies as columns: what fits, and what goes to `_corrupt`."""
+
+import datetime
+import decimal
+import json
+
+import pytest
+from pyspark.sql.types import (
+    ArrayType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from hastore.errors import UsageError
+from hastore.pipeline.export.json_columns import JsonColumns
+
+NESTED = StructType([StructField("class", StringType()), StructField("n", LongType())])
+SCHEMA = StructType(
+    [
+        StructField("from", StringType()),
+        StructField("count", IntegerType()),
+        StructField("ratio", DoubleType()),
+        StructField("price", DecimalType(6, 2)),
+        StructField("day", DateType()),
+        StructField("at", TimestampType()),
+        StructField("inner", NESTED),
+        StructField("list", ArrayType(NESTED)),
+        StructField("map", MapType(StringType(), LongType())),
+    ]
+)
+WHOLE = {
+    "from": "a",
+    "count": 7,
+    "ratio": 2,
+    "price": "12.50",
+    "day": "2026-11-22",
+    "at": "2026-11-22T12:00:00+01:00",
+    "inner": {"class": "x", "n": 1},
+    "list": [{"n": 2}, None],
+    "map": {"k": 3},
+    "unknown": 1,
+}
+
+
+def decode(*bodies):
+    columns = JsonColumns(SCHEMA.json())
+    arrays = columns.decode([b if isinstance(b, bytes) else json.dumps(b).encode() for b in bodies])
+    rows = zip(*(array.to_pylist() for array in arrays), strict=True)
+    return [dict(zip(columns.schema.names, row, strict=True)) for row in rows]
+
+
+def test_a_body_fills_the_columns():
+    (row,) = decode(WHOLE)
+    assert row == {
+        "from": "a",
+        "count": 7,
+        "ratio": 2.0,
+        "price": decimal.Decimal("12.50"),
+        "day": datetime.date(2026, 11, 22),
+        "at": datetime.datetime(2026, 11, 22, 11, tzinfo=datetime.UTC),
+        "inner": {"class": "x", "n": 1},
+        "list": [{"class": None, "n": 2}, None],
+        "map": [("k", 3)],
+        "_corrupt": None,
+    }
+
+
+def test_a_time_without_a_zone_is_utc():
+    (row,) = decode({"at": "2026-11-22T12:00:00"})
+    assert row["at"] == datetime.datetime(2026, 11, 22, 12, tzinfo=datetime.UTC)
+
+
+def test_missing_names_and_nulls_are_null():
+    for row in decode({}, dict.fromkeys(WHOLE)):
+        assert set(row.values()) == {None}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"\xff\xfe",
+        b"not json",
+        b"[1]",
+        b'{"count":',
+        {"count": 2**31},
+        {"count": "7"},
+        {"count": 1.5},
+        {"from": 1},
+        {"price": "123456.789"},
+        {"at": "yesterday"},
+        {"inner": []},
+        {"map": {"k": "v"}},
+    ],
+)
+def test_a_body_that_does_not_fit_is_kept_whole(body):
+    before, row, after = decode({"count": 1}, body, {"count": 2})
+    raw = body if isinstance(body, bytes) else json.dumps(body).encode()
+    assert row.pop("_corrupt") == raw
+    assert set(row.values()) == {None}
+    assert (before["count"], after["count"]) == (1, 2)
+    assert before["_corrupt"] is None and after["_corrupt"] is None
+
+
+def test_types_that_json_has_not_are_refused():
+    from pyspark.sql.types import BinaryType
+
+    with pytest.raises(UsageError, match="column 'b' is binary"):
+        JsonColumns(StructType([StructField("b", BinaryType())]).json())

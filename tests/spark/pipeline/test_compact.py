@@ -1,0 +1,106 @@
+"""The job `compact` on a real session: the latest message of each key, over several runs."""
+
+import random
+import shutil
+
+import pytest
+
+from hastore.errors import CorruptRecordError, UsageError
+from hastore.pipeline.compact.job import CompactOptions, compact
+from hastore.pipeline.where import Where
+from hastore.spark.read.store_reader import PathBackend
+from tests.spark.stores import write_store
+
+SEED = random.SystemRandom().getrandbits(32)
+
+
+def keyed(count, rng, *, queues=3, keys=12):
+    """Messages of a few keys to any queue; some have no key, and some an empty body."""
+    messages = []
+    for number in range(count):
+        key = rng.randrange(keys + 1)
+        body = b"" if rng.random() < 0.2 else f"{number}".encode()
+        properties = f"KEYS\x01k{key}\x02".encode() if key < keys else b""
+        messages.append(
+            (
+                "t",
+                rng.randrange(queues),
+                {"body": body, "properties": properties, "store_timestamp_ms": number},
+            )
+        )
+    return messages
+
+
+def model(messages):
+    """Return what compaction keeps: key -> body, and the bodies without a key."""
+    last, others = {}, []
+    for _, _, fields in messages:
+        if not fields["properties"]:
+            others.append(fields["body"])
+        else:
+            last[fields["properties"][5:-1]] = fields["body"]
+    return {key: body for key, body in last.items() if body}, sorted(others)
+
+
+def compacted(spark, target):
+    rows = spark.read.parquet(str(target)).collect()
+    keyed = {bytes(row.key): bytes(row.value) for row in rows if row.key is not None}
+    others = sorted(bytes(row.value) for row in rows if row.key is None)
+    assert len(keyed) + len(others) == len(rows)
+    return keyed, others
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_each_run_brings_the_target_up_to_date(spark, tmp_path, keep):
+    print("seed", SEED)
+    messages = keyed(300, random.Random(SEED))
+    store, target = tmp_path / "store", tmp_path / "target"
+    for count in (100, 101, 300):
+        shutil.rmtree(store, ignore_errors=True)
+        write_store(store, messages[:count])
+        where = Where(str(store), topics=("t",))
+        summary = compact(spark, where, str(target), CompactOptions(keep_without_key=keep))
+        expected, others = model(messages[:count])
+        assert compacted(spark, target) == (expected, others if keep else [])
+        assert summary.keys == len(expected) and summary.without_key == (len(others) * keep)
+    assert compact(spark, where, str(target), CompactOptions(keep_without_key=keep)).read == 0
+    assert summary.read == 199
+    with pytest.raises(UsageError, match="messages without a key"):
+        compact(spark, where, str(target), CompactOptions(keep_without_key=not keep))
+
+
+def test_a_run_that_fails_leaves_the_target_as_it_was(spark, tmp_path):
+    messages = keyed(60, random.Random(1))
+    store, target = tmp_path / "store", tmp_path / "target"
+    where = Where(str(store), topics=("t",))
+    write_store(store, messages[:30], file_size=4096)
+    compact(spark, where, str(target))
+    before = compacted(spark, target)
+    shutil.rmtree(store)
+    placed = write_store(store, messages, file_size=4096)
+    damaged = next(r for r in placed[30:] if r.body)
+    # Not in the last file: there, damage ends a RocketMQ store.
+    file = store / "commitlog" / f"{damaged.physical_offset // 4096 * 4096:020}"
+    assert file != max((store / "commitlog").iterdir())
+    whole = file.read_bytes()
+    data = bytearray(whole)
+    data[damaged.physical_offset % 4096 + 88] ^= 1
+    file.write_bytes(bytes(data))
+    with pytest.raises(CorruptRecordError, match=str(damaged.physical_offset)):
+        compact(spark, where, str(target))
+    assert compacted(spark, target) == before
+    file.write_bytes(whole)
+    compact(spark, where, str(target))
+    assert compacted(spark, target)[0] == model(messages)[0]
+
+
+def test_wrong_topics_are_refused(spark, tmp_path):
+    store, target = tmp_path / "store", tmp_path / "target"
+    write_store(store, [*keyed(10, random.Random(2)), ("u", 0, {"body": b"x"})])
+    with pytest.raises(UsageError, match="one topic"):
+        compact(spark, Where(str(store), topics=("t", "u")), str(target))
+    compact(spark, Where(str(store), topics=("t",)), str(target))
+    with pytest.raises(UsageError, match="has the topic 't'"):
+        compact(spark, Where(str(store), topics=("u",)), str(target))
+    with PathBackend(str(store), True) as backend:
+        assert {key.topic for key in backend.available()} == {"t", "u"}

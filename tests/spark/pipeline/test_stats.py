@@ -1,0 +1,98 @@
+"""The job `stats` on a real session: the figures equal those computed from the messages singly."""
+
+import json
+import math
+import random
+import statistics
+
+import pyarrow.parquet as pq
+import pytest
+
+from hastore.errors import HastoreError, UsageError
+from hastore.pipeline.stats.job import StatsOptions, run_stats
+from hastore.pipeline.where import Where
+from tests.spark.stores import write_store
+
+START_MS = 1_795_000_000_000
+MINUTE_MS = 60_000
+
+
+def messages(seed, count):
+    chance = random.Random(seed)
+    print(f"seed {seed}")
+    stored = START_MS
+    found = []
+    for number in range(count):
+        stored += chance.randrange(400)
+        latency = round(chance.lognormvariate(3, 2)) - 20 * chance.randrange(2)
+        fields = {
+            "body": bytes(chance.randrange(200)),
+            "store_timestamp_ms": stored,
+            "born_timestamp_ms": stored - latency,
+        }
+        found.append((chance.choice(["a", "b"]), number % 3, fields))
+    return found
+
+
+def latencies(records):
+    return sorted(one.store_timestamp_ms - one.born_timestamp_ms for one in records)
+
+
+def assert_figures(row, records):
+    found = latencies(records)
+    assert row["messages"] == len(records)
+    assert row["bytes"] == sum(one.size for one in records)
+    assert (row["latency_min_ms"], row["latency_max_ms"]) == (found[0], found[-1])
+    assert math.isclose(row["latency_mean_ms"], statistics.fmean(found))
+    assert row["negative_latencies"] == sum(latency < 0 for latency in found)
+    for share in (50, 90, 99):
+        place = (len(found) - 1) * share / 100
+        low, high = found[math.floor(place)], found[math.ceil(place)]
+        exact = low + (high - low) * (place - math.floor(place))
+        assert abs(row[f"latency_p{share}_ms"] - exact) <= 0.008 * max(abs(low), abs(high)) + 0.5
+
+
+def test_figures_parquet_and_plots(spark, tmp_path):
+    store = tmp_path / "store"
+    records = write_store(store, messages(5, 2_000))
+    target, plots = tmp_path / "minutes", tmp_path / "plots"
+    options = StatsOptions(parquet=str(target), plots=str(plots), last_minutes=3)
+    summary = run_stats(spark, Where(str(store)), options)
+    json.dumps(summary.topics + summary.minutes)
+    assert sum(row["messages"] for row in summary.topics) == 2_000
+    for row in summary.topics:
+        assert_figures(row, [one for one in records if one.topic == row["topic"]])
+    table = pq.read_table(target).to_pylist()
+    groups = {}
+    for one in records:
+        minute = one.store_timestamp_ms - one.store_timestamp_ms % MINUTE_MS
+        groups.setdefault((minute, one.topic), []).append(one)
+    moments = [(round(row["minute"].timestamp() * 1000), row["topic"]) for row in table]
+    assert moments == sorted(groups)
+    for key, row in zip(moments, table, strict=True):
+        assert_figures(row, groups[key])
+    assert len(summary.minutes) == 3
+    assert summary.minutes[-1]["messages"] == table[-1]["messages"]
+    assert sorted(path.name for path in plots.iterdir()) == ["latency.png", "throughput.png"]
+    assert [path.name for path in tmp_path.iterdir() if "tmp" in path.name] == []
+    with pytest.raises(UsageError, match="minutes exists; give a folder that does not"):
+        run_stats(spark, Where(str(store)), options)
+
+
+def test_times_topics_and_wrong_input(spark, tmp_path):
+    store = tmp_path / "store"
+    records = write_store(store, messages(6, 500))
+    middle = records[250].store_timestamp_ms
+    options = StatsOptions(since=str(middle), last_minutes=0)
+    summary = run_stats(spark, Where(str(store), topics=("b",)), options)
+    wanted = [one for one in records if one.topic == "b" and one.store_timestamp_ms >= middle]
+    (row,) = summary.topics
+    assert_figures(row, wanted)
+    assert summary.minutes == []
+    with pytest.raises(HastoreError, match="nowhere"):
+        run_stats(spark, Where(str(store), topics=("nowhere",)), StatsOptions())
+    with pytest.raises(HastoreError, match="is no store"):
+        run_stats(spark, Where(str(tmp_path)), StatsOptions(parquet=str(tmp_path / "minutes")))
+    assert not (tmp_path / "minutes").exists()
+    with pytest.raises(UsageError, match="--sample needs --servers"):
+        run_stats(spark, Where(str(store)), StatsOptions(sample_s=2))
