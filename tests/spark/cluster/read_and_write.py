@@ -32,6 +32,7 @@ def wait_for_the_kill(batches):
 
 
 spark = SparkSession.builder.appName("cluster").getOrCreate()
+spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "500")  # 5 of them in a task
 hastore.spark.register(spark, python=sys.executable)
 print("master", spark.sparkContext.master.split(":")[0])
 rows = spark.read.format("hastore").load(store, subscribe="t", maxRecordsPerPartition="2500")

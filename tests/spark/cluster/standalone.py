@@ -1,6 +1,7 @@
 """A standalone cluster of Spark, a master and two workers of one core, on loopback."""
 
 import contextlib
+import ctypes
 import os
 import re
 import signal
@@ -14,6 +15,7 @@ from hastore.spark.java_runtime import find_java, java_home_for_spark
 
 START_S = 240  # a busy machine starts three JVMs
 SPARK_HOME = Path(find_spark_home._find_spark_home())
+_PR_SET_PDEATHSIG = 1
 SMALL = {
     "spark.executor.memory": "512m",
     "spark.executor.cores": "1",
@@ -23,6 +25,11 @@ SMALL = {
     "spark.ui.showConsoleProgress": "false",
     "spark.log.level": "ERROR",
 }
+
+
+def _end_with_the_tests() -> None:
+    """Let this process be killed when the tests are."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 class Cluster:
@@ -80,6 +87,7 @@ class Cluster:
                     cwd=self.folder,
                     env=self.environment(SPARK_DAEMON_MEMORY="256m", SPARK_NO_DAEMONIZE="1"),
                     start_new_session=True,
+                    preexec_fn=_end_with_the_tests,
                 )
             )
         return log

@@ -2,6 +2,7 @@
 
 import pickle
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -65,3 +66,18 @@ def test_a_split_of_the_log_covers_it_once(start, size, min_partitions):
 def test_tasks_survive_pickle():
     for piece in (QueueRange("t", 1, 2, 3), LogRange(4, 5, 6)):
         assert pickle.loads(pickle.dumps(piece)) == piece  # noqa: S301 - as Spark does
+
+
+@pytest.mark.parametrize(("queues", "size"), [(800, 125_000_000), (100_000, 1_000_000)])
+def test_a_hundred_thousand_tasks_are_planned_and_stay_small(queues, size):
+    """100 TB: each task is a few words, and together they cover every message once."""
+    spans = [(TopicPartition("t", queue), OffsetRange(0, size)) for queue in range(queues)]
+    tasks = split_queues(spans, min_partitions=None, max_records=1_000_000)
+    assert len(tasks) == 100_000
+    assert max(task.end - task.start for task in tasks) == 1_000_000
+    ends = {}
+    for task in tasks:
+        assert task.start == ends.get(task.partition, 0)
+        ends[task.partition] = task.end
+    assert ends == dict.fromkeys(range(queues), size)
+    assert len(pickle.dumps(tasks[-1])) < 400
