@@ -329,3 +329,17 @@ def test_a_record_larger_than_a_view(tmp_path: Path) -> None:
     assert derived.build.replay() == log.max_offset
     assert derived.queues.queue_range("Topic", 0) == (0, 4)
     assert REAL.exists(f"{tmp_path}/a/hastore/replay") and BOOT != OTHER_BOOT
+
+
+@pytest.mark.parametrize("lost", ["consumequeue", "index"])
+def test_a_lost_folder_is_built_anew(tmp_path: Path, lost: str) -> None:
+    """Replay's progress says that everything is there; without the queues it is not true."""
+    log = MemoryLog()
+    fill(log, 50)
+    expected = rebuilt(tmp_path, log)
+    shutil.rmtree(tmp_path / lost)
+    derived = Derived.over(tmp_path, log)
+    assert derived.build.dispatched_offset == 0
+    derived.build.replay()
+    assert derived.files() == expected
+    derived.build.close()

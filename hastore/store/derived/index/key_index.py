@@ -185,14 +185,17 @@ class KeyIndex:
     # -- life --------------------------------------------------------------------------------------
 
     def load(self, offset: int, synced: bool) -> int:
-        """Open the files, cut them to `offset` and return it; 0 if the index must be rebuilt."""
+        """Open the files, cut them to `offset` and return it; 0 if the index must be rebuilt.
+
+        It must be if a file is invalid, or if there is none: the first record creates one.
+        """
         self.reset()
         self._files = [
             IndexFile(self._fs, f"{self._directory}/{name}", self._slots, self._entries)
             for name in self._fs.list_dir(self._directory)
             if len(name) == _NAME_DIGITS and name.isdigit()
         ]
-        if not all(file.read_header() for file in self._files):
+        if not self._files or not all(file.read_header() for file in self._files):
             while self._files:
                 self._remove_last()
             return 0

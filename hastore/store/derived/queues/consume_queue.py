@@ -409,6 +409,8 @@ class ConsumeQueueTable:
         """Open all queues and cut them to `offset`.
 
         If `synced` is false, a power loss may have left holes, so units are read one by one.
+        Returns 0 if there is no queue at all: the folder was lost or removed, and without the next
+        queue offsets the node would give queue offsets to new records that old ones have already.
         """
         self.reset()
         for topic, queue_id, directory in self._directories("consumequeue"):
@@ -421,7 +423,7 @@ class ConsumeQueueTable:
             batches = BatchConsumeQueue(self._cache, directory, self._units)
             batches.load(offset)
             self._batch_queues[topic, queue_id] = batches
-        return offset
+        return offset if self._queues or self._batch_queues else 0
 
     def truncate(self, log_end: int) -> None:
         """Cut all queues to a log that ends at `log_end`."""
