@@ -7,9 +7,12 @@
 #   make bench          the benchmarks against RocketMQ and Kafka, 10 to 20 minutes; these two peers need Java 17 and Maven
 #                       (make bench BENCH_ARGS="--only puts --scale 0.1"; PYTHON=/usr/bin/python3 chooses the interpreter)
 #   make bench-growth   the same load on a log of 1 GiB and of 16 GiB, 2 to 10 minutes and 34 GiB of disk
+#   make bench-spark    the Spark side against Spark's Kafka connector, Parquet and RocketMQ, 20 minutes and 10 GiB of disk
+#                       (BENCH_ARGS="--only reads --scale 0.1"; Java 17 and Maven as for make bench)
 #   make fuzz-api       hostile bytes to the client API, 10 minutes (SECONDS=n; SEED=n repeats a run)
 #   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
 #                       (CYCLES=n: 2 to 4 s each; SEED=n repeats a run; PYTEST_ARGS="-k network" or "-k 'not network'": one half)
+#   make torture-spark  100 kills of each kind of Spark job, with their workers and nodes (CYCLES=n; SEED=n repeats a run)
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -35,7 +38,7 @@ SAME_PYTHON = $(if $(filter file default,$(origin PYTHON)),true,\
 	test "$$($(PYTHON) -c '$(WHICH)')" = "$$($(BIN)/python -c '$(WHICH)')" || \
 	{ echo "$(VENV) was made by another Python than $(PYTHON): make clean, or give another VENV=" >&2; exit 1; })
 
-.PHONY: run test check bench bench-growth fuzz-api torture clean
+.PHONY: run test check bench bench-growth bench-spark fuzz-api torture torture-spark clean
 
 run: $(VENV)/.run-$(SPARK)
 	$(BIN)/python bin/hastore demo --scale $(SCALE) $(RUN_FLAGS)
@@ -56,9 +59,17 @@ bench-growth: $(VENV)/.bench
 	@$(SAME_PYTHON)
 	$(BIN)/python -m benchmarks.run_all --only growth_log
 
+bench-spark: $(VENV)/.bench-spark
+	@$(SAME_PYTHON)
+	$(BIN)/python -m benchmarks.spark $(BENCH_ARGS)
+
 torture: $(VENV)/.dev
 	HASTORE_TORTURE_CYCLES=$(CYCLES) HASTORE_TORTURE_SEED=$(SEED) $(BIN)/python -m pytest -q -s tests/torture \
 		$(PYTEST_ARGS)
+
+torture-spark: $(VENV)/.dev
+	HASTORE_SPARK_CYCLES=$(if $(filter file,$(origin CYCLES)),100,$(CYCLES)) HASTORE_SPARK_SEED=$(SEED) \
+		$(BIN)/python -m pytest -q -s tests/spark/torture $(PYTEST_ARGS)
 
 fuzz-api: $(VENV)/.dev
 	HASTORE_FUZZ_API_SECONDS=$(SECONDS) HASTORE_FUZZ_API_SEED=$(SEED) $(BIN)/python -m pytest -q -s \
@@ -78,6 +89,10 @@ $(VENV)/.run-$(SPARK): setup.cfg pyproject.toml | $(VENV)/bin/python
 
 $(VENV)/.bench: setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]"
+	@touch $@
+
+$(VENV)/.bench-spark: setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench,spark$(JAVA_EXTRA)]"
 	@touch $@
 
 $(VENV)/.dev: setup.cfg pyproject.toml | $(VENV)/bin/python

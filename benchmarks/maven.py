@@ -1,7 +1,7 @@
-"""Get the peers from Maven Central: RocketMQ, with the small program that drives it, and Kafka.
+"""Get the peers from Maven Central: RocketMQ with the program that drives it, Kafka, Spark's Kafka.
 
-Maven resolves the class paths once, into `benchmarks/java/*/target`. HASTORE_ROCKETMQ_VERSION and
-HASTORE_KAFKA_VERSION choose other versions.
+Maven resolves the class paths once, into `benchmarks/java/*/target`. HASTORE_ROCKETMQ_VERSION,
+HASTORE_KAFKA_VERSION and HASTORE_SPARKKAFKA_VERSION choose other versions.
 """
 
 import fcntl
@@ -87,5 +87,5 @@ def _build(folder: pathlib.Path, peer: str, version: str) -> None:
 
 
 if __name__ == "__main__":
-    for name in ("rocketmq", "kafka"):
+    for name in ("rocketmq", "kafka", "sparkkafka"):
         print(f"{name} {peer_version(name)}: {len(class_path(name).split(':'))} entries")

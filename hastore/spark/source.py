@@ -6,7 +6,7 @@ is planned or read. Spark pickles the objects of these classes and sends them to
 they hold options and a schema, never files or sockets.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, MutableMapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import (
@@ -19,6 +19,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
+from hastore.spark.spark_version import check_spark_version
 from hastore.spark.worker import (
     end_quietly,
     is_told_filters,
@@ -39,6 +40,12 @@ class HastoreDataSource(DataSource):
 
     Columns, options and errors have the names that they have in Spark's Kafka source.
     """
+
+    def __init__(self, options: MutableMapping[str, str]) -> None:
+        """Keep the options. Raises UsageError if Spark is too old."""
+        super().__init__(options)
+        with short_errors():
+            check_spark_version()
 
     @classmethod
     def name(cls) -> str:

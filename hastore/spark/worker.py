@@ -8,11 +8,11 @@ import contextlib
 import os
 import select
 import signal
-import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import Any
 
 from hastore.errors import HastoreError
 
@@ -39,35 +39,51 @@ def short_errors() -> Iterator[None]:
 
 
 def end_quietly() -> None:
-    """End this worker without a traceback if Spark has closed its socket when it writes to it.
+    """End this worker without a traceback if Spark has closed its connection when it writes to it.
 
-    Spark closes the socket when a query needs no more rows, as after `limit` or `show`. A worker
-    that still writes would print a BrokenPipeError and end. With this, its SIGPIPE ends it. A
-    broken pipe of any other socket still raises BrokenPipeError.
+    Spark closes the connection when a query needs no more rows, as after `limit` or `show`. A
+    worker that still writes, or waits for its next task, would print a BrokenPipeError or a
+    ConnectionResetError, and end. With this it just ends. Broken connections of others are still
+    errors.
     """
-    connection = _connection()
-    if connection is None or threading.current_thread() is not threading.main_thread():
+    frame = _daemon_frame()
+    if frame is None or threading.current_thread() is not threading.main_thread():
         return
+    # SIGPIPE comes with every BrokenPipeError, also in the calls of `worker` after this one.
     poll = select.poll()
-    poll.register(connection, getattr(select, "POLLRDHUP", 0))  # errors are always reported
+    poll.register(frame.f_locals["sock"], getattr(select, "POLLRDHUP", 0))  # errors always count
 
-    def on_broken_pipe(number: int, frame: FrameType | None) -> None:
+    def on_broken_pipe(number: int, interrupted: FrameType | None) -> None:
         if poll.poll(0):
             os._exit(1)
 
     signal.signal(signal.SIGPIPE, on_broken_pipe)
+    # No signal comes with a ConnectionResetError, which only ends a write of this call.
+    output = frame.f_locals["outfile"]
+    if "write" not in vars(output):
+        for name in ("write", "flush"):
+            setattr(output, name, _ending(getattr(output, name)))
 
 
-def _connection() -> socket.socket | None:
-    """Return the socket between this worker and Spark: `worker` of pyspark.daemon holds it."""
+def _ending(write: Callable[..., Any]) -> Callable[..., Any]:
+    def write_or_end(*data: Any) -> Any:
+        try:
+            return write(*data)
+        except ConnectionResetError:
+            os._exit(1)
+
+    return write_or_end
+
+
+def _daemon_frame() -> FrameType | None:
+    """Return the frame of `worker` of pyspark.daemon, which holds the connection to Spark."""
     frame = sys._getframe()
     while frame.f_back is not None:
         frame = frame.f_back
         if frame.f_code.co_name == "worker" and frame.f_globals.get("__file__", "").endswith(
             "daemon.py"
         ):
-            found = frame.f_locals.get("sock")
-            return found if isinstance(found, socket.socket) else None
+            return frame if {"sock", "outfile"} <= frame.f_locals.keys() else None
     return None
 
 

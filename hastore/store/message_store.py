@@ -126,7 +126,7 @@ class MessageStore:
         )  # fmt: skip
         self.queues = ConsumeQueueTable(fs, root, units_per_file=units)
         index = KeyIndex(fs, f"{root}/index", log, slots=slots, entries=entries, clock=clock)
-        self._window = DedupWindow(fs, root)
+        self._window = DedupWindow(fs, root, lambda: self._limits.now.confirmed_offset)
         self._table = QueueOffsetTable(self.queues.topics, config.default_queues)
         self.replay = replay = IndexBuildService(
             log,

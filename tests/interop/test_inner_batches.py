@@ -3,6 +3,8 @@
 RocketMQ writes them for a producer's batch to a topic with `queue.type=BatchCQ`.
 """
 
+import collections
+
 import pytest
 
 from hastore.client.consumer.consumer import Consumer
@@ -15,7 +17,7 @@ UNIT_BYTES = 46
 
 
 @pytest.mark.timeout(900)
-def test_inner_batches_are_stored_and_read_as_one_message(
+def test_inner_batches_are_stored_as_one_message_and_read_as_one_or_as_several(
     make_peer, make_group, ports, tmp_path, spark  # noqa: F811
 ):  # fmt: skip
     broker = Broker(make_peer, ports, tmp_path / "rocketmq")
@@ -44,9 +46,16 @@ def test_inner_batches_are_stored_and_read_as_one_message(
         assert not consumer.poll(timeout_s=0.2)
         assert {q: place.queue_offset for q, place in consumer.positions().items()} == ends
     assert {(m.queue_id, m.queue_offset): m.body for m in got} == wanted and len(got) == 60
-    rows = spark.read.format("hastore").option("path", str(node.store))
-    rows = rows.option("subscribe", "inner").load().select("partition", "offset", "value")
-    assert {(q, at): bytes(body) for q, at, body in rows.collect()} == wanted
+    # The Spark source gives each message a row, as RocketMQ's consumers take the batches apart.
+    inside, messages = collections.Counter(), {}
+    for _, queue, first, digest in sent:
+        messages[queue, first + inside[queue, first]] = digest
+        inside[queue, first] += 1
+    for where in (("path", str(node.store)), ("hastore.bootstrap.servers", node.api)):
+        rows = spark.read.format("hastore").option(*where).option("subscribe", "inner").load()
+        got = rows.selectExpr("partition", "offset", "sha1(value)", "key").collect()
+        assert {(queue, at): digest for queue, at, digest, _ in got} == messages
+        assert len(got) == len(sent) and any(row.key for row in got)
     broker.peer.kill()
     assert node.stop() == 0
     assert_same_log(broker.root, node.store, end)

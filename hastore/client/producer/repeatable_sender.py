@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hastore.client.connections.addresses import host_and_port
-from hastore.client.connections.requester import Requester, expect
+from hastore.client.connections.requester import Requester, Steps, expect
 from hastore.client.connections.resolver import numeric_targets
 from hastore.client.lifecycle import Lifecycle, describe
 from hastore.client.producer.futures import SendFuture
@@ -188,6 +188,7 @@ class RepeatableSender:
         while True:
             left = requester.left_s(deadline)
             try:
+                requester.run(self._find_master(left))
                 reply, _ = requester.run(
                     requester.ask_master(lambda rid: api.AskProducer(rid, self._producer_id), left)
                 )
@@ -201,6 +202,30 @@ class RepeatableSender:
                 requester.transport.sleep(min(left, _RETRY_S))
                 continue
             return expect(api.ProducerKnown, reply)
+
+    def _find_master(self, timeout_s: float) -> Steps[None]:
+        """Ask the nodes for their maps until one is writable; raises UnreachableError if none is.
+
+        Unlike `Requester.survey` it does not wait for the other nodes, of which one may be down.
+        If the node is a superseded master, no harm is done (see above), and the core finds the
+        other one.
+        """
+        requester = self._requester
+        cluster, transport = requester.cluster, requester.transport
+        deadline = requester.deadline(timeout_s)
+        asked: set[str] = set()
+        while cluster.master is None:
+            left = requester.left_s(deadline)
+            if not left:
+                raise UnreachableError(f"no writable master: {cluster.reason()}")
+            for address in cluster.addresses:
+                if address not in asked and transport.is_up(address):
+                    transport.send(address, api.AskMap(requester.next_rid()))
+                    asked.add(address)
+            arrivals = yield min(left, _RETRY_S)
+            if not arrivals:
+                asked.clear()
+            asked -= {arrival.address for arrival in arrivals if arrival.reply is None}
 
     def _resume(self, known: api.ProducerKnown, first: int) -> None:
         """Set where to go on, by rules 2 and 3; numbers before `first` are none of this attempt."""

@@ -3,8 +3,9 @@
 A digest of 16 MiB takes 1 to 10 ms, and much longer if the disk is slow. The API's thread hands the
 requests over and sends the answers, so that no client waits for a digest. The thread reads pieces
 of PIECE_BYTES. Reading and hashing release the interpreter's lock. While the log grows, the thread
-rests after each piece for REST times as long as the piece took, so that puts, or a slave's
-replication, keep most of the processor and of the disk.
+works for SLICE_MS or one piece, then rests REST times as long, so that puts, or a slave's
+replication, keep most of the processor and of the disk. Shorter slices would cost puts more: each
+time it wakes, the thread takes the interpreter from them.
 
 An answer states which epochs wrote the range. If the log was cut during the reading, the bytes read
 may belong to two histories. So limits and history are looked at before and after: a cut lowers the
@@ -27,9 +28,10 @@ from hastore.server.api.backend import ApiBackend
 from hastore.server.api.connections import Connection
 from hastore.service import OnFailure, Service
 
-PIECE_BYTES = 1024 * 1024
-REST = 4  # as a multiple of a piece's time, while the log grows
-REST_MAX_S = 0.05  # a piece that took long waited for the disk
+PIECE_BYTES = 512 * 1024
+SLICE_MS = 2.0
+REST = 9  # as a multiple of the time of work, while the log grows: a tenth of a core, as replay
+REST_MAX_S = 0.02  # a piece that took longer has waited for the disk
 GROWING_MS = 100.0  # the log counts as growing for this time after an append
 MAX_RANGES_OF_ONE = 8  # requests of a connection that wait
 MAX_RANGES = 64  # the same, of all connections
@@ -68,6 +70,7 @@ class RangeService(Service):
         self._work = threading.Event()
         self._seen_end = 0  # the log's end when it was last looked at
         self._grown_ms = float("-inf")
+        self._worked_ms = 0.0  # since the last rest
 
     # -- called by the API's thread ----------------------------------------------------------------
 
@@ -186,9 +189,13 @@ class RangeService(Service):
         return b"".join(pieces) if digest is None else digest.digest()
 
     def _rest(self, begun_ms: float) -> None:
-        """Rest after a piece, if the log has grown lately."""
+        """Rest after a piece, if enough was done since the last rest and the log has grown."""
         now, end = self._clock.monotonic_ms(), self._backend.store.max_offset
         if end != self._seen_end:
             self._seen_end, self._grown_ms = end, now
+        self._worked_ms += now - begun_ms
+        if self._worked_ms < SLICE_MS:
+            return
+        worked_ms, self._worked_ms = self._worked_ms, 0.0
         if now - self._grown_ms < GROWING_MS:
-            self.stopping.wait(min(REST * (now - begun_ms) / 1000.0, REST_MAX_S))
+            self.stopping.wait(min(REST * worked_ms / 1000.0, REST_MAX_S))

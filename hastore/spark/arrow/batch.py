@@ -26,6 +26,7 @@ _INT32_MAX = 2**31 - 1
 _COMPRESSED = 0x1
 _COMPRESSION_SHIFT = 8
 _COMPRESSION_MASK = 0x7
+COMPRESSION_FLAGS = _COMPRESSED | _COMPRESSION_MASK << _COMPRESSION_SHIFT  # of sysFlag
 _CODECS = {1: "lz4", 2: "zstd"}
 
 
@@ -49,7 +50,7 @@ class BatchBuilder:
         self._columns = projection.columns
         self._schema = projection.arrow_schema()
         bodies = (Column.VALUE, Column.RECORD)
-        self._check_crcs = check_crcs and any(column in self._columns for column in bodies)
+        self.check_crcs = check_crcs and any(column in self._columns for column in bodies)
 
     def build(
         self, data: memoryview, positions: Ints, base: int | None, queue: QueueRows | None
@@ -61,7 +62,7 @@ class BatchBuilder:
         """
         fields = RecordFields(data, positions, base)
         batch = _Batch(data, fields, queue)
-        if self._check_crcs:
+        if self.check_crcs:
             batch.check_bodies()
         arrays = [
             batch.column(column, field.type)

@@ -43,7 +43,8 @@ def parse_instant(option: str, text: str, session_zone: str | None) -> Instant:
     if session_zone is None:
         raise UsageError(
             f"option {option!r}: {text} has no time zone; add one, such as {text}Z, or call "
-            "hastore.spark.register(spark) first: then the session's zone counts"
+            "hastore.spark.register(spark) first: then the session's zone counts (not with Spark "
+            "Connect)"
         )
     return Instant(to_milliseconds(moment.replace(tzinfo=find_zone(session_zone))), True)
 

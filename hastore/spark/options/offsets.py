@@ -16,6 +16,7 @@ from hastore.errors import PositionLostError, UsageError
 _WIRE_EARLIEST = -2
 _WIRE_LATEST = -1
 _INT64_MAX = 2**63 - 1
+_MAX_SHOWN = 1_000  # characters of a wrong value in an error
 
 
 class TopicPartition(NamedTuple):
@@ -78,39 +79,52 @@ class NoMatch(enum.Enum):
     LATEST = "latest"
 
 
-def _load_object(text: str, example: str) -> dict[str, object]:
-    def refuse_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
-        result = dict(pairs)
-        if len(result) != len(pairs):
-            raise UsageError(f"Expected e.g. {example}, got {text}, which has a name twice")
-        return result
+@dataclass(frozen=True)
+class _Json:
+    """The JSON of an option, and an example for the error."""
 
-    try:
-        value = json.loads(text, object_pairs_hook=refuse_twice)
-    except (ValueError, RecursionError) as error:
-        raise UsageError(f"Expected e.g. {example}, got {text}") from error
-    if not isinstance(value, dict):
-        raise UsageError(f"Expected e.g. {example}, got {text}")
-    return value
+    option: str
+    text: str
+    example: str
 
+    def wrong(self, more: str = "") -> UsageError:
+        shown = self.text if len(self.text) <= _MAX_SHOWN else self.text[:_MAX_SHOWN] + "..."
+        return UsageError(
+            f"option {self.option!r}: Expected e.g. {self.example}, got {shown}{more}"
+        )
 
-def _parse_partition(value: object, text: str, example: str) -> int:
-    if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
-        return int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+    def load(self) -> dict[str, object]:
+        def refuse_twice(pairs: list[tuple[str, object]]) -> dict[str, object]:
+            result = dict(pairs)
+            if len(result) != len(pairs):
+                raise self.wrong(", which has a name twice")
+            return result
+
+        try:
+            value = json.loads(self.text, object_pairs_hook=refuse_twice)
+        except (ValueError, RecursionError) as error:
+            raise self.wrong() from error
+        if not isinstance(value, dict):
+            raise self.wrong()
         return value
-    raise UsageError(f"Expected e.g. {example}, got {text}")
+
+    def partition(self, value: object) -> int:
+        if isinstance(value, str) and re.fullmatch(r"[0-9]{1,9}", value):
+            return int(value)
+        if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**31:
+            return value
+        raise self.wrong()
 
 
 def parse_partitions(text: str) -> frozenset[TopicPartition]:
     """Parse `assign`: `{"topicA":[0,1]}`. Raises UsageError."""
-    example = '{"topicA":[0,1],"topicB":[0,1]}'
+    source = _Json("assign", text, '{"topicA":[0,1],"topicB":[0,1]}')
     result = set()
-    for topic, partitions in _load_object(text, example).items():
+    for topic, partitions in source.load().items():
         if not isinstance(partitions, list):
-            raise UsageError(f"Expected e.g. {example}, got {text}")
+            raise source.wrong()
         for partition in partitions:
-            result.add(TopicPartition(topic, _parse_partition(partition, text, example)))
+            result.add(TopicPartition(topic, source.partition(partition)))
     if not result:
         raise UsageError(
             f"No topicpartitions to assign as specified value for option 'assign' is '{text}'"
@@ -118,36 +132,38 @@ def parse_partitions(text: str) -> frozenset[TopicPartition]:
     return frozenset(result)
 
 
-def _parse_numbers(text: str, example: str, least: int) -> dict[TopicPartition, int]:
+def _parse_numbers(source: _Json, least: int) -> dict[TopicPartition, int]:
     result = {}
-    for topic, partitions in _load_object(text, example).items():
+    for topic, partitions in source.load().items():
         if not isinstance(partitions, dict):
-            raise UsageError(f"Expected e.g. {example}, got {text}")
+            raise source.wrong()
         for partition, number in partitions.items():
             if (
                 not isinstance(number, int)
                 or isinstance(number, bool)
                 or not least <= number <= _INT64_MAX
             ):
-                raise UsageError(f"Expected e.g. {example}, got {text}")
-            key = TopicPartition(topic, _parse_partition(partition, text, example))
+                raise source.wrong()
+            key = TopicPartition(topic, source.partition(partition))
             result[key] = number
     return result
 
 
-def parse_offsets(text: str) -> OffsetsByPartition:
+def parse_offsets(text: str, option: str = "startingOffsets") -> OffsetsByPartition:
     """Parse `{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}`. Raises UsageError."""
-    example = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}'
+    example = '{"topicA":{"0":23,"1":-1},"topicB":{"0":-2}}, earliest or latest'
+    source = _Json(option, text, example)
     bounds = {_WIRE_EARLIEST: Bound.EARLIEST, _WIRE_LATEST: Bound.LATEST}
-    numbers = _parse_numbers(text, example, least=_WIRE_EARLIEST)
+    numbers = _parse_numbers(source, least=_WIRE_EARLIEST)
     return OffsetsByPartition({key: bounds.get(number, number) for key, number in numbers.items()})
 
 
-def parse_timestamps(text: str) -> TimestampsByPartition:
+def parse_timestamps(
+    text: str, option: str = "startingOffsetsByTimestamp"
+) -> TimestampsByPartition:
     """Parse `{"topicA":{"0":1000,"1":1000}}`, milliseconds since 1970. Raises UsageError."""
-    return TimestampsByPartition(
-        _parse_numbers(text, '{"topicA":{"0":1000,"1":1000},"topicB":{"0":1000}}', least=0)
-    )
+    source = _Json(option, text, '{"topicA":{"0":1000,"1":1000},"topicB":{"0":1000}}')
+    return TimestampsByPartition(_parse_numbers(source, least=0))
 
 
 def format_offsets(offsets: Mapping[TopicPartition, int]) -> str:

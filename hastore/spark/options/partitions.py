@@ -7,9 +7,11 @@ from typing import NamedTuple
 
 from pyspark.sql.datasource import InputPartition
 
+from hastore.errors import UsageError
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 
 LOG_RANGE_BYTES = 128 * 1024 * 1024  # the most that one task reads in mode=log
+MAX_TASKS = 1_000_000  # of one read: Spark's driver keeps a few KB for each
 
 
 class Stored(NamedTuple):
@@ -93,16 +95,31 @@ def split_queues(
 
     First, ranges are cut into tasks of at most `max_records` messages. If that makes fewer
     than `min_partitions` tasks, large ranges are cut in proportion to their size, to about that
-    number of tasks. The rule is that of Spark's KafkaOffsetRangeCalculator.
+    number of tasks. The rule is that of Spark's KafkaOffsetRangeCalculator. No task is empty.
+
+    Raises UsageError if that makes more than MAX_TASKS.
     """
+    spans = [(key, span) for key, span in ranges if span.size > 0]
+    most = math.inf if max_records is None else max_records
+    counts = [1 if span.size <= most else -(-span.size // int(most)) for _, span in spans]
+    _check_count("maxRecordsPerPartition", max_records, sum(counts))
     pieces: list[QueueRange] = []
-    for key, span in ranges:
-        if span.size > 0:
-            parts = 1 if max_records is None else math.ceil(span.size / max_records)
-            pieces.extend(_divide(key, span, parts))
+    for (key, span), parts in zip(spans, counts, strict=True):
+        pieces.extend(_divide(key, span, parts))
     if min_partitions is None or len(pieces) >= min_partitions:
         return pieces
+    total = sum(piece.end - piece.start for piece in pieces)
+    _check_count("minPartitions", min_partitions, min(min_partitions, total))
     return _split_large(pieces, min_partitions)
+
+
+def _check_count(option: str, value: int | None, tasks: int) -> None:
+    if tasks > MAX_TASKS:
+        remedy = "raise it" if option == "maxRecordsPerPartition" else "lower it"
+        raise UsageError(
+            f"option {option!r} is {value}, which makes {tasks} tasks of this read; {remedy}, so "
+            f"that there are at most {MAX_TASKS}"
+        )
 
 
 def _split_large(pieces: list[QueueRange], min_partitions: int) -> list[QueueRange]:
@@ -110,19 +127,25 @@ def _split_large(pieces: list[QueueRange], min_partitions: int) -> list[QueueRan
         return max(math.floor((piece.end - piece.start) / total * least + 0.5), 1)
 
     total = sum(p.end - p.start for p in pieces)
-    large = [p for p in pieces if count(p, total, min_partitions) > 1]
+    large = {p for p in pieces if count(p, total, min_partitions) > 1}
     large_total = sum(p.end - p.start for p in large)
     large_least = max(min_partitions - (len(pieces) - len(large)), 1)
     result = []
     for piece in pieces:
         parts = count(piece, large_total, large_least) if piece in large else 1
         key = TopicPartition(piece.topic, piece.partition)
-        result.extend(_divide(key, OffsetRange(piece.start, piece.end), parts))
+        span = OffsetRange(piece.start, piece.end)
+        result.extend(_divide(key, span, min(parts, span.size)))
     return result
 
 
 def split_log(start: int, end: int, *, min_partitions: int | None) -> list[LogRange]:
-    """Cut `[start, end)` into at least `min_partitions` ranges, of LOG_RANGE_BYTES at most."""
-    parts = max(math.ceil((end - start) / LOG_RANGE_BYTES), min_partitions or 1)
+    """Cut `[start, end)` into at least `min_partitions` ranges, of LOG_RANGE_BYTES at most.
+
+    Raises UsageError if `min_partitions` asks for more than MAX_TASKS.
+    """
+    least = min(min_partitions or 1, end - start)
+    _check_count("minPartitions", min_partitions, least)
+    parts = max(math.ceil((end - start) / LOG_RANGE_BYTES), least, 1)
     bounds = [start + (end - start) * part // parts for part in range(parts + 1)]
     return [LogRange(a, b, end) for a, b in zip(bounds, bounds[1:], strict=False) if a < b]

@@ -70,7 +70,7 @@ _QUEUE_OPTIONS = frozenset(
     for name in _KNOWN
     if name in _STRATEGIES
     or name.startswith(("starting", "ending"))
-    or name in ("includeHeaders", "includeMetadata")
+    or name in ("includeHeaders", "includeMetadata", "maxRecordsPerPartition")
 )
 
 
@@ -326,12 +326,13 @@ def _parse_limit(options: Mapping[str, str], which: str, default: Bound) -> Offs
     if (name := f"{which}Timestamp") in options:
         return GlobalTimestamp(int(options[name]))  # parse_options has turned text into digits
     if (name := f"{which}OffsetsByTimestamp") in options:
-        return parse_timestamps(options[name].strip())
-    text = options.get(f"{which}Offsets", default.value).strip()
+        return parse_timestamps(options[name].strip(), name)
+    name = f"{which}Offsets"
+    text = options.get(name, default.value).strip()
     for bound in Bound:
         if text.lower() == bound.value:
             return bound
-    return parse_offsets(text)
+    return parse_offsets(text, name)
 
 
 def _parse_bool(options: Mapping[str, str], name: str, *, default: bool) -> bool:

@@ -132,5 +132,10 @@ def _no_topic(topic: str, topics: Iterable[str], where: str) -> str:
     near = difflib.get_close_matches(topic, names, n=1)
     if near:
         return f"there is no topic {topic!r} at {where}; did you mean {near[0]!r}?"
+    if not names:
+        return (
+            f"there is no topic {topic!r} at {where}; there are no topics at all: the store is "
+            "empty, or lacks its consume queues, which `hastore pipeline index` builds anew"
+        )
     shown = ", ".join(names[:20]) + (", ..." if len(names) > 20 else "")
-    return f"there is no topic {topic!r} at {where}; topics there: {shown or 'none'}"
+    return f"there is no topic {topic!r} at {where}; topics there: {shown}"

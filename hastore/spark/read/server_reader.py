@@ -20,6 +20,7 @@ from hastore.client.consumer.range_reader import Chunk, RangeReader
 from hastore.errors import CorruptRecordError, PositionLostError, UnreachableError, UsageError
 from hastore.record.layout import MIN_RECORD_SIZE, header_struct
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
+from hastore.spark.arrow.inner_batches import InnerBatchBuilder, are_wrapped
 from hastore.spark.arrow.record_fields import Ints, RecordFields
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange
@@ -32,7 +33,11 @@ class ServerBackend:
     """The nodes of a group, read through the client API."""
 
     def __init__(self, bootstrap: tuple[str, ...], fail_on_data_loss: bool) -> None:
-        self._bootstrap = parse_bootstrap(bootstrap)
+        try:
+            self._bootstrap = parse_bootstrap(bootstrap)
+        except UsageError as error:
+            text = str(error).removeprefix("bootstrap: ")
+            raise UsageError(f"option 'hastore.bootstrap.servers': {text}") from error
         self.where = ",".join(self._bootstrap)
         self._fail_on_data_loss = fail_on_data_loss
 
@@ -53,8 +58,14 @@ class ServerBackend:
 
     def available(self) -> dict[TopicPartition, OffsetRange]:
         """Return every queue and its range; they are the master's if a master answers."""
-        with Admin(self._bootstrap) as admin:
-            topics = admin.topics()
+        try:
+            with Admin(self._bootstrap) as admin:
+                topics = admin.topics()
+        except UnreachableError as error:
+            raise UnreachableError(
+                f"{error}; check 'hastore.bootstrap.servers', that a node runs there, and that "
+                "Spark's driver and executors can reach the nodes' API ports"
+            ) from error
         return {
             TopicPartition(topic, queue_id): OffsetRange(*bounds)
             for topic, queues in topics.items()
@@ -122,7 +133,9 @@ class ServerBackend:
         data = chunk.payload
         positions = _positions(chunk)
         fields = RecordFields(data, positions, None)
-        wanted = (fields.queue_offsets >= span.start) & (fields.queue_offsets < span.end)
+        wrapped = are_wrapped(fields.sys_flags)
+        wanted = (fields.queue_offsets >= span.start) | wrapped
+        wanted &= fields.queue_offsets < span.end
         cut = valid_end(chunk.epochs, span.last)
         if cut is not None:
             gone = wanted & (fields.physical_offsets >= cut)
@@ -136,6 +149,14 @@ class ServerBackend:
         offsets, sizes = fields.queue_offsets, fields.sizes
         if not wanted.all():
             positions, sizes, offsets = positions[wanted], sizes[wanted], offsets[wanted]
+        if wrapped.any():
+            inner = InnerBatchBuilder(builder, span.start, span.end)
+            batch = inner.build(
+                data, positions, None, QueueRows(span.topic, span.partition, offsets)
+            )
+            if batch is not None:
+                yield batch
+            return
         for part in cut_batches(positions, sizes):
             rows = QueueRows(span.topic, span.partition, offsets[part])
             yield builder.build(data, positions[part], None, rows)

@@ -6,7 +6,9 @@ that limit and passes it to the tasks. Meanwhile retention may remove files, and
 the log: both are reported as lost positions, not as damage.
 """
 
-from collections.abc import Iterator
+import os
+import socket
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -15,9 +17,10 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from hastore.errors import CorruptRecordError, PositionLostError
+from hastore.errors import CorruptRecordError, PositionLostError, StoreError
 from hastore.record.layout import BLANK_MAGIC, MIN_RECORD_SIZE, SIZE_AND_MAGIC
 from hastore.spark.arrow.batch import BatchBuilder, QueueRows, cut_batches
+from hastore.spark.arrow.inner_batches import InnerBatchBuilder
 from hastore.spark.arrow.record_fields import Ints
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, Stored
@@ -25,6 +28,7 @@ from hastore.spark.read.epoch_file import EpochFile, valid_end
 from hastore.store.offline.reader import LogFile, StoreReader
 
 UNITS_AT_ONCE = 65_536  # units (entries) of a consume queue held as arrays: 2 MB
+_WHOLE_LOG = 2**62  # a limit beyond every offset
 RECORDS_AT_ONCE = 16_384  # records of the log held as arrays
 
 
@@ -38,7 +42,17 @@ class PathBackend:
         self._epochs = EpochFile(path)
 
     def __enter__(self) -> Self:
-        self._opened = StoreReader(self.where)
+        if not os.path.isdir(self.where):
+            raise StoreError(
+                f"there is no directory {self.where} on {socket.gethostname()}; a path must lead "
+                "to the store on the driver and on every executor; otherwise read from nodes: set "
+                "'hastore.bootstrap.servers' instead"
+            )
+        try:
+            os.scandir(self.where).close()
+            self._opened = StoreReader(self.where)
+        except PermissionError as error:
+            raise _not_readable(error) from error
         return self
 
     def __exit__(
@@ -48,6 +62,8 @@ class PathBackend:
         trace: TracebackType | None,
     ) -> None:
         self._reader.close()
+        if isinstance(error, PermissionError):
+            raise _not_readable(error) from error
 
     @property
     def _reader(self) -> StoreReader:
@@ -55,12 +71,42 @@ class PathBackend:
         return self._opened
 
     def available(self) -> dict[TopicPartition, OffsetRange]:
-        """Return every queue with its range of offsets below the current limit."""
-        return {
+        """Return every queue with its range of offsets below the current limit.
+
+        With `failOnDataLoss`, raises CorruptRecordError for a RocketMQ store whose queues name
+        records that the log lacks.
+        """
+        found = {
             TopicPartition(topic, queue_id): OffsetRange(*bounds)
             for topic, queues in self._reader.topics().items()
             for queue_id, bounds in queues.items()
         }
+        if self._fail_on_data_loss and not self._reader.is_hastore:
+            self._check_end(found)
+        return found
+
+    def _check_end(self, queues: Mapping[TopicPartition, OffsetRange]) -> None:
+        """Raise CorruptRecordError if a queue goes on beyond the last whole record of the log.
+
+        A RocketMQ store is read up to its last whole record, which a damaged record would hide: its
+        queues do not end there. The broker writes a queue's unit after the record, so the log's end
+        that is looked up after the units cannot be older than they are.
+        """
+        beyond = []
+        for (topic, queue_id), span in queues.items():
+            units = self._reader.queue_units(
+                topic, queue_id, span.end, span.end + 1, limit=_WHOLE_LOG
+            )
+            beyond += [(at, topic, queue_id, span.end) for at in units.offsets]
+        first = min(beyond, default=None)
+        end = self._reader.limit_offset
+        if first is not None and first[0] >= end:
+            raise CorruptRecordError(
+                f"{self.where}: the last whole record of the log ends at offset {end}, but its "
+                f"queues go on (message {first[3]} of {first[1]}-{first[2]} at offset {first[0]}): "
+                "a record is damaged, or log files are missing; copy the store again, or set "
+                "failOnDataLoss to false to read what precedes"
+            )
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
@@ -73,7 +119,12 @@ class PathBackend:
         return self._reader.limit_offset
 
     def log_range(self) -> tuple[int, int]:
-        """Return the physical offsets `[start, end)` that can be read now."""
+        """Return the physical offsets `[start, end)` that can be read now.
+
+        Raises CorruptRecordError as `available` does.
+        """
+        if self._fail_on_data_loss:
+            self.available()
         start = self._reader.min_offset
         return start, max(start, self._reader.limit_offset)
 
@@ -85,20 +136,27 @@ class PathBackend:
                 span.topic, span.partition, start, end, limit=span.limit
             )
             numbers = np.array(found.queue_offsets, np.int64)
-            # An inner batch, one row, is in the range that has its first message.
-            own = numbers >= start
-            if len(numbers) < end - start and not self._is_batch_queue(span):
-                self._lose(
-                    f"{end - start - len(numbers)} messages of {span.name} in [{start}, {end})"
-                )
             offsets = np.array(found.offsets, np.int64)
             sizes = np.array(found.sizes, np.int64)
-            yield from self._build(builder, offsets[own], sizes[own], (span, numbers[own]))
+            if not self._is_batch_queue(span):
+                self._check_complete(span, start, end, len(numbers))
+                yield from self._build(builder, offsets, sizes, (span, numbers))
+                continue
+            inner = InnerBatchBuilder(builder, start, end)
+            yield from self._build(inner, offsets, sizes, (span, numbers))
+            self._check_complete(span, start, end, inner.covered)
+
+    def _check_complete(self, span: QueueRange, start: int, end: int, found: int) -> None:
+        if found < end - start:
+            self._lose(f"{end - start - found} messages of {span.name} in [{start}, {end})")
 
     def read_log(self, span: LogRange, builder: BatchBuilder) -> Iterator[pa.RecordBatch]:
         """Yield the records that begin in a range; the size of each leads to the next one."""
-        first = next(self._reader.raw_records(span.start, span.end), None)
-        at = span.end if first is None else first[0]
+        try:
+            at = self._reader.record_start_at(span.start)
+        except StoreError as gone:
+            self._lose(f"the records from offset {span.start} on ({gone})")
+            at = max(self._reader.min_offset, span.start)
         for file in self._reader.files():
             if not file.start <= at < min(file.end, span.end):
                 continue
@@ -115,7 +173,7 @@ class PathBackend:
 
     def _build(
         self,
-        builder: BatchBuilder,
+        builder: BatchBuilder | InnerBatchBuilder,
         offsets: Ints,
         sizes: Ints,
         queue: tuple[QueueRange, Ints] | None,
@@ -140,7 +198,7 @@ class PathBackend:
 
     def _build_one(
         self,
-        builder: BatchBuilder,
+        builder: BatchBuilder | InnerBatchBuilder,
         file: LogFile,
         placed: tuple[Ints, Ints],
         own: QueueRows | None,
@@ -165,12 +223,12 @@ class PathBackend:
         kept = self._whole_until(ends, last)
         if kept == len(ends):
             if damage is not None:
-                raise damage
+                raise CorruptRecordError(f"{self.where}: {damage}") from damage
             return batch
         self._lose(f"records that reach to offset {ends[-1]}, beyond the readable end of the log")
         if kept == 0:
             return None
-        if batch is None:
+        if batch is None or isinstance(builder, InnerBatchBuilder):  # records are not rows
             rows = None if own is None else replace(own, offsets=own.offsets[:kept])
             return self._build_one(builder, file, (offsets[:kept], sizes[:kept]), rows, last)
         return batch.slice(0, kept)
@@ -186,10 +244,7 @@ class PathBackend:
         return int(np.searchsorted(ends, min(stops), side="right"))
 
     def _is_batch_queue(self, span: QueueRange) -> bool:
-        """Return whether this is a batch queue, whose units each stand for several messages.
-
-        The source returns one row for each unit.
-        """
+        """Return whether this is a queue of inner batches, each with several messages."""
         return Path(self.where, "batchconsumequeue", span.topic, str(span.partition)).is_dir()
 
     def _lose(self, what: str) -> None:
@@ -198,6 +253,13 @@ class PathBackend:
                 f"{self.where} lost {what}: removed by retention or cut by a failover during the "
                 "read; set failOnDataLoss to false to read the messages that are available"
             )
+
+
+def _not_readable(error: PermissionError) -> StoreError:
+    return StoreError(
+        f"{error.filename} is not readable on {socket.gethostname()} for the user of Spark's "
+        "Python processes; let that user read the store's files"
+    )
 
 
 def _walk(data: memoryview, file: LogFile, at: int, span: LogRange) -> tuple[list[int], int]:

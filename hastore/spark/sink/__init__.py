@@ -30,9 +30,9 @@ Let `last` be the producer's greatest number in the master's log, and W = 1,023.
 - *A stale answer does no harm.* A superseded master may answer: its log satisfies the invariant
   too. So may a master that is cut later. A master that has not replayed its log does not answer.
 - *A producer that wrote long ago.* A node keeps 1,024 numbers of 4,096 producers, so at most 4,096
-  tasks should write to a group at the same time. Of 61,440 more it keeps the last number, which is
-  enough here: rule 3 in repeatable_sender.py has the details. Beyond these it forgets a producer,
-  and a task repeated then writes its rows again.
+  tasks should write to a group at the same time. Of 61,440 more it keeps the last number, once that
+  is confirmed, which is enough here: rule 3 in repeatable_sender.py has the details. Beyond these
+  it forgets a producer, and a task repeated then writes its rows again.
 - *A cut beyond the window*, possible with `acks=1` only: the node knows that it does not know, and
   the task fails with that reason.
 

@@ -2,6 +2,7 @@
 
 import uuid
 from collections.abc import Iterator
+from itertools import chain
 
 import pyarrow as pa
 
@@ -31,6 +32,10 @@ def write_task(
 
     Returns when all are confirmed.
     """
+    filled = (batch for batch in batches if batch.num_rows)
+    first = next(filled, None)
+    if first is None:  # a stream has many such tasks: spare them the connection
+        return 0
     if not options.idempotent:
         identity = TaskIdentity(f"spark{uuid.uuid4().hex}", 0)
     sender = RepeatableSender(
@@ -41,7 +46,7 @@ def write_task(
         delivery_timeout_s=options.delivery_timeout_s,
     )
     try:
-        return _Task(sender, identity, partition).run(options, columns, batches)
+        return _Task(sender, identity, partition).run(options, columns, chain([first], filled))
     finally:
         sender.close()
 

@@ -11,7 +11,11 @@ window may be stored already, so its put is refused.
 Of 61440 more producers, the idle ones, the window holds less: the floor and the last number. If one
 of the last 1024 numbers is missing, it holds the numbers after the gap too, so that the missing
 number can still be put. A task of Spark's sink that is repeated late needs no more
-(spark/sink/__init__.py): it asks how far its producer came.
+(spark/sink/__init__.py): it asks how far its producer came. A producer becomes idle only after its
+records are confirmed, so that no cut removes the numbers that the window has dropped.
+
+If a cut removes all the numbers that the window holds of a producer, its floor is in doubt: numbers
+up to the floor may be cut too. The window then says so until 1024 later numbers are in the log.
 
 Puts call this module under the log's lock. Replay, housekeeping, retention and cuts call it from
 other threads. `_guard` protects the producers, `_saving` the snapshot. `_saving` is taken first.
@@ -19,6 +23,7 @@ other threads. `_guard` protects the producers, `_saving` the snapshot. `_saving
 The snapshot, `<root>/hastore/idempotence`, spares a start from reading the whole log:
     magic "HSIW" 4 | version 4 | end offset 8 | producers 4
     each: id length 2, id | floor 8 | count 4 | count x (sequence 8) | count x (offset 8)
+          (the floor is stored as -2 - floor if it is in doubt)
     CRC-32 (of all before) 4
 """
 
@@ -29,7 +34,8 @@ import threading
 from array import array
 from bisect import bisect_left
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 from hastore.record.producer import PID_MARK, producer_of
@@ -39,9 +45,10 @@ from hastore.store.fs.filesystem import FileSystem
 from hastore.store.state.crc_frame import CrcFrame
 
 WINDOW = 1024  # sequence numbers of each producer
-# If there are more producers, the one that wrote least recently becomes idle; if there are too many
-# idle ones, the one that became idle first is dropped. So the windows take at most 128 MiB, the
-# idle ones 64 MiB and what Python needs for their objects, about 0.4 kB each.
+# If there are more producers, the one that wrote least recently becomes idle, or, while its records
+# are not confirmed, once there are twice as many; if there are too many idle ones, the one that
+# became idle first is dropped. So the windows take at most 256 MiB, mostly 128, and the idle ones
+# 64 MiB and what Python needs for their objects, about 0.4 kB each.
 _MAX_PRODUCERS = 4096
 _MAX_IDLE = 61_440
 _MAX_IDLE_NUMBERS = 1 << 22
@@ -63,8 +70,8 @@ class Progress(NamedTuple):
     """How far a producer came; both numbers are None if it is not known.
 
     `last` is its greatest number in the log that the window holds. Numbers up to `forgotten` are
-    not held any more. If `forgotten` is not below `last`, a cut of the log has removed the numbers
-    between, and it is not known which of the numbers up to `forgotten` are stored.
+    not held any more. If only `last` is None, it is not known which of the numbers up to
+    `forgotten` are stored.
     """
 
     last: int | None
@@ -74,12 +81,13 @@ class Progress(NamedTuple):
 class ProducerWindow:
     """The latest records of one producer in the log's order: `sequences[i]` is at `offsets[i]`."""
 
-    __slots__ = ("floor", "offsets", "sequences", "top")
+    __slots__ = ("doubtful", "floor", "offsets", "sequences", "top")
 
     def __init__(self) -> None:
         self.sequences = array("q")
         self.offsets = array("q")
         self.floor = -1  # the greatest sequence number that has left the window
+        self.doubtful = False  # a cut may have removed numbers up to the floor
         self.top = -1  # the greatest sequence number in the log
 
     def add(self, sequence: int, offset: int) -> None:
@@ -109,7 +117,10 @@ class ProducerWindow:
         """Drop all but the last `WINDOW` records."""
         gone = len(self.sequences) - WINDOW
         if gone > 0:
-            self.floor = max(self.floor, max(self.sequences[:gone]))
+            greatest = max(self.sequences[:gone])
+            if greatest > self.floor:
+                self.floor = greatest
+                self.doubtful = False  # so many later numbers are in the log
             del self.sequences[:gone]
             del self.offsets[:gone]
 
@@ -135,6 +146,7 @@ class ProducerWindow:
             keep -= 1
         del self.sequences[keep:]
         del self.offsets[keep:]
+        self.doubtful |= not keep and self.floor >= 0
         self.top = max(self.floor, max(self.sequences, default=-1))
 
     def find(self, sequence: int) -> int | None:
@@ -150,8 +162,12 @@ class ProducerWindow:
 class DedupWindow:
     """The windows of all producers; a Dispatcher. Thread-safe."""
 
-    def __init__(self, fs: FileSystem, root: str) -> None:
+    def __init__(
+        self, fs: FileSystem, root: str, confirmed: Callable[[], int] = lambda: 1 << 63
+    ) -> None:
+        """`confirmed` returns the offset below which no cut removes records."""
         self._fs = fs
+        self._confirmed = confirmed
         self._path = f"{root}/hastore/idempotence"
         self._guard = threading.Lock()
         self._saving = threading.RLock()
@@ -198,7 +214,10 @@ class DedupWindow:
             if known is None:
                 return Progress(None, None)
             forgotten = None if known.floor < 0 else known.floor
-            return Progress(max(known.sequences, default=None), forgotten)
+            last = max(known.sequences, default=None)
+            if known.doubtful and (last is None or last < known.floor + WINDOW):
+                last = None
+            return Progress(last, forgotten)
 
     def add_all(self, fresh: Mapping[tuple[bytes, int], PutResult], end_offset: int) -> None:
         """Add the records of a put by their results; the log now ends at `end_offset`."""
@@ -252,12 +271,16 @@ class DedupWindow:
     def _keep(self, producer: bytes, known: ProducerWindow) -> None:
         """Add a producer as the most recent; the least recent one may become idle."""
         self._producers[producer] = known
-        if len(self._producers) <= _MAX_PRODUCERS:
-            return
-        oldest, resting = self._producers.popitem(last=False)
-        resting.compact()
-        self._idle[oldest] = resting
-        self._idle_numbers += len(resting.sequences)
+        while len(self._producers) > _MAX_PRODUCERS:
+            # The record of the second producer begins where that of the first ends, or later.
+            first, second = islice(self._producers.items(), 2)
+            at = max(second[1].offsets, default=0)
+            if at > self._confirmed() and len(self._producers) <= 2 * _MAX_PRODUCERS:
+                break
+            del self._producers[first[0]]
+            first[1].compact()
+            self._idle[first[0]] = first[1]
+            self._idle_numbers += len(first[1].sequences)
         while len(self._idle) > _MAX_IDLE or self._idle_numbers > _MAX_IDLE_NUMBERS:
             _, dropped = self._idle.popitem(last=False)
             self._idle_numbers -= len(dropped.sequences)
@@ -397,7 +420,9 @@ class DedupWindow:
             parts += (
                 _LENGTH.pack(len(producer)),
                 producer,
-                _PRODUCER.pack(known.floor, len(known.sequences)),
+                _PRODUCER.pack(
+                    -2 - known.floor if known.doubtful else known.floor, len(known.sequences)
+                ),
                 _big_endian(known.sequences).tobytes(),
                 _big_endian(known.offsets).tobytes(),
             )
@@ -415,6 +440,8 @@ class DedupWindow:
             at += 2 + length
             known = ProducerWindow()
             known.floor, entries = _PRODUCER.unpack_from(content, at)
+            if known.floor < -1:
+                known.floor, known.doubtful = -2 - known.floor, True
             at += _PRODUCER.size
             for part in (known.sequences, known.offsets):
                 part.frombytes(content[at : at + 8 * entries])

@@ -134,14 +134,17 @@ class LogFiles:
             at += size
         return file.start + at
 
-    def record_start_at(self, file: LogFile, offset: int) -> int:
+    def record_start_at(self, file: LogFile, offset: int, known: int | None = None) -> int:
         """Return the first record start at or beyond `offset`.
 
-        The walk begins at the file's start and goes by record sizes, without reading bodies. After
-        damage it searches with `find_record`.
+        The walk begins at the record start `known`, if a valid record is there, else at the file's
+        start. It goes by record sizes, without reading bodies. After damage it searches with
+        `find_record`.
         """
         data = self.view(file)
         at, end, wanted = 0, file.size, offset - file.start
+        if known is not None and file.start <= known <= offset and self._is_record(file, known):
+            at = known - file.start
         while at < wanted and end - at >= MIN_RECORD_SIZE:
             size, magic, place = _FRONT.unpack_from(data, at)
             if magic not in (V1_MAGIC, V2_MAGIC) or place != file.start + at:
@@ -193,6 +196,19 @@ class LogFiles:
                     break
                 at = mapped.find(magic, at + 1)
         return min(found, default=None)
+
+    def is_record(self, offset: int) -> bool:
+        """Whether a whole, valid record begins at `offset`."""
+        for file in self.list():
+            if file.start <= offset < file.end:
+                try:
+                    return self._is_record(file, offset)
+                except FileNotFoundError:
+                    return False
+        return False
+
+    def _is_record(self, file: LogFile, offset: int) -> bool:
+        return check_record(self.view(file), offset - file.start, file.size, offset) > 0
 
     def _begins(self, file: LogFile) -> bool:
         try:

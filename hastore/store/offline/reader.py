@@ -17,6 +17,7 @@ from hastore.errors import CorruptRecordError, StoreError
 from hastore.record.codec import Record, check_blank, check_record, decode_record
 from hastore.record.layout import BLANK_SIZE, SIZE_AND_MAGIC, V1_MAGIC, V2_MAGIC
 from hastore.store.fs.filesystem import REAL, FileSystem
+from hastore.store.offline.known_starts import NEAR_BYTES, known_start
 from hastore.store.offline.log_files import LogFile, LogFiles
 from hastore.store.offline.queue_files import QueueFiles, QueueUnits
 from hastore.store.state.limits import read_limits
@@ -66,8 +67,20 @@ class StoreReader:
         limits = read_limits(self._fs, self.path)
         if limits is not None:
             return limits.readable_offset
-        self._whole = self._files.whole_end(self._whole or None)
+        self._whole = self._files.whole_end(self._whole or self._dispatched())
         return self._whole
+
+    def _dispatched(self) -> int | None:
+        """Return the start of a record near the log's end.
+
+        The broker has dispatched it, so it has also written all records before it.
+        """
+        files = self._files.list()
+        if not files:
+            return None
+        low = files[-2:][0].start  # RocketMQ makes the next file before it needs it
+        known = known_start(self._fs, self.path, files[-1].end, low)
+        return known if known is not None and self._files.is_record(known) else None
 
     @property
     def file_size(self) -> int:
@@ -80,6 +93,25 @@ class StoreReader:
     def files(self) -> list[LogFile]:
         """Return the commit log's files, the oldest first."""
         return self._files.list()
+
+    def record_start_at(self, offset: int) -> int:
+        """Return the first record start, or start of a blank, at or beyond `offset`.
+
+        After the last file, returns its end. Raises StoreError if retention removed the file.
+        """
+        file = self._file_of(offset)
+        if file is None:
+            return max((file.end for file in self._files.list()), default=0)
+        try:
+            return self._start_at(file, offset)
+        except FileNotFoundError as failure:
+            raise StoreError(f"{file.path} was removed by retention while it was read") from failure
+
+    def _start_at(self, file: LogFile, offset: int) -> int:
+        known = None
+        if offset - file.start > NEAR_BYTES:
+            known = known_start(self._fs, self.path, offset, file.start)
+        return self._files.record_start_at(file, offset, known)
 
     def file_view(self, file: LogFile) -> memoryview:
         """Lend a whole file read-only, for numpy; raises FileNotFoundError when it is gone."""
@@ -132,7 +164,7 @@ class StoreReader:
             if file is None:
                 return
             if not aligned:
-                offset = self._files.record_start_at(file, offset)
+                offset = self._start_at(file, offset)
                 aligned = True
                 continue
             data = self._map(file)

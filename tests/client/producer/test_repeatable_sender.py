@@ -10,8 +10,9 @@ from __future__ import annotations
 import itertools
 import os
 import random
+import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,12 +93,14 @@ def numbers_in(backend: FakeBackend) -> list[int]:
 
 
 def test_a_second_attempt_goes_on_where_the_first_ended(backend: FakeBackend, make: Any) -> None:
+    threads = threading.enumerate()
     first = make()
     assert first.begin(0) == 0 and first.last_known is None
     for at in range(0, 2_600, 200):
         first.put("t", records_of(range(at, at + 200)), at, 200)
     first._drain()
     first.close()  # killed: `finish` was not called
+    assert threading.enumerate() == threads  # a task that is killed leaves none behind
     second = make()
     assert second.begin(0) == 2_599 - 1_022 and second.last_known == 2_599
     assert second.born_host().text == "127.0.0.1:0"
@@ -185,9 +188,9 @@ class Killed(Exception):
 class Node:
     """A log in memory with the store's window; all records have 10 bytes."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, confirmed: Callable[[], int]) -> None:
         REAL.make_dirs(f"{folder}/hastore")
-        self.window = DedupWindow(REAL, str(folder))
+        self.window = DedupWindow(REAL, str(folder), confirmed)
         self.log: list[tuple[bytes, int, bytes]] = []
 
     def append(self, producer: bytes, number: int, record: bytes) -> None:
@@ -208,7 +211,8 @@ class Pair:
 
     def __init__(self, folder: Path, chance: random.Random) -> None:
         self.chance = chance
-        self.nodes = [Node(folder / "0"), Node(folder / "1")]
+        self.confirmed = 0
+        self.nodes = [Node(folder / name, lambda: 10 * self.confirmed) for name in "01"]
         self.master = 0
         self.epoch = 65_537
         self.now = 0.0
@@ -325,7 +329,7 @@ class Pair:
         master, slave = self.nodes[self.master], self.nodes[1 - self.master]
         for entry in master.log[len(slave.log) : len(slave.log) + most]:
             slave.append(*entry)
-        confirmed = len(slave.log)
+        self.confirmed = confirmed = max(self.confirmed, len(slave.log))
         ready = [done for done, end in self.pending if end <= confirmed]
         self.pending = [each for each in self.pending if each[1] > confirmed]
         self.arrivals += [Arrival(NODES[self.master], done) for done in ready]

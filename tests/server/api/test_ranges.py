@@ -40,9 +40,7 @@ def disk() -> Disk:
 
 @pytest.fixture
 def store(tmp_path: Path, disk: Disk) -> Iterator[MessageStore]:
-    opened = open_store(
-        tmp_path, disk, retention=RetentionConfig(max_size_bytes=kit.FILE_SIZE)
-    )
+    opened = open_store(tmp_path, disk, retention=RetentionConfig(max_size_bytes=kit.FILE_SIZE))
     opened.set_limits(confirmed=0, readable=0)
     fill(opened, range(200))
     yield opened
@@ -285,6 +283,7 @@ def test_the_thread_rests_only_while_the_log_grows(
 ) -> None:
     monkeypatch.setattr(ranges, "PIECE_BYTES", 10_000)
     monkeypatch.setattr(ranges, "GROWING_MS", 0.001)
+    monkeypatch.setattr(ranges, "SLICE_MS", 0.0)
     rests: list[float] = []
 
     def wait(timeout: float) -> bool:
@@ -299,6 +298,9 @@ def test_the_thread_rests_only_while_the_log_grows(
     kit.put(store, kit.message(1))
     client.ask(api.AskDigest(3, 0, 50_000))
     assert len(rests) == 5 and all(0.0 < rest <= ranges.REST_MAX_S for rest in rests)
+    monkeypatch.setattr(ranges, "SLICE_MS", float("inf"))
+    client.ask(api.AskDigest(4, 0, 50_000))
+    assert len(rests) == 5  # there is more to do before the next rest
 
 
 def test_a_fake_log_has_digests_too(tmp_path: Path) -> None:

@@ -227,9 +227,41 @@ def test_progress_after_a_cut_is_exact_or_says_that_it_is_not(tmp_path: Path) ->
     assert found.progress(b"p") == (4_899, forgotten)
     found.truncate(10_000)  # deeper than the window: numbers up to `forgotten` may be cut
     assert found.progress(b"p") == (None, forgotten)
-    found.add_runs([(b"p", [1_000], [10_000])], 10_010)
-    assert found.progress(b"p") == (1_000, forgotten)
-    assert forgotten > 1_000
+    later = range(1_000, forgotten + WINDOW)
+    found.add_runs([(b"p", later, [10 * n for n in later])], 10 * later.stop)
+    found.save()
+    restored = window(tmp_path)
+    restored.load(10 * later.stop, True)
+    for each in (found, restored):  # the numbers between may still be missing
+        assert each.progress(b"p") == (None, forgotten)
+    found.add_runs([(b"p", [later.stop], [10 * later.stop])], 10 * later.stop + 10)
+    assert found.progress(b"p") == (later.stop, forgotten)
+
+
+def test_a_producer_does_not_become_idle_before_its_records_are_confirmed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("hastore.store.append.dedup_window._MAX_PRODUCERS", 4)
+    confirmed = [0]
+    REAL.make_dirs(f"{tmp_path}/hastore")
+    found = DedupWindow(REAL, str(tmp_path), lambda: confirmed[0])
+
+    def write(name: str) -> None:
+        end = found.end_offset
+        found.add_runs([(name.encode(), [0, 1, 2], [end, end + 10, end + 20])], end + 30)
+
+    for name in "abcdef":
+        write(name)
+    assert found.progress(b"a") == (2, None)
+    found.truncate(20)
+    assert found.progress(b"a") == (1, None)  # exact after the cut
+    for name in "bcdefgh":
+        write(name)
+    assert found.progress(b"a") == (1, None) and found.progress(b"b") == (2, None)
+    write("i")  # too many: the first becomes idle all the same
+    assert found.progress(b"a") == (1, 0) and found.progress(b"b") == (2, None)
+    found.truncate(10)
+    assert found.progress(b"a") == (None, 0)  # in doubt, and it says so
 
 
 def test_records_that_replay_added_are_not_added_by_their_put(tmp_path: Path) -> None:
@@ -285,3 +317,22 @@ def test_a_snapshot_is_written_by_one_thread_at_a_time(
     assert not second.is_alive()
     found = DedupWindow(REAL, str(tmp_path))
     assert found.load(1000, synced=True) == (500 if other == "save" else 200)
+
+
+def test_a_store_says_how_far_a_producer_came_once_its_window_has_the_log(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as store:
+        for number in range(700):  # several files, of which each but the last ends with a blank
+            put(store, message(number, producer="p"))
+            assert store.producer_progress(b"p") == (number, None)
+        crash_copy(store, tmp_path / "b")
+        end = store.max_offset
+    with opened(tmp_path / "b") as store:
+        store.replay.wait_dispatched(end, 60)
+        assert store.producer_progress(b"p") == (699, None)
+        assert store.producer_progress(b"q") == (None, None)
+        store.truncate(end // 2)
+        store.replay.wait_dispatched(store.max_offset, 60)
+        cut = store.producer_progress(b"p")
+        assert cut is not None and cut.last is not None and cut.last < 699
+        put(store, message(cut.last + 1, producer="p"))
+        assert store.producer_progress(b"p") == (cut.last + 1, None)

@@ -1,0 +1,162 @@
+"""RocketMQ's inner batches: a row for each message, from a path and from nodes."""
+
+import random
+import struct
+import zlib
+
+import pyarrow as pa
+import pytest
+
+from hastore.client.consumer.range_reader import Chunk
+from hastore.errors import CorruptRecordError, PositionLostError
+from hastore.record.codec import Record, encode_record
+from hastore.record.host import Host
+from hastore.spark.arrow.batch import BatchBuilder
+from hastore.spark.arrow.schema import project, source_schema
+from hastore.spark.options.partitions import QueueRange
+from hastore.spark.read import store_reader
+from hastore.spark.read.server_reader import ServerBackend
+from hastore.spark.read.store_reader import PathBackend
+from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
+
+ALL = project(source_schema(include_headers=True, include_metadata=True))
+HOST = Host(b"\x7f\0\0\1", 4242)
+WRAPPED, ZLIB, ZSTD = 0xC0, 0x301, 0x201
+COUNTS = (1, 7, 300, 2, 40)
+END = sum(COUNTS)
+
+
+def pack(body, properties):
+    size = 22 + len(body) + len(properties)
+    front = struct.pack(">iiiii", size, 0, 0, 5, len(body))
+    return front + body + struct.pack(">H", len(properties)) + properties
+
+
+def batch(first, count, offset, *, flags=WRAPPED, said=None, body=None):
+    """A record with the messages first, first + 1, ..."""
+    if body is None:
+        body = b"".join(
+            pack(b"%d" % n, b"KEYS\x01k%d\x02UNIQ_KEY\x01u%d\x02of\x01user\x02" % (n, n))
+            for n in range(first, first + count)
+        )
+    if flags & 0x700 == 0x200:
+        body = pa.compress(body, codec="zstd", asbytes=True)
+    elif flags & 1:
+        body = zlib.compress(body)
+    return encode_record(
+        Record(
+            body=body,
+            topic="inner",
+            queue_id=3,
+            queue_offset=first,
+            physical_offset=offset,
+            sys_flag=flags,
+            properties=b"INNER_BASE\x01%d\x02INNER_NUM\x01%d\x02" % (first, said or count),
+            body_crc=zlib.crc32(body) & 0x7FFFFFFF,
+            store_timestamp_ms=1_000 * first,
+            store_host=HOST,
+        )
+    )
+
+
+def records(flags=(WRAPPED, WRAPPED | ZLIB, WRAPPED | ZSTD)):
+    found, first, offset = [], 0, 0
+    for number, count in enumerate(COUNTS):
+        found.append(batch(first, count, offset, flags=flags[number % len(flags)]))
+        first += count
+        offset += len(found[-1])
+    return found
+
+
+def write(root, raws, *, units=None):
+    (root / "commitlog").mkdir()
+    (root / "commitlog" / f"{0:020}").write_bytes(b"".join(raws).ljust(1 << 20, b"\0"))
+    queue = root / "batchconsumequeue" / "inner" / "3"
+    queue.mkdir(parents=True)
+    data, offset, first = b"", 0, 0
+    for raw, count in zip(raws, COUNTS, strict=True):
+        data += BATCH_UNIT.pack(offset, len(raw), 0, 0, first, count, -1, 0)
+        offset += len(raw)
+        first += count
+    (queue / f"{0:020}").write_bytes(data[: units and units * BATCH_UNIT.size])
+    (root / "consumequeue").mkdir()
+
+
+def read(root, start, end, *, fail=True):
+    with PathBackend(str(root), fail) as backend:
+        span = QueueRange("inner", 3, start, end, backend.limit_offset())
+        batches = list(backend.read_queue(span, BatchBuilder(ALL)))
+    return [row for each in batches for row in each.to_pylist()]
+
+
+def build(raws, start, end):
+    sizes = b"".join(struct.pack(">i", len(raw)) for raw in raws)
+    chunk = Chunk(memoryview(b"".join(raws)), sizes, [])
+    span = QueueRange("inner", 3, start, end)
+    batches = list(ServerBackend(("tcp://a:1",), True)._build(chunk, span, BatchBuilder(ALL)))
+    return [row for each in batches for row in each.to_pylist()]
+
+
+def test_each_message_is_a_row_from_a_path_and_from_nodes(tmp_path):
+    raws = records()
+    write(tmp_path, raws)
+    rows = read(tmp_path, 0, END)
+    assert [row["offset"] for row in rows] == list(range(END))
+    assert rows == build(raws, 0, END)
+    for n, row in enumerate(rows):
+        assert (row["value"], row["key"]) == (b"%d" % n, b"k%d" % n)
+        assert row["headers"] == [{"key": "of", "value": b"user"}]
+        assert row["partition"] == 3 and row["topic"] == "inner"
+    firsts = {row["physicalOffset"] for row in rows}
+    assert len(firsts) == len(COUNTS)
+
+
+def test_a_range_may_begin_and_end_inside_a_batch(tmp_path, monkeypatch):
+    raws = records()
+    write(tmp_path, raws)
+    seed = random.randrange(2**32)
+    print(f"seed {seed}")
+    rng = random.Random(seed)
+    for _ in range(20):
+        monkeypatch.setattr(store_reader, "UNITS_AT_ONCE", rng.choice((3, 64, 1000)))
+        start = rng.randrange(END)
+        end = rng.randrange(start + 1, END + 1)
+        for rows in (read(tmp_path, start, end), build(raws, start, end)):
+            assert [row["offset"] for row in rows] == list(range(start, end))
+            assert [int(row["value"]) for row in rows] == list(range(start, end))
+
+
+def test_batches_that_consumers_leave_whole_are_one_row(tmp_path):
+    raws = records((0x80,))
+    write(tmp_path, raws)
+    rows = read(tmp_path, 0, END)
+    assert [row["offset"] for row in rows] == [0, 1, 8, 308, 310]
+
+
+def test_missing_batches_are_lost_messages(tmp_path):
+    write(tmp_path, records(), units=3)
+    with pytest.raises(PositionLostError, match="42 messages of inner-3"):
+        read(tmp_path, 0, END)
+    assert len(read(tmp_path, 0, END, fail=False)) == 308
+
+
+@pytest.mark.parametrize(
+    ("raw", "text"),
+    [
+        (batch(0, 2, 0, said=3), "holds 2 messages, and its property INNER_NUM says 3"),
+        (batch(0, 1, 0, body=b"x" * 30), "no whole message at byte 0"),
+        (batch(0, 1, 0, body=pack(b"a", b"") + b"short"), "no whole message at byte 23"),
+        (batch(0, 1, 0, body=struct.pack(">iiiii", 22, 0, 0, 0, -5) + b"\0\0"), "at byte 0"),
+        (batch(0, 1, 0, body=struct.pack(">iiiii", 0, 0, 0, 0, 0) + b"\0\0"), "at byte 0"),
+    ],
+)
+def test_a_malformed_batch_is_named(raw, text):
+    with pytest.raises(CorruptRecordError, match=text):
+        build([raw], 0, 5)
+
+
+def test_a_batch_whose_crc_is_wrong_is_refused():
+    raw = bytearray(records()[1])
+    raw[100] ^= 1
+    with pytest.raises(CorruptRecordError):
+        build([bytes(raw)], 0, END)
