@@ -30,7 +30,7 @@ from tests.store.rebuild.kit import REAL, how
 SIZES = Sizes(QUEUE_UNITS, SLOTS, ENTRIES)
 
 
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(900)
 def test_lost_queues_of_a_broker_and_of_its_slave(
     broker,  # noqa: F811
     make_slave,  # noqa: F811
