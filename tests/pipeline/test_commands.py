@@ -3,6 +3,13 @@
 import subprocess
 import sys
 
+import pytest
+
+from hastore.cli.pipeline.common import counted
+from hastore.errors import UsageError
+from hastore.store.fs.filesystem import REAL
+from hastore.store.rebuild.settings import find_sizes
+
 HELP_WITHOUT = """
 import sys
 for name in ("pyspark", "pyarrow"):
@@ -28,3 +35,15 @@ def test_help_works_without_spark_and_a_job_says_what_to_install():
     assert (
         last.startswith("UsageError this job needs py") and 'pip install "hastore[spark]"' in last
     )
+
+
+def test_a_summary_of_one_file_says_so():
+    assert [counted(n, "file") for n in (0, 1, 1500)] == ["0 files", "1 file", "1,500 files"]
+
+
+def test_the_size_of_index_files_that_tells_nothing_is_refused_with_the_options_to_give(tmp_path):
+    (tmp_path / "index").mkdir()
+    (tmp_path / "index" / "20261122000000000").write_bytes(b"\0" * 100)
+    with pytest.raises(UsageError, match="--index-slots and --index-entries"):
+        find_sizes(REAL, str(tmp_path))
+    assert find_sizes(REAL, str(tmp_path), slots=5, entries=7).entries == 7

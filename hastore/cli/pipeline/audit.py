@@ -14,7 +14,7 @@ from hastore.cli.common import (
     print_text,
     with_json,
 )
-from hastore.cli.pipeline.common import SessionOptions, run_job, with_session
+from hastore.cli.pipeline.common import SessionOptions, counted, run_job, with_session
 from hastore.pipeline.audit import ALGORITHMS, DEFAULT_ALGORITHM
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def audit_command(
 def _difference_line(summary: "Summary") -> str:
     line = (
         f"{summary.a.where} and {summary.b.where} differ in {summary.differing_ranges:,} of "
-        f"{_count(summary.ranges, 'range')}"
+        f"{counted(summary.ranges, 'range')}"
     )
     if summary.first is None:
         return line
@@ -96,7 +96,7 @@ def _show(summary: "Summary") -> None:
     for name, side in (("A", summary.a), ("B", summary.b)):
         print_text(_side_line(name, side))
     print_text(
-        f"compared [{summary.start:,}, {summary.end:,}): {_count(summary.ranges, 'range')}, "
+        f"compared [{summary.start:,}, {summary.end:,}): {counted(summary.ranges, 'range')}, "
         f"{summary.bytes:,} bytes, by {summary.algorithm} in {summary.seconds:.1f} s "
         f"({summary.mb_per_s:,.0f} MB/s a side)"
     )
@@ -118,10 +118,6 @@ def _show(summary: "Summary") -> None:
         print_text("equal" + (f", digest {summary.digest}" if summary.digest else ""))
     if not summary.bytes:
         print_note("both logs are empty")
-
-
-def _count(number: int, name: str) -> str:
-    return f"{number:,} {name}" if number == 1 else f"{number:,} {name}s"
 
 
 def _side_line(name: str, side: "Extent") -> str:

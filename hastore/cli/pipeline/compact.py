@@ -8,6 +8,7 @@ from hastore.cli.common import DONE, print_text, with_json
 from hastore.cli.pipeline.common import (
     SessionOptions,
     check_spark,
+    counted,
     run_job,
     with_path,
     with_servers,
@@ -90,8 +91,8 @@ def compact_command(
 def _show(summary: "CompactSummary") -> None:
     print_text(
         f"{summary.target} has the latest messages of {summary.keys:,} keys of {summary.topic} "
-        f"({summary.files:,} files, {summary.bytes:,} bytes); {summary.read:,} messages were read "
-        f"in {summary.seconds:.1f} s"
+        f"({counted(summary.files, 'file')}, {summary.bytes:,} bytes); "
+        f"{summary.read:,} messages were read in {summary.seconds:.1f} s"
     )
     if summary.published:
         print_text(f"{summary.published:,} messages were written to the topic")

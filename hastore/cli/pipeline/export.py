@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING
 import click
 
 from hastore.cli.common import DONE, Seconds, print_text, with_json
-from hastore.cli.pipeline.common import SessionOptions, run_job, with_session, with_where
+from hastore.cli.pipeline.common import (
+    SessionOptions,
+    counted,
+    run_job,
+    with_session,
+    with_where,
+)
 
 if TYPE_CHECKING:
     from hastore.pipeline.export.job import ExportSummary
@@ -125,7 +131,7 @@ def _show(summary: "ExportSummary") -> None:
     rate = summary.messages / summary.seconds if summary.seconds else 0.0
     print_text(
         f"{summary.messages:,} messages exported to {summary.target} in {summary.seconds:.1f} s, "
-        f"{rate:,.0f} a second: {summary.files:,} files, {summary.bytes:,} bytes"
+        f"{rate:,.0f} a second: {counted(summary.files, 'file')}, {summary.bytes:,} bytes"
     )
     for topic, count in summary.messages_by_topic.items():
         print_text(f"  {topic}: {count:,}")

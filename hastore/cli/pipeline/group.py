@@ -5,9 +5,9 @@ import click
 from hastore.cli.lazy import LazyGroup
 
 _JOBS = {
-    "audit": "hastore.cli.pipeline.audit:audit_command",
     "export": "hastore.cli.pipeline.export:export_command",
     "compact": "hastore.cli.pipeline.compact:compact_command",
+    "audit": "hastore.cli.pipeline.audit:audit_command",
     "index": "hastore.cli.pipeline.index:index_command",
     "stats": "hastore.cli.pipeline.stats:stats_command",
 }

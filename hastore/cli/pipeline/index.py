@@ -5,7 +5,13 @@ from typing import TYPE_CHECKING
 import click
 
 from hastore.cli.common import DIFFER, DONE, print_error, print_note, print_text, with_json
-from hastore.cli.pipeline.common import SessionOptions, check_spark, run_job, with_session
+from hastore.cli.pipeline.common import (
+    SessionOptions,
+    check_spark,
+    counted,
+    run_job,
+    with_session,
+)
 
 if TYPE_CHECKING:
     from hastore.pipeline.index.job import IndexSummary
@@ -97,13 +103,13 @@ def index_command(
 
 
 def _show(summary: "IndexSummary") -> None:
-    queues = f"{summary.queues:,} consume queues"
+    queues = counted(summary.queues, "consume queue")
     if summary.batch_queues:
         queues += f" and {summary.batch_queues:,} queues of inner batches"
     what = "agree with" if summary.verified else "were built from"
     if summary.difference is None:
         print_text(
-            f"{queues} and {summary.index_files:,} index files {what} the log"
+            f"{queues} and {counted(summary.index_files, 'index file')} {what} the log"
             f" [{summary.first_offset:,}, {summary.end_offset:,}): {summary.records:,} records,"
             f" {summary.units:,} units, {summary.keys:,} keys, in {summary.seconds:,.1f} s"
         )

@@ -36,7 +36,8 @@ def find_sizes(
     if present not in (None, 0, wanted) and slots is None and entries is None:
         raise UsageError(
             f"{root}/index: its files have {present} bytes, and not {wanted} as with"
-            f" {sizes.slots} slots and {sizes.entries} entries; give both numbers"
+            f" {sizes.slots} slots and {sizes.entries} entries; give --index-slots and"
+            " --index-entries as the node or broker has them"
         )
     return sizes
 
