@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from hastore.cli.pipeline import screen
 from hastore.cli.pipeline.common import counted
 from hastore.errors import UsageError
 from hastore.store.fs.filesystem import REAL
@@ -47,3 +48,13 @@ def test_the_size_of_index_files_that_tells_nothing_is_refused_with_the_options_
     with pytest.raises(UsageError, match="--index-slots and --index-entries"):
         find_sizes(REAL, str(tmp_path))
     assert find_sizes(REAL, str(tmp_path), slots=5, entries=7).entries == 7
+
+
+def test_a_progress_line_has_a_count_only_if_the_step_counts(monkeypatch, capsys):
+    monkeypatch.setattr(screen, "LINE_EVERY_S", 0.0)
+    with screen.Screen() as shown:
+        shown.begin("start Spark", None, "")
+        shown.begin("export", 9, "tasks")
+        shown.advance(5)
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == ["start Spark", "export: 0 of 9 tasks", "export: 5 of 9 tasks"]

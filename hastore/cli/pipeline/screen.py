@@ -56,5 +56,8 @@ class Screen:
         if self._is_terminal or now_s < self._next_line_s:
             return
         self._next_line_s = now_s + LINE_EVERY_S
+        if self._total is None and not self._done:
+            print_note(self._text)  # a step without a count
+            return
         total = "" if self._total is None else f" of {self._total:,}"
-        print_note(f"{self._text}: {self._done:,}{total} {self._unit}")
+        print_note(f"{self._text}: {self._done:,}{total} {self._unit}".rstrip())
