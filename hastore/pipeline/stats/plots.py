@@ -109,8 +109,9 @@ def _lag(lag: Sequence[LagMinute]) -> "Figure":
     axes.set_ylabel("bytes, greatest sample of a minute")
     axes.set_yscale("symlog", linthresh=1_000)
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:,.10g}")
-    axes.set_ylim(bottom=0)
-    _finish(figure, axes)
+    most = max((one.max_bytes or 0 for one in lag), default=0)
+    axes.set_ylim(0, None if most else 1_000)
+    _finish(figure, axes, time="time of the sample")
     return figure
 
 
@@ -153,7 +154,7 @@ def _interval(width_ms: int) -> str:
     return "each minute" if count == 1 else f"each {count:,} minutes"
 
 
-def _finish(figure: "Figure", *all_axes: "Axes") -> None:
+def _finish(figure: "Figure", *all_axes: "Axes", time: str = "store time") -> None:
     from matplotlib.dates import AutoDateLocator, ConciseDateFormatter
 
     for axes in all_axes:
@@ -164,7 +165,7 @@ def _finish(figure: "Figure", *all_axes: "Axes") -> None:
         axes.xaxis.set_major_locator(locator)
         form = ConciseDateFormatter(locator, tz=UTC)  # type: ignore[no-untyped-call]
         axes.xaxis.set_major_formatter(form)
-    all_axes[-1].set_xlabel("store time, UTC")
+    all_axes[-1].set_xlabel(f"{time}, UTC")
     handles, labels = all_axes[0].get_legend_handles_labels()
     figure.legend(
         handles, labels, loc="outside lower center", ncols=min(4, len(labels)), frameon=False
