@@ -96,5 +96,5 @@ $(VENV)/.bench-spark: setup.cfg pyproject.toml | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/.dev: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,spark,dev$(JAVA_EXTRA)]"
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,spark,delta,dev$(JAVA_EXTRA)]"
 	@touch $@
