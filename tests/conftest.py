@@ -4,8 +4,10 @@ Hypothesis prints how to repeat a failure, and has no deadline, so that a busy m
 test. CONTRIBUTING.md says where to find the traces of a crash.
 """
 
+import functools
 import os
 import pathlib
+import re
 import resource
 
 import pytest
@@ -16,13 +18,15 @@ from hypothesis import settings
 LONG = ("torture", "process", "interop", "spark", "cli", "demo", "pipeline")
 # Tests that share an expensive fixture, a JVM or a group of nodes, stay in one worker.
 TOGETHER = (
-    "tests/spark/",
+    "tests/spark/cluster/",
     "tests/cli/test_commands.py",
     "tests/demo/",
     "tests/cli/test_positions.py",
     "tests/cli/test_screens.py",
 )
 TESTS = pathlib.Path(__file__).parent
+# The fixture `spark` is a session that all its tests share.
+USES_SPARK = re.compile(r"def \w+\([^)]*\bspark\b")
 
 settings.register_profile("hastore", deadline=None, print_blob=True)
 settings.load_profile("hastore")
@@ -33,13 +37,22 @@ _, _hard = resource.getrlimit(resource.RLIMIT_CORE)
 resource.setrlimit(resource.RLIMIT_CORE, (_hard, _hard))
 
 
+@functools.cache
+def uses_spark(module):
+    """Return whether tests of a module use the shared Spark session."""
+    path = TESTS.parent / module
+    return module.startswith("tests/spark/") and bool(USES_SPARK.search(path.read_text()))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config, log):
-    """Distribute the tests one by one, except those in TOGETHER."""
+    """Distribute the tests one by one, except those that share something expensive."""
     from xdist.scheduler import LoadScopeScheduling
 
     class Scheduler(LoadScopeScheduling):
         def _split_scope(self, nodeid):
+            if uses_spark(nodeid.partition("::")[0]):
+                return "tests/spark/"
             return next((start for start in TOGETHER if nodeid.startswith(start)), nodeid)
 
     return Scheduler(config, log)

@@ -138,7 +138,7 @@ MAY_IMPORT = {
     # The jobs of `hastore pipeline`; they run on Spark.
     "pipeline": ("errors", "clock", "record", "client", "spark", "store.offline", "pipeline"),
     "pipeline.export": ("errors", "clock", "spark", "pipeline"),
-    "pipeline.compact": ("errors", "clock", "spark", "pipeline"),
+    "pipeline.compact": ("errors", "clock", "client", "spark", "pipeline"),
     # Two logs compared: raw files and limits of folders, the digests of nodes.
     "pipeline.audit": (
         *("errors", "clock", "record", "client", "protocol.api", "pipeline"),

@@ -19,7 +19,7 @@ from benchmarks import plot
 from benchmarks.common import ROOT, save, say, scratch
 from benchmarks.maven import peer_version
 from benchmarks.report import DOCUMENT, Document, between, read, section, show
-from benchmarks.spark import jobs, reads
+from benchmarks.spark import jobs, latency, reads
 from benchmarks.spark.data import QUEUES, Messages
 from benchmarks.spark.session import MASTER, MEMORY, start
 from hastore.spark.session import end_session
@@ -54,6 +54,7 @@ def run(given: argparse.Namespace, parts: list[str]) -> None:
 Measure = Callable[..., list[dict[str, Any]]]
 MEASURES: dict[str, dict[int, Measure]] = {
     "reads": {200: reads.measure, 1024: reads.measure},
+    "latency": {200: latency.measure},
     "audit": {1024: jobs.audit},
     "index": {200: jobs.index},
     "export": {1024: jobs.export},
@@ -68,7 +69,8 @@ def documents() -> list[Document]:
 
 def write_docs(found: list[Document]) -> None:
     """Write figures into docs/benchmarks.md."""
-    between(DOCUMENT, MARKS, "".join(map(section, found)) + "\n")
+    image = f"\n![every ratio beside its target]({IMAGE.relative_to(DOCUMENT.parent)})\n"
+    between(DOCUMENT, MARKS, image + "".join(map(section, found)) + "\n")
 
 
 def main() -> None:
@@ -88,7 +90,8 @@ def main() -> None:
         run(given, parts)
     found = documents()
     for document in found:
-        show(document)
+        if document["benchmark"].removeprefix("spark_") in parts:
+            show(document)
     if found:
         machine = found[0]["machine"]
         title = f"hastore on Spark beside its peers, {machine['date']}, {machine['cores']} cores"

@@ -12,7 +12,6 @@ from hastore.config.values import human_size
 from hastore.demo.data import find_flights
 from hastore.demo.nodes import free_ports
 from hastore.errors import HastoreError, UsageError
-from hastore.spark.java_runtime import find_java
 
 PORTS = 6  # three for each node
 LOG_FILE_BYTES = 64 * MIB  # small, so that the log rolls over a few times
@@ -53,10 +52,20 @@ def _spark() -> Iterator[str]:
         wanted, have = (".".join(map(str, each)) for each in (_SPARK_MIN, found))
         remedy = f"pip install 'pyspark>={wanted}', {_NO_SPARK}"
         yield f"the Spark step needs pyspark {wanted} or later, {have} is installed; {remedy}"
+    if "pyspark" in lacking:
+        return
     try:
         find_java()
     except UsageError as missing:
         yield f"{str(missing).rstrip('.')}, {_NO_SPARK}"
+
+
+def find_java() -> None:
+    """Raise UsageError without a Java that Spark accepts; needs pyspark."""
+    # `hastore --help` imports this module, and must work without pyspark.
+    from hastore.spark.java_runtime import find_java as find
+
+    find()
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -120,7 +120,13 @@ def run_action(
     results: list[Result] = []
     context = spark.sparkContext
     tracker = context.statusTracker()
-    with _Group(context, name, lambda: results.append(action())) as group:
+
+    def work() -> None:
+        # Else Spark does not find a Python data source by its name when a DataFrame is written.
+        spark._jvm.SparkSession.setActiveSession(spark._jsparkSession)  # type: ignore[union-attr]
+        results.append(action())
+
+    with _Group(context, name, work) as group:
         shown = total = 0
         while not group.wait(_POLL_S):
             jobs = [tracker.getJobInfo(job) for job in tracker.getJobIdsForGroup(group.id)]

@@ -32,9 +32,11 @@ def local_session(
 ) -> SparkSession:
     """Return a session with a JVM of its own, on loopback, without Spark's web UI; takes 5 to 10 s.
 
-    Its workers run this interpreter and import this hastore, installed or not. With `quiet` the
-    JVM's output is captured, and shown only if Spark does not start. If a session is active
-    already, it is returned unchanged. Raises UsageError without a usable Java, HastoreError if
+    Its workers run this interpreter and import this hastore, installed or not. If `master` is not
+    `local...`, the driver listens where Spark's own settings and SPARK_LOCAL_IP say, so that other
+    machines reach it, and workers run PYSPARK_PYTHON if it is set. With `quiet` the JVM's output is
+    captured, and shown only if Spark does not start. If a session is active already, it is returned
+    unchanged. Raises UsageError without a usable Java, HastoreError if
     Spark does not start. After `stop()` the JVM lives on until this process ends; `end_session`
     ends the JVM at once.
     """
@@ -45,10 +47,12 @@ def local_session(
         register(active)
         return active
     conf = SparkConf().setAppName(app_name).setMaster(master)
-    conf.setAll(list(_settings(memory).items()))
+    is_local = master.startswith("local")
+    own = {k: v for k, v in _settings(memory).items() if is_local or v != _LOOPBACK}
+    conf.setAll(list(own.items()))
     conf.setAll(list((settings or {}).items()))
     if SparkContext._gateway is None:
-        os.environ.update(_environment())
+        os.environ.update(_environment(is_local))
         _start(conf, quiet=quiet)
     else:
         SparkContext(conf=conf)
@@ -94,14 +98,16 @@ def _settings(memory: str) -> dict[str, str]:
     }
 
 
-def _environment() -> dict[str, str]:
+def _environment(is_local: bool) -> dict[str, str]:
     """Return the environment variables that the JVM and its Python workers need."""
+    chosen = None if is_local else os.environ.get("PYSPARK_PYTHON")
     result = {
-        "PYSPARK_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": chosen or sys.executable,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "JAVA_HOME": str(java_home_for_spark(find_java())),
-        "SPARK_LOCAL_IP": _LOOPBACK,
     }
+    if is_local:
+        result["SPARK_LOCAL_IP"] = _LOOPBACK
     folder = import_folder()
     if folder is not None:
         # Not installed: workers must find this package, and Spark must find `pyspark_hastore`.

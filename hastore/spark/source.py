@@ -119,7 +119,7 @@ class HastoreReader(DataSourceReader):
         return self._options.push_filters
 
     def partitions(self) -> list[InputPartition]:
-        """Resolve the offsets and cut them into tasks. Runs on the driver, once per action."""
+        """Resolve the offsets and cut them into tasks. Runs on the driver, once per `load()`."""
         from hastore.spark.options.partitions import NoRange
         from hastore.spark.read.planning import plan
 

@@ -71,9 +71,7 @@ def descriptors() -> int:
 
 
 @SCHEMES
-def test_sends_of_one_loop_iteration_share_a_frame_in_order(
-    node: Node, scheme: str
-) -> None:
+def test_sends_of_one_loop_iteration_share_a_frame_in_order(node: Node, scheme: str) -> None:
     async def main() -> None:
         async with Producer([node.address.replace("tcp", scheme, 1)]) as producer:
             first = await producer.send("t", b"first", key="k", tags="x", queue=0)

@@ -13,6 +13,7 @@ from hastore.cli.pipeline.common import (
     with_servers,
     with_session,
 )
+from hastore.errors import UsageError
 
 if TYPE_CHECKING:
     from hastore.pipeline.compact.job import CompactSummary
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     show_default=True,
     help="What to do with messages that have no key.",
 )
+@click.option("--to-topic", metavar="T", help="Write the changes to this new topic, too.")
+@click.option("--to-servers", metavar="ADDR,ADDR", help="The nodes of that topic.")
 @click.option(
     "--compression",
     type=click.Choice(["snappy", "zstd", "lz4", "gzip", "none"]),
@@ -50,6 +53,8 @@ def compact_command(
     topic: str,
     target: str,
     without_key: str,
+    to_topic: str | None,
+    to_servers: str | None,
     compression: str,
     allow_data_loss: bool,
     session: SessionOptions,
@@ -63,11 +68,15 @@ def compact_command(
     """
     check_spark()
     from hastore.pipeline.compact.job import CompactOptions, compact
+    from hastore.pipeline.compact.publishing import Destination
     from hastore.pipeline.where import Where
 
     where = Where(path, servers, (topic,))
     where.options()  # wrong arguments are reported before Spark starts
-    options = CompactOptions(without_key == "keep", compression, not allow_data_loss)
+    if (to_topic is None) != (to_servers is None):
+        raise UsageError("give --to-topic and --to-servers together")
+    destination = Destination(to_topic, to_servers) if to_topic and to_servers else None
+    options = CompactOptions(without_key == "keep", compression, not allow_data_loss, destination)
     run_job(
         "compact",
         lambda spark, progress: compact(spark, where, target, options, progress=progress),
@@ -84,6 +93,8 @@ def _show(summary: "CompactSummary") -> None:
         f"({summary.files:,} files, {summary.bytes:,} bytes); {summary.read:,} messages were read "
         f"in {summary.seconds:.1f} s"
     )
+    if summary.published:
+        print_text(f"{summary.published:,} messages were written to the topic")
     if summary.without_key:
         print_text(f"{summary.without_key:,} messages without a key were kept")
     if summary.lost_messages:

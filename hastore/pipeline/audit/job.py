@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import os
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -32,8 +33,8 @@ Runner = Callable[[Sequence[Task]], Any]  # a generator of (task, result)
 
 def audit(
     spark: SparkSession,
-    a: str,
-    b: str,
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
     *,
     algorithm: str = DEFAULT_ALGORITHM,
     start: int | None = None,
@@ -59,8 +60,8 @@ def audit(
 
 
 def compare(
-    a: str,
-    b: str,
+    a: str | os.PathLike[str],
+    b: str | os.PathLike[str],
     runner: Runner,
     cores: int,
     *,
@@ -73,7 +74,7 @@ def compare(
     """Do the work of `audit` with any runner of tasks."""
     if algorithm not in ALGORITHMS:
         raise UsageError(f"{algorithm!r} is no digest; the digests are {', '.join(ALGORITHMS)}")
-    sides = extent(a), extent(b)
+    sides = extent(os.fspath(a)), extent(os.fspath(b))
     begin, stop = common(*sides, start, end)
     if end is None:
         stop = beyond_torn_record(*sides, stop, algorithm)

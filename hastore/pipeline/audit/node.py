@@ -15,7 +15,8 @@ from hastore.errors import ClientError, StoreError, UnreachableError, UsageError
 from hastore.pipeline.audit.sides import NODE, READ_BYTES, Extent, Missing, covering
 from hastore.protocol import api
 
-ANSWER_S = 30.0  # a node that gives no answer for so long ends the audit
+REACH_S = 30.0  # a node that cannot be reached for so long ends the audit
+ANSWER_S = 300.0  # so does one that can be reached, but gives no answer: its disk may be slow
 CONNECT_S = 10.0  # the same, at the beginning
 BUSY_S = 0.05  # the pause after BUSY
 
@@ -25,7 +26,7 @@ def node_extent(address: str) -> Extent:
     (where,) = parse_bootstrap([address])
     link = _Link(where)
     try:
-        reply, _ = link.ask(api.AskStatus, CONNECT_S)
+        reply, _ = link.ask(api.AskStatus, CONNECT_S, CONNECT_S)
         if not isinstance(reply, api.NodeStatus):
             raise ClientError(
                 f"{where} answered {type(reply).__name__} to a question for its status"
@@ -33,7 +34,7 @@ def node_extent(address: str) -> Extent:
         extent = _extent(where, reply.status)
         # An older node closes the connection after a request that it does not know.
         place = extent.min_offset
-        link.ask(lambda rid: api.AskDigest(rid, place, place), CONNECT_S, once=True)
+        link.ask(lambda rid: api.AskDigest(rid, place, place), REACH_S, ANSWER_S, once=True)
         return extent
     finally:
         link.close()
@@ -74,26 +75,35 @@ class _Link:
         return rid
 
     def ask(
-        self, make: Callable[[int], api.Request], limit_s: float, *, once: bool = False
+        self,
+        make: Callable[[int], api.Request],
+        reach_s: float,
+        answer_s: float,
+        *,
+        once: bool = False,
     ) -> tuple[api.Reply, bytes]:
         """Send a request and wait for its answer."""
-        return self.wait(self.send(make), limit_s, once=once)
+        return self.wait(self.send(make), reach_s, answer_s, once=once)
 
-    def wait(self, rid: int, limit_s: float, *, once: bool = False) -> tuple[api.Reply, bytes]:
+    def wait(
+        self, rid: int, reach_s: float, answer_s: float, *, once: bool = False
+    ) -> tuple[api.Reply, bytes]:
         """Wait for an answer; other answers count as signs of life.
 
-        Raises UnreachableError if none comes for `limit_s`, StoreError if the node cannot read its
-        log. With `once` the request is not sent again over a new connection.
+        Raises UnreachableError if the node has no connection for `reach_s`, or gives no answer for
+        `answer_s`; StoreError if it cannot read its log. With `once` the request is not sent again
+        over a new connection.
         """
         requester = self._requester
-        deadline = requester.deadline(limit_s)
+        unreachable, silent = requester.deadline(reach_s), requester.deadline(answer_s)
         while rid not in self._answers:
-            left = requester.left_s(deadline)
-            if not left:
-                state = "did not answer" if requester.transport.is_up(self._address) else (
-                    "is not reachable"
-                )  # fmt: skip
-                raise UnreachableError(f"{self.where} {state} within {limit_s:g} s")
+            if requester.transport.is_up(self._address):
+                unreachable = requester.deadline(reach_s)
+            left = requester.left_s(min(unreachable, silent))
+            if not requester.left_s(unreachable):
+                raise UnreachableError(f"{self.where} is not reachable within {reach_s:g} s")
+            if not requester.left_s(silent):
+                raise UnreachableError(f"{self.where} did not answer within {answer_s:g} s")
             for arrival in requester.note(requester.transport.wait(left)):
                 if arrival.reply is None:
                     if once and not arrival.up:
@@ -106,7 +116,7 @@ class _Link:
                         for request in self._asked.values():
                             requester.transport.send(self._address, request)
                 elif self._take(arrival.reply, arrival.payload):
-                    deadline = requester.deadline(limit_s)
+                    silent = requester.deadline(answer_s)
         return self._answers.pop(rid)
 
     def _take(self, reply: api.Reply, payload: bytes) -> bool:
@@ -130,7 +140,7 @@ class _Link:
 class NodeSide:
     """A node that computes digests of its own log."""
 
-    limit_s = ANSWER_S
+    limits_s = REACH_S, ANSWER_S
 
     def __init__(self, extent: Extent, algorithm: str) -> None:
         self.where = extent.where
@@ -158,7 +168,7 @@ class NodeSide:
     def finish(self) -> bytes | Missing:
         """Wait for the digest of the oldest range that was begun."""
         rid, _, _ = self._begun.popleft()
-        reply, _ = self._link.wait(rid, self.limit_s)
+        reply, _ = self._link.wait(rid, *self.limits_s)
         if not isinstance(reply, api.RangeDigest):
             raise ClientError(f"{self.where} answered {type(reply).__name__} to AskDigest")
         if reply.digest is None:
@@ -179,7 +189,7 @@ class NodeSide:
 
     def lost(self, start: int, end: int) -> Missing | None:
         """Return how a cut has changed a range: it is gone, or another epoch wrote it."""
-        reply, _ = self._link.ask(lambda rid: api.AskDigest(rid, start, end), self.limit_s)
+        reply, _ = self._link.ask(lambda rid: api.AskDigest(rid, start, end), *self.limits_s)
         if not isinstance(reply, api.RangeDigest):
             raise ClientError(f"{self.where} answered {type(reply).__name__} to AskDigest")
         limits = reply.min_offset, reply.readable_offset
@@ -196,7 +206,7 @@ class NodeSide:
         )
 
     def _bytes(self, start: int, end: int) -> tuple[api.RangeBytes, bytes]:
-        reply, payload = self._link.ask(lambda rid: api.AskBytes(rid, start, end), self.limit_s)
+        reply, payload = self._link.ask(lambda rid: api.AskBytes(rid, start, end), *self.limits_s)
         if not isinstance(reply, api.RangeBytes):
             raise ClientError(f"{self.where} answered {type(reply).__name__} to AskBytes")
         if reply.present and len(payload) != end - start:

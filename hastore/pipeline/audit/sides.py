@@ -50,7 +50,7 @@ class Missing:
             return self.why
         if start < self.min_offset:
             return f"{self.where} removed it by retention: its log begins at {self.min_offset} now"
-        return f"{self.where} lost it by a cut: its log is readable up to {self.end_offset} now"
+        return f"{self.where} was cut or restarted: its log is readable up to {self.end_offset} now"
 
 
 class Side(Protocol):

@@ -18,7 +18,8 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
 
 from hastore.errors import UsageError
-from hastore.pipeline.compact.rows import RowWriter, staged_files, write_rows
+from hastore.pipeline.compact.publishing import Destination, check_new, publish
+from hastore.pipeline.compact.rows import FRESH, RowWriter, staged_files, write_rows
 from hastore.pipeline.export.planning import TASK_BYTES, record_sizes
 from hastore.pipeline.positions import (
     Position,
@@ -37,10 +38,13 @@ from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.read.backend import Backend
 from hastore.spark.read.planning import select
 
-COLUMNS = ("key", "value", "partition", "offset", "timestamp", "headers", "physicalOffset")
+COLUMNS = (
+    *("key", "value", "partition", "offset", "timestamp", "headers", "tags"),
+    "physicalOffset",
+)
 _DDL = (
     "key binary, value binary, partition int, offset bigint, timestamp timestamp, "
-    "headers array<struct<key:string,value:binary>>, physicalOffset bigint"
+    "headers array<struct<key:string,value:binary>>, tags string, physicalOffset bigint"
 )
 _SHUFFLE = "spark.sql.shuffle.partitions"
 
@@ -52,6 +56,7 @@ class CompactOptions:
     keep_without_key: bool = False
     compression: str = "snappy"
     fail_on_data_loss: bool = True
+    destination: Destination | None = None  # a topic that gets the changes too
 
 
 @dataclass(frozen=True)
@@ -66,6 +71,7 @@ class CompactSummary:
     files: int
     bytes: int
     lost_messages: int
+    published: int  # messages written to the topic of the destination
     seconds: float
 
 
@@ -94,11 +100,13 @@ def compact(
         available = select(parsed.strategy, backend.available(), backend.where)
         with Target(target, "compact") as opened:
             _check_state(opened, topic, options)
+            published = _publish(spark, opened, options, progress)  # of a run that died
             positions = positions_from_json(opened.state.get("positions", {}))
             ranges, lost = next_ranges(backend, available, positions, fail_on_data_loss=fail)
             progress.keep(f"{opened.path} is as it was before")
             if ranges or not opened.number:
                 _rewrite(spark, opened, where, backend, ranges, positions, options, progress)
+                published += _publish(spark, opened, options, progress)
             files = opened.files()
             state = opened.state
             return CompactSummary(
@@ -110,14 +118,24 @@ def compact(
                 files=len(files),
                 bytes=sum(files.values()),
                 lost_messages=sum(one.messages for one in lost),
+                published=published,
                 seconds=round(time.monotonic() - began, 3),
             )
 
 
 def _check_state(target: Target, topic: str, options: CompactOptions) -> None:
     state = target.state
+    wanted = options.destination.topic if options.destination else None
     if not state:
+        if options.destination:
+            check_new(options.destination)
         return
+    if state["to_topic"] != wanted:
+        there = repr(state["to_topic"]) if state["to_topic"] else "no topic"
+        raise UsageError(
+            f"{target.path} writes its changes to {there}; do as the first run did, or name "
+            "another folder"
+        )
     if state["topic"] != topic:
         raise UsageError(
             f"{target.path} has the topic {state['topic']!r}; name another folder for {topic!r}"
@@ -127,6 +145,18 @@ def _check_state(target: Target, topic: str, options: CompactOptions) -> None:
         raise UsageError(
             f"{target.path} {word} messages without a key; use the option of the first run"
         )
+
+
+def _publish(
+    spark: SparkSession, target: Target, options: CompactOptions, progress: Progress
+) -> int:
+    if options.destination is None:
+        return 0
+    progress.keep(
+        f"{target.path} is up to date, and topic {options.destination.topic} has a part of the "
+        "changes"
+    )
+    return publish(spark, target, options.destination, _DDL, progress)
 
 
 def _rewrite(
@@ -146,16 +176,20 @@ def _rewrite(
         for key, span in ranges.items()
     }
     before = target.files()
-    new = _messages(spark, where, ranges, options)
-    frame = new
+    frame = _messages(spark, where, ranges, options).withColumn(FRESH, f.lit(True))
     if before:
         paths = [str(target.path / name) for name in before]
-        frame = spark.read.schema(_DDL).parquet(*paths).unionByName(new)
+        old = spark.read.schema(_DDL).parquet(*paths).withColumn(FRESH, f.lit(False))
+        frame = old.unionByName(frame)
     size = sum(before.values()) + sum(
         span.size * record_sizes(backend, {key: span})[key.topic] for key, span in ranges.items()
     )
     writer = RowWriter(
-        str(target.path), os.path.relpath(target.staging, target.path), options.compression
+        str(target.path),
+        os.path.relpath(target.staging, target.path),
+        options.compression,
+        changes=options.destination is not None,
+        deletions=bool(before),  # in a new topic there is nothing to delete
     )
     usual = spark.conf.get(_SHUFFLE) or "200"
     spark.conf.set(_SHUFFLE, str(max(1, round(size / TASK_BYTES))))
@@ -163,19 +197,27 @@ def _rewrite(
         rows: list[Row] = run_action(
             spark, "compact", write_rows(latest(frame, options.keep_without_key), writer), progress
         )
-        files = staged_files(rows, f"topic={escape(topic)}")
+        files = staged_files(rows, f"topic={escape(topic)}", changes=False)
         counts = _count(spark, [str(target.path / file.staged) for file in files])
     finally:
         spark.conf.set(_SHUFFLE, usual)
     check_unchanged(backend, ends)
+    number = target.number + 1
+    changes = staged_files(rows, f"_hastore/changes/{number:08}", changes=True)
     state = {
         "topic": topic,
+        "to_topic": options.destination.topic if options.destination else None,
+        "changes": {
+            "write": f"hastore-compact-{target.run}-{number}",
+            "files": [file.final for file in changes],
+            "rows": sum(file.rows for file in changes),
+        },
         "keep_without_key": options.keep_without_key,
         "columns": list(COLUMNS),
         "positions": positions_as_json(positions | ends),
         **counts,
     }
-    target.commit(state, files, removed=sorted(before))
+    target.commit(state, [*files, *changes], removed=sorted(before))
 
 
 def _messages(
@@ -206,11 +248,11 @@ def _messages(
 
 
 def latest(frame: DataFrame, keep_without_key: bool) -> DataFrame:
-    """Return the last row of each key by physical offset, without those of an empty value.
+    """Return the last row of each key by physical offset; an empty value is not dropped yet.
 
-    Rows without a key are dropped, or all kept, also those of an empty value: they delete nothing.
+    Rows without a key are dropped, or all kept that have a value.
     """
-    others = [name for name in COLUMNS if name not in ("key", "physicalOffset")]
+    others = [name for name in (*COLUMNS, FRESH) if name not in ("key", "physicalOffset")]
     # The messages of an inner batch are one record of the log, so they share its offset.
     order = f.struct("physicalOffset", "offset")
     last = f.max_by(f.struct(*others), order).alias("last")
@@ -218,11 +260,10 @@ def latest(frame: DataFrame, keep_without_key: bool) -> DataFrame:
     found = frame.where("key IS NOT NULL").groupBy("key").agg(last, offset)
     rows = found.select(
         "key", *(f.col(f"last.{name}").alias(name) for name in others), "physicalOffset"
-    ).select(*COLUMNS)
-    rows = rows.where(f.length("value") > 0)
-    return (
-        rows.unionByName(frame.where("key IS NULL").select(*COLUMNS)) if keep_without_key else rows
-    )
+    ).select(*COLUMNS, FRESH)
+    if not keep_without_key:
+        return rows
+    return rows.unionByName(frame.where("key IS NULL").select(*COLUMNS, FRESH))
 
 
 def _count(spark: SparkSession, paths: Sequence[str]) -> dict[str, int]:

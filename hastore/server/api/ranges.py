@@ -31,7 +31,7 @@ from hastore.service import OnFailure, Service
 PIECE_BYTES = 512 * 1024
 SLICE_MS = 2.0
 REST = 9  # as a multiple of the time of work, while the log grows: a tenth of a core, as replay
-REST_MAX_S = 0.05  # a piece that took long waited for the disk
+REST_MAX_S = 0.02  # a piece that took longer has waited for the disk
 GROWING_MS = 100.0  # the log counts as growing for this time after an append
 MAX_RANGES_OF_ONE = 8  # requests of a connection that wait
 MAX_RANGES = 64  # the same, of all connections

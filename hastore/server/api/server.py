@@ -13,7 +13,9 @@ epoll, ends this thread, and with it the node.
 Each iteration is bounded. It reads from each connection once, and stops reading after DRAIN_PUTS
 puts, DRAIN_BYTES of puts, DRAIN_BYTES of replies, or ITERATION_MS. Connections that were not read
 come first in the next iteration; otherwise the epoll might report the same connections first each
-time. A connection with requests left over comes after these.
+time. A connection with requests left over comes after these. Of the bulk pulls, an iteration
+answers one, after everything else: so a put waits for one of them at most, however many readers
+pull millions of records.
 
 `_io_lock` protects the connections. The API's thread holds it for all of an iteration. While that
 thread sleeps, a thread that learns of a confirmation takes the lock and answers the put itself.
@@ -29,6 +31,7 @@ import select
 import socket
 import threading
 import weakref
+from collections import deque
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.checks import parse_address
@@ -58,6 +61,7 @@ log = logging.getLogger(__name__)
 DRAIN_BYTES = 8 * 1024 * 1024
 DRAIN_PUTS = 4_096
 ITERATION_MS = 10.0  # for reading input, and for answering requests that only read
+MAX_BULK = 1_000  # bulk pulls that wait for their turn; further ones are answered at once
 MAX_FETCHES = 1_000  # fetches and commits that wait until the positions are read
 LINGER_S = 0.2  # for unsent replies when the server stops
 _SCHEME = "tcp://"
@@ -104,6 +108,7 @@ class ApiServer(Service):
         self._reading_positions = False
         self._ranges = RangeService(backend, clock, self._wake, on_failure=on_failure)
         self._left: list[tuple[int, int]] = []  # events that did not fit into the last iteration
+        self._bulk: deque[tuple[Connection, api.Pull]] = deque()  # bulk pulls to answer
         self._malformed = 0
         self.endpoint = bind_address
 
@@ -221,7 +226,12 @@ class ApiServer(Service):
             known = {descriptor for descriptor, _ in left}
             return left + [new for new in connections.epoll.poll(0, _EVENTS_MAX)
                            if new[0] not in known]  # fmt: skip
-        if self._reading_positions or self._puts.has_done or self._ranges.has_done:
+        if (
+            self._reading_positions
+            or self._puts.has_done
+            or self._ranges.has_done
+            or self._bulk
+        ):
             timeout_s = 0.0
         else:
             now = self._clock.monotonic_ms()
@@ -283,6 +293,8 @@ class ApiServer(Service):
             for connection in connections.accept(now):
                 self._replies.send_raw(connection)
         self._replies.flush()
+        if self._bulk:
+            self._answer_bulk()
         connections.check(now)
 
     # -- receiving
@@ -318,7 +330,10 @@ class ApiServer(Service):
 
     def _dispatch(self, connection: Connection, request: api.Question) -> None:
         if isinstance(request, api.Pull):
-            self._pulls.take(connection, request)
+            if request.bulk and len(self._bulk) < MAX_BULK:
+                self._bulk.append((connection, request))
+            else:
+                self._pulls.take(connection, request)
         elif isinstance(request, api.Fetch | api.Commit):
             if len(self._fetches) < MAX_FETCHES:
                 self._fetches.append((connection, request, self._clock.monotonic_ms()))
@@ -374,6 +389,18 @@ class ApiServer(Service):
             self._fail(connection, request.rid, "BUSY", busy)
 
     # -- answering
+
+    def _answer_bulk(self) -> None:
+        """Answer one bulk pull, which takes a millisecond or two; the next iteration takes more."""
+        connection, request = self._bulk.popleft()
+        if connection.ended:
+            return
+        try:
+            self._pulls.take(connection, request)
+        except Exception as failure:  # it is unknown whether it was answered
+            _, reason = self._failures.note("a request", failure)
+            self._end(connection, reason)
+        self._replies.flush()
 
     def _answer_ranges(self) -> None:
         """Answer the digests and bytes that are ready; those for ended connections are dropped."""

@@ -44,8 +44,9 @@ class InnerBatchBuilder:
     """A BatchBuilder that gives each message of queue offset `[low, high)` a row.
 
     `size` and `bodyCrc` of such a row are those that the message would have alone; its physical
-    offset is the batch's. A batch that RocketMQ's consumers do not take apart stays one row.
-    `covered` is how many queue offsets of the range the records stood for so far.
+    offset is the batch's. A batch that RocketMQ's consumers do not take apart stays one row, at its
+    first queue offset. `covered` is how many queue offsets of the range the others stood for so
+    far; `left_whole` is whether there was such a batch.
     """
 
     def __init__(self, builder: BatchBuilder, low: int, high: int) -> None:
@@ -53,6 +54,7 @@ class InnerBatchBuilder:
         self._low = low
         self._high = high
         self.covered = 0
+        self.left_whole = False
 
     def build(
         self, data: memoryview, positions: Ints, base: int | None, queue: QueueRows | None
@@ -69,17 +71,22 @@ class InnerBatchBuilder:
         records: list[bytes] = []
         queue_offsets: list[int] = []
         covered = 0
-        for place, size, is_wrapped in zip(
+        for place, size, first, is_wrapped in zip(
             positions.tolist(),
             fields.sizes.tolist(),
+            queue.offsets.tolist(),
             are_wrapped(fields.sys_flags).tolist(),
             strict=True,
         ):
             raw = bytes(data[place : place + size])
-            batch = decode_record(raw)
-            first, count = batch.queue_offset, inner_count(batch.properties)
-            covered += max(0, min(first + count, self._high) - max(first, self._low))
-            messages = _messages(batch, count) if is_wrapped else iter((raw,))
+            messages: Iterator[bytes] = iter((raw,))
+            if is_wrapped:
+                batch = decode_record(raw)
+                count = inner_count(batch.properties)
+                covered += max(0, min(first + count, self._high) - max(first, self._low))
+                messages = _messages(batch, count)
+            else:
+                self.left_whole = True
             for queue_offset, message in enumerate(messages, first):
                 if self._low <= queue_offset < self._high:
                     records.append(message)

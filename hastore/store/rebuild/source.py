@@ -149,8 +149,9 @@ def _check_end(log: Log, end: int, stored_ms: int, later: Sequence[RangeResult])
         following = _record_after(log, end, stored_ms)
     else:  # a kill leaves a torn end; but in an earlier file there is none
         file_end = end - end % log.file_size + log.file_size
-        begins = (one.first for one in later if one.start >= file_end)
-        following = next((first for first in begins if first is not None), None)
+        following = next(
+            (one.first for one in later if one.start >= file_end and one.records), None
+        )
     if following is not None:
         raise _damaged(log, end, f"whole records follow from {following} on")
 

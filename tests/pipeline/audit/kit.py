@@ -16,7 +16,11 @@ GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
 
 
 def audit(
-    a: object, b: object, *, before: Callable[[Task], None] = lambda task: None, **options: Any
+    a: str | pathlib.Path,
+    b: str | pathlib.Path,
+    *,
+    before: Callable[[Task], None] = lambda task: None,
+    **options: Any,
 ) -> Summary:
     """Compare two sides in this process; call `before` before each task."""
 
@@ -26,7 +30,7 @@ def audit(
             yield task, run_task(task)
 
     options.setdefault("progress", NoProgress())
-    return compare(str(a), str(b), run, 2, **options)
+    return compare(a, b, run, 2, **options)
 
 
 def copied(tmp_path: pathlib.Path, name: str, count: int = 2) -> list[pathlib.Path]:

@@ -16,6 +16,7 @@ import xxhash
 from hastore.config.model import RetentionConfig
 from hastore.errors import HastoreError, StoreError, UsageError
 from hastore.pipeline.audit import ALGORITHMS, folder, job, sides, task
+from hastore.pipeline.progress import NoProgress
 from hastore.store.message_store import MessageStore
 from hastore.store.offline import inspect
 from tests.pipeline.audit.kit import GOLDEN, audit, copied, files, flip, peek, poke
@@ -302,7 +303,7 @@ def test_a_cut_meanwhile_is_not_a_difference_but_the_audit_is_incomplete(
     assert found.equal and not found.complete and found.first is None
     assert found.equal_until <= at < found.equal_until + 4096
     assert {each.why for each in found.not_compared} == {
-        f"{tmp_path / 'live'} lost it by a cut: its log is readable up to {at} now"
+        f"{tmp_path / 'live'} was cut or restarted: its log is readable up to {at} now"
     }
 
 
@@ -320,6 +321,32 @@ def test_bytes_that_settle_are_compared_again(
     monkeypatch.setattr(task._Comparison, "_mismatch", settled)
     found = audit(one, other)
     assert found.equal and found.complete and found.digest == audit(one, one).digest
+
+
+@pytest.mark.parametrize(
+    ("stop_at", "said"),
+    [
+        (8192, "all is equal in [0, 8192); --from 8192 continues there"),
+        (155_648, "the first difference is in the record at "),
+    ],
+)
+def test_a_stop_says_up_to_where_all_is_equal(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, stop_at: int, said: str
+) -> None:
+    small(monkeypatch, 4096)
+    one, other = copied(tmp_path, "three-files")
+    flip(other, 150_000, 1)
+    kept: list[str] = []
+    progress = NoProgress()
+    monkeypatch.setattr(progress, "keep", kept.append)
+
+    def stop(part: Any) -> None:
+        if part.start >= stop_at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        audit(one, other, before=stop, progress=progress)
+    assert kept[-1].startswith(said)
 
 
 def test_an_error_says_up_to_where_all_is_equal(

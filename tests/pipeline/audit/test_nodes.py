@@ -178,7 +178,7 @@ def test_a_cut_meanwhile_is_no_difference(pair: tuple[Running, Running]) -> None
 def test_a_node_that_ends_in_the_middle_is_named(
     pair: tuple[Running, Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.NodeSide, "limit_s", 1.0)
+    monkeypatch.setattr(node.NodeSide, "limits_s", (1.0, 300.0))
     one, other = pair
 
     def end(part: task.Task) -> None:
@@ -195,7 +195,8 @@ def test_a_node_that_ends_in_the_middle_is_named(
 def test_a_node_that_hangs_is_named(
     pair: tuple[Running, Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(node.NodeSide, "limit_s", 1.0)
+    monkeypatch.setattr(node.NodeSide, "limits_s", (300.0, 1.0))
+    monkeypatch.setattr(node, "ANSWER_S", 1.0)
     one, other = pair
     held = threading.Event()
     real = other.store.view

@@ -40,9 +40,7 @@ def disk() -> Disk:
 
 @pytest.fixture
 def store(tmp_path: Path, disk: Disk) -> Iterator[MessageStore]:
-    opened = open_store(
-        tmp_path, disk, retention=RetentionConfig(max_size_bytes=kit.FILE_SIZE)
-    )
+    opened = open_store(tmp_path, disk, retention=RetentionConfig(max_size_bytes=kit.FILE_SIZE))
     opened.set_limits(confirmed=0, readable=0)
     fill(opened, range(200))
     yield opened

@@ -344,9 +344,7 @@ class TestRuns:
         put = api.Put(1, 1, False, 1000, run, at)
         assert client.ask(put, record()).status is api.Status.BUSY
 
-    def test_after_a_refusal_the_run_is_refused(
-        self, client: Client, backend: FakeBackend
-    ) -> None:
+    def test_after_a_refusal_the_run_is_refused(self, client: Client, backend: FakeBackend) -> None:
         assert client.ask(api.Put(1, 1, False, 1000, 1, 0), record()).status is api.Status.PUT_OK
         backend.unconfirmable = "none"
         refused = client.ask(api.Put(2, -1, False, 1000, 1, 1), record())

@@ -13,6 +13,7 @@ from hastore.errors import UsageError
 from hastore.pipeline.audit import audit, job
 from tests.pipeline.audit.kit import GOLDEN, copied, flip
 from tests.pipeline.audit.test_folders import items
+from tests.pipeline.audit.test_nodes import Running, copy
 
 
 @pytest.fixture
@@ -71,3 +72,25 @@ def test_the_command(run, tmp_path):
     code, out, err = run("audit", one, GOLDEN / "three-files", "--algorithm", "md5")
     assert code == 2 and "'md5' is not one of 'xxh3-128', 'sha256'" in err
     assert click.get_current_context(silent=True) is None
+
+
+def test_running_nodes_are_asked_by_the_tasks(spark, run, tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "RANGE_BYTES", 16384)
+    monkeypatch.setattr(job, "TASK_BYTES_MIN", 16384)
+    one, other = Running(tmp_path / "one", range(200)), Running(tmp_path / "other", range(0))
+    try:
+        copy(one, other)
+        found = audit(spark, one.where, other.where, algorithm="sha256")
+        assert found.equal and found.complete and found.bytes == one.store.max_offset
+        assert found.digest == audit(spark, one.root, other.where, algorithm="sha256").digest
+        begin, _, fields = items(one.root)[77]
+        flip(other.root, begin + 200, 4)
+        code, out, err = run("audit", one.where, other.where)
+        assert code == 4 and f"damaged at {other.where}: its body has a wrong CRC" in err, err
+        assert f"record at offset {begin:,}" in out and fields["topic"] in out
+        other.store.view = lambda *_: 1 // 0  # as a defect in the node would
+        code, out, err = run("audit", one.where, other.where)
+        assert code == 1 and err.startswith(f"error: {other.where}: InternalError: Zero"), err
+    finally:
+        one.close()
+        other.close()

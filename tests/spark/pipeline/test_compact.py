@@ -7,9 +7,15 @@ import pytest
 
 from hastore.errors import CorruptRecordError, UsageError
 from hastore.pipeline.compact.job import CompactOptions, compact
+from hastore.pipeline.compact.publishing import Destination
+from hastore.pipeline.target import Target
 from hastore.pipeline.where import Where
 from hastore.spark.read.store_reader import PathBackend
+from hastore.store.offline.reader import StoreReader
+from tests.process.conftest import make_group, pytest_runtest_makereport
 from tests.spark.stores import write_store
+
+__all__ = ["make_group", "pytest_runtest_makereport"]
 
 SEED = random.SystemRandom().getrandbits(32)
 
@@ -92,6 +98,58 @@ def test_a_run_that_fails_leaves_the_target_as_it_was(spark, tmp_path):
     file.write_bytes(whole)
     compact(spark, where, str(target))
     assert compacted(spark, target)[0] == model(messages)[0]
+
+
+def test_a_new_topic_gets_each_change_once_when_a_run_dies(
+    spark, tmp_path, make_group, monkeypatch
+):
+    messages = keyed(200, random.Random(3))
+    store, target = tmp_path / "source", tmp_path / "target"
+    group = make_group(1, acks=0, master_role="ASYNC_MASTER").start()
+    servers = ",".join(group.bootstrap)
+    options = CompactOptions(destination=Destination("compacted", servers))
+    where = Where(str(store), topics=("t",))
+
+    def stored():
+        with StoreReader(str(group[1].store)) as reader:
+            records = [r for r in reader.records() if r.topic == "compacted"]
+            return [(r.keys[0], r.body) for r in records]
+
+    def latest(pairs):
+        found = dict(pairs)
+        return {key.encode(): body for key, body in found.items() if body}
+
+    class Crash(BaseException):
+        pass
+
+    commit = Target.commit
+
+    def crash_after_publishing(self, state, *args, **kwargs):
+        if self.number and state.get("changes") is None:
+            raise Crash
+        commit(self, state, *args, **kwargs)
+
+    write_store(store, messages[:120])
+    with monkeypatch.context() as patch:
+        patch.setattr(Target, "commit", crash_after_publishing)
+        with pytest.raises(Crash):
+            compact(spark, where, str(target), options)
+    expected = model(messages[:120])[0]
+    first = stored()
+    assert latest(first) == expected and len(first) == len(expected)
+    summary = compact(spark, where, str(target), options)
+    assert stored() == first and summary.published == len(expected)
+    shutil.rmtree(store)
+    write_store(store, messages)
+    summary = compact(spark, where, str(target), options)
+    assert latest(stored()) == model(messages)[0] == compacted(spark, target)[0]
+    changed = {fields["properties"] for _, _, fields in messages[120:]} - {b""}
+    assert summary.published == len(changed) == len(stored()) - len(first)
+    assert list((target / "_hastore" / "changes").rglob("*.parquet")) == []
+    with pytest.raises(UsageError, match="writes its changes to 'compacted'"):
+        compact(spark, where, str(target))
+    with pytest.raises(UsageError, match="has messages already"):
+        compact(spark, where, str(tmp_path / "other"), options)
 
 
 def test_wrong_topics_are_refused(spark, tmp_path):

@@ -70,6 +70,6 @@ def test_the_sources_error_keeps_its_type(spark, tmp_path):
     frame = (
         spark.read.format("hastore").option("path", str(tmp_path / "no")).option("subscribe", "t")
     )
-    with pytest.raises(HastoreError, match="is no store") as caught:
+    with pytest.raises(HastoreError, match="there is no directory") as caught:
         run_action(spark, "count", lambda: frame.load().count(), NoProgress())
     assert type(caught.value).__name__ == "StoreError"

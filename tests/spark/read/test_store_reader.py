@@ -13,6 +13,7 @@ from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange, split_log
 from hastore.spark.read import store_reader
 from hastore.spark.read.store_reader import PathBackend
+from hastore.store.derived.queues.batch_consume_queue import BATCH_UNIT
 from hastore.store.offline.reader import StoreReader
 from tests.spark.stores import GOLDEN, numbered, write_store
 
@@ -81,6 +82,22 @@ def test_ranges_cross_queue_files_log_files_and_windows(tmp_path, monkeypatch):
     assert [row["offset"] for row in rows] == list(range(37, 450))
     expected = [r.body for r in placed if r.queue_id == 1][37:450]
     assert [row["value"] for row in rows] == expected
+
+
+def test_an_inner_batch_is_in_the_one_range_that_has_its_first_message(tmp_path):
+    placed = write_store(tmp_path, numbered(10))
+    shutil.rmtree(tmp_path / "consumequeue")
+    queue = tmp_path / "batchconsumequeue" / "t" / "0"
+    queue.mkdir(parents=True)
+    units = [
+        BATCH_UNIT.pack(r.physical_offset, r.size, 0, r.store_timestamp_ms, 3 * n, 3, 0, 0)
+        for n, r in enumerate(placed)
+    ]
+    (queue / f"{0:020}").write_bytes(b"".join(units).ljust(20 * BATCH_UNIT.size, b"\0"))
+    for width in (1, 2, 4, 7, 30):
+        spans = [QueueRange("t", 0, at, min(at + width, 30)) for at in range(0, 30, width)]
+        rows = [row["offset"] for span in spans for row in read(tmp_path, span)]
+        assert rows == list(range(0, 30, 3)), width
 
 
 def test_ranges_of_the_log_return_each_record_once(tmp_path):

@@ -108,7 +108,7 @@ def test_a_damaged_or_torn_store_gives_the_same_rows_and_the_same_error(items, p
     if text is None:
         assert error is None
     else:
-        assert error.startswith(text)
+        assert error.removeprefix(f"{path}: ").startswith(text)
     names = [column.value for column in columns]
     assert found == [{name: row[name] for name in names} for row in expected]
 

@@ -158,10 +158,7 @@ def test_a_restarted_query_repeats_its_batch_without_duplicates(spark, pair, tmp
     every = sorted(str(number) for number in range(6_000))
     assert values(spark, pair, "stream") == every
     # A driver that dies before it notes the end of a batch repeats the batch.
-    for commit in (checkpoint / "commits").glob("*1*"):
-        commit.unlink()
-    for dot in (checkpoint / "commits").glob(".*1*"):
-        dot.unlink()
+    forget_commits(checkpoint, 1)
     start(lines(), pair, checkpoint, topic="stream").awaitTermination()
     assert values(spark, pair, "stream") == every
     add("c", [*range(6_000, 8_000), "bad"])
@@ -173,6 +170,40 @@ def test_a_restarted_query_repeats_its_batch_without_duplicates(spark, pair, tmp
     shutil.rmtree(source / ".c.crc", ignore_errors=True)
     start(lines(), pair, checkpoint, topic="stream").awaitTermination()
     assert values(spark, pair, "stream") == sorted(str(number) for number in range(8_001))
+
+
+def forget_commits(checkpoint, first):
+    """Remove the checkpoint's commits from a batch on, as if the driver had died before them."""
+    for commit in (checkpoint / "commits").iterdir():
+        number = commit.name.lstrip(".").partition(".")[0]
+        if number.isdigit() and int(number) >= first:
+            commit.unlink()
+
+
+def test_a_topic_is_copied_once_by_a_stream_that_repeats_batches(spark, pair, tmp_path):
+    """From nodes to nodes: three batches, of which the last is repeated."""
+    rows = spark.range(0, 9_000, 1, 3).selectExpr(
+        "CAST(id AS STRING) AS value", "CAST(id % 100 AS STRING) AS key", "'red' AS tags",
+        "array(struct('n' AS key, CAST(CAST(id AS STRING) AS BINARY) AS value)) AS headers",
+    )  # fmt: skip
+    save(rows, pair, "original")
+    original = load(spark, pair, "original")
+
+    def copy():
+        source = spark.readStream.format("hastore").options(**{
+            "hastore.bootstrap.servers": servers(pair), "subscribe": "original",
+            "startingOffsets": "earliest", "includeHeaders": "true", "includeMetadata": "true",
+            "maxOffsetsPerTrigger": "3000",
+        }).load()  # fmt: skip
+        start(source, pair, tmp_path / "copy", topic="copy").awaitTermination()
+
+    copy()
+    commits = [name for name in (tmp_path / "copy" / "commits").iterdir() if name.name.isdigit()]
+    assert len(commits) >= 3
+    assert content(load(spark, pair, "copy")) == content(original)
+    forget_commits(tmp_path / "copy", len(commits) - 1)
+    copy()
+    assert content(load(spark, pair, "copy")) == content(original)
 
 
 def test_wrong_writes_are_refused_when_they_are_planned(spark, pair):

@@ -28,9 +28,7 @@ def parse(*, streaming=False, **options):
 
 
 def test_defaults_and_all_options():
-    assert parse() == SinkOptions(
-        ("tcp://a:1", "tcp://b:2"), None, None, False, 120.0, True, None
-    )
+    assert parse() == SinkOptions(("tcp://a:1", "tcp://b:2"), None, None, False, 120.0, True, None)
     given = {"ACKS": "ALL", "syncflush": "True", "deliverytimeout": "2m", "topic": "t"}
     assert parse(**given, writeid="w") == SinkOptions(
         ("tcp://a:1", "tcp://b:2"), "t", "all", True, 120.0, True, "w"

@@ -21,6 +21,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from hastore.spark.registering import import_folder
 from hastore.store.offline.reader import StoreReader
 from tests.process.conftest import make_group, pytest_runtest_makereport
@@ -180,6 +182,7 @@ class Kills:
         self.master.wait_in_sync(self.slave.number)
 
 
+@pytest.mark.timeout(600 + 120 * CYCLES)
 def test_each_line_is_in_the_log_once(make_group, tmp_path):
     require_java()
     print(f"seed {SEED}, {CYCLES} cycles")

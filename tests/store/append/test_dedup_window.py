@@ -317,3 +317,22 @@ def test_a_snapshot_is_written_by_one_thread_at_a_time(
     assert not second.is_alive()
     found = DedupWindow(REAL, str(tmp_path))
     assert found.load(1000, synced=True) == (500 if other == "save" else 200)
+
+
+def test_a_store_says_how_far_a_producer_came_once_its_window_has_the_log(tmp_path: Path) -> None:
+    with opened(tmp_path / "a") as store:
+        for number in range(700):  # several files, of which each but the last ends with a blank
+            put(store, message(number, producer="p"))
+            assert store.producer_progress(b"p") == (number, None)
+        crash_copy(store, tmp_path / "b")
+        end = store.max_offset
+    with opened(tmp_path / "b") as store:
+        store.replay.wait_dispatched(end, 60)
+        assert store.producer_progress(b"p") == (699, None)
+        assert store.producer_progress(b"q") == (None, None)
+        store.truncate(end // 2)
+        store.replay.wait_dispatched(store.max_offset, 60)
+        cut = store.producer_progress(b"p")
+        assert cut is not None and cut.last is not None and cut.last < 699
+        put(store, message(cut.last + 1, producer="p"))
+        assert store.producer_progress(b"p") == (cut.last + 1, None)

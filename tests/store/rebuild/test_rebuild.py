@@ -221,6 +221,15 @@ def test_a_torn_end_ends_the_log(tmp_path):
     assert (built.end_offset, built.records) == (last.physical_offset, len(records) - 1)
 
 
+def test_a_killed_broker_leaves_an_empty_next_file(tmp_path):
+    log, records, store = small_store(tmp_path)
+    number = -(-log.max_offset // 8192)
+    (tmp_path / "store/commitlog" / f"{8192 * number:020}").write_bytes(bytes(8192))
+    (tmp_path / "store/abort").touch()
+    built = rebuild_in_place(REAL, store, SIZES, how())
+    assert (built.end_offset, built.records) == (log.max_offset, len(records))
+
+
 def test_a_missing_log_file(tmp_path):
     _, _, store = small_store(tmp_path)
     (tmp_path / "store/commitlog" / f"{8192:020}").unlink()
