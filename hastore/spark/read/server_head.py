@@ -6,6 +6,7 @@ with the greatest readable offset. During a failover a call waits up to STALL_S 
 
 from collections.abc import Callable, Collection, Mapping
 
+from hastore.client import Consumer
 from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.connections.requester import Answer, Requester, expect
 from hastore.clock import SYSTEM_CLOCK
@@ -15,7 +16,6 @@ from hastore.protocol import api
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import Stored
 from hastore.spark.read.places import Place, Verdict
-from hastore.spark.read.server_reader import ServerBackend
 
 STALL_S = 60.0  # a call gives up after this time without an answer from any node
 ANSWER_S = 2.0  # after this time without an answer another node is asked
@@ -65,7 +65,7 @@ class ServerHead:
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
-        return ServerBackend(self._bootstrap, True).offset_by_time(partition, timestamp_ms)
+        return offset_by_time(self._bootstrap, partition, timestamp_ms)
 
     def limit_offset(self) -> int | None:
         """Return None: each node enforces its own readable offset."""
@@ -171,3 +171,16 @@ class ServerHead:
         if self._requester is None:
             self._requester = Requester(self._bootstrap, SYSTEM_CLOCK)
         return self._requester
+
+
+def offset_by_time(
+    bootstrap: tuple[str, ...], partition: TopicPartition, timestamp_ms: int
+) -> int | None:
+    """Return the first offset stored at or after the instant; None if all are older."""
+    topic, queue_id = partition
+    with Consumer(topic, bootstrap, queues=[queue_id]) as consumer:
+        consumer.seek_to_latest()
+        end = consumer.position(queue_id).queue_offset
+        consumer.seek_to_time(timestamp_ms)
+        found = consumer.position(queue_id).queue_offset
+    return found if found < end else None

@@ -9,9 +9,11 @@ from hastore.ha.rules.history import Standing
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange, Stored
+from hastore.spark.options.source_options import parse_options
 from hastore.spark.read import server_head
 from hastore.spark.read.epoch_file import EpochFile, valid_end
 from hastore.spark.read.places import Place
+from hastore.spark.read.planning import plan
 from hastore.spark.read.server_head import ServerHead
 from hastore.spark.read.server_reader import ServerBackend
 from hastore.spark.read.store_head import PathHead
@@ -192,6 +194,23 @@ def test_messages_that_are_not_confirmed_are_not_in_a_batch():
         assert {key: place.next for key, place in found.items()} == {T0: 13, T1: 13}
         assert head.locate({T0: 20}, {T0: 13}) == {}
         head.close()
+
+
+def test_a_batch_read_is_not_planned_beyond_the_readable_offset():
+    node = FakeBackend()
+    fill(node.store, 40)
+    node.store.confirmed = node.store.units["t", 0][13][0]
+    node.store.queue_range = lambda *key: (0, len(node.store.units[key]))
+    node.store.queue_offset_by_time = lambda *_: 15  # not confirmed
+    options = {"startingTimestamp": "9", "startingOffsetsByTimestampStrategy": "latest"}
+    with serving(node) as bootstrap:
+        given = {"hastore.bootstrap.servers": bootstrap[0], "subscribe": "t"}
+        with ServerBackend(bootstrap, True) as backend:
+            pieces = plan(backend, parse_options(given))
+            assert [(p.partition, p.start, p.end) for p in pieces] == [(0, 0, 13), (1, 0, 13)]
+            assert plan(backend, parse_options({**given, **options})) == []
+            node.store.confirmed = 0
+            assert plan(backend, parse_options(given)) == []
 
 
 def test_nodes_find_a_cut_and_a_task_stops_there():
