@@ -7,6 +7,7 @@ forgotten by the window. HASTORE_REPEAT_SEED replays one run, HASTORE_REPEAT_RUN
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -176,6 +177,36 @@ def test_without_a_master_the_attempt_ends_in_time(backend: FakeBackend, make: A
     backend.writable = False
     with pytest.raises(UnreachableError, match="which rows are stored.*this node is a slave"):
         make(delivery_timeout_s=0.4).begin(0)
+
+
+def test_a_master_that_dies_while_it_is_asked_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(repeatable_sender, "ANSWER_S", 0.2)
+    silent, other = FakeBackend(1), FakeBackend(2, writable=False)
+    asked = threading.Event()
+    go_on = threading.Event()
+
+    def say_nothing(producer: bytes) -> Any:
+        other.writable, other.entries = True, [(65_537, 0), (131_074, 0)]
+        asked.set()
+        go_on.wait(30.0)
+
+    silent.store.producer_progress = say_nothing  # type: ignore[method-assign]
+    with contextlib.ExitStack() as stack:
+        for node in (silent, other):
+            server = ApiServer("tcp://127.0.0.1:0", node, ApiConfig(), on_failure=raise_failure)
+            server.start()
+            stack.callback(server.stop)
+            node.endpoint = server.endpoint  # type: ignore[attr-defined]
+        stack.callback(go_on.set)
+        endpoints = tuple(node.endpoint for node in (silent, other))  # type: ignore[attr-defined]
+        sender = RepeatableSender(endpoints, PID, delivery_timeout_s=20.0)
+        stack.callback(sender.close)
+        assert sender.begin(0) == 0 and asked.is_set()
+        put_all(sender, 0, 10, 5)
+    assert numbers_in(other) == list(range(10))
+    assert numbers_in(silent) == []
 
 
 # -- the model
