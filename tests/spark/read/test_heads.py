@@ -4,7 +4,13 @@ import json
 
 import pytest
 
-from hastore.errors import PositionLostError, StoreBrokenError, UnreachableError
+from hastore.errors import (
+    ClientError,
+    CorruptRecordError,
+    PositionLostError,
+    StoreBrokenError,
+    UnreachableError,
+)
 from hastore.ha.rules.history import Standing
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.options.offsets import TopicPartition
@@ -257,6 +263,38 @@ def test_a_master_that_dies_is_replaced_by_a_slave_and_that_by_the_next_master(m
         fill(slave.store, 2)
         assert head.available()[T0] == (0, 11)
         assert head.token() == (second, 131_074)
+        head.close()
+
+
+def test_a_node_that_refuses_for_a_while_is_asked_again(monkeypatch):
+    monkeypatch.setattr(server_head, "RETRY_S", 0.01)
+    node = FakeBackend()
+    fill(node.store, 10)
+    pull, refused = node.store.pull, []
+
+    def refuse(failure, times):
+        def answer(*args, **more):
+            if len(refused) < times:
+                refused.append(failure)
+                raise failure
+            return pull(*args, **more)
+
+        refused.clear()
+        node.store.pull = answer
+
+    with serving(node) as bootstrap:
+        head = ServerHead(bootstrap)
+        refuse(StoreBrokenError("the log is being cut"), 3)
+        assert head.locate({T0: 5}, {T0: 0})[T0].next == 5
+        assert len(refused) == 3
+        refuse(CorruptRecordError("a record is damaged"), 2)
+        with pytest.raises(ClientError, match="a record is damaged"):
+            head.locate({T0: 5}, {T0: 0})
+        assert len(refused) == 1
+        monkeypatch.setattr(server_head, "STALL_S", 0.2)
+        refuse(StoreBrokenError("the disk is gone"), 10**6)
+        with pytest.raises(ClientError, match="the disk is gone"):
+            head.locate({T0: 5}, {T0: 0})
         head.close()
 
 
