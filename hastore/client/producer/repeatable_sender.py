@@ -46,6 +46,7 @@ from hastore.protocol import api
 from hastore.record.codec import Record, decode_record
 from hastore.record.host import NO_HOST, Host
 from hastore.record.layout import header_struct
+from hastore.record.producer import producer_of
 
 _SIZE = header_struct("size")
 _SPAN = api.WINDOW - 1  # numbers from the oldest unconfirmed one to the newest
@@ -275,10 +276,7 @@ class RepeatableSender:
         self._resume(known, oldest)
         waiting, self._chunks = self._chunks, deque()
         for chunk in waiting:
-            if chunk.end > self.start:
-                skipped = max(0, self.start - chunk.first)
-                payload = _without(chunk.payload, skipped)
-                self._admit(chunk.topic, payload, chunk.first + skipped, chunk.records - skipped)
+            self.put(chunk.topic, chunk.payload, chunk.first, chunk.records)
 
     # -- sending
 
@@ -354,6 +352,8 @@ class RepeatableSender:
         if not expect(api.Found, reply).count:
             return  # removed by retention, or not readable yet
         stored = decode_record(payload)
+        if producer_of(stored.properties) != producer_of(own.properties):
+            return  # a failover has cut the record since, as with acks=1
         if (own.topic, own.body, own.properties) != (stored.topic, stored.body, stored.properties):
             raise RecordsDifferError(number)
 
