@@ -11,7 +11,7 @@ from hastore.errors import (
     StoreBrokenError,
     UnreachableError,
 )
-from hastore.ha.rules.history import Standing
+from hastore.ha.rules.history import FORGOTTEN_EPOCH, Standing
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange, Stored
@@ -150,6 +150,7 @@ def test_a_damaged_state_is_named(tmp_path, text):
         (((5, 0), (7, 300)), Stored(7, 900), None),
         (((5, 0), (7, 300)), Stored(6, 900), 0),  # nobody knows where epoch 6 began
         (((5, 0),), Stored(6, 900), None),  # this node does not know of epoch 6 yet
+        (((65_537, 0),), Stored(FORGOTTEN_EPOCH, 100), None),  # this node remembers more epochs
     ],
 )
 def test_where_the_records_of_a_log_end(history, last, end):
