@@ -62,6 +62,7 @@ class Target:
         self._state = self.path / _STATE
         self._commits = self._state / "commits"
         self._lock: int | None = None
+        self._unapplied = False  # a commit may be there whose files are still staged
         self.run = uuid.uuid4().hex
         self.number = 0  # of the last commit; 0 without one
         self.state: dict[str, Any] = {}  # of the last commit
@@ -85,9 +86,14 @@ class Target:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Remove the run's staged files and release the lock."""
+        """Remove the run's staged files and release the lock.
+
+        If the run ended within a commit, by Ctrl-C or a full disk, they stay: the commit may be
+        there, and then the next run renames them to their places.
+        """
         try:
-            self.clear_staging()
+            if not self._unapplied:
+                self.clear_staging()
         finally:
             self._unlock()
 
@@ -108,9 +114,11 @@ class Target:
         When this returns, the commit is durable. `state` is what the next run finds as `state`.
         """
         number = self.number + 1
+        self._unapplied = True
         entry = self._write_entry(number, state, files, removed)  # the commit
         self.number, self.state = number, dict(state)
         self._apply(entry)
+        self._unapplied = False
 
     def files(self) -> dict[str, int]:
         """Return the visible data files and their sizes in bytes; the paths are relative."""
@@ -134,8 +142,7 @@ class Target:
                     f"the target {self.path} holds files of something else; name a new or empty "
                     "folder"
                 )
-        for folder in (self._commits, self._state / "staging"):
-            folder.mkdir(parents=True, exist_ok=True)
+        self._commits.mkdir(parents=True, exist_ok=True)
         lock = os.open(self._state / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -167,7 +174,13 @@ class Target:
         """Remove what a run that died has staged, and make the folder of this run."""
         for left in self._commits.glob(".*.new"):
             left.unlink()
-        shutil.rmtree(self._state / "staging")
+        try:
+            shutil.rmtree(self._state / "staging")
+        except OSError as failed:
+            # Nothing is staged yet; or a task has outlived its driver and writes there, and then
+            # a later run removes its files.
+            if failed.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
         self.staging.mkdir(parents=True)
         for folder in (self.staging.parent, self._state, self.path):
             _sync_folder(folder)
