@@ -44,7 +44,7 @@ class StagedFile:
     final: str
     rows: int
     size: int
-    partition: tuple[tuple[str, str], ...] = ()  # (column, value), for Delta
+    partition: tuple[tuple[str, str | None], ...] = ()  # (column, value), for Delta
 
 
 class Target:
