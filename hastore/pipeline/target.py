@@ -30,6 +30,7 @@ from hastore.errors import StoreBrokenError, UsageError
 _FORMAT = 1
 _STATE = "_hastore"
 _COMMIT_NAME = re.compile(r"([0-9]{8,})\.json")
+_DATA_NAME = re.compile(r"part-([0-9a-f]{16}-(\d+|merged)|[0-9a-f]{32})\.parquet")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -62,7 +63,7 @@ class Target:
         self._state = self.path / _STATE
         self._commits = self._state / "commits"
         self._lock: int | None = None
-        self._unapplied = False  # a commit may be there whose files are still staged
+        self._unapplied = 0  # a commit that may be there while its files are still staged
         self.run = uuid.uuid4().hex
         self.number = 0  # of the last commit; 0 without one
         self.state: dict[str, Any] = {}  # of the last commit
@@ -88,11 +89,11 @@ class Target:
     ) -> None:
         """Remove the run's staged files and release the lock.
 
-        If the run ended within a commit, by Ctrl-C or a full disk, they stay: the commit may be
-        there, and then the next run renames them to their places.
+        If the run ended within a commit, by Ctrl-C or a full disk, and the commit is there, they
+        stay: the next run renames them to their places.
         """
         try:
-            if not self._unapplied:
+            if not (self._unapplied and self._entry_path(self._unapplied).exists()):
                 self.clear_staging()
         finally:
             self._unlock()
@@ -114,19 +115,22 @@ class Target:
         When this returns, the commit is durable. `state` is what the next run finds as `state`.
         """
         number = self.number + 1
-        self._unapplied = True
+        self._unapplied = number
         entry = self._write_entry(number, state, files, removed)  # the commit
         self.number, self.state = number, dict(state)
         self._apply(entry)
-        self._unapplied = False
+        self._unapplied = 0
 
     def files(self) -> dict[str, int]:
-        """Return the visible data files and their sizes in bytes; the paths are relative."""
+        """Return the job's visible files and their sizes in bytes; the paths are relative.
+
+        Files that somebody else has put there are not among them, so they are never removed.
+        """
         found = {}
         for folder, names, files in os.walk(self.path):
             names[:] = sorted(name for name in names if not name.startswith(("_", ".")))
             for name in sorted(files):
-                if name.endswith(".parquet") and not name.startswith(("_", ".")):
+                if _DATA_NAME.fullmatch(name):
                     path = Path(folder, name)
                     found[str(path.relative_to(self.path))] = path.stat().st_size
         return found
@@ -277,6 +281,11 @@ def local_path(text: str) -> Path:
     if not text.strip() or "\0" in text:
         raise UsageError("the target is empty; name a folder")
     return Path(text).absolute()
+
+
+def spark_path(path: Path) -> str:
+    """Return a path for `spark.read`, which takes some characters for patterns otherwise."""
+    return re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", str(path))
 
 
 def sync_file(path: str | os.PathLike[str]) -> None:

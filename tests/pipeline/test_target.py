@@ -123,6 +123,18 @@ def test_wherever_a_run_fails_the_next_one_completes_it(tmp_path, monkeypatch, f
     assert steps > 20
 
 
+def test_a_commit_that_finds_no_room_frees_what_was_staged(tmp_path, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        with Target(tmp_path / "t", "export") as target:
+            files = [stage(target, "a.parquet", "A")]
+            patch.setattr(json, "dump", full)
+            target.commit({"done": 1}, files)
+    assert not target.staging.exists()
+
+
 def test_a_second_run_is_refused_and_the_lock_dies_with_its_process(tmp_path):
     hold = (
         "import sys, time\nfrom hastore.pipeline.target import Target\n"
@@ -189,6 +201,17 @@ def test_places_without_an_atomic_rename_are_refused(text):
     with pytest.raises(UsageError, match="not a folder of this machine"):
         local_path(text)
     assert local_path("file:///a/b") == local_path("file:/a/b") == Path("/a/b")
+
+
+def test_files_of_others_are_not_taken_for_the_jobs_own(tmp_path):
+    own = ["part-0123456789abcdef-0000.parquet", "part-0123456789abcdef-merged.parquet"]
+    own.append(f"part-{'0' * 32}.parquet")
+    with Target(tmp_path / "t", "export") as target:
+        target.commit({}, [stage(target, name, "x") for name in own])
+        folder = tmp_path / "t" / "topic=t" / "date=1970-01-01"
+        for name in ("part-00000-6b1c0a52-c000.snappy.parquet", "mine.parquet", "_part.parquet"):
+            (folder / name).write_text("x")
+        assert sorted(map(os.path.basename, target.files())) == sorted(own)
 
 
 def test_a_damaged_commit_is_named(tmp_path):

@@ -31,7 +31,7 @@ from hastore.pipeline.positions import (
 )
 from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_action
-from hastore.pipeline.target import Target, escape
+from hastore.pipeline.target import Target, escape, spark_path
 from hastore.pipeline.where import Where, open_backend
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import Subscribe
@@ -178,7 +178,7 @@ def _rewrite(
     before = target.files()
     frame = _messages(spark, where, ranges, options).withColumn(FRESH, f.lit(True))
     if before:
-        paths = [str(target.path / name) for name in before]
+        paths = [spark_path(target.path / name) for name in before]
         old = spark.read.schema(_DDL).parquet(*paths).withColumn(FRESH, f.lit(False))
         frame = old.unionByName(frame)
     size = sum(before.values()) + sum(
@@ -198,7 +198,7 @@ def _rewrite(
             spark, "compact", write_rows(latest(frame, options.keep_without_key), writer), progress
         )
         files = staged_files(rows, f"topic={escape(topic)}", changes=False)
-        counts = _count(spark, [str(target.path / file.staged) for file in files])
+        counts = _count(spark, [spark_path(target.path / file.staged) for file in files])
     finally:
         spark.conf.set(_SHUFFLE, usual)
     check_unchanged(backend, ends)
