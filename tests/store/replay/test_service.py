@@ -153,6 +153,40 @@ def test_other_sizes_rebuild_and_keep_the_queue_end(tmp_path: Path) -> None:
     assert derived.queues.topics() == {"Topic": {0: (0, 200), 1: (0, 200)}}
 
 
+@pytest.mark.parametrize("end", ["kill in the first batch", "power loss"])
+def test_a_start_that_finds_nothing_and_ends_early_leaves_the_rest_to_the_next(
+    tmp_path: Path, end: str
+) -> None:
+    """What replay's file says of the lost queues must not count for those that are half built."""
+    log = MemoryLog()
+    fill(log, 900, keys=2)
+    derived = Derived.over(tmp_path / "a", log)
+    derived.build.replay()
+    derived.build.flush()
+    derived.build.close()
+    shutil.rmtree(tmp_path / "a" / "consumequeue")
+    shutil.rmtree(tmp_path / "a" / "index")
+    whole, log.max_offset = log.max_offset, log.max_offset // 2
+    if end == "power loss":  # all that was written by then happens to be on the disk
+        derived = Derived.over(tmp_path / "a", log)
+        derived.build.replay()
+        derived.build.close()
+    else:
+        log.max_offset = whole
+        derived = Derived.over(tmp_path / "a", log)
+        log.max_offset = whole // 2
+        with log.view(0, log.max_offset) as view:
+            batch = derived.build._walk(view, 0, log.file_size).batch
+        derived.queues.dispatch(batch)
+        derived.index.dispatch(batch)
+        derived.build.close()
+    log.max_offset = whole
+    boot = OTHER_BOOT if end == "power loss" else BOOT
+    derived = Derived.over(tmp_path / "a", log, boot_id=boot)
+    derived.build.replay()
+    assert_as_rebuilt(derived, log, tmp_path / "b")
+
+
 def test_queue_end_outlives_its_records(tmp_path: Path) -> None:
     """After retention removed every record of a queue, its next queue offset is still known."""
     log = MemoryLog()
