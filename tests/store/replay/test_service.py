@@ -187,6 +187,33 @@ def test_a_start_that_finds_nothing_and_ends_early_leaves_the_rest_to_the_next(
     assert_as_rebuilt(derived, log, tmp_path / "b")
 
 
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_a_kill_while_a_damaged_index_is_removed(tmp_path: Path, kept: int) -> None:
+    log = MemoryLog()
+    fill(log, 700, keys=2)
+    derived = Derived.over(tmp_path / "a", log)
+    derived.build.replay()
+    derived.build.close()
+    files = sorted((tmp_path / "a" / "index").iterdir())
+    assert len(files) == 4
+    files[-1].write_bytes(bytes(10))
+
+    class Killed(BaseException):
+        pass
+
+    class DyingSystem(RealFileSystem):
+        def remove(self, path: str) -> None:
+            if len(list((tmp_path / "a" / "index").iterdir())) == kept:
+                raise Killed
+            super().remove(path)
+
+    with pytest.raises(Killed):
+        Derived.over(tmp_path / "a", log, fs=DyingSystem())
+    derived = Derived.over(tmp_path / "a", log)
+    derived.build.replay()
+    assert_as_rebuilt(derived, log, tmp_path / "b")
+
+
 def test_queue_end_outlives_its_records(tmp_path: Path) -> None:
     """After retention removed every record of a queue, its next queue offset is still known."""
     log = MemoryLog()
