@@ -465,6 +465,8 @@ class ConsumeQueueTable:
     def _directories(self, kind: str) -> list[tuple[str, int, str]]:
         found = []
         for topic in self._fs.list_dir(f"{self._root}/{kind}"):
+            if not self._fs.is_dir(f"{self._root}/{kind}/{topic}"):
+                continue
             for name in self._fs.list_dir(f"{self._root}/{kind}/{topic}"):
                 if name.isascii() and name.isdigit() and str(int(name)) == name:
                     found.append((topic, int(name), f"{self._root}/{kind}/{topic}/{name}"))
