@@ -392,6 +392,37 @@ def test_a_record_larger_than_a_view(tmp_path: Path) -> None:
     assert REAL.exists(f"{tmp_path}/a/hastore/replay") and BOOT != OTHER_BOOT
 
 
+def test_lost_queues_beside_those_of_inner_batches_are_built_anew(tmp_path: Path) -> None:
+    log = MemoryLog()
+    fill(log, 50)
+    inner = b"INNER_NUM\x013\x02INNER_BASE\x010\x02"
+    log.append(topic="Batches", sys_flag=0x80, store_timestamp_ms=1, properties=inner)
+    derived = Derived.over(tmp_path, log)
+    derived.build.replay()
+    derived.build.flush()
+    derived.build.close()
+    expected = derived.files()
+    shutil.rmtree(tmp_path / "consumequeue")
+    derived = Derived.over(tmp_path, log)
+    assert derived.build.dispatched_offset == 0
+    derived.build.replay()
+    assert derived.files() == expected
+    derived.build.close()
+
+
+def test_a_store_of_inner_batches_alone_is_not_built_anew_at_each_start(tmp_path: Path) -> None:
+    log = MemoryLog()
+    inner = b"INNER_NUM\x013\x02INNER_BASE\x010\x02"
+    log.append(topic="Batches", sys_flag=0x80, store_timestamp_ms=1, properties=inner)
+    derived = Derived.over(tmp_path, log)
+    derived.build.replay()
+    derived.build.flush()
+    derived.build.close()
+    derived = Derived.over(tmp_path, log)
+    assert derived.build.dispatched_offset == log.max_offset
+    derived.build.close()
+
+
 @pytest.mark.parametrize("lost", ["consumequeue", "index"])
 def test_a_lost_folder_is_built_anew(tmp_path: Path, lost: str) -> None:
     """Replay's progress says that everything is there; without the queues it is not true."""
