@@ -97,7 +97,8 @@ def compact(
     (topic,) = where.topics
     fail = options.fail_on_data_loss
     with open_backend(parsed.path, parsed.bootstrap, fail_on_data_loss=fail) as backend:
-        available = select(parsed.strategy, backend.available(), backend.where)
+        chosen = select(parsed.strategy, backend.available(), backend.where)
+        available = backend.readable(chosen)
         with Target(target, "compact") as opened:
             _check_state(opened, topic, options)
             published = _publish(spark, opened, options, progress)  # of a run that died

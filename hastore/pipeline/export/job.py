@@ -154,7 +154,8 @@ def export(
     with open_backend(
         parsed.path, parsed.bootstrap, fail_on_data_loss=options.fail_on_data_loss
     ) as backend:
-        available = select(parsed.strategy, backend.available(), backend.where)
+        chosen = select(parsed.strategy, backend.available(), backend.where)
+        available = backend.readable(chosen)
         shape = _shape(options)
         with _target(target, options.format) as opened:
             positions = positions_from_json(opened.state.get("positions", {}))
