@@ -5,6 +5,8 @@ The classes are called as Spark calls them, without Spark: that takes millisecon
 
 import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
@@ -179,13 +181,19 @@ def test_what_can_be_read_is_read(stores, name, options, count):
     assert rows(stores / name, **options) == count
 
 
+@pytest.fixture
+def open_folder():
+    """A folder that other users reach; pytest's folders are private."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
 @pytest.mark.parametrize("part", ["", "commitlog", f"commitlog/{0:020}", "consumequeue/t/0"])
-def test_a_store_that_is_not_readable_is_named(stores, tmp_path, part):
-    store = tmp_path / "store"
+def test_a_store_that_is_not_readable_is_named(stores, open_folder, part):
+    rows(stores / "good")  # imports what another user may not be able to import
+    store = open_folder / "store"
     shutil.copytree(stores / "good", store)
-    for folder in (tmp_path, *tmp_path.parents):  # another user must get as far as the store
-        if not folder.stat().st_mode & 0o001:
-            folder.chmod(folder.stat().st_mode | 0o011)
     hidden = store / part
     mode = hidden.stat().st_mode
     hidden.chmod(0)
