@@ -83,18 +83,18 @@ $(VENV)/bin/python:
 		{ echo "hastore needs Python 3.11 or later: make PYTHON=/path/to/python3" >&2; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.run-$(SPARK): setup.cfg pyproject.toml | $(VENV)/bin/python
+$(VENV)/.run-$(SPARK): Makefile setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[$(RUN_EXTRAS)]"
 	@touch $@
 
-$(VENV)/.bench: setup.cfg pyproject.toml | $(VENV)/bin/python
+$(VENV)/.bench: Makefile setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench]"
 	@touch $@
 
-$(VENV)/.bench-spark: setup.cfg pyproject.toml | $(VENV)/bin/python
+$(VENV)/.bench-spark: Makefile setup.cfg pyproject.toml | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[bench,spark$(JAVA_EXTRA)]"
 	@touch $@
 
-$(VENV)/.dev: setup.cfg pyproject.toml | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,spark,dev$(JAVA_EXTRA)]"
+$(VENV)/.dev: Makefile setup.cfg pyproject.toml | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[demo,spark,delta,dev$(JAVA_EXTRA)]"
 	@touch $@

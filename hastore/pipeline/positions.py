@@ -132,10 +132,21 @@ def check_position(
         )
 
 
+def end_positions(
+    backend: Backend, ranges: Mapping[TopicPartition, OffsetRange]
+) -> dict[TopicPartition, Position]:
+    """Return the positions after ranges, for `check_unchanged`: call it before they are read."""
+    return {
+        key: Position(span.end, read_mark(backend, key, span.end - 1))
+        for key, span in ranges.items()
+    }
+
+
 def check_unchanged(backend: Backend, ends: Mapping[TopicPartition, Position]) -> None:
     """Raise PositionLostError if the log was cut below these positions since their marks were read.
 
-    A job calls it between the end of its tasks and its commit.
+    A job calls it between the end of its tasks and its commit, with the `end_positions` from before
+    the tasks: if a queue's last record is the same, all records before it were, all the time.
     """
     available = backend.available()
     for key, position in ends.items():

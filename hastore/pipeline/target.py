@@ -30,6 +30,7 @@ from hastore.errors import StoreBrokenError, UsageError
 _FORMAT = 1
 _STATE = "_hastore"
 _COMMIT_NAME = re.compile(r"([0-9]{8,})\.json")
+_DATA_NAME = re.compile(r"part-([0-9a-f]{16}-(\d+|merged)|[0-9a-f]{32})\.parquet")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]*):")
 
 
@@ -44,7 +45,7 @@ class StagedFile:
     final: str
     rows: int
     size: int
-    partition: tuple[tuple[str, str], ...] = ()  # (column, value), for Delta
+    partition: tuple[tuple[str, str | None], ...] = ()  # (column, value), for Delta
 
 
 class Target:
@@ -62,6 +63,7 @@ class Target:
         self._state = self.path / _STATE
         self._commits = self._state / "commits"
         self._lock: int | None = None
+        self._unapplied = 0  # a commit that may be there while its files are still staged
         self.run = uuid.uuid4().hex
         self.number = 0  # of the last commit; 0 without one
         self.state: dict[str, Any] = {}  # of the last commit
@@ -85,9 +87,14 @@ class Target:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        """Remove the run's staged files and release the lock."""
+        """Remove the run's staged files and release the lock.
+
+        If the run ended within a commit, by Ctrl-C or a full disk, and the commit is there, they
+        stay: the next run renames them to their places.
+        """
         try:
-            self.clear_staging()
+            if not (self._unapplied and self._entry_path(self._unapplied).exists()):
+                self.clear_staging()
         finally:
             self._unlock()
 
@@ -108,17 +115,22 @@ class Target:
         When this returns, the commit is durable. `state` is what the next run finds as `state`.
         """
         number = self.number + 1
+        self._unapplied = number
         entry = self._write_entry(number, state, files, removed)  # the commit
         self.number, self.state = number, dict(state)
         self._apply(entry)
+        self._unapplied = 0
 
     def files(self) -> dict[str, int]:
-        """Return the visible data files and their sizes in bytes; the paths are relative."""
+        """Return the job's visible files and their sizes in bytes; the paths are relative.
+
+        Files that somebody else has put there are not among them, so they are never removed.
+        """
         found = {}
         for folder, names, files in os.walk(self.path):
             names[:] = sorted(name for name in names if not name.startswith(("_", ".")))
             for name in sorted(files):
-                if name.endswith(".parquet") and not name.startswith(("_", ".")):
+                if _DATA_NAME.fullmatch(name):
                     path = Path(folder, name)
                     found[str(path.relative_to(self.path))] = path.stat().st_size
         return found
@@ -134,8 +146,7 @@ class Target:
                     f"the target {self.path} holds files of something else; name a new or empty "
                     "folder"
                 )
-        for folder in (self._commits, self._state / "staging"):
-            folder.mkdir(parents=True, exist_ok=True)
+        self._commits.mkdir(parents=True, exist_ok=True)
         lock = os.open(self._state / "lock", os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -167,7 +178,13 @@ class Target:
         """Remove what a run that died has staged, and make the folder of this run."""
         for left in self._commits.glob(".*.new"):
             left.unlink()
-        shutil.rmtree(self._state / "staging")
+        try:
+            shutil.rmtree(self._state / "staging")
+        except OSError as failed:
+            # Nothing is staged yet; or a task has outlived its driver and writes there, and then
+            # a later run removes its files.
+            if failed.errno not in (errno.ENOENT, errno.ENOTEMPTY):
+                raise
         self.staging.mkdir(parents=True)
         for folder in (self.staging.parent, self._state, self.path):
             _sync_folder(folder)
@@ -264,6 +281,11 @@ def local_path(text: str) -> Path:
     if not text.strip() or "\0" in text:
         raise UsageError("the target is empty; name a folder")
     return Path(text).absolute()
+
+
+def spark_path(path: Path) -> str:
+    """Return a path for `spark.read`, which takes some characters for patterns otherwise."""
+    return re.sub(r"[\\{}\[\]*?]", r"\\\g<0>", str(path))
 
 
 def sync_file(path: str | os.PathLike[str]) -> None:

@@ -4,12 +4,15 @@ import datetime
 import decimal
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.types import (
     ArrayType,
     DateType,
     DecimalType,
     DoubleType,
+    FloatType,
     IntegerType,
     LongType,
     MapType,
@@ -28,6 +31,7 @@ SCHEMA = StructType(
         StructField("from", StringType()),
         StructField("count", IntegerType()),
         StructField("ratio", DoubleType()),
+        StructField("small", FloatType()),
         StructField("price", DecimalType(6, 2)),
         StructField("day", DateType()),
         StructField("at", TimestampType()),
@@ -40,6 +44,7 @@ WHOLE = {
     "from": "a",
     "count": 7,
     "ratio": 2,
+    "small": 0.5,
     "price": "12.50",
     "day": "2026-11-22",
     "at": "2026-11-22T12:00:00+01:00",
@@ -63,6 +68,7 @@ def test_a_body_fills_the_columns():
         "from": "a",
         "count": 7,
         "ratio": 2.0,
+        "small": 0.5,
         "price": decimal.Decimal("12.50"),
         "day": datetime.date(2026, 11, 22),
         "at": datetime.datetime(2026, 11, 22, 11, tzinfo=datetime.UTC),
@@ -99,6 +105,11 @@ def test_missing_names_and_nulls_are_null():
         {"at": "yesterday"},
         {"inner": []},
         {"map": {"k": "v"}},
+        {"small": 1e300},
+        {"count": float("nan")},
+        {"count": 10**30},
+        b'{"unknown":' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+        b'{"from":"\\ud800"}',
     ],
 )
 def test_a_body_that_does_not_fit_is_kept_whole(body):
@@ -108,6 +119,43 @@ def test_a_body_that_does_not_fit_is_kept_whole(body):
     assert set(row.values()) == {None}
     assert (before["count"], after["count"]) == (1, 2)
     assert before["_corrupt"] is None and after["_corrupt"] is None
+
+
+def test_not_null_is_ignored_because_a_body_may_lack_the_name(tmp_path):
+    inner = StructType([StructField("n", LongType(), nullable=False)])
+    schema = StructType(
+        [
+            StructField("inner", inner, nullable=False),
+            StructField("list", ArrayType(inner, containsNull=False), nullable=False),
+            StructField("map", MapType(StringType(), LongType(), valueContainsNull=False)),
+        ]
+    )
+    columns = JsonColumns(schema.json())
+    body = b'{"inner": {}, "list": [null], "map": {"k": null}}'
+    table = pa.Table.from_arrays(columns.decode([body, b"{}"]), schema=columns.schema)
+    pq.write_table(table, tmp_path / "f.parquet")
+    first, second = pq.read_table(tmp_path / "f.parquet").to_pylist()
+    assert first == {
+        "inner": {"n": None},
+        "list": [None],
+        "map": [("k", None)],
+        "_corrupt": None,
+    }
+    assert set(second.values()) == {None}
+
+
+@pytest.mark.parametrize("names", [("a", "a"), ("a", "A")])
+def test_names_that_spark_takes_for_one_are_refused(names):
+    twice = StructType([StructField(name, LongType()) for name in names])
+    for schema in (twice, StructType([StructField("x", ArrayType(twice))])):
+        with pytest.raises(UsageError, match="'a', '[aA]' differ in case at most"):
+            JsonColumns(schema.json())
+
+
+def test_a_struct_without_fields_is_refused():
+    schema = StructType([StructField("x", StructType([]))])
+    with pytest.raises(UsageError, match="column 'x' is a struct without fields"):
+        JsonColumns(schema.json())
 
 
 def test_types_that_json_has_not_are_refused():

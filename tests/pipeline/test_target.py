@@ -1,5 +1,6 @@
 """The commits of a target: all of a run's files or none, wherever a run dies."""
 
+import errno
 import json
 import os
 import shutil
@@ -19,19 +20,25 @@ class Crash(BaseException):
 
 
 class Killer:
-    """Lets the first `steps` changes of files pass, and dies before the next one."""
+    """Lets the first `steps` changes of files pass, and dies before the next one.
+
+    With a `failure` only the next one fails, and those after it pass.
+    """
 
     CALLS = ((os, "rename"), (Path, "unlink"), (Path, "mkdir"), (os, "fsync"), (shutil, "rmtree"))
 
-    def __init__(self, monkeypatch, steps):
+    def __init__(self, monkeypatch, steps, failure=None):
         self.left = steps
+        self.failure = failure
+        self.died = False
         for owner, name in self.CALLS:
             monkeypatch.setattr(owner, name, self.wrap(getattr(owner, name)))
 
     def wrap(self, function):
         def called(*args, **kwargs):
-            if self.left <= 0:
-                raise Crash
+            if self.left <= 0 and not (self.died and self.failure):
+                self.died = True
+                raise self.failure or Crash
             self.left -= 1
             return function(*args, **kwargs)
 
@@ -91,6 +98,43 @@ def test_wherever_a_run_dies_the_next_one_completes_it(tmp_path, monkeypatch):
     assert steps > 20
 
 
+@pytest.mark.parametrize("failure", [OSError(errno.ENOSPC, "full"), KeyboardInterrupt()])
+def test_wherever_a_run_fails_the_next_one_completes_it(tmp_path, monkeypatch, failure):
+    """Unlike a process that dies, a run that fails leaves the `with`, which removes files."""
+    steps = 0
+    died = True
+    while died:
+        path = tmp_path / str(steps)
+        with monkeypatch.context() as patch:
+            killer = Killer(patch, steps, failure)
+            try:
+                first_and_second(path)
+                died = killer.died
+            except type(failure):
+                pass
+        with Target(path, "export") as target:
+            done = target.state.get("done", 0)
+            expected = [{}, {"a.parquet": "A", "b.parquet": "B"}]
+            expected.append({"b.parquet": "B", "c.parquet": "C"})
+            assert visible(path) == expected[done], f"after {steps} steps"
+        first_and_second(path)
+        assert visible(path) == expected[2]
+        steps += 1
+    assert steps > 20
+
+
+def test_a_commit_that_finds_no_room_frees_what_was_staged(tmp_path, monkeypatch):
+    def full(*_args, **_kwargs):
+        raise OSError(errno.ENOSPC, "full")
+
+    with monkeypatch.context() as patch, pytest.raises(OSError, match="full"):
+        with Target(tmp_path / "t", "export") as target:
+            files = [stage(target, "a.parquet", "A")]
+            patch.setattr(json, "dump", full)
+            target.commit({"done": 1}, files)
+    assert not target.staging.exists()
+
+
 def test_a_second_run_is_refused_and_the_lock_dies_with_its_process(tmp_path):
     hold = (
         "import sys, time\nfrom hastore.pipeline.target import Target\n"
@@ -111,6 +155,27 @@ def test_a_second_run_is_refused_and_the_lock_dies_with_its_process(tmp_path):
         holder.communicate()
     with Target(tmp_path / "t", "export") as target:
         assert target.number == 0
+
+
+def test_a_task_that_outlives_its_driver_does_not_stop_the_next_run(tmp_path, monkeypatch):
+    with Target(tmp_path / "t", "export"):
+        pass
+    dead = tmp_path / "t" / "_hastore" / "staging" / "dead"
+    dead.mkdir(parents=True)
+    rmdir = os.rmdir
+
+    def write_first(path, **where):
+        if os.path.basename(path) == "dead":
+            (dead / "part-late.parquet").write_text("x")
+        rmdir(path, **where)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "rmdir", write_first)
+        with Target(tmp_path / "t", "export") as target:
+            target.commit({"done": 1}, [stage(target, "a.parquet", "A")])
+    assert visible(tmp_path / "t") == {"a.parquet": "A"}
+    with Target(tmp_path / "t", "export"):
+        assert not dead.exists()
 
 
 def test_a_target_of_another_job_or_with_other_files_is_refused(tmp_path):
@@ -136,6 +201,17 @@ def test_places_without_an_atomic_rename_are_refused(text):
     with pytest.raises(UsageError, match="not a folder of this machine"):
         local_path(text)
     assert local_path("file:///a/b") == local_path("file:/a/b") == Path("/a/b")
+
+
+def test_files_of_others_are_not_taken_for_the_jobs_own(tmp_path):
+    own = ["part-0123456789abcdef-0000.parquet", "part-0123456789abcdef-merged.parquet"]
+    own.append(f"part-{'0' * 32}.parquet")
+    with Target(tmp_path / "t", "export") as target:
+        target.commit({}, [stage(target, name, "x") for name in own])
+        folder = tmp_path / "t" / "topic=t" / "date=1970-01-01"
+        for name in ("part-00000-6b1c0a52-c000.snappy.parquet", "mine.parquet", "_part.parquet"):
+            (folder / name).write_text("x")
+        assert sorted(map(os.path.basename, target.files())) == sorted(own)
 
 
 def test_a_damaged_commit_is_named(tmp_path):

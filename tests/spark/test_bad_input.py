@@ -5,6 +5,8 @@ The classes are called as Spark calls them, without Spark: that takes millisecon
 
 import os
 import shutil
+import tempfile
+from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException, PySparkException
@@ -39,10 +41,21 @@ def stores(tmp_path_factory):
     root = tmp_path_factory.mktemp("stores")
     placed = write_store(root / "good", numbered(COUNT, queues=2), file_size=FILE_SIZE)
     first, middle, last = placed[10], placed[45], placed[-5]
-    for name in ("torn", "torn-late", "body", "shrunk", "gone", "no-queues", "ünïcödé 日本"):
+    for name in (
+        "torn",
+        "torn-late",
+        "short",
+        "body",
+        "shrunk",
+        "gone",
+        "no-queues",
+        "ünïcödé 日本",
+    ):
         shutil.copytree(root / "good", root / name)
     overwrite(root / "torn", first.physical_offset + 4, b"\xff\xff\xff\xff")
     overwrite(root / "torn-late", last.physical_offset + 4, b"\xff\xff\xff\xff")
+    rest = FILE_SIZE - last.physical_offset % FILE_SIZE
+    overwrite(root / "short", last.physical_offset, bytes(rest))
     overwrite(root / "body", first.physical_offset + 88, b"X")
     os.truncate(file_of(root / "shrunk", first.physical_offset), 500)
     file_of(root / "gone", middle.physical_offset).unlink()
@@ -142,7 +155,8 @@ def test_servers_that_are_none_are_named(servers, text):
         ("body", "body: .*CRC"),
         ("shrunk", "shrunk: the record at offset .* does not fit into the bytes"),
         ("gone", "failOnDataLoss to false"),
-        ("torn-late", "last whole record .*a record is damaged, or log files are missing"),
+        ("torn-late", "torn-late: the record at offset .* has no record magic"),
+        ("short", "last whole record .*a record is damaged, or log files are missing"),
     ],
 )
 def test_a_store_that_is_none_or_damaged_is_never_read_in_silence(stores, name, text):
@@ -157,7 +171,7 @@ def test_a_store_that_is_none_or_damaged_is_never_read_in_silence(stores, name, 
         ("good", {}, COUNT),
         ("ünïcödé 日本", {}, COUNT),
         ("new", {"subscribe": None, "subscribePattern": ".*"}, 0),
-        ("torn-late", {"failOnDataLoss": "false"}, COUNT - 5),
+        ("short", {"failOnDataLoss": "false"}, COUNT - 5),
         ("good", {"startingOffsets": '{"t":{"0":0,"1":51}}', "failOnDataLoss": "false"}, 50),
         ("good", {"maxRecordsPerPartition": "9" * 18}, COUNT),
         ("good", {"minPartitions": "9" * 18}, COUNT),
@@ -167,12 +181,19 @@ def test_what_can_be_read_is_read(stores, name, options, count):
     assert rows(stores / name, **options) == count
 
 
+@pytest.fixture
+def open_folder():
+    """A folder that other users reach; pytest's folders are private."""
+    with tempfile.TemporaryDirectory() as name:
+        os.chmod(name, 0o755)
+        yield Path(name)
+
+
 @pytest.mark.parametrize("part", ["", "commitlog", f"commitlog/{0:020}", "consumequeue/t/0"])
-def test_a_store_that_is_not_readable_is_named(stores, tmp_path, part):
-    store = tmp_path / "store"
+def test_a_store_that_is_not_readable_is_named(stores, open_folder, part):
+    rows(stores / "good")  # imports what another user may not be able to import
+    store = open_folder / "store"
     shutil.copytree(stores / "good", store)
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o755)
     hidden = store / part
     mode = hidden.stat().st_mode
     hidden.chmod(0)

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.errors import AnalysisException
 
+from hastore.demo.data import find_flights, read_delays, read_flights
 from hastore.errors import UsageError
 from hastore.spark import read_topic
 from tests.spark.stores import numbered, write_store
@@ -89,3 +90,31 @@ def test_the_examples_of_the_page_run(spark, store, capsys):
         assert "data/node2" in example
         exec(example.replace("data/node2", str(store)), {"spark": spark})
     assert "|        0|   50|" in capsys.readouterr().out
+
+
+def test_the_notebook_of_the_page_runs_on_the_flights(spark, tmp_path, capsys):
+    """The blocks of its section, in order, over the first 3,000 flights and the real airlines."""
+    flights = find_flights()
+    messages = [
+        ("flights", flight.row % 4, {"body": flight.body, "store_timestamp_ms": flight.row})
+        for flight in read_flights(3_000)
+    ]
+    write_store(tmp_path / "store", messages, file_size=1 << 22, units_per_file=1_000)
+    section = PAGE.read_text().split("\n## A notebook")[1].split("\n## ")[0]
+    code = "".join(re.findall(r"```python\n(.*?)```", section, re.DOTALL))
+    for name, place in (
+        ("data/node2", tmp_path / "store"),
+        ("out/checkpoint", tmp_path / "checkpoint"),
+        ("airlines.csv", flights.parent / "airlines.csv"),
+        ("delays.png", tmp_path / "delays.png"),
+    ):
+        assert f'"{name}"' in code
+        code = code.replace(name, str(place))
+    names = {"spark": spark}
+    exec(code, names)
+    assert "United Air Lines Inc." in names["lines"]
+    assert sum(row.flights for row in names["daily"].collect()) == 3_000
+    total = {carrier: delays.flights for carrier, delays in read_delays(3_000).items()}
+    assert len(names["lines"]) == len(total)
+    assert "AirTran Airways Corporation" in capsys.readouterr().out
+    assert (tmp_path / "delays.png").read_bytes().startswith(b"\x89PNG")

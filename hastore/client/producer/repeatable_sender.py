@@ -25,7 +25,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hastore.client.connections.addresses import host_and_port
-from hastore.client.connections.requester import Requester, Steps, expect
+from hastore.client.connections.requester import Answer, Requester, Steps, expect
 from hastore.client.connections.resolver import numeric_targets
 from hastore.client.lifecycle import Lifecycle, describe
 from hastore.client.producer.futures import SendFuture
@@ -46,10 +46,12 @@ from hastore.protocol import api
 from hastore.record.codec import Record, decode_record
 from hastore.record.host import NO_HOST, Host
 from hastore.record.layout import header_struct
+from hastore.record.producer import producer_of
 
 _SIZE = header_struct("size")
 _SPAN = api.WINDOW - 1  # numbers from the oldest unconfirmed one to the newest
 _RETRY_S = 0.05
+ANSWER_S = 5.0  # a master that says nothing for so long may be gone; doubled each time
 _SAMPLES = 4  # records of earlier attempts to compare
 
 
@@ -183,25 +185,41 @@ class RepeatableSender:
 
     def _ask(self) -> api.ProducerKnown:
         """Ask the master how far this producer came; raises UnreachableError or ClientError."""
+        try:
+            reply, _ = self._ask_master(lambda rid: api.AskProducer(rid, self._producer_id))
+        except UnreachableError as failure:
+            raise UnreachableError(
+                f"the master did not say which rows are stored already: {failure}"
+            ) from failure
+        return expect(api.ProducerKnown, reply)
+
+    def _ask_master(self, make: Callable[[int], api.Request]) -> Answer:
+        """Ask the master; look for another one if it is gone, silent, or not ready.
+
+        Raises UnreachableError if none answers in time.
+        """
         requester = self._requester
         deadline = requester.deadline(self._timeout_s)
+        answer_s = ANSWER_S
         while True:
             left = requester.left_s(deadline)
+            requester.run(self._find_master(left))
+            master = requester.cluster.master
+            assert master is not None
             try:
-                requester.run(self._find_master(left))
-                reply, _ = requester.run(
-                    requester.ask_master(lambda rid: api.AskProducer(rid, self._producer_id), left)
-                )
-            except UnreachableError as failure:
-                raise UnreachableError(
-                    f"the master did not say which rows are stored already: {failure}"
-                ) from failure
+                reply, payload = requester.run(requester.ask(master, make, min(left, answer_s)))
+            except UnreachableError:
+                if left <= answer_s:
+                    raise
+                answer_s *= 2.0  # it may be slow
+                requester.cluster.lose()
+                continue
             later = ("BUSY", "SERVICE_NOT_AVAILABLE")
             if isinstance(reply, api.Failed) and reply.status in later and left > 0.0:
                 requester.cluster.lose()
                 requester.transport.sleep(min(left, _RETRY_S))
                 continue
-            return expect(api.ProducerKnown, reply)
+            return reply, payload
 
     def _find_master(self, timeout_s: float) -> Steps[None]:
         """Ask the nodes for their maps until one is writable; raises UnreachableError if none is.
@@ -258,10 +276,7 @@ class RepeatableSender:
         self._resume(known, oldest)
         waiting, self._chunks = self._chunks, deque()
         for chunk in waiting:
-            if chunk.end > self.start:
-                skipped = max(0, self.start - chunk.first)
-                payload = _without(chunk.payload, skipped)
-                self._admit(chunk.topic, payload, chunk.first + skipped, chunk.records - skipped)
+            self.put(chunk.topic, chunk.payload, chunk.first, chunk.records)
 
     # -- sending
 
@@ -333,13 +348,12 @@ class RepeatableSender:
                 self._samples[number] = record[:size], results[place].offset
 
     def _compare(self, number: int, own: Record, offset: int) -> None:
-        requester = self._requester
-        reply, payload = requester.run(
-            requester.ask_master(lambda rid: api.FindOffset(rid, offset), self._timeout_s)
-        )
+        reply, payload = self._ask_master(lambda rid: api.FindOffset(rid, offset))
         if not expect(api.Found, reply).count:
             return  # removed by retention, or not readable yet
         stored = decode_record(payload)
+        if producer_of(stored.properties) != producer_of(own.properties):
+            return  # a failover has cut the record since, as with acks=1
         if (own.topic, own.body, own.properties) != (stored.topic, stored.body, stored.properties):
             raise RecordsDifferError(number)
 

@@ -21,6 +21,7 @@ from hastore.ha.rules.epochs import FLOOR_EPOCH
 
 # (epoch, start offset), both rising; empty: the whole log is epoch 0
 History = Sequence[tuple[int, int]]
+FORGOTTEN_EPOCH = FLOOR_EPOCH  # of a position that was read after its epoch was forgotten
 
 
 class Standing(Enum):

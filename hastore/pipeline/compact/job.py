@@ -12,7 +12,7 @@ import json
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql import functions as f
@@ -22,19 +22,19 @@ from hastore.pipeline.compact.publishing import Destination, check_new, publish
 from hastore.pipeline.compact.rows import FRESH, RowWriter, staged_files, write_rows
 from hastore.pipeline.export.planning import TASK_BYTES, record_sizes
 from hastore.pipeline.positions import (
-    Position,
     Positions,
     check_unchanged,
+    end_positions,
     next_ranges,
     positions_as_json,
     positions_from_json,
-    read_mark,
 )
 from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_action
-from hastore.pipeline.target import Target, escape
+from hastore.pipeline.target import Target, escape, spark_path
 from hastore.pipeline.where import Where, open_backend
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
+from hastore.spark.options.source_options import Subscribe
 from hastore.spark.read.backend import Backend
 from hastore.spark.read.planning import select
 
@@ -90,17 +90,21 @@ def compact(
     """
     began = time.monotonic()
     options, progress = options or CompactOptions(), progress or NoProgress()
-    if len(where.topics) != 1:
-        raise UsageError("compact takes one topic; give --topic once")
     parsed = where.parsed()
-    assert parsed.strategy is not None
-    (topic,) = where.topics
+    strategy = parsed.strategy
+    # The options' topics are counted, because a text with commas names several.
+    if not isinstance(strategy, Subscribe) or len(strategy.topics) != 1:
+        raise UsageError("compact takes one topic; give --topic once")
+    (topic,) = strategy.topics
+    where = replace(where, topics=strategy.topics)
     fail = options.fail_on_data_loss
     with open_backend(parsed.path, parsed.bootstrap, fail_on_data_loss=fail) as backend:
-        available = select(parsed.strategy, backend.available(), backend.where)
+        select(strategy, backend.available(), backend.where)  # its errors before the target
         with Target(target, "compact") as opened:
             _check_state(opened, topic, options)
             published = _publish(spark, opened, options, progress)  # of a run that died
+            chosen = select(strategy, backend.available(), backend.where)
+            available = backend.readable(chosen)
             positions = positions_from_json(opened.state.get("positions", {}))
             ranges, lost = next_ranges(backend, available, positions, fail_on_data_loss=fail)
             progress.keep(f"{opened.path} is as it was before")
@@ -171,14 +175,11 @@ def _rewrite(
 ) -> None:
     """Write the files anew from those of the run before and the ranges, and commit them."""
     (topic,) = where.topics
-    ends = {
-        key: Position(span.end, read_mark(backend, key, span.end - 1))
-        for key, span in ranges.items()
-    }
+    ends = end_positions(backend, ranges)
     before = target.files()
     frame = _messages(spark, where, ranges, options).withColumn(FRESH, f.lit(True))
     if before:
-        paths = [str(target.path / name) for name in before]
+        paths = [spark_path(target.path / name) for name in before]
         old = spark.read.schema(_DDL).parquet(*paths).withColumn(FRESH, f.lit(False))
         frame = old.unionByName(frame)
     size = sum(before.values()) + sum(
@@ -198,7 +199,7 @@ def _rewrite(
             spark, "compact", write_rows(latest(frame, options.keep_without_key), writer), progress
         )
         files = staged_files(rows, f"topic={escape(topic)}", changes=False)
-        counts = _count(spark, [str(target.path / file.staged) for file in files])
+        counts = _count(spark, [spark_path(target.path / file.staged) for file in files])
     finally:
         spark.conf.set(_SHUFFLE, usual)
     check_unchanged(backend, ends)

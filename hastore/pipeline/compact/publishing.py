@@ -17,7 +17,7 @@ from hastore.client.connections.addresses import parse_bootstrap
 from hastore.errors import UsageError
 from hastore.pipeline.progress import Progress
 from hastore.pipeline.running import run_action
-from hastore.pipeline.target import Target
+from hastore.pipeline.target import Target, spark_path
 
 COLUMNS = ("key", "value", "headers", "tags")
 _ONE_TASK = {
@@ -57,7 +57,7 @@ def publish(
     for name, value in _ONE_TASK.items():
         spark.conf.set(name, value)
     try:
-        frames = [spark.read.schema(ddl).parquet(str(target.path / name)) for name in names]
+        frames = [spark.read.schema(ddl).parquet(spark_path(target.path / name)) for name in names]
         frame = functools.reduce(DataFrame.unionByName, frames).select(*COLUMNS)
         writer = (
             frame.write.format("hastore")

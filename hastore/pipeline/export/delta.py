@@ -89,9 +89,15 @@ class DeltaTarget(Target):
     def _recover(self) -> None:
         table = self._table()
         done = 0 if table is None else table.transaction_version(APPLICATION) or 0
-        for number in self._numbers():
-            if number > done:
-                self._undo(number)
+        numbers = self._numbers()
+        if numbers and max(numbers) > done + 1:  # only the last commit of a run may not take place
+            raise StoreBrokenError(
+                f"the Delta table {self.path} has the export's commits up to {done}, but commit "
+                f"{max(numbers) - 1} took place: the table was set back to an older version, or "
+                "its _delta_log was removed. Restore it, or export to a new folder"
+            )
+        if numbers and max(numbers) > done:
+            self._undo(max(numbers))
         if done:
             if done not in self._numbers():
                 raise StoreBrokenError(

@@ -25,6 +25,7 @@ from hastore.pipeline.positions import (
     Position,
     Positions,
     check_unchanged,
+    end_positions,
     next_ranges,
     positions_as_json,
     positions_from_json,
@@ -96,14 +97,20 @@ class _Run:
     positions: Positions
     shape: dict[str, Any]  # what never changes for a target: columns, JSON schema, keep_value
     progress: Progress
+    ends: Positions  # of the ranges of the run, with the marks that were there before its tasks
     corrupt: int = 0
+    missing: int = 0  # queue offsets of the ranges without a message
     messages: dict[str, int] = field(default_factory=dict)
     files: int = 0
     bytes: int = 0
     commits: int = 0
 
     def commit(self, backend: Backend, done: Sequence[tuple[Piece, Written]]) -> None:
-        """Commit tasks that follow what is committed. Raises PositionLostError after a cut."""
+        """Commit tasks that follow what is committed. Raises PositionLostError after a cut.
+
+        The end of a queue's range must be what it was before the tasks began. The last record that
+        a task has read is not enough: tasks before it may have read what was cut since.
+        """
         positions = dict(self.positions)
         for piece, written in done:
             for span, mark in zip(piece.ranges, written.marks, strict=True):
@@ -111,7 +118,7 @@ class _Run:
                 # Without a mark all messages of the range are lost: the mark before it is too old.
                 positions[key] = Position(span.end, mark)
         read = {TopicPartition(s.topic, s.partition) for piece, _ in done for s in piece.ranges}
-        check_unchanged(backend, {key: positions[key] for key in read})
+        check_unchanged(backend, {key: self.ends[key] for key in read})
         files = [file for _, written in done for file in written.files]
         state = {"shape": self.shape, "positions": positions_as_json(positions)}
         self.target.commit(state, files)
@@ -128,6 +135,7 @@ class _Run:
         for piece, written in done:
             for span, rows in zip(piece.ranges, written.rows, strict=True):
                 self.messages[span.topic] = self.messages.get(span.topic, 0) + rows
+                self.missing += span.end - span.start - rows
         total = sum(self.messages.values())
         self.progress.keep(f"{total:,} messages were exported to {self.target.path}")
 
@@ -154,15 +162,19 @@ def export(
     with open_backend(
         parsed.path, parsed.bootstrap, fail_on_data_loss=options.fail_on_data_loss
     ) as backend:
-        available = select(parsed.strategy, backend.available(), backend.where)
+        # Before the target is made, for its errors; then again, because another run may have ended
+        # meanwhile, and have exported more than there was.
+        select(parsed.strategy, backend.available(), backend.where)
         shape = _shape(options)
         with _target(target, options.format) as opened:
+            chosen = select(parsed.strategy, backend.available(), backend.where)
+            available = backend.readable(chosen)
             positions = positions_from_json(opened.state.get("positions", {}))
             ranges, lost = next_ranges(
                 backend, available, positions, fail_on_data_loss=options.fail_on_data_loss
             )
             _settle(spark, opened, shape, backend, ranges)
-            run = _Run(opened, positions, shape, progress)
+            run = _Run(opened, positions, shape, progress, end_positions(backend, ranges))
             cores = spark.sparkContext.defaultParallelism
             pieces = plan(backend, ranges, cores, options.file_bytes)
             progress.keep(f"nothing new was exported to {opened.path}")
@@ -174,7 +186,8 @@ def export(
         messages_by_topic=dict(sorted(run.messages.items())),
         files=run.files,
         bytes=run.bytes,
-        lost_messages=sum(one.messages for one in lost),
+        lost_messages=sum(one.messages for one in lost)
+        + (0 if options.fail_on_data_loss else run.missing),
         corrupt_bodies=run.corrupt,
         merged_files=merged[0],
         merged_into=merged[1],

@@ -28,7 +28,6 @@ from pyspark.sql.types import (
     MapType,
     ShortType,
     StringType,
-    StructField,
     StructType,
     TimestampType,
 )
@@ -42,12 +41,13 @@ from hastore.spark.read.backend import Backend
 
 CORRUPT = "_corrupt"
 SAMPLE = 1_000  # bodies of each queue from which a schema is inferred
+_FLOAT_MAX = (2 - 2**-23) * 2.0**127  # of 32 bits
 _RESERVED = {column.value.lower() for column in Column} | {"date", CORRUPT}
 _SIMPLE: dict[type[DataType], Any] = {
     StringType: str,
     BooleanType: bool,
     DoubleType: float,
-    FloatType: float,
+    FloatType: Annotated[float, msgspec.Meta(ge=-_FLOAT_MAX, le=_FLOAT_MAX)],
     DateType: datetime.date,
     TimestampType: datetime.datetime,  # without a time zone it is UTC
     DecimalType: decimal.Decimal,
@@ -113,8 +113,8 @@ class JsonColumns:
         schema = StructType.fromJson(msgspec.json.decode(schema_json))
         self._decoder = msgspec.json.Decoder(_struct(schema, "Body"))
         self._names = [f"f{place}" for place in range(len(schema.fields))]
-        nullable = StructType([StructField(f.name, f.dataType) for f in schema.fields])
-        arrow = to_arrow_schema(nullable, timezone="UTC")
+        # Any name may be missing in a body, so NOT NULL cannot hold, at any depth.
+        arrow = to_arrow_schema(schema.toNullable(), timezone="UTC")
         self.schema: pa.Schema = arrow.append(pa.field(CORRUPT, pa.binary()))
 
     def decode(self, bodies: Sequence[bytes]) -> list[pa.Array]:
@@ -126,7 +126,7 @@ class JsonColumns:
             try:
                 rows.append(decode(body))
                 corrupt.append(None)
-            except (msgspec.DecodeError, UnicodeDecodeError):
+            except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
                 rows.append(None)
                 corrupt.append(body)
         try:
@@ -190,6 +190,15 @@ def _type(kind: DataType, name: str) -> Any:
 
 
 def _struct(schema: StructType, name: str) -> Any:
+    lower = [field.name.lower() for field in schema.fields]
+    twice = [field.name for field in schema.fields if lower.count(field.name.lower()) > 1]
+    if twice:
+        raise UsageError(
+            f"--json-schema: the names {', '.join(map(repr, twice))} differ in case at most, and "
+            "Spark takes them for one column; write a schema in DDL with one of them"
+        )
+    if not schema.fields:
+        raise UsageError(f"--json-schema: column {name!r} is a struct without fields; leave it out")
     fields = [
         (f"f{place}", _type(field.dataType, field.name) | None, None)
         for place, field in enumerate(schema.fields)

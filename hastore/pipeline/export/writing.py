@@ -27,6 +27,8 @@ from hastore.spark.options.partitions import QueueRange
 
 ROW_GROUP_BYTES = 32 * 1024 * 1024  # of Arrow data; a writer holds at most this much
 OPEN_FILES = 8  # of a task; store times that jump back and forth close files early
+_DAYS = range(-719_162, 2_932_897)  # the years 1 to 9999: others are no dates of SQL
+_NO_DATE = "__HIVE_DEFAULT_PARTITION__"  # what Spark writes and reads for null
 _DAY_US = 24 * 3600 * 1_000_000
 # Columns whose values repeat. A dictionary of bodies or keys would only cost time.
 _DICTIONARY = ("partition", "timestampType", "tags", "bornHost", "storeHost", "sysFlag")
@@ -103,7 +105,7 @@ class _Open:
 
     path: Path
     final: str
-    partition: tuple[tuple[str, str], ...]
+    partition: tuple[tuple[str, str | None], ...]
     writer: pq.ParquetWriter
     rows: int = 0
     waiting: list[pa.RecordBatch] = field(default_factory=list)
@@ -196,8 +198,8 @@ class FileSet:
         name = f"part-{self._attempt}-{self._count:04}.parquet"
         self._count += 1
         path = Path(self._layout.target, self._layout.staging, name)
-        date = str(np.datetime64(day, "D"))
-        folder = os.path.join(f"topic={escape(topic)}", f"date={date}")
+        date = str(np.datetime64(day, "D")) if day in _DAYS else None
+        folder = os.path.join(f"topic={escape(topic)}", f"date={date or _NO_DATE}")
         final = name if self._layout.flat else os.path.join(folder, name)
         writer = parquet_writer(path, schema, self._layout.compression)
         return _Open(path, final, (("topic", topic), ("date", date)), writer)

@@ -35,7 +35,8 @@ def by_bucket(messages: DataFrame) -> DataFrame:
             F.sum("size").alias("bytes"),
             F.min("latency").alias("lowest"),
             F.max("latency").alias("highest"),
-            F.sum("latency").alias("total"),
+            # As whole numbers, the sum of some million born times of 0 would be an error.
+            F.sum(F.col("latency").cast("double")).alias("total"),
             F.count_if(F.col("latency") < 0).alias("negative"),
         )
     )

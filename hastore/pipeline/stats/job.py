@@ -107,6 +107,8 @@ def _check(options: StatsOptions) -> None:
     if options.parquet is not None and os.path.exists(options.parquet):
         raise UsageError(f"{options.parquet} exists; give a folder that does not")
     if options.plots is not None:
+        if os.path.exists(options.plots) and not os.path.isdir(options.plots):
+            raise UsageError(f"{options.plots} is a file; give a folder")
         try:
             import matplotlib  # noqa: F401
         except ImportError as missing:

@@ -294,16 +294,21 @@ def _resolve(
     available: Mapping[TopicPartition, OffsetRange],
     offset_by_time: OffsetByTime,
 ) -> dict[TopicPartition, int | None]:
+    def find(key: TopicPartition, timestamp_ms: int) -> int | None:
+        # Messages that arrived since, or are not readable yet, are found too: they are not there.
+        there, found = available[key], offset_by_time(key, timestamp_ms)
+        return None if found is None or found >= there.end else max(found, there.start)
+
     match limit:
         case Bound.EARLIEST:
             return {key: there.start for key, there in available.items()}
         case Bound.LATEST:
             return {key: there.end for key, there in available.items()}
         case GlobalTimestamp(timestamp_ms):
-            return {key: offset_by_time(key, timestamp_ms) for key in available}
+            return {key: find(key, timestamp_ms) for key in available}
         case TimestampsByPartition(timestamps_ms):
             _check_complete(f"{option}ByTimestamp", timestamps_ms, available)
-            return {key: offset_by_time(key, timestamps_ms[key]) for key in available}
+            return {key: find(key, timestamps_ms[key]) for key in available}
         case OffsetsByPartition(offsets):
             _check_complete(option, offsets, available)
             result: dict[TopicPartition, int | None] = {}

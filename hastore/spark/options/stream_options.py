@@ -45,6 +45,11 @@ def parse_stream_options(raw: Mapping[str, str], session_zone: str | None = None
     source = parse_options(raw, session_zone, stream=True)
     if source.mode is Mode.LOG:
         raise UsageError("mode=log is for batch queries: remove it, or use read")
+    if source.push_filters:
+        raise UsageError(
+            "pushFilters is for batch queries: Spark does not tell a stream its filters; remove "
+            "it, or use read"
+        )
     options = spell(raw)
     most = parse_positive(options, "maxOffsetsPerTrigger")
     least = parse_positive(options, "minOffsetsPerTrigger")

@@ -1,6 +1,6 @@
 """The interface between the data source and the places that it reads: a directory or nodes."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Protocol, Self
 
@@ -37,7 +37,16 @@ class Backend(Protocol):
         ...
 
     def available(self) -> dict[TopicPartition, OffsetRange]:
-        """Return every queue with its readable range of offsets at this moment."""
+        """Return every queue with its range of offsets at this moment.
+
+        A range from nodes may end beyond the readable offset: see `readable`.
+        """
+        ...
+
+    def readable(
+        self, queues: Mapping[TopicPartition, OffsetRange]
+    ) -> dict[TopicPartition, OffsetRange]:
+        """Return ranges of `available` without the messages that are not readable yet."""
         ...
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:

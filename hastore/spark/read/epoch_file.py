@@ -4,7 +4,7 @@ import json
 import os
 
 from hastore.errors import StoreBrokenError
-from hastore.ha.rules.history import Standing, check_position
+from hastore.ha.rules.history import FORGOTTEN_EPOCH, Standing, check_position
 from hastore.spark.options.partitions import Stored
 
 Entries = tuple[tuple[int, int], ...]  # (epoch, start offset), both rising
@@ -51,6 +51,8 @@ def valid_end(history: Entries | None, last: Stored | None) -> int | None:
     None: nowhere, all records belong to it as far as `history` says.
     """
     if history is None or last is None or last.epoch is None:
+        return None
+    if last.epoch == FORGOTTEN_EPOCH:  # other nodes may remember it: nothing to compare
         return None
     standing, at = check_position(history, last.offset + 1, last.epoch, last.offset)
     if standing is Standing.LOST:

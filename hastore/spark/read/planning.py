@@ -30,7 +30,7 @@ def plan(
     if options.strategy is None:
         start, end = backend.log_range()
         return list(_plan_log(start, end, options, wanted))
-    chosen = select(options.strategy, backend.available(), backend.where)
+    chosen = backend.readable(select(options.strategy, backend.available(), backend.where))
     ranges = options.limits.resolve(chosen, backend.offset_by_time)
     if wanted != EVERYTHING:
         ranges = prune(ranges, wanted, backend.offset_by_time)

@@ -6,6 +6,7 @@ with the greatest readable offset. During a failover a call waits up to STALL_S 
 
 from collections.abc import Callable, Collection, Mapping
 
+from hastore.client import Consumer
 from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.connections.requester import Answer, Requester, expect
 from hastore.clock import SYSTEM_CLOCK
@@ -15,11 +16,12 @@ from hastore.protocol import api
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import Stored
 from hastore.spark.read.places import Place, Verdict
-from hastore.spark.read.server_reader import ServerBackend
 
 STALL_S = 60.0  # a call gives up after this time without an answer from any node
 ANSWER_S = 2.0  # after this time without an answer another node is asked
 SURVEY_S = 1.0  # between two searches for a master
+RETRY_S = 0.1  # after a refusal, as of a node that cuts its log or stops
+_FINAL = frozenset({"CorruptRecordError", "UsageError", "InternalError"})  # refused again later too
 _BY_NAME_MAX = 8  # of more topics, all are asked for at once
 
 
@@ -65,7 +67,7 @@ class ServerHead:
 
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
-        return ServerBackend(self._bootstrap, True).offset_by_time(partition, timestamp_ms)
+        return offset_by_time(self._bootstrap, partition, timestamp_ms)
 
     def limit_offset(self) -> int | None:
         """Return None: each node enforces its own readable offset."""
@@ -134,25 +136,44 @@ class ServerHead:
         return expect(api.Pulled, reply)
 
     def _ask(self, make: Callable[[int], api.Request]) -> Answer:
-        """Ask the node that answered last, or look for another; waits up to STALL_S."""
+        """Ask the node that answered last, or look for another; waits up to STALL_S.
+
+        Returns the last refusal if nothing better comes in this time.
+        """
         deadline_ms = SYSTEM_CLOCK.monotonic_ms() + STALL_S * 1_000.0
+        refusal: Answer | None = None
         while True:
-            left_s = (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000.0
-            if self._node is None:
-                self._choose(max(left_s, 0.0))
-            requester, node = self._open(), self._node
-            assert node is not None
+            left_s = max(0.0, (deadline_ms - SYSTEM_CLOCK.monotonic_ms()) / 1_000.0)
             try:
-                answer = requester.run(requester.ask(node, make, min(ANSWER_S, max(left_s, 0.0))))
+                answer = self._ask_once(make, left_s)
             except UnreachableError as failure:
-                self._node = None
-                requester.cluster.maps.pop(node, None)
-                if left_s <= 0.0:
-                    raise UnreachableError(
-                        f"no node of {self.where} answered within {STALL_S:g} s: {failure}"
-                    ) from failure
-                continue
-            return answer
+                if left_s > 0.0 and self._node is not None:
+                    self._leave()
+                    continue
+                if refusal is not None:
+                    return refusal
+                raise UnreachableError(
+                    f"no node of {self.where} answered within {STALL_S:g} s: {failure}"
+                ) from failure
+            reply = answer[0]
+            if not isinstance(reply, api.Failed) or reply.status in _FINAL or left_s <= 0.0:
+                return answer
+            refusal = answer
+            self._leave()
+            self._open().transport.sleep(min(left_s, RETRY_S))
+
+    def _ask_once(self, make: Callable[[int], api.Request], left_s: float) -> Answer:
+        if self._node is None:
+            self._choose(left_s)
+        assert self._node is not None
+        requester = self._open()
+        return requester.run(requester.ask(self._node, make, min(ANSWER_S, left_s)))
+
+    def _leave(self) -> None:
+        """Look for a node anew before the next question."""
+        if self._node is not None:
+            self._open().cluster.maps.pop(self._node, None)
+        self._node = None
 
     def _may_survey(self) -> bool:
         return SYSTEM_CLOCK.monotonic_ms() - self._surveyed_ms > SURVEY_S * 1_000.0
@@ -171,3 +192,16 @@ class ServerHead:
         if self._requester is None:
             self._requester = Requester(self._bootstrap, SYSTEM_CLOCK)
         return self._requester
+
+
+def offset_by_time(
+    bootstrap: tuple[str, ...], partition: TopicPartition, timestamp_ms: int
+) -> int | None:
+    """Return the first offset stored at or after the instant; None if all are older."""
+    topic, queue_id = partition
+    with Consumer(topic, bootstrap, queues=[queue_id]) as consumer:
+        consumer.seek_to_latest()
+        end = consumer.position(queue_id).queue_offset
+        consumer.seek_to_time(timestamp_ms)
+        found = consumer.position(queue_id).queue_offset
+    return found if found < end else None

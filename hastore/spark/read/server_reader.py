@@ -6,7 +6,7 @@ own sockets, so that no forked worker inherits one. If a reply is damaged, its r
 another replica.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from hastore.client import Admin, Consumer
+from hastore.client import Admin
 from hastore.client.connections.addresses import parse_bootstrap
 from hastore.client.consumer.range_reader import Chunk, RangeReader
 from hastore.errors import CorruptRecordError, PositionLostError, UnreachableError, UsageError
@@ -25,6 +25,7 @@ from hastore.spark.arrow.record_fields import Ints, RecordFields
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.partitions import LogRange, QueueRange
 from hastore.spark.read.epoch_file import valid_end
+from hastore.spark.read.server_head import ServerHead, offset_by_time
 
 _SIZE = header_struct("size")
 
@@ -72,15 +73,30 @@ class ServerBackend:
             for queue_id, bounds in queues.items()
         }
 
+    def readable(
+        self, queues: Mapping[TopicPartition, OffsetRange]
+    ) -> dict[TopicPartition, OffsetRange]:
+        """Return the ranges up to the readable offset of the node that has the greatest.
+
+        The nodes list the queues of their whole log. In a synchronous group its last messages may
+        not be confirmed yet; a task would wait for them.
+        """
+        head = ServerHead(self._bootstrap)
+        try:
+            ends = {key: span.end for key, span in queues.items() if span.size}
+            found = head.locate(ends, {key: queues[key].start for key in ends})
+        finally:
+            head.close()
+        result = dict(queues)
+        for key in ends:
+            start, place = queues[key].start, found.get(key)
+            end = start if place is None else min(place.next, ends[key])
+            result[key] = OffsetRange(start, max(start, end))
+        return result
+
     def offset_by_time(self, partition: TopicPartition, timestamp_ms: int) -> int | None:
         """Return the first offset stored at or after the instant; None if all are older."""
-        topic, queue_id = partition
-        with Consumer(topic, self._bootstrap, queues=[queue_id]) as consumer:
-            consumer.seek_to_latest()
-            end = consumer.position(queue_id).queue_offset
-            consumer.seek_to_time(timestamp_ms)
-            found = consumer.position(queue_id).queue_offset
-        return found if found < end else None
+        return offset_by_time(self._bootstrap, partition, timestamp_ms)
 
     def log_range(self) -> tuple[int, int]:
         """Raise UsageError: nodes give messages by queue only."""

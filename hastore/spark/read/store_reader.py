@@ -85,6 +85,12 @@ class PathBackend:
             self._check_end(found)
         return found
 
+    def readable(
+        self, queues: Mapping[TopicPartition, OffsetRange]
+    ) -> dict[TopicPartition, OffsetRange]:
+        """Return the ranges: `available` leaves out what is not readable."""
+        return dict(queues)
+
     def _check_end(self, queues: Mapping[TopicPartition, OffsetRange]) -> None:
         """Raise CorruptRecordError if a queue goes on beyond the last whole record of the log.
 

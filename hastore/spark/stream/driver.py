@@ -167,11 +167,13 @@ class StreamDriver:
     def _first_of(
         self, key: TopicPartition, starts: Places, verdicts: Mapping[TopicPartition, Verdict]
     ) -> int:
+        there = self._ends.ranges.get(key)
         if key not in starts:
-            return self._ends.ranges[key].start if key in self._ends.ranges else 0
+            return there.start if there is not None else 0
         if verdicts[key].standing is Standing.LOST:
             return verdicts[key].common.next
-        return starts[key].next
+        # Retention may have removed messages: the batch begins behind them.
+        return max(starts[key].next, there.start if there is not None else 0)
 
     def _begins_late(self) -> bool:
         """Return whether the start depends on the moment at which the query began.

@@ -23,11 +23,13 @@ other threads. `_guard` protects the producers, `_saving` the snapshot. `_saving
 The snapshot, `<root>/hastore/idempotence`, spares a start from reading the whole log:
     magic "HSIW" 4 | version 4 | end offset 8 | producers 4
     each: id length 2, id | floor 8 | count 4 | count x (sequence 8) | count x (offset 8)
-          (the floor is stored as -2 - floor if it is in doubt)
+    each whose floor is in doubt: its number 4, from 0 on
     CRC-32 (of all before) 4
+A node that does not know of doubt reads the producers, and leaves the rest.
 """
 
 import enum
+import itertools
 import struct
 import sys
 import threading
@@ -35,7 +37,6 @@ from array import array
 from bisect import bisect_left
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 from hastore.record.producer import PID_MARK, producer_of
@@ -48,15 +49,20 @@ WINDOW = 1024  # sequence numbers of each producer
 # If there are more producers, the one that wrote least recently becomes idle, or, while its records
 # are not confirmed, once there are twice as many; if there are too many idle ones, the one that
 # became idle first is dropped. So the windows take at most 256 MiB, mostly 128, and the idle ones
-# 64 MiB and what Python needs for their objects, about 0.4 kB each.
+# 64 MiB and what Python needs for their objects, about 0.5 kB each.
 _MAX_PRODUCERS = 4096
 _MAX_IDLE = 61_440
 _MAX_IDLE_NUMBERS = 1 << 22
+# No put waits long while many producers become idle, or for a snapshot, which stops the puts: the
+# parts of nearly all idle producers are ready.
+_IDLE_STEP = 16  # producers that become idle in one call
+_PACKED_NUMBERS = 16
 _SNAPSHOT_STEP_BYTES = 16 << 20  # log bytes between snapshots; a start after a crash rereads them
 _FRAME = CrcFrame(b"HSIW", 1)
 _HEAD = struct.Struct(">qI")
 _PRODUCER = struct.Struct(">qI")
 _LENGTH = struct.Struct(">H")
+_NUMBER = struct.Struct(">I")
 
 
 class Verdict(enum.Enum):
@@ -81,7 +87,7 @@ class Progress(NamedTuple):
 class ProducerWindow:
     """The latest records of one producer in the log's order: `sequences[i]` is at `offsets[i]`."""
 
-    __slots__ = ("doubtful", "floor", "offsets", "sequences", "top")
+    __slots__ = ("doubtful", "floor", "offsets", "packed", "sequences", "top")
 
     def __init__(self) -> None:
         self.sequences = array("q")
@@ -89,6 +95,22 @@ class ProducerWindow:
         self.floor = -1  # the greatest sequence number that has left the window
         self.doubtful = False  # a cut may have removed numbers up to the floor
         self.top = -1  # the greatest sequence number in the log
+        self.packed = b""  # its part of the snapshot, while it is idle
+
+    def parts(self, producer: bytes) -> tuple[bytes, ...]:
+        """Return the producer's part of the snapshot, in parts."""
+        return (
+            _LENGTH.pack(len(producer)),
+            producer,
+            _PRODUCER.pack(self.floor, len(self.sequences)),
+            _big_endian(self.sequences).tobytes(),
+            _big_endian(self.offsets).tobytes(),
+        )
+
+    def pack(self, producer: bytes) -> None:
+        """Keep the producer's part of the snapshot, if it is small, until a number is added."""
+        small = len(self.sequences) <= _PACKED_NUMBERS
+        self.packed = b"".join(self.parts(producer)) if small else b""
 
     def add(self, sequence: int, offset: int) -> None:
         """Add the next record."""
@@ -265,20 +287,24 @@ class DedupWindow:
             known = ProducerWindow()
         else:
             self._idle_numbers -= len(known.sequences)
+            known.packed = b""
         self._keep(producer, known)
         return known
 
     def _keep(self, producer: bytes, known: ProducerWindow) -> None:
         """Add a producer as the most recent; the least recent one may become idle."""
         self._producers[producer] = known
-        while len(self._producers) > _MAX_PRODUCERS:
+        for _ in range(_IDLE_STEP):
+            if len(self._producers) <= _MAX_PRODUCERS:
+                break
             # The record of the second producer begins where that of the first ends, or later.
-            first, second = islice(self._producers.items(), 2)
-            at = max(second[1].offsets, default=0)
+            first, second = itertools.islice(self._producers.items(), 2)
+            at = second[1].offsets[-1] if second[1].offsets else 0
             if at > self._confirmed() and len(self._producers) <= 2 * _MAX_PRODUCERS:
                 break
             del self._producers[first[0]]
             first[1].compact()
+            first[1].pack(first[0])
             self._idle[first[0]] = first[1]
             self._idle_numbers += len(first[1].sequences)
         while len(self._idle) > _MAX_IDLE or self._idle_numbers > _MAX_IDLE_NUMBERS:
@@ -364,9 +390,12 @@ class DedupWindow:
     def _cut(self, log_end: int) -> None:
         for producers in (self._producers, self._idle):
             for producer, known in list(producers.items()):
+                held = len(known.sequences)
                 known.cut(log_end)
                 if not known.sequences and known.floor < 0:
                     del producers[producer]
+                elif known.packed and len(known.sequences) < held:
+                    known.pack(producer)
         self._idle_numbers = sum(len(known.sequences) for known in self._idle.values())
         self.end_offset = min(self.end_offset, log_end)
 
@@ -415,17 +444,18 @@ class DedupWindow:
 
     def _dump(self) -> bytes:
         parts = [_HEAD.pack(self.end_offset, len(self))]
-        for producer, known in (*self._idle.items(), *self._producers.items()):
+        for producer, known in self._idle.items():
+            if known.packed:
+                parts.append(known.packed)
+            else:
+                parts += known.parts(producer)
+        for producer, known in self._producers.items():
             known.trim()
-            parts += (
-                _LENGTH.pack(len(producer)),
-                producer,
-                _PRODUCER.pack(
-                    -2 - known.floor if known.doubtful else known.floor, len(known.sequences)
-                ),
-                _big_endian(known.sequences).tobytes(),
-                _big_endian(known.offsets).tobytes(),
-            )
+            parts += known.parts(producer)
+        everyone = itertools.chain(self._idle.values(), self._producers.values())
+        for number, known in enumerate(everyone):
+            if known.doubtful:
+                parts.append(_NUMBER.pack(number))
         return _FRAME.pack(*parts)
 
     def _restore(self, raw: bytes) -> bool:
@@ -434,14 +464,13 @@ class DedupWindow:
             return False
         end, count = _HEAD.unpack_from(content)
         at = _HEAD.size
+        restored: list[tuple[bytes, ProducerWindow]] = []
         for _ in range(count):
             (length,) = _LENGTH.unpack_from(content, at)
             producer = bytes(content[at + 2 : at + 2 + length])
             at += 2 + length
             known = ProducerWindow()
             known.floor, entries = _PRODUCER.unpack_from(content, at)
-            if known.floor < -1:
-                known.floor, known.doubtful = -2 - known.floor, True
             at += _PRODUCER.size
             for part in (known.sequences, known.offsets):
                 part.frombytes(content[at : at + 8 * entries])
@@ -449,6 +478,12 @@ class DedupWindow:
             known.sequences = _big_endian(known.sequences)
             known.offsets = _big_endian(known.offsets)
             known.top = max(known.floor, max(known.sequences, default=-1))
+            # Only a cut leaves no number, also of a node that does not know of doubt.
+            known.doubtful = not known.sequences
+            restored.append((producer, known))
+        for (number,) in _NUMBER.iter_unpack(content[at:]):
+            restored[number][1].doubtful = True
+        for producer, known in restored:
             self._keep(producer, known)
         self.end_offset = end
         return True

@@ -36,8 +36,11 @@ def known_start(fs: FileSystem, root: str, offset: int, low: int) -> int | None:
 def _queues(fs: FileSystem, root: str) -> Iterator[tuple[str, int]]:
     for kind, unit_bytes in _KINDS:
         for topic in fs.list_dir(f"{root}/{kind}"):
+            if not fs.is_dir(f"{root}/{kind}/{topic}"):  # a desktop's .DS_Store, for example
+                continue
             for queue in fs.list_dir(f"{root}/{kind}/{topic}"):
-                yield f"{root}/{kind}/{topic}/{queue}", unit_bytes
+                if queue.isascii() and queue.isdigit():
+                    yield f"{root}/{kind}/{topic}/{queue}", unit_bytes
 
 
 def _last_start(fs: FileSystem, directory: str, unit_bytes: int, offset: int) -> int:

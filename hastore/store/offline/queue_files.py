@@ -146,6 +146,8 @@ class QueueFiles:
             if names is not None:
                 topics = [topic for topic in topics if topic in names]
             for topic in topics:
+                if not self._fs.is_dir(f"{self._root}/{kind}/{topic}"):
+                    continue
                 for name in self._fs.list_dir(f"{self._root}/{kind}/{topic}"):
                     if name.isascii() and name.isdigit():
                         found = self.queue_range(topic, int(name), low_offset, limit)

@@ -7,6 +7,7 @@ forgotten by the window. HASTORE_REPEAT_SEED replays one run, HASTORE_REPEAT_RUN
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import random
@@ -161,6 +162,45 @@ def test_behind_forgotten_numbers_the_epoch_must_stay(backend: FakeBackend, make
     assert numbers_in(backend) == list(range(200))
 
 
+def test_an_attempt_that_was_overtaken_puts_one_record_first_if_the_epoch_must_stay(
+    backend: FakeBackend, make: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make()
+    sender.begin(0)
+    with monkeypatch.context() as patched:
+        patched.setattr(sender, "_settle", lambda: None)  # all are under way
+        for at in (0, 5, 10):
+            sender.put("t", records_of(range(at, at + 5)), at, 5)
+    backend.store.forgotten = 2
+    admitted: list[tuple[int, int]] = []
+    admit = sender._admit
+
+    def noted(topic: str, payload: bytes, first: int, count: int) -> None:
+        admitted.append((first, count))
+        admit(topic, payload, first, count)
+
+    monkeypatch.setattr(sender, "_admit", noted)
+    sender._overtaken(MessageIllegalError("number 0 is forgotten"))
+    sender.finish()
+    assert admitted == [(3, 1), (4, 1), (5, 5), (10, 5)]
+    assert numbers_in(backend) == list(range(15))
+
+
+def test_a_record_of_another_writer_in_the_same_place_is_no_difference(
+    backend: FakeBackend, make: Any
+) -> None:
+    first = make()
+    first.begin(0)
+    put_all(first, 0, 10, 5)
+    second = make(acks=1)
+    second.begin(0)
+    second.put("t", records_of(range(10)), 0, 10)
+    second._drain()
+    log = backend.store.log  # a failover has cut the rows; others are there now
+    log[:] = log.replace(b"HS_PID\x01p\x02", b"HS_PID\x01q\x02")
+    second.finish()
+
+
 def test_refusals_name_the_records_and_end_the_attempt(backend: FakeBackend, make: Any) -> None:
     sender = make()
     sender.begin(0)
@@ -176,6 +216,36 @@ def test_without_a_master_the_attempt_ends_in_time(backend: FakeBackend, make: A
     backend.writable = False
     with pytest.raises(UnreachableError, match="which rows are stored.*this node is a slave"):
         make(delivery_timeout_s=0.4).begin(0)
+
+
+def test_a_master_that_dies_while_it_is_asked_is_replaced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(repeatable_sender, "ANSWER_S", 0.2)
+    silent, other = FakeBackend(1), FakeBackend(2, writable=False)
+    asked = threading.Event()
+    go_on = threading.Event()
+
+    def say_nothing(producer: bytes) -> Any:
+        other.writable, other.entries = True, [(65_537, 0), (131_074, 0)]
+        asked.set()
+        go_on.wait(30.0)
+
+    silent.store.producer_progress = say_nothing  # type: ignore[method-assign]
+    with contextlib.ExitStack() as stack:
+        for node in (silent, other):
+            server = ApiServer("tcp://127.0.0.1:0", node, ApiConfig(), on_failure=raise_failure)
+            server.start()
+            stack.callback(server.stop)
+            node.endpoint = server.endpoint  # type: ignore[attr-defined]
+        stack.callback(go_on.set)
+        endpoints = tuple(node.endpoint for node in (silent, other))  # type: ignore[attr-defined]
+        sender = RepeatableSender(endpoints, PID, delivery_timeout_s=20.0)
+        stack.callback(sender.close)
+        assert sender.begin(0) == 0 and asked.is_set()
+        put_all(sender, 0, 10, 5)
+    assert numbers_in(other) == list(range(10))
+    assert numbers_in(silent) == []
 
 
 # -- the model

@@ -111,9 +111,7 @@ def test_a_job_reads_and_writes_while_an_executor_is_killed(cluster, store, node
     assert f"copy {expected({0})}" in lines
 
 
-def test_spark_submit_brings_the_wheel_to_executors_that_lack_it(
-    cluster, store, nodes, wheel, tmp_path
-):
+def test_spark_submit_brings_the_wheel_to_executors_that_lack_it(cluster, store, wheel, tmp_path):
     """By `--py-files`, with the wheel as a zip; the executors have only its dependencies."""
     bare = tmp_path / "bare"
     venv.create(bare, symlinks=True)
@@ -123,11 +121,10 @@ def test_spark_submit_brings_the_wheel_to_executors_that_lack_it(
     submit = [SPARK_HOME / "bin" / "spark-submit", *options(cluster), "--py-files", packed]
     driver = start(
         cluster,
-        [*submit, HERE / "count.py", store, nodes],
+        [*submit, HERE / "count.py", store],
         PYSPARK_PYTHON=str(bare / "bin" / "python"),
     )
     lines = finish(*driver)
     assert f"path {MESSAGES}" in lines
-    assert f"hastore.bootstrap.servers {MESSAGES // 4}" in lines
     (found,) = [line for line in lines if line.startswith("from ")]
-    assert all("hastore.zip" in path and "work" in path for path in found.split()[1:])
+    assert all("hastore.zip" in path for path in found.split()[1:])

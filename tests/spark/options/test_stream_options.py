@@ -72,6 +72,13 @@ def test_mode_log_is_for_batch_reads():
         parse_stream_options({"path": "/store", "mode": "log"})
 
 
+def test_filters_are_not_pushed_into_a_stream():
+    with pytest.raises(UsageError, match="pushFilters is for batch queries.*remove it"):
+        parse_stream_options(WHERE | {"pushFilters": "true"})
+    assert not parse_stream_options(WHERE | {"pushFilters": "false"}).source.push_filters
+    assert parse_either(WHERE | {"pushFilters": "true"}).push_filters
+
+
 def test_the_schema_accepts_what_either_kind_of_query_accepts(caplog):
     with caplog.at_level(logging.WARNING):
         parse_either(WHERE | {"startingOffsets": "latest", "maxOffsetsPerTrigger": "5"})

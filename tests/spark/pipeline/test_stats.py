@@ -9,6 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hastore.errors import HastoreError, UsageError
+from hastore.pipeline.stats.aggregates import by_bucket, grouped
 from hastore.pipeline.stats.job import StatsOptions, run_stats
 from hastore.pipeline.where import Where
 from tests.spark.stores import write_store
@@ -79,6 +80,18 @@ def test_figures_parquet_and_plots(spark, tmp_path):
         run_stats(spark, Where(str(store)), options)
 
 
+def test_a_sum_of_latencies_beyond_64_bits_is_no_error(spark):
+    frame = spark.range(2_000).selectExpr(
+        "'t' AS topic",
+        "timestamp_millis(9000000000000000) AS timestamp",
+        "timestamp_millis(-9000000000000000) AS bornTimestamp",
+        "1 AS size",
+    )
+    (row,) = grouped(by_bucket(frame), "topic").collect()
+    assert row["messages"] == 2_000
+    assert math.isclose(row["latency_mean_ms"], 18e15)
+
+
 def test_times_topics_and_wrong_input(spark, tmp_path):
     store = tmp_path / "store"
     records = write_store(store, messages(6, 500))
@@ -94,5 +107,8 @@ def test_times_topics_and_wrong_input(spark, tmp_path):
     with pytest.raises(HastoreError, match="is no store"):
         run_stats(spark, Where(str(tmp_path)), StatsOptions(parquet=str(tmp_path / "minutes")))
     assert not (tmp_path / "minutes").exists()
+    (tmp_path / "file").touch()
+    with pytest.raises(UsageError, match="file is a file; give a folder"):
+        run_stats(spark, Where(str(store)), StatsOptions(plots=str(tmp_path / "file")))
     with pytest.raises(UsageError, match="--sample needs --servers"):
         run_stats(spark, Where(str(store)), StatsOptions(sample_s=2))

@@ -4,14 +4,22 @@ import json
 
 import pytest
 
-from hastore.errors import PositionLostError, StoreBrokenError, UnreachableError
-from hastore.ha.rules.history import Standing
+from hastore.errors import (
+    ClientError,
+    CorruptRecordError,
+    PositionLostError,
+    StoreBrokenError,
+    UnreachableError,
+)
+from hastore.ha.rules.history import FORGOTTEN_EPOCH, Standing
 from hastore.spark.arrow.batch import BatchBuilder
 from hastore.spark.options.offsets import TopicPartition
 from hastore.spark.options.partitions import QueueRange, Stored
+from hastore.spark.options.source_options import parse_options
 from hastore.spark.read import server_head
 from hastore.spark.read.epoch_file import EpochFile, valid_end
 from hastore.spark.read.places import Place
+from hastore.spark.read.planning import plan
 from hastore.spark.read.server_head import ServerHead
 from hastore.spark.read.server_reader import ServerBackend
 from hastore.spark.read.store_head import PathHead
@@ -142,6 +150,7 @@ def test_a_damaged_state_is_named(tmp_path, text):
         (((5, 0), (7, 300)), Stored(7, 900), None),
         (((5, 0), (7, 300)), Stored(6, 900), 0),  # nobody knows where epoch 6 began
         (((5, 0),), Stored(6, 900), None),  # this node does not know of epoch 6 yet
+        (((65_537, 0),), Stored(FORGOTTEN_EPOCH, 100), None),  # this node remembers more epochs
     ],
 )
 def test_where_the_records_of_a_log_end(history, last, end):
@@ -194,6 +203,23 @@ def test_messages_that_are_not_confirmed_are_not_in_a_batch():
         head.close()
 
 
+def test_a_batch_read_is_not_planned_beyond_the_readable_offset():
+    node = FakeBackend()
+    fill(node.store, 40)
+    node.store.confirmed = node.store.units["t", 0][13][0]
+    node.store.queue_range = lambda *key: (0, len(node.store.units[key]))
+    node.store.queue_offset_by_time = lambda *_: 15  # not confirmed
+    options = {"startingTimestamp": "9", "startingOffsetsByTimestampStrategy": "latest"}
+    with serving(node) as bootstrap:
+        given = {"hastore.bootstrap.servers": bootstrap[0], "subscribe": "t"}
+        with ServerBackend(bootstrap, True) as backend:
+            pieces = plan(backend, parse_options(given))
+            assert [(p.partition, p.start, p.end) for p in pieces] == [(0, 0, 13), (1, 0, 13)]
+            assert plan(backend, parse_options({**given, **options})) == []
+            node.store.confirmed = 0
+            assert plan(backend, parse_options(given)) == []
+
+
 def test_nodes_find_a_cut_and_a_task_stops_there():
     node = FakeBackend()
     fill(node.store, 20)
@@ -238,6 +264,38 @@ def test_a_master_that_dies_is_replaced_by_a_slave_and_that_by_the_next_master(m
         fill(slave.store, 2)
         assert head.available()[T0] == (0, 11)
         assert head.token() == (second, 131_074)
+        head.close()
+
+
+def test_a_node_that_refuses_for_a_while_is_asked_again(monkeypatch):
+    monkeypatch.setattr(server_head, "RETRY_S", 0.01)
+    node = FakeBackend()
+    fill(node.store, 10)
+    pull, refused = node.store.pull, []
+
+    def refuse(failure, times):
+        def answer(*args, **more):
+            if len(refused) < times:
+                refused.append(failure)
+                raise failure
+            return pull(*args, **more)
+
+        refused.clear()
+        node.store.pull = answer
+
+    with serving(node) as bootstrap:
+        head = ServerHead(bootstrap)
+        refuse(StoreBrokenError("the log is being cut"), 3)
+        assert head.locate({T0: 5}, {T0: 0})[T0].next == 5
+        assert len(refused) == 3
+        refuse(CorruptRecordError("a record is damaged"), 2)
+        with pytest.raises(ClientError, match="a record is damaged"):
+            head.locate({T0: 5}, {T0: 0})
+        assert len(refused) == 1
+        monkeypatch.setattr(server_head, "STALL_S", 0.2)
+        refuse(StoreBrokenError("the disk is gone"), 10**6)
+        with pytest.raises(ClientError, match="the disk is gone"):
+            head.locate({T0: 5}, {T0: 0})
         head.close()
 
 

@@ -370,6 +370,17 @@ def test_retention_beyond_the_position_is_a_loss(log):
     assert sorted(query.delivered) == [1, 4, 5, 6, 7]
 
 
+def test_a_limit_holds_behind_messages_that_retention_removed():
+    log = FakeLog()
+    log.put(T0, 4)
+    query = Query(log, startingOffsets="earliest", maxOffsetsPerTrigger="4", failOnDataLoss="false")
+    assert query.run() == [[0, 1, 2, 3]]
+    log.put(T0, 26)
+    log.trim(20)
+    assert [len(rows) for rows in query.run()] == [4, 4, 2]
+    assert query.delivered == [*range(4), *range(20, 30)]
+
+
 def test_a_cut_is_reported_or_continued_at_the_common_position(log):
     query = Query(log, startingOffsets="earliest")
     query.run()

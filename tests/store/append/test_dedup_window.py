@@ -1,7 +1,9 @@
 """The deduplication window: retries are answered, not stored, also after restarts and cuts."""
 
 import random
+import struct
 import threading
+import zlib
 from pathlib import Path
 
 import pytest
@@ -236,6 +238,61 @@ def test_progress_after_a_cut_is_exact_or_says_that_it_is_not(tmp_path: Path) ->
         assert each.progress(b"p") == (None, forgotten)
     found.add_runs([(b"p", [later.stop], [10 * later.stop])], 10 * later.stop + 10)
     assert found.progress(b"p") == (later.stop, forgotten)
+
+
+def test_a_node_that_knows_no_doubt_still_refuses_the_numbers_in_doubt(tmp_path: Path) -> None:
+    """After a downgrade the floor is the greatest forgotten number, in doubt or not."""
+    found = window(tmp_path)
+    numbers = [*range(5_000)]
+    found.add_runs([(b"p", numbers, [10 * n for n in numbers])], 50_000)
+    _, forgotten = found.progress(b"p")
+    found.truncate(10_000)
+    found.add_runs([(b"q", [0], [10_000])], 10_010)
+    found.save()
+    raw = (tmp_path / "hastore" / "idempotence").read_bytes()
+    assert raw[:8] == b"HSIW" + (1).to_bytes(4)
+    end, count, length, name, floor, held = struct.unpack_from(">qIH1sqI", raw, 8)
+    assert (end, count, length, name, floor, held) == (10_010, 2, 1, b"p", forgotten, 0)
+    # What that node writes has no list of doubt.
+    old = raw[:-8]
+    (tmp_path / "hastore" / "idempotence").write_bytes(old + struct.pack(">I", zlib.crc32(old)))
+    upgraded = window(tmp_path)
+    assert upgraded.load(10_010, True) == 10_010
+    assert forgotten is not None and upgraded.progress(b"p") == (None, forgotten)
+    upgraded.add_runs([(b"p", [forgotten + 1], [10_010])], 10_020)
+    assert upgraded.progress(b"p") == (None, forgotten)
+    assert upgraded.progress(b"q") == (0, None)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_snapshots_of_idle_producers_are_as_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    """Whatever is kept ready for the snapshot, a restored window says what the window says."""
+    print(f"seed {seed}")
+    chance = random.Random(seed)
+    monkeypatch.setattr("hastore.store.append.dedup_window._MAX_PRODUCERS", 3)
+    monkeypatch.setattr("hastore.store.append.dedup_window._MAX_IDLE", 20)
+    found = window(tmp_path)
+    names = [b"p%d" % number for number in range(20)]
+    for _ in range(300):
+        name, end = chance.choice(names), found.end_offset
+        if chance.random() < 0.05:
+            found.truncate(max(0, end - chance.randrange(400)))
+            continue
+        first = found.top(name) + 1 + (chance.random() < 0.2)  # a gap at times
+        count = chance.choice((1, 2, 30))
+        places = range(end, end + 10 * count, 10)
+        found.add_runs([(name, range(first, first + count), places)], end + 10 * count)
+        if chance.random() < 0.1:
+            found.save()
+            restored = window(tmp_path)
+            assert restored.load(found.end_offset, True) == found.end_offset
+            for each in names:
+                assert restored.progress(each) == found.progress(each)
+                assert restored.top(each) == found.top(each)
+                for number in range(found.top(each) + 2):
+                    assert restored.find(each, number) == found.find(each, number)
 
 
 def test_a_producer_does_not_become_idle_before_its_records_are_confirmed(

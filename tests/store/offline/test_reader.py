@@ -8,6 +8,7 @@ import pytest
 
 from hastore.errors import CorruptRecordError, StoreError, UsageError
 from hastore.record.codec import encode_record
+from hastore.store.derived.queues.consume_queue import ConsumeQueueTable
 from hastore.store.fs.filesystem import REAL
 from hastore.store.offline.reader import StoreReader
 from hastore.store.state.limits import Limits, LimitsPage
@@ -225,3 +226,19 @@ def test_no_store(tmp_path: Path) -> None:
     with StoreReader(str(tmp_path)) as reader:
         assert (reader.min_offset, reader.limit_offset, list(reader.records())) == (0, 0, [])
         assert reader.topics() == {} and struct.calcsize(">q") == 8
+
+
+def test_stray_files_beside_the_queues_are_left_alone(tmp_path: Path) -> None:
+    """A desktop or an archiver leaves such files; RocketMQ does not mind them either."""
+    root = tmp_path / "s"
+    shutil.copytree(GOLDEN / "three-files", root)
+    with StoreReader(str(root)) as reader:
+        expected = reader.limit_offset, reader.topics()
+    (root / "consumequeue" / ".DS_Store").write_bytes(b"x")
+    (root / "consumequeue" / "TopicA" / ".DS_Store").write_bytes(b"x")
+    with StoreReader(str(root)) as reader:
+        assert (reader.limit_offset, reader.topics()) == expected
+        assert reader.record_start_at(expected[0]) == expected[0]
+    queues = ConsumeQueueTable(REAL, str(root), units_per_file=300_000)
+    assert queues.load(expected[0], True) == expected[0]
+    queues.close()

@@ -153,6 +153,67 @@ def test_other_sizes_rebuild_and_keep_the_queue_end(tmp_path: Path) -> None:
     assert derived.queues.topics() == {"Topic": {0: (0, 200), 1: (0, 200)}}
 
 
+@pytest.mark.parametrize("end", ["kill in the first batch", "power loss"])
+def test_a_start_that_finds_nothing_and_ends_early_leaves_the_rest_to_the_next(
+    tmp_path: Path, end: str
+) -> None:
+    """What replay's file says of the lost queues must not count for those that are half built."""
+    log = MemoryLog()
+    fill(log, 900, keys=2)
+    derived = Derived.over(tmp_path / "a", log)
+    derived.build.replay()
+    derived.build.flush()
+    derived.build.close()
+    shutil.rmtree(tmp_path / "a" / "consumequeue")
+    shutil.rmtree(tmp_path / "a" / "index")
+    whole, log.max_offset = log.max_offset, log.max_offset // 2
+    if end == "power loss":  # all that was written by then happens to be on the disk
+        derived = Derived.over(tmp_path / "a", log)
+        derived.build.replay()
+        derived.build.close()
+    else:
+        log.max_offset = whole
+        derived = Derived.over(tmp_path / "a", log)
+        log.max_offset = whole // 2
+        with log.view(0, log.max_offset) as view:
+            batch = derived.build._walk(view, 0, log.file_size).batch
+        derived.queues.dispatch(batch)
+        derived.index.dispatch(batch)
+        derived.build.close()
+    log.max_offset = whole
+    boot = OTHER_BOOT if end == "power loss" else BOOT
+    derived = Derived.over(tmp_path / "a", log, boot_id=boot)
+    derived.build.replay()
+    assert_as_rebuilt(derived, log, tmp_path / "b")
+
+
+@pytest.mark.parametrize("kept", [1, 2, 3])
+def test_a_kill_while_a_damaged_index_is_removed(tmp_path: Path, kept: int) -> None:
+    log = MemoryLog()
+    fill(log, 700, keys=2)
+    derived = Derived.over(tmp_path / "a", log)
+    derived.build.replay()
+    derived.build.close()
+    files = sorted((tmp_path / "a" / "index").iterdir())
+    assert len(files) == 4
+    files[-1].write_bytes(bytes(10))
+
+    class Killed(BaseException):
+        pass
+
+    class DyingSystem(RealFileSystem):
+        def remove(self, path: str) -> None:
+            if len(list((tmp_path / "a" / "index").iterdir())) == kept:
+                raise Killed
+            super().remove(path)
+
+    with pytest.raises(Killed):
+        Derived.over(tmp_path / "a", log, fs=DyingSystem())
+    derived = Derived.over(tmp_path / "a", log)
+    derived.build.replay()
+    assert_as_rebuilt(derived, log, tmp_path / "b")
+
+
 def test_queue_end_outlives_its_records(tmp_path: Path) -> None:
     """After retention removed every record of a queue, its next queue offset is still known."""
     log = MemoryLog()
@@ -329,6 +390,37 @@ def test_a_record_larger_than_a_view(tmp_path: Path) -> None:
     assert derived.build.replay() == log.max_offset
     assert derived.queues.queue_range("Topic", 0) == (0, 4)
     assert REAL.exists(f"{tmp_path}/a/hastore/replay") and BOOT != OTHER_BOOT
+
+
+def test_lost_queues_beside_those_of_inner_batches_are_built_anew(tmp_path: Path) -> None:
+    log = MemoryLog()
+    fill(log, 50)
+    inner = b"INNER_NUM\x013\x02INNER_BASE\x010\x02"
+    log.append(topic="Batches", sys_flag=0x80, store_timestamp_ms=1, properties=inner)
+    derived = Derived.over(tmp_path, log)
+    derived.build.replay()
+    derived.build.flush()
+    derived.build.close()
+    expected = derived.files()
+    shutil.rmtree(tmp_path / "consumequeue")
+    derived = Derived.over(tmp_path, log)
+    assert derived.build.dispatched_offset == 0
+    derived.build.replay()
+    assert derived.files() == expected
+    derived.build.close()
+
+
+def test_a_store_of_inner_batches_alone_is_not_built_anew_at_each_start(tmp_path: Path) -> None:
+    log = MemoryLog()
+    inner = b"INNER_NUM\x013\x02INNER_BASE\x010\x02"
+    log.append(topic="Batches", sys_flag=0x80, store_timestamp_ms=1, properties=inner)
+    derived = Derived.over(tmp_path, log)
+    derived.build.replay()
+    derived.build.flush()
+    derived.build.close()
+    derived = Derived.over(tmp_path, log)
+    assert derived.build.dispatched_offset == log.max_offset
+    derived.build.close()
 
 
 @pytest.mark.parametrize("lost", ["consumequeue", "index"])

@@ -195,9 +195,12 @@ class KeyIndex:
             for name in self._fs.list_dir(self._directory)
             if len(name) == _NAME_DIGITS and name.isdigit()
         ]
-        if not self._files or not all(file.read_header() for file in self._files):
-            while self._files:
-                self._remove_last()
+        invalid = [file for file in self._files if not file.read_header()]
+        if not self._files or invalid:
+            # The invalid ones go last: after a kill in between, the next start must find them.
+            for file in [*(file for file in self._files if file not in invalid), *invalid]:
+                self._discard(file)
+            self._files = []
             return 0
         while self._files and self._files[-1].header.count == 0:
             self._remove_last()  # created, but never written

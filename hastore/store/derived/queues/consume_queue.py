@@ -409,8 +409,9 @@ class ConsumeQueueTable:
         """Open all queues and cut them to `offset`.
 
         If `synced` is false, a power loss may have left holes, so units are read one by one.
-        Returns 0 if there is no queue at all: the folder was lost or removed, and without the next
-        queue offsets the node would give queue offsets to new records that old ones have already.
+        Returns 0 if there is no queue at all, or no folder of the usual queues: it was lost or
+        removed, and without the next queue offsets the node would give queue offsets to new records
+        that old ones have already.
         """
         self.reset()
         for topic, queue_id, directory in self._directories("consumequeue"):
@@ -423,7 +424,10 @@ class ConsumeQueueTable:
             batches = BatchConsumeQueue(self._cache, directory, self._units)
             batches.load(offset)
             self._batch_queues[topic, queue_id] = batches
-        return offset if self._queues or self._batch_queues else 0
+        if self._queues:
+            return offset
+        has_folder = self._fs.is_dir(f"{self._root}/consumequeue")
+        return offset if self._batch_queues and has_folder else 0
 
     def truncate(self, log_end: int) -> None:
         """Cut all queues to a log that ends at `log_end`."""
@@ -445,6 +449,8 @@ class ConsumeQueueTable:
     def flush(self) -> None:
         """Sync all files written since the last flush; raises OSError, SyncFailedError."""
         timestamp_ms = self.dispatched_timestamp_ms
+        if self._batch_queues and not self._queues:
+            self._fs.make_dirs(f"{self._root}/consumequeue")  # `load` takes it for lost without
         self._cache.flush()
         self.flushed_timestamp_ms = timestamp_ms
 
@@ -465,6 +471,8 @@ class ConsumeQueueTable:
     def _directories(self, kind: str) -> list[tuple[str, int, str]]:
         found = []
         for topic in self._fs.list_dir(f"{self._root}/{kind}"):
+            if not self._fs.is_dir(f"{self._root}/{kind}/{topic}"):
+                continue
             for name in self._fs.list_dir(f"{self._root}/{kind}/{topic}"):
                 if name.isascii() and name.isdigit() and str(int(name)) == name:
                     found.append((topic, int(name), f"{self._root}/{kind}/{topic}/{name}"))

@@ -1,0 +1,136 @@
+"""What an export commits while its log changes, without Spark: tasks run in this process."""
+
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import deltalake
+import pyarrow.parquet as pq
+import pytest
+
+from hastore.errors import PositionLostError, StoreBrokenError, UsageError
+from hastore.pipeline.compact.job import compact
+from hastore.pipeline.export import job
+from hastore.pipeline.export.job import ExportOptions, export
+from hastore.pipeline.where import Where
+from tests.spark.stores import numbered, write_store
+
+SPARK = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=1))
+SMALL = 1_000  # bytes of a task: some records
+
+
+def run_here(monkeypatch, after=lambda number: None):
+    """Run tasks in this process; call `after` with the number of tasks that have ended."""
+
+    def run_tasks(spark, name, function, tasks):
+        for number, task in enumerate(tasks, 1):
+            yield task, function(task)
+            after(number)
+
+    monkeypatch.setattr(job, "run_tasks", run_tasks)
+
+
+def overwrite(store, messages):
+    """Change a store's files in place, as a node does, whose files a reader has mapped."""
+    new = store.with_name("new")
+    write_store(new, messages)
+    for file in new.rglob("*"):
+        if file.is_file():
+            with open(store / file.relative_to(new), "r+b") as old:
+                old.write(file.read_bytes())
+    shutil.rmtree(new)
+
+
+def values(target):
+    tables = [pq.read_table(file, columns=["value"]) for file in Path(target).rglob("part-*")]
+    return sorted(value for table in tables for value in table["value"].to_pylist())
+
+
+def bodies(messages):
+    return sorted(fields["body"] for _, _, fields in messages)
+
+
+def test_a_log_that_is_cut_and_grows_again_between_two_tasks_is_not_mixed(tmp_path, monkeypatch):
+    store, target = tmp_path / "store", tmp_path / "target"
+    messages = numbered(40)
+    write_store(store, messages)
+    others = [(topic, queue, {**f, "body": f["body"][::-1]}) for topic, queue, f in messages]
+    tasks = []
+
+    def cut(number):
+        tasks.append(number)
+        if number == 1:
+            overwrite(store, [messages[0], *others[1:]])
+
+    run_here(monkeypatch, cut)
+    where = Where(str(store), topics=("t",))
+    with pytest.raises(PositionLostError, match="was cut by a failover while it was read"):
+        export(SPARK, where, str(target), ExportOptions(file_bytes=SMALL))
+    assert len(tasks) > 2
+    assert values(target) == []
+    export(SPARK, where, str(target), ExportOptions(file_bytes=SMALL))
+    assert values(target) == bodies([messages[0], *others[1:]])
+
+
+def test_messages_that_are_removed_during_the_run_are_counted(tmp_path, monkeypatch):
+    store, target = tmp_path / "store", tmp_path / "target"
+    messages = numbered(100)
+    placed = write_store(store, messages, file_size=2048)
+    first, second, *_ = sorted((store / "commitlog").iterdir())
+    gone = sum(record.physical_offset < 4096 for record in placed)
+
+    def remove(number):
+        if number == 1:
+            first.unlink()
+            second.unlink()
+
+    run_here(monkeypatch, remove)
+    options = ExportOptions(file_bytes=SMALL, fail_on_data_loss=False)
+    summary = export(SPARK, Where(str(store), topics=("t",)), str(target), options)
+    assert summary.messages + summary.lost_messages == 100
+    assert 0 < summary.lost_messages < gone
+    assert len(values(target)) == summary.messages
+
+
+def test_a_run_that_ended_a_moment_ago_may_have_exported_more_than_there_was(tmp_path, monkeypatch):
+    store, target = tmp_path / "store", tmp_path / "target"
+    messages = numbered(40)
+    write_store(store, messages[:20])
+    where = Where(str(store), topics=("t",))
+    run_here(monkeypatch)
+    open_target = job._target
+
+    def after_another_run(*args):
+        monkeypatch.setattr(job, "_target", open_target)
+        overwrite(store, messages)
+        assert export(SPARK, where, str(target)).messages == 40
+        return open_target(*args)
+
+    monkeypatch.setattr(job, "_target", after_another_run)
+    assert export(SPARK, where, str(target)).messages == 0
+    assert values(target) == bodies(messages)
+
+
+def test_a_delta_table_that_was_set_back_is_refused_and_keeps_its_files(tmp_path, monkeypatch):
+    store, target = tmp_path / "store", tmp_path / "target"
+    messages = numbered(30)
+    run_here(monkeypatch)
+    where = Where(str(store), topics=("t",))
+    for count in (10, 20, 30):
+        shutil.rmtree(store, ignore_errors=True)
+        write_store(store, messages[:count])
+        export(SPARK, where, str(target), ExportOptions(format="delta"))
+    assert deltalake.DeltaTable(str(target)).version() == 2
+    before = values(target)
+    assert before == bodies(messages)
+    shutil.rmtree(target / "_delta_log")
+    with pytest.raises(StoreBrokenError, match="_delta_log was removed"):
+        export(SPARK, where, str(target), ExportOptions(format="delta"))
+    assert values(target) == before
+
+
+def test_compact_takes_no_list_of_topics(tmp_path):
+    write_store(tmp_path / "store", numbered(3, topic="a") + numbered(3, topic="b"))
+    with pytest.raises(UsageError, match="compact takes one topic"):
+        compact(SPARK, Where(str(tmp_path / "store"), topics=("a,b",)), str(tmp_path / "t"))
+    assert not (tmp_path / "t").exists()
