@@ -93,7 +93,9 @@ def environment(wheel, tmp_path_factory):
     require_java()
     folder = tmp_path_factory.mktemp("venv")
     venv.create(folder, symlinks=True)
-    pip(folder / "bin" / "python", "install", "--no-deps", "--no-index", str(wheel))
+    # --ignore-installed, because this pip also sees the hastore of its own environment.
+    options = ("--ignore-installed", "--no-deps", "--no-index")
+    pip(folder / "bin" / "python", "install", *options, str(wheel))
     # Its dependencies; the .pth files in that folder, as that of an editable hastore, do not count.
     site = Path(sysconfig.get_path("purelib", vars={"base": folder, "platbase": folder}))
     (site / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")

@@ -174,7 +174,7 @@ def test_a_wrong_option_is_reported_by_load(spark, options, text):
         # Only now it is known that this is not a stream.
         (THREE_FILES, {"subscribe": "TopicA", "startingOffsets": "latest"}, "can't be latest for"),
         (THREE_FILES, {"assign": '{"TopicA":[9]}'}, "has no partition 9"),
-        ("/nonexistent", {"subscribe": "a"}, "is no store"),
+        ("/nonexistent", {"subscribe": "a"}, "there is no directory /nonexistent"),
         (
             THREE_FILES,
             {"assign": '{"TopicA":[0]}', "startingOffsets": '{"TopicA":{"0":101}}'},
