@@ -50,7 +50,7 @@ def test_the_targets_of_links_exist():
 def test_python_compiles():
     blocks = re.findall(r"```python\n(.*?)```", TEXT, re.S)
     blocks += re.findall(r"<<'END'\n(.*?)END\n", TEXT, re.S)
-    assert len(blocks) == 3
+    assert len(blocks) == 4
     for block in blocks:
         compile(block, "README.md", "exec")
 
