@@ -12,6 +12,7 @@ Kinds of a kill, all by SIGKILL:
     node        the node; it is started again
 """
 
+import contextlib
 import json
 import os
 import pathlib
@@ -37,11 +38,11 @@ KINDS = ("query", "planner", "worker", "node", "query")
 TOPIC = "flights"
 START_S = 300.0  # of a JVM on a busy machine
 SETTLE_S = 300.0
-MARKS = {"planner": "python_streaming_source_runner", "worker": "pyspark.daemon"}
+MARKS = {"planner": "python_streaming_source_runner", "worker": "pyspark.daemon pyspark.worker"}
 
 
 class Job:
-    """The process of the query, in a process group of its own."""
+    """The process of the query, in a session of its own."""
 
     def __init__(self, folder, number):
         self.out = folder / f"job{number}.out"
@@ -75,23 +76,30 @@ class Job:
         """Kill the driver, the JVM and all workers."""
         if self.process.stdin is not None:
             self.process.stdin.close()
-        try:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # all have ended
+        wait_until(self.kill_members, 60, "the session's processes do not end")
         self.process.wait()
-        wait_until(lambda: not self.members(), 60, "the group's processes do not end")
+
+    def kill_members(self):
+        """Kill the living processes of the session; return whether there were none."""
+        members = self.members()
+        for pid in members:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        return not members
 
     def members(self, mark=""):
-        """Return the living processes of the group whose command contains `mark`."""
+        """Return the living processes of the session whose command contains `mark`.
+
+        Spark's Python daemons make process groups of their own.
+        """
         found = []
         for path in pathlib.Path("/proc").glob("[0-9]*"):
             try:
-                state, _, group = (path / "stat").read_text().rpartition(")")[2].split()[:3]
+                state, _, _, session = (path / "stat").read_text().rpartition(")")[2].split()[:4]
                 command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode()
             except OSError:
                 continue
-            if int(group) == self.process.pid and state != "Z" and mark in command:
+            if int(session) == self.process.pid and state != "Z" and mark in command:
                 found.append(int(path.name))
         return found
 
