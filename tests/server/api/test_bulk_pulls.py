@@ -75,8 +75,17 @@ def test_a_put_waits_for_one_bulk_pull_at_most(
     client.send(bulk(3, 3))
     client.send(api.Put(4, 1), record())
     (connection,) = server._connections.all()
-    until(lambda: record() in connection.sock.recv(65536, socket.MSG_PEEK))
-    go_on.set()
+
+    def waiting() -> bytes:
+        try:
+            return connection.sock.recv(65536, socket.MSG_PEEK)
+        except BlockingIOError:  # nothing has arrived yet
+            return b""
+
+    try:
+        until(lambda: record() in waiting())
+    finally:
+        go_on.set()
     replies = [client.receive()[0].rid for _ in range(4)]
     assert done == ["pull 1", "put", "pull 2", "pull 3"]
     assert replies == [1, 4, 2, 3]
