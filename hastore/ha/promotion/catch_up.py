@@ -103,23 +103,30 @@ def _compare(
 ) -> None:
     """Compare the bytes that no epoch vouches for, before anything is cut or copied.
 
-    This asks for a COPY of zero bytes and sends the digest with it. Raises PromotionRefused, final,
-    when the bytes differ.
+    This asks for a COPY of zero bytes and sends the digest with it. Raises PromotionRefused when the
+    source refuses: final when the bytes differ, not final when retention has changed the range of
+    either log meanwhile.
     """
     digest = digest_fields(member, history, source_min, end)
     if digest:
         at = digest["digest_to"]
         hello = member.hello(Purpose.COPY, copy_from=at, copy_to=at, **digest)
-        _ask(member, hello, node, address, final=True).close()
+        _ask(member, hello, node, address, final_from=source_min).close()
 
 
-def _ask(member: Member, hello: Hello, node: int, address: str, *, final: bool) -> Call:
-    """Ask for a copy. Raises PromotionRefused, with this `final`, when the source refuses."""
+def _ask(
+    member: Member, hello: Hello, node: int, address: str, *, final_from: int | None = None
+) -> Call:
+    """Ask for a copy. Raises PromotionRefused when the source refuses.
+
+    The refusal is final when the digest was sent and the source's log still begins at `final_from`.
+    """
     opened = call(address, hello, member.secret, member.clock, member.config.ha.hello_timeout_ms)
     try:
         check_peer(member, opened.hello, node, address)
         if isinstance(opened.answer, Refused):
             reason = f"node {node} refuses the copy: {opened.answer.reason}"
+            final = bool(hello.digest) and opened.hello.min_offset == final_from
             raise PromotionRefused(reason, final=final)
         if not isinstance(opened.answer, CopyFrom):
             raise ProtocolError(f"node {node} answered a COPY with {opened.answer!r}")
@@ -147,7 +154,7 @@ def _copy(
         expect_end=end,
         **digest_fields(member, history, source_min, end),
     )
-    opened = _ask(member, hello, node, address, final=False)
+    opened = _ask(member, hello, node, address)
     try:
         opened.sock.settimeout(member.config.ha.housekeeping_interval_ms / 1000)
         _receive(member, receiver, opened, end, on_progress)

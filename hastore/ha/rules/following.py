@@ -144,14 +144,22 @@ def digest_due(
 
 
 def digest_problem(hello: Hello, due: tuple[int, int] | None, own: bytes) -> str | None:
-    """Return why the bytes in the range `due` do not match; None if they match or `due` is None.
+    """Return why the caller may not go on; None if the bytes match or need not be compared.
 
-    `own` is the digest of this node's bytes in the range that the caller named.
+    `due` is the range to compare as this node sees it now, `own` the digest of this node's bytes in
+    the range that the caller named. Retention may remove bytes of either log after the caller chose
+    its range. Bytes that cannot be compared any more do not count as equal.
     """
-    if due is None:
+    if due is None and not hello.digest_to:
         return None
+    named = (hello.digest_from, hello.digest_to)
+    if due is None or (named == due and not own):
+        return (
+            f"retention has removed bytes of a RocketMQ master in [{named[0]}, {named[1]}), which "
+            f"node {hello.node} wanted to compare; it will try again"
+        )
     start, end = due
-    if not hello.digest or (hello.digest_from, hello.digest_to) != due:
+    if not hello.digest or named != due:
         return (
             f"both logs hold bytes [{start}, {end}) of a RocketMQ master, and node {hello.node} "
             "did not send their digest; it will try again"

@@ -120,6 +120,16 @@ def test_a_log_that_cannot_be_compared_any_more_is_not_continued():
     assert answer_follow(view, make_hello(**fields, min_offset=400)) == StreamFrom(400)
 
 
+def test_bytes_that_retention_took_before_the_comparison_do_not_count_as_equal():
+    """The slave named the range when the master still had it; it looks again and names another."""
+    said = {"digest_from": 0, "digest_to": 400, "digest": b"d" * 32}
+    fields = {"promised_epoch": E1, "history": (ZERO,), "max_offset": 400, "confirmed_offset": 0}
+    for start in (200, 400):
+        view = MasterView(E1, E1, (ZERO, ONE), start, 900, 1 << 30)
+        refused = answer_follow(view, make_hello(**fields, **said))
+        assert isinstance(refused, Refused) and "try again" in refused.reason
+
+
 def classic(node, *bodies):
     """Give a node the bytes that a RocketMQ master would have sent."""
     at = node.store.max_offset
