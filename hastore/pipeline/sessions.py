@@ -2,16 +2,15 @@
 
 import os
 import signal
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import FrameType
 
 from pyspark.sql import SparkSession
 
+from hastore.spark.interrupts import uninterrupted
 from hastore.spark.registering import register
-from hastore.spark.session import end_session, local_session
+from hastore.spark.session import end_jvm, end_session, local_session
 
 
 @contextmanager
@@ -27,12 +26,14 @@ def own_session(
     try:
         spark = local_session(app_name, master=master, memory=memory, settings=settings)
     except BaseException:
-        _end(_children() - children)  # a JVM that has not connected yet
+        with uninterrupted():
+            end_jvm()
+            _end(_children() - children)  # a JVM that has not connected yet
         raise
     try:
         yield spark
     finally:
-        with _uninterrupted():
+        with uninterrupted():
             end_session(spark)
 
 
@@ -44,7 +45,7 @@ def submitted_session(app_name: str) -> Iterator[SparkSession]:
         register(spark)
         yield spark
     finally:
-        with _uninterrupted():
+        with uninterrupted():
             spark.stop()
 
 
@@ -58,20 +59,3 @@ def _end(pids: set[int]) -> None:
     for pid in pids:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
-
-
-@contextmanager
-def _uninterrupted() -> Iterator[None]:
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def ignore(number: int, frame: FrameType | None) -> None:
-        """Do nothing; unlike SIG_IGN, child processes do not inherit it."""
-
-    before = {one: signal.signal(one, ignore) for one in (signal.SIGINT, signal.SIGTERM)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

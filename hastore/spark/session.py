@@ -14,6 +14,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from hastore.errors import HastoreError
+from hastore.spark.interrupts import interrupted_later
 from hastore.spark.java_runtime import find_java, java_home_for_spark
 from hastore.spark.registering import import_folder, put_first, register
 
@@ -56,8 +57,10 @@ def local_session(
         _start(conf, quiet=quiet)
     else:
         SparkContext(conf=conf)
-    session = SparkSession.builder.config(conf=conf).getOrCreate()
-    register(session)
+    # From here on pyspark's own handler of SIGINT calls the JVM. A call within a call fails.
+    with interrupted_later():
+        session = SparkSession.builder.config(conf=conf).getOrCreate()
+        register(session)
     return session
 
 
@@ -68,6 +71,14 @@ def end_session(spark: SparkSession) -> None:
     starts another JVM.
     """
     spark.stop()
+    end_jvm()
+
+
+def end_jvm() -> None:
+    """Stop this process's Spark context, if there is one, and its JVM; as `end_session`."""
+    context = SparkContext._active_spark_context
+    if context is not None:
+        context.stop()
     gateway, SparkContext._gateway, SparkContext._jvm = SparkContext._gateway, None, None
     if gateway is None:
         return

@@ -121,10 +121,13 @@ def run_job(
                 stopped.listen()  # again: pyspark has set a handler of its own for SIGINT
                 summary = job(spark, screen)
     except BaseException as error:
-        if stopped.number is None:
+        number = stopped.number
+        if number is None and isinstance(error, KeyboardInterrupt):
+            number = signal.SIGINT  # pyspark's handler had it, while the session was made
+        if number is None:
             raise
         print_note(f"stopped: {screen.kept}; run the same command again to continue")
-        raise click.exceptions.Exit(128 + stopped.number) from error
+        raise click.exceptions.Exit(128 + number) from error
     if as_json:
         print_json(asdict(summary))
     else:

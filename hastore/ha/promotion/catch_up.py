@@ -103,9 +103,9 @@ def _compare(
 ) -> None:
     """Compare the bytes that no epoch vouches for, before anything is cut or copied.
 
-    This asks for a COPY of zero bytes and sends the digest with it. Raises PromotionRefused when the
-    source refuses: final when the bytes differ, not final when retention has changed the range of
-    either log meanwhile.
+    This asks for a COPY of zero bytes and sends the digest with it. Raises PromotionRefused when
+    the source refuses: final when the bytes differ, not final when retention has changed the range
+    of either log meanwhile.
     """
     digest = digest_fields(member, history, source_min, end)
     if digest:

@@ -33,6 +33,7 @@ from hastore.pipeline.progress import NoProgress, Progress
 from hastore.pipeline.running import run_action
 from hastore.pipeline.target import Target, escape, spark_path
 from hastore.pipeline.where import Where, open_backend
+from hastore.spark.interrupts import interrupted_later
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import Subscribe
 from hastore.spark.read.backend import Backend
@@ -218,7 +219,9 @@ def _rewrite(
         "positions": positions_as_json(positions | ends),
         **counts,
     }
-    target.commit(state, [*files, *changes], removed=sorted(before))
+    with interrupted_later():  # what is committed is said
+        target.commit(state, [*files, *changes], removed=sorted(before))
+        progress.keep(f"{target.path} is up to date")
 
 
 def _messages(

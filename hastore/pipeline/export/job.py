@@ -35,6 +35,7 @@ from hastore.pipeline.running import run_tasks
 from hastore.pipeline.target import StagedFile, Target
 from hastore.pipeline.where import Where, open_backend
 from hastore.spark.arrow.schema import KAFKA_COLUMNS, METADATA_COLUMNS, Column
+from hastore.spark.interrupts import interrupted_later
 from hastore.spark.options.offsets import OffsetRange, TopicPartition
 from hastore.spark.options.source_options import SourceOptions
 from hastore.spark.read.backend import Backend
@@ -121,8 +122,9 @@ class _Run:
         check_unchanged(backend, {key: self.ends[key] for key in read})
         files = [file for _, written in done for file in written.files]
         state = {"shape": self.shape, "positions": positions_as_json(positions)}
-        self.target.commit(state, files)
-        self._count(positions, done, files)
+        with interrupted_later():  # what is committed is counted
+            self.target.commit(state, files)
+            self._count(positions, done, files)
 
     def _count(
         self, positions: Positions, done: Sequence[tuple[Piece, Written]], files: list[StagedFile]

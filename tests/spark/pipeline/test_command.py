@@ -82,6 +82,29 @@ def test_ctrl_c_stops_the_job_at_once_and_the_next_run_continues(store, tmp_path
     assert offsets(tmp_path / "out") == ALL
 
 
+def test_ctrl_c_while_the_session_is_made_leaves_one_line_and_no_process(store, tmp_path):
+    """The signal comes when Spark's context is there, with pyspark's own handler of SIGINT."""
+    program = (
+        "import os, signal, sys\n"
+        "from hastore.cli.main import main\n"
+        "import hastore.spark.session as session\n"
+        "register = session.register\n"
+        "def stopped(spark):\n"
+        "    print(*open(f'/proc/self/task/{os.getpid()}/children').read().split(), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGINT)\n"
+        "    register(spark)\n"
+        "session.register = stopped\n"
+        "main()\n"
+    )
+    arguments = ["--path", store, "--topic", "t", "--target", tmp_path / "out"]
+    job = start(arguments, (sys.executable, "-c", program, "pipeline", "export"))
+    out, err = job.communicate(timeout=300)
+    assert job.returncode == 130, err
+    lines = [line for line in err.splitlines() if not line.startswith("export: ")]
+    assert len(lines) == 1 and lines[0].startswith("stopped: "), err
+    wait_until_gone(set(map(int, out.split())))
+
+
 def test_spark_submit_runs_the_same_job_in_its_session(store, tmp_path):
     from hastore.spark.java_runtime import find_java, java_home_for_spark
 
