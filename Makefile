@@ -7,7 +7,7 @@
 #   make bench          the benchmarks against RocketMQ and Kafka, 10 to 20 minutes; these two peers need Java 17 and Maven
 #                       (make bench BENCH_ARGS="--only puts --scale 0.1"; PYTHON=/usr/bin/python3 chooses the interpreter)
 #   make bench-growth   the same load on a log of 1 GiB and of 16 GiB, 2 to 10 minutes and 34 GiB of disk
-#   make bench-spark    the Spark side against Spark's Kafka connector, Parquet and RocketMQ, 20 minutes and 10 GiB of disk
+#   make bench-spark    the Spark side against Spark's Kafka connector, Parquet and RocketMQ, 10 to 20 minutes, 10 GiB of disk
 #                       (BENCH_ARGS="--only reads --scale 0.1"; Java 17 and Maven as for make bench)
 #   make fuzz-api       hostile bytes to the client API, 10 minutes (SECONDS=n; SEED=n repeats a run)
 #   make torture        500 cycles of kill -9, promotion and rejoin, about 20 minutes, then 500 of network faults, about 30
