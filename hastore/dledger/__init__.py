@@ -1,0 +1,1 @@
+"""The DLedger mode: a group that elects its leader and commits by majority."""

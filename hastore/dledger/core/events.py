@@ -1,0 +1,237 @@
+"""What goes into DLedgerCore.step and what comes out of it.
+
+Times are milliseconds of a monotonic clock. Indexes number entries from 0; -1 is "none".
+"""
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+from hastore.protocol.dledger import Message
+
+
+class Role(Enum):
+    """What a node is in its term."""
+
+    FOLLOWER = "FOLLOWER"
+    CANDIDATE = "CANDIDATE"
+    LEADER = "LEADER"
+
+
+@dataclass(frozen=True, slots=True)
+class HardState:
+    """What must be durable before any message of the same update is sent."""
+
+    term: int
+    voted_for: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The group's times and limits (docs/dledger.md)."""
+
+    election_timeout_ms: int = 500  # a follower without a leader waits 1 to 2 times as long
+    heartbeat_interval_ms: int = 100
+    append_timeout_ms: int = 2_500  # of a put that waits for a majority
+    resend_ms: int = 1_000  # of a push without an answer
+    pending_max: int = 10_000  # entries of puts that wait, in all; more: LEADER_PENDING_FULL
+    in_flight_bytes: int = 4 << 20  # to one follower
+    in_flight_pushes: int = 64
+    batch_bytes: int = 1 << 20  # of one APPEND
+    transfer_gap: int = 1_000  # entries that a transferee may lack when the transfer begins
+    transfer_timeout_ms: int = 2_000
+    preferred_leader: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """A node's log as its store has found it at the start.
+
+    `terms` are (term, its first index), rising in both; the first may begin before `begin_index`.
+    An empty log has `end_index` = `begin_index` - 1. `ends` gives no bytes: where an entry lies,
+    only the store knows.
+    """
+
+    begin_index: int
+    end_index: int
+    terms: tuple[tuple[int, int], ...]
+    prev_term: int = -1  # of the entry before begin_index
+
+
+# -- events ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The node starts: all of `log` is durable. `remembers` is False after a wiped disk."""
+
+    now_ms: float
+    hard_state: HardState
+    log: LogState
+    committed_index: int
+    members: tuple[int, ...]
+    remembers: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Tick:
+    """Time has passed; call it at `Update.deadline_ms` at the latest."""
+
+    now_ms: float
+
+
+@dataclass(frozen=True, slots=True)
+class Receive:
+    """A message of a peer has arrived; for an AppendRequest with all its bytes."""
+
+    now_ms: float
+    peer: int
+    message: Message
+
+
+@dataclass(frozen=True, slots=True)
+class LinkChanged:
+    """The link to a peer was opened (what was sent before may be lost) or closed."""
+
+    now_ms: float
+    peer: int
+    up: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Propose:
+    """This leader's store has appended `count` entries of the core's term, for one put.
+
+    The driver first asks `DLedgerCore.refusal()`, appends, then proposes, all under one lock.
+    `token` names the put in `Update.settled`; None: nobody waits.
+    """
+
+    now_ms: float
+    count: int
+    token: object | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Persisted:
+    """All entries up to `index` are durable on this node (or written, with an async flush)."""
+
+    now_ms: float
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class DiskFull:
+    """The store takes no entries (`full`), or takes them again. A full leader yields."""
+
+    now_ms: float
+    full: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Retained:
+    """Retention has removed the entries below `begin_index`."""
+
+    now_ms: float
+    begin_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Transfer:
+    """The operator wants `to` to lead; only a leader takes this."""
+
+    now_ms: float
+    to: int
+    token: object | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeMembers:
+    """The operator wants one node more or one less; only a leader takes this."""
+
+    now_ms: float
+    members: tuple[int, ...]
+    token: object | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ReadIndex:
+    """A reader wants to know what is committed now: settled after a round of heart beats."""
+
+    now_ms: float
+    token: object
+
+
+Event = (
+    Start
+    | Tick
+    | Receive
+    | LinkChanged
+    | Propose
+    | Persisted
+    | DiskFull
+    | Retained
+    | Transfer
+    | ChangeMembers
+    | ReadIndex
+)
+
+# -- what the driver must do -----------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class OwnEntry:
+    """An entry that the core itself appends as leader: the first of its term, or a member list.
+
+    Its body is `members` as the store encodes them, or empty (a no-op).
+    """
+
+    index: int
+    term: int
+    members: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TakenEntries:
+    """Entries of the AppendRequest just received: its bytes go to the log's end as they are.
+
+    The first `skip` entries of the request are in the log already.
+    """
+
+    skip: int
+    last_index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Settled:
+    """The outcome of what the driver proposed under `token`.
+
+    `index` is the last entry of a put, or the committed index of a read.
+    """
+
+    token: object
+    outcome: str  # one of OUTCOMES
+    index: int = -1
+    reason: str = ""
+
+
+OUTCOMES = (
+    "COMMITTED",  # a majority has it
+    "WAIT_QUORUM_ACK_TIMEOUT",  # not known: it may still be committed
+    "TERM_CHANGED",  # not known: this node is not the leader of that term any more
+    "REFUSED",  # nothing was done
+)
+
+
+@dataclass(slots=True)
+class Update:
+    """What the driver does after a step, in the order of these fields."""
+
+    hard_state: HardState | None = None  # save it durably
+    install: tuple[int, int, int] | None = None  # set the log aside; begin at (index, pos, term)
+    truncate_from: int | None = None  # remove the entries from this index on, durably
+    append: list[OwnEntry | TakenEntries] = field(default_factory=list)
+    flush: bool = False  # sync the log, then step(Persisted)
+    messages: list[tuple[int, Message]] = field(default_factory=list)  # (peer, message)
+    committed_index: int | None = None  # it has risen to this
+    settled: list[Settled] = field(default_factory=list)
+    role_changed: bool = False
+    deadline_ms: float | None = None  # when the next Tick is due
