@@ -90,6 +90,8 @@ MAY_IMPORT = {
         *(*_HA_BASE, "ha.replica", "ha.promotion"),
         *("ha.hello.peer", "ha.hello.survey"),
     ),
+    "dledger": (),  # its packages have the modules
+    "dledger.core": ("protocol.dledger", "dledger.core"),
     "client": (*_CLIENT_BASE, "client.admin", "client.consumer", "client.producer"),  # the names
     "client.arguments": ("clock", "errors"),
     "client.lifecycle": ("errors",),
@@ -167,7 +169,7 @@ MAY_IMPORT = {
 # Pure modules only compute: time and bytes are arguments.
 PURE = (
     *("protocol", "record", "config.checks", "config.values"),
-    *("ha.rules", "ha.replica.rewind"),
+    *("ha.rules", "ha.replica.rewind", "dledger.core"),
     *("store.derived.contract", "store.derived.walk", "store.state.crc_frame"),
 )
 IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subprocess", "mmap"}
@@ -239,6 +241,8 @@ def test_imports_go_one_way(path):
             assert name in ONLY_ZMQ, f"{path}:{line}: only {ONLY_ZMQ[0]} imports zmq"
         if fits(name, PURE):
             assert top not in IMPURE_IMPORTS, f"{path}:{line}: {name} is pure, {top} is not"
+        if fits(name, ("dledger.core",)):
+            assert top != "logging", f"{path}:{line}: the core says what happened in its updates"
         if top == "time":
             product = fits(name, ("clock", "cli", "demo", "pipeline", "spark"))
             assert product, f"{path}:{line}: time comes from hastore.clock"
