@@ -138,7 +138,7 @@ class EntryDispatcher:
         else:
             self._begin_compare(end, now_ms)
             return
-        if self._high <= self._low:  # an answer that contradicts an earlier one
+        if log.begin_index <= self._high <= self._low:  # an answer that contradicts an earlier one
             self._begin_compare(end, now_ms)
             return
         self._ask_next(candidate, now_ms)
@@ -305,7 +305,8 @@ class EntryDispatcher:
         elif response.push is PushType.APPEND:
             self._on_append(response, now_ms)
         elif response.push is PushType.COMMIT:
-            if response.end_index < self.match_index and self.is_sending():
+            short = response.end_index < self.match_index
+            if (short or response.code is not Code.SUCCESS) and self.is_sending():
                 self._lost_entries(response, now_ms)
         else:
             self._on_cut(response, now_ms)
