@@ -186,6 +186,8 @@ class EntryDispatcher:
         """Send what is due. Entries behind `stored_end` get into the store after this step."""
         if self.peer in self._own.down or now_ms < self._wait_until_ms:
             return
+        if self.pending and now_ms >= self._resend_ms():
+            self._go_back()
         if self._overtaken():
             self._begin_compare(self._own.ledger_end_index, now_ms)
         if self.state in (PushState.COMPARE, PushState.TRUNCATE, PushState.INSTALL):
@@ -194,10 +196,6 @@ class EntryDispatcher:
                 self._asked_ms = now_ms
                 self._send(self._request(), now_ms, update)
             return
-        if self.pending and now_ms >= self._resend_ms():
-            self.write_index = self.pending[0].first
-            self._drop_pending()
-            self._probing = True
         while self._has_room():
             self._append(now_ms, stored_end, update)
         idle = not self.pending
@@ -319,9 +317,13 @@ class EntryDispatcher:
         self.full = True
         self._wait_until_ms = now_ms + self._settings.resend_ms
         if self.pending:
-            self.write_index = self.pending[0].first
-            self._drop_pending()
-            self._probing = True
+            self._go_back()
+
+    def _go_back(self) -> None:
+        """Send what has no answer again, one batch at a time until there is an answer."""
+        self.write_index = self.pending[0].first
+        self._drop_pending()
+        self._probing = True
 
     def _on_append(self, response: PushResponse, now_ms: float) -> None:
         if response.code is Code.SUCCESS:
