@@ -22,7 +22,6 @@ import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from hastore.errors import StoreBrokenError, UsageError
@@ -81,12 +80,7 @@ class Target:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Remove the run's staged files and release the lock.
 
         If the run ended within a commit, by Ctrl-C or a full disk, and the commit is there, they

@@ -12,7 +12,6 @@ import mmap
 import os
 from collections import deque
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from hastore.errors import StoreError, UsageError
@@ -87,12 +86,7 @@ class FolderSide:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._files.close()
         self._maps.clear()
 
