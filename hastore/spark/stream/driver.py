@@ -62,7 +62,9 @@ class StreamDriver:
             lows = {key: span.start for key, span in there.items()}
             at_end = {key: ends[key] for key in starts if starts[key] == ends[key].next}
             others = {key: start for key, start in starts.items() if key not in at_end}
-            places = {**at_end, **self._head.locate(others, lows)}
+            # A queue that a cut has emptied since is left out by `locate`: begin at its start.
+            firsts = {key: Place(lows[key]) for key in others}
+            places = {**at_end, **firsts, **self._head.locate(others, lows)}
             self._initial = StreamOffset(places, is_initial=True)
         return self._initial
 
