@@ -30,9 +30,7 @@ _PAGE = mmap.PAGESIZE
 def folder_extent(path: str) -> Extent:
     """Look at a store's folder. Raises StoreError if it has no log, UsageError if it is none."""
     root = os.path.abspath(path)
-    if not os.path.isdir(root):
-        raise UsageError(f"{path}: no such folder; give a store's folder, or tcp://HOST:PORT")
-    files = LogFiles(root)
+    files = open_folder(path)
     try:
         found = files.list()
         first, last = (found[0].start, found[-1].end) if found else (0, 0)
@@ -47,6 +45,14 @@ def folder_extent(path: str) -> Extent:
         return Extent(root, FOLDER, begin, end, "readable offset", known, size)
     finally:
         files.close()
+
+
+def open_folder(path: str) -> LogFiles:
+    """Open a folder's log. Raises StoreError if it has none, UsageError if there is no folder."""
+    root = os.path.abspath(path)
+    if not os.path.isdir(root):
+        raise UsageError(f"{path}: no such folder; give a store's folder, or tcp://HOST:PORT")
+    return LogFiles(root)
 
 
 def _are_equal(one: memoryview, other: memoryview) -> bool:
