@@ -182,8 +182,12 @@ class FolderSide:
     def _map(self, file: LogFile) -> mmap.mmap:
         found = self._maps.get(file.start)
         if found is None:
-            with open(file.path, "rb") as handle:
-                found = mmap.mmap(handle.fileno(), file.size, access=mmap.ACCESS_READ)
+            try:
+                with open(file.path, "rb") as handle:
+                    found = mmap.mmap(handle.fileno(), file.size, access=mmap.ACCESS_READ)
+            except ValueError as shorter:
+                text = "the log file was cut since it was listed"
+                raise FileNotFoundError(errno.ENOENT, text, file.path) from shorter
             self._maps = {file.start: found}
         return found
 
@@ -204,5 +208,5 @@ class FolderSide:
         now = folder_extent(self.where)
         why = ""
         if now.min_offset <= self._extent.min_offset and now.end_offset >= self._extent.end_offset:
-            why = f"a log file is missing in the middle of {self.where}"
+            why = f"a log file is missing or cut short in the middle of {self.where}"
         return Missing(self.where, now.min_offset, now.end_offset, why)
