@@ -254,6 +254,8 @@ def test_imports_go_one_way(path):
             assert name in ONLY_ZMQ, f"{path}:{line}: only {ONLY_ZMQ[0]} imports zmq"
         if fits(name, PURE):
             assert top not in IMPURE_IMPORTS, f"{path}:{line}: {name} is pure, {top} is not"
+        if fits(name, ("dledger.core",)):
+            assert top != "logging", f"{path}:{line}: the core says what happened in its updates"
         if top == "time":
             product = fits(name, ("clock", "cli", "demo", "pipeline", "spark"))
             assert product, f"{path}:{line}: time comes from hastore.clock"
