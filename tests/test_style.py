@@ -93,6 +93,14 @@ MAY_IMPORT = {
     # The state machine knows its messages and nothing else; its store knows what it appends.
     "dledger": (),
     "dledger.core": ("protocol.dledger", "dledger.core"),
+    "dledger.links": (
+        *(*COMMON, "protocol", "ha.hello", "ha.master.accept_socket_service"),
+        *("ha.node.node_state", "ha.rules.following", "dledger.links"),
+    ),
+    "dledger.driver": (
+        *(*COMMON, "protocol", "store.fs", "store.append.results", "store.message_store"),
+        *("ha.node.node_state", "dledger"),
+    ),
     "dledger.store": (
         *(*COMMON, "record", "protocol.dledger", "dledger.core.events", "dledger.store"),
         *("store.append.results", "store.fs", "store.message_store", "store.state"),
