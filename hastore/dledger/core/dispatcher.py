@@ -190,7 +190,7 @@ class EntryDispatcher:
             self._begin_compare(self._own.ledger_end_index, now_ms)
         if self.state in (PushState.COMPARE, PushState.TRUNCATE, PushState.INSTALL):
             resend_ms = self._settings.resend_ms
-            if self._asked_ms is None or now_ms - self._asked_ms >= resend_ms:
+            if self._asked_ms is None or now_ms >= self._asked_ms + resend_ms:
                 self._asked_ms = now_ms
                 self._send(self._request(), now_ms, update)
             return
@@ -266,7 +266,7 @@ class EntryDispatcher:
         if committed > self._told_committed and self._commit_due_ms is None:
             self._commit_due_ms = now_ms + COMMIT_DELAY_MS
         due = self._commit_due_ms is not None and now_ms >= self._commit_due_ms
-        if due or now_ms - self._last_sent_ms >= self._settings.resend_ms:
+        if due or now_ms >= self._last_sent_ms + self._settings.resend_ms:
             recall = NO_INDEX
             if self.recall_index is not None and self.recall_index <= committed:
                 recall = self.recall_index
