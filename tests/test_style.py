@@ -93,6 +93,14 @@ MAY_IMPORT = {
     # The state machine knows its messages and nothing else; its store knows what it appends.
     "dledger": (),
     "dledger.core": ("protocol.dledger", "dledger.core"),
+    "dledger.links": (
+        *(*COMMON, "protocol", "ha.hello", "ha.master.accept_socket_service"),
+        *("ha.node.node_state", "ha.rules.following", "dledger.links"),
+    ),
+    "dledger.driver": (
+        *(*COMMON, "protocol", "store.fs", "store.append.results", "store.message_store"),
+        *("ha.node.node_state", "dledger"),
+    ),
     "dledger.store": (
         *(*COMMON, "record", "protocol.dledger", "dledger.core.events", "dledger.store"),
         *("store.append.results", "store.fs", "store.message_store", "store.entry_message_store"),
@@ -246,6 +254,8 @@ def test_imports_go_one_way(path):
             assert name in ONLY_ZMQ, f"{path}:{line}: only {ONLY_ZMQ[0]} imports zmq"
         if fits(name, PURE):
             assert top not in IMPURE_IMPORTS, f"{path}:{line}: {name} is pure, {top} is not"
+        if fits(name, ("dledger.core",)):
+            assert top != "logging", f"{path}:{line}: the core says what happened in its updates"
         if top == "time":
             product = fits(name, ("clock", "cli", "demo", "pipeline", "spark"))
             assert product, f"{path}:{line}: time comes from hastore.clock"

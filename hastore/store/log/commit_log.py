@@ -19,7 +19,6 @@ that the put's outcome is unknown (StoreUncertainError).
 """
 
 import threading
-from types import TracebackType
 
 from hastore.errors import StoreError, StoreFullError, StoreUncertainError, UsageError
 from hastore.record.layout import BLANK_SIZE
@@ -49,12 +48,7 @@ class LogView:
     def __enter__(self) -> memoryview:
         return self._view
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._view.release()
 
 
