@@ -52,7 +52,7 @@ MAY_IMPORT = {
     "store.state": ("errors", "store.fs", "store.state"),
     "store.log": (
         *("clock", "errors", "service", "record", "store.fs", "store.log"),
-        "store.state.limits",
+        *("store.state.limits", "store.state.entry_state"),
     ),
     "store.derived": (*_STORE_BASE, "store.derived"),
     "store.derived.contract": ("errors", "record"),
@@ -103,7 +103,7 @@ MAY_IMPORT = {
     ),
     "dledger.store": (
         *(*COMMON, "record", "protocol.dledger", "dledger.core.events", "dledger.store"),
-        *("store.append.results", "store.fs", "store.message_store", "store.state"),
+        *("store.append.results", "store.fs", "store.message_store", "store.entry_message_store"),
     ),
     "client": (*_CLIENT_BASE, "client.admin", "client.consumer", "client.producer"),  # the names
     "client.arguments": ("clock", "errors"),
