@@ -104,6 +104,7 @@ class DLedgerCore:
         self._random = random
         self._log_bytes = log_bytes
         self._now_ms = float("-inf")
+        self._due_ms = float("inf")  # when the driver had to call again at the latest
         self._started = False
         self._steps: dict[type, Callable[..., None]] = {
             Tick: self._on_tick,
@@ -223,6 +224,7 @@ class DLedgerCore:
         """
         update = Update()
         self._now_ms = max(self._now_ms, event.now_ms)
+        late_ms = self._now_ms - self._due_ms
         if isinstance(event, Start):
             if self._started:
                 raise ValueError("Start comes once")
@@ -231,10 +233,20 @@ class DLedgerCore:
             raise ValueError(f"{type(event).__name__} came before Start")
         else:
             self._stored_end = self._state.ledger_end_index
+            if late_ms > self.settings.heartbeat_interval_ms:
+                self._woke()
             self._steps[type(event)](event, update)
         self._move(update)
-        update.deadline_ms = self._deadline_ms()
+        self._due_ms = update.deadline_ms = self._deadline_ms()
         return update
+
+    def _woke(self) -> None:
+        """Give the others' messages, which may lie unread, a moment: this process was paused."""
+        grace_ms = self._now_ms + self.settings.heartbeat_interval_ms
+        if self._state.is_leader:
+            self._leader.grant_grace(self._now_ms, grace_ms)
+        else:
+            self._elector.grant_grace(grace_ms)
 
     def _on_start(self, event: Start, update: Update) -> None:
         self._started = True
@@ -242,7 +254,7 @@ class DLedgerCore:
         self._stored_end = state.ledger_end_index
         self._elector = LeaderElector(state, self.settings, self._random)
         self._handler = EntryHandler(state)
-        self._handler.new_leader()
+        self._handler.begin_term()
         self._leader = Leader(state, self.settings, self._log_bytes)
         if (state.term, state.voted_for, state.remembers) != (
             event.hard_state.term,
@@ -302,10 +314,7 @@ class DLedgerCore:
         if index <= state.persisted_index:
             return
         state.persisted_index = index
-        if state.role is Role.FOLLOWER and state.leader is not None:
-            answer = self._handler.on_persisted(update)
-            if answer is not None:
-                self._send(state.leader, answer, update)
+        self._answer_late(update)
 
     def _on_disk_full(self, event: DiskFull, update: Update) -> None:
         self._state.disk_full = event.full
@@ -339,6 +348,8 @@ class DLedgerCore:
             result = self._elector.judge(peer, request)
             if result is VoteResult.ACCEPT and not request.pre:
                 state.vote(peer, update)
+                state.become(Role.FOLLOWER, None, update)
+                self._elector.pre = None
                 self._elector.wait(self._now_ms)
         answer = VoteResponse(state.term, request.term, request.pre, result)
         self._send(peer, answer, update)
@@ -392,7 +403,7 @@ class DLedgerCore:
             return
         state.become(Role.FOLLOWER, leader, update)
         self._elector.pre = None
-        self._handler.new_leader()
+        self._handler.begin_term()
         if led:
             self._leader.stop(self._now_ms, update)
             self._elector.heard_leader_ms = None
@@ -417,6 +428,7 @@ class DLedgerCore:
             self._send(peer, answer, update)
         else:
             self._on_push(peer, message, update)
+        self._answer_late(update)
 
     def _on_push(self, peer: int, message: Message, update: Update) -> None:
         handler, answers = self._handler, []
@@ -433,6 +445,14 @@ class DLedgerCore:
             answers = [] if answer is None else [answer]
         for one in answers:
             self._send(peer, one, update)
+
+    def _answer_late(self, update: Update) -> None:
+        """Tell the leader what has become durable since its APPENDs came."""
+        state = self._state
+        if state.role is Role.FOLLOWER and state.leader is not None:
+            answer = self._handler.late_answer(update)
+            if answer is not None:
+                self._send(state.leader, answer, update)
 
     def _refuse(self, peer: int, message: Message, code: Code, update: Update) -> None:
         """Answer a leader's message with a code, and with this node's term."""

@@ -190,7 +190,7 @@ class EntryDispatcher:
             self._begin_compare(self._own.ledger_end_index, now_ms)
         if self.state in (PushState.COMPARE, PushState.TRUNCATE, PushState.INSTALL):
             resend_ms = self._settings.resend_ms
-            if self._asked_ms is None or now_ms - self._asked_ms >= resend_ms:
+            if self._asked_ms is None or now_ms >= self._asked_ms + resend_ms:
                 self._asked_ms = now_ms
                 self._send(self._request(), now_ms, update)
             return
@@ -266,7 +266,7 @@ class EntryDispatcher:
         if committed > self._told_committed and self._commit_due_ms is None:
             self._commit_due_ms = now_ms + COMMIT_DELAY_MS
         due = self._commit_due_ms is not None and now_ms >= self._commit_due_ms
-        if due or now_ms - self._last_sent_ms >= self._settings.resend_ms:
+        if due or now_ms >= self._last_sent_ms + self._settings.resend_ms:
             recall = NO_INDEX
             if self.recall_index is not None and self.recall_index <= committed:
                 recall = self.recall_index
@@ -305,12 +305,13 @@ class EntryDispatcher:
         elif response.push is PushType.APPEND:
             self._on_append(response, now_ms)
         elif response.push is PushType.COMMIT:
-            if response.end_index < self.match_index and self._is_sending():
+            if response.end_index < self.match_index and self.is_sending():
                 self._lost_entries(response, now_ms)
         else:
             self._on_cut(response, now_ms)
 
-    def _is_sending(self) -> bool:
+    def is_sending(self) -> bool:
+        """Whether the logs are compared, and the follower takes entries."""
         return self.state in (PushState.APPEND, PushState.COMMIT)
 
     def _on_disk_full(self, now_ms: float) -> None:
@@ -332,9 +333,9 @@ class EntryDispatcher:
                 self._pending_bytes -= self.pending.popleft().size
                 self._probing = False
                 self.full = False
-            if self._is_sending():
+            if self.is_sending():
                 self.write_index = max(self.write_index, index + 1)
-        elif self._is_sending():
+        elif self.is_sending():
             self._lost_entries(response, now_ms)
 
     def _lost_entries(self, response: PushResponse, now_ms: float) -> None:
@@ -362,7 +363,7 @@ class EntryDispatcher:
         if self.peer in self._own.down:
             return None
         resend_ms = self._settings.resend_ms
-        if not self._is_sending():
+        if not self.is_sending():
             due = self._wait_until_ms if self._asked_ms is None else self._asked_ms + resend_ms
         elif self.pending:
             due = self._resend_ms()

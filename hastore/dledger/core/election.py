@@ -34,6 +34,7 @@ class LeaderElector:
         self.pre: bool | None = None  # what a candidate asks for now; None: not a candidate
         self.transfer = False
         self.accepted: set[int] = set()
+        self._had_grace = False  # since a leader was heard
 
     def wait(self, now_ms: float) -> None:
         """Wait one to two election timeouts before this node asks for votes."""
@@ -43,7 +44,14 @@ class LeaderElector:
         """Take note of a valid message of the leader."""
         self.heard_leader_ms = now_ms
         self.pre = None
+        self._had_grace = False
         self.wait(now_ms)
+
+    def grant_grace(self, until_ms: float) -> None:
+        """Ask no earlier than `until_ms`, once: this process paused, the leader may not have."""
+        if not self._had_grace:
+            self._had_grace = True
+            self.deadline_ms = max(self.deadline_ms, until_ms)
 
     def lost_leader(self, now_ms: float) -> None:
         """Ask soon: the link to the leader has ended, which mostly means that its process has."""

@@ -29,13 +29,20 @@ class EntryHandler:
         self._state = state
         self.matched_index = NO_INDEX
         self.leader_committed_index = NO_INDEX
-        self._unanswered = False  # entries were taken whose APPEND is not answered yet
+        self._answered_index = NO_INDEX  # what the leader was told to be durable here
+        self._unanswered = False  # entries were taken that were not durable at once
+        self._term = NO_TERM
 
-    def new_leader(self) -> None:
-        """Begin anew: another term, or its leader has become known."""
-        self.matched_index = self._state.committed_index
-        self.leader_committed_index = NO_INDEX
-        self._unanswered = False
+    def begin_term(self) -> None:
+        """Forget what is known of the leader's log, if the term is another one.
+
+        What is committed is in the log of every later leader.
+        """
+        if self._term != self._state.term:
+            self._term = self._state.term
+            self.matched_index = self._answered_index = self._state.committed_index
+            self.leader_committed_index = NO_INDEX
+            self._unanswered = False
 
     def answer(self, push: PushType, code: Code, index: int = NO_INDEX) -> PushResponse:
         """Return an answer with this log's begin and end."""
@@ -115,10 +122,10 @@ class EntryHandler:
                 return self.answer(PushType.APPEND, Code.DISK_FULL, request.prev_index)
             self._take(request, new, last, update)
             self._match(last, update)
-            self._learn_committed(request.committed_index, update)
+            self.learn_committed(request.committed_index, update)
             return None
         self._match(last, update)
-        self._learn_committed(request.committed_index, update)
+        self.learn_committed(request.committed_index, update)
         return self.answer(PushType.APPEND, Code.SUCCESS, self.durable_index)
 
     def _take(self, request: AppendRequest, first: int, last: int, update: Update) -> None:
@@ -136,7 +143,7 @@ class EntryHandler:
     def on_commit(self, request: CommitRequest, update: Update) -> PushResponse:
         """Learn what is committed, and perhaps that this node remembers again."""
         state = self._state
-        self._learn_committed(request.committed_index, update)
+        self.learn_committed(request.committed_index, update)
         recall = request.recall_index
         if not state.remembers and recall != NO_INDEX and self.durable_index >= recall:
             # In this term it may have voted for its leader or another before it lost its disk.
@@ -145,23 +152,22 @@ class EntryHandler:
             state.save(update)
         return self.answer(PushType.COMMIT, Code.SUCCESS, state.committed_index)
 
-    def learn_committed(self, index: int, update: Update) -> None:
-        """Take the committed index of a heart beat."""
-        self._learn_committed(index, update)
-
-    def on_persisted(self, update: Update) -> PushResponse | None:
-        """Answer the APPENDs whose entries are durable now."""
+    def late_answer(self, update: Update) -> PushResponse | None:
+        """Answer the APPENDs whose entries have become durable; None: nothing new."""
         self._advance(update)
-        if not self._unanswered:
+        durable = self.durable_index
+        if not self._unanswered or durable <= self._answered_index:
             return None
-        self._unanswered = self.durable_index < self.matched_index
-        return self.answer(PushType.APPEND, Code.SUCCESS, self.durable_index)
+        self._answered_index = durable
+        self._unanswered = durable < self.matched_index
+        return self.answer(PushType.APPEND, Code.SUCCESS, durable)
 
     def _match(self, index: int, update: Update) -> None:
         self.matched_index = max(self.matched_index, index)
         self._advance(update)
 
-    def _learn_committed(self, index: int, update: Update) -> None:
+    def learn_committed(self, index: int, update: Update) -> None:
+        """Take the leader's committed index; what is durable and equal here is committed."""
         self.leader_committed_index = max(self.leader_committed_index, index)
         self._advance(update)
 

@@ -45,6 +45,8 @@ class Leader:
         self.membership = Membership(state)
         self.dispatchers: dict[int, EntryDispatcher] = {}
         self._beat_due_ms = 0.0
+        self._grace_ms = 0.0  # until then the leader is not cut off
+        self._grace_heard_ms: float | None = None  # what was heard last when it was granted
 
     def begin(self, now_ms: float, update: Update) -> None:
         """Begin to lead the current term: append its first entry, compare all logs, and beat."""
@@ -93,7 +95,7 @@ class Leader:
         if not self._state.is_leader:
             refusal: str | None = Code.NOT_LEADER.name
         else:
-            refusal = self.transfer.refusal(event.to, self.dispatchers.get(event.to))
+            refusal = self.transfer.refusal(event.to, self.dispatchers.get(event.to), now_ms)
         if refusal is not None:
             update.settled.append(Settled(event.token, "REFUSED", reason=refusal))
         else:
@@ -168,8 +170,17 @@ class Leader:
 
     def is_cut_off(self, now_ms: float) -> bool:
         """Whether no majority was heard for an election timeout (check-quorum)."""
+        return now_ms >= self._cut_off_ms(now_ms)
+
+    def _cut_off_ms(self, now_ms: float) -> float:
+        heard_ms = self._quorum_heard_ms(now_ms) + self._settings.election_timeout_ms
+        return max(heard_ms, self._grace_ms)
+
+    def grant_grace(self, now_ms: float, until_ms: float) -> None:
+        """Do not step down before `until_ms`, once: a pause of this process is no silence."""
         heard_ms = self._quorum_heard_ms(now_ms)
-        return now_ms - heard_ms >= self._settings.election_timeout_ms
+        if heard_ms != self._grace_heard_ms:
+            self._grace_heard_ms, self._grace_ms = heard_ms, until_ms
 
     def _quorum_heard_ms(self, now_ms: float) -> float:
         """Return when a majority was last heard, this node included."""
@@ -246,5 +257,5 @@ class Leader:
         due += [one.deadline_ms for one in self.reads.waiting[:1]]
         due += [one.deadline_ms() for one in self.dispatchers.values()]
         if self._state.quorum > 1:
-            due.append(self._quorum_heard_ms(now_ms) + self._settings.election_timeout_ms)
+            due.append(self._cut_off_ms(now_ms))
         return min([self._beat_due_ms, *(one for one in due if one is not None)])

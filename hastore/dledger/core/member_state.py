@@ -120,9 +120,11 @@ class MemberState:
         self.log.install(index, prev_term)
         self.persisted_index = self.committed_index = index - 1
         self.cuts += 1
+        lists = tuple(one for one in self.member_lists if one.index < index)
         if members:
-            self.member_lists = (MemberList(index - 1, prev_term, members),)
-            update.member_lists = self.member_lists
+            lists = (MemberList(index - 1, prev_term, members),)
+        if lists != self.member_lists:
+            self.member_lists = update.member_lists = lists
         update.install = (index, pos, prev_term)
         update.committed_index = self.committed_index
 

@@ -35,7 +35,7 @@ class LeadershipTransfer:
         self.running: RunningTransfer | None = None
         self._not_before_ms = 0.0
 
-    def refusal(self, to: int, follower: EntryDispatcher | None) -> str | None:
+    def refusal(self, to: int, follower: EntryDispatcher | None, now_ms: float) -> str | None:
         """Return why leadership cannot go to `to` now; None: it can."""
         state = self._state
         if to == state.node:
@@ -46,10 +46,14 @@ class LeadershipTransfer:
             return f"a transfer to node {self.running.to} is under way"
         if to in state.down:
             return f"there is no link to node {to}"
+        if now_ms - follower.heard_ms > self._settings.election_timeout_ms:
+            return f"node {to} does not answer"
         if follower.full:
             return f"the disk of node {to} is full"
         if follower.recall_index is not None:
             return f"node {to} has lost its disk and is still catching up"
+        if not follower.is_sending() or follower.match_index < 0:
+            return f"the log of node {to} is not yet compared with this one; try again"
         gap = state.ledger_end_index - follower.match_index
         if gap > self._settings.transfer_gap:
             return f"node {to} lacks {gap} entries; the most is {self._settings.transfer_gap}"
@@ -77,11 +81,11 @@ class LeadershipTransfer:
     def _begin_by_itself(self, now_ms: float, followers: dict[int, EntryDispatcher]) -> None:
         state, preferred = self._state, self._settings.preferred_leader
         if state.disk_full:
-            able = [one for one in followers if self.refusal(one, followers[one]) is None]
+            able = [one for one in followers if self.refusal(one, followers[one], now_ms) is None]
             if able:
                 self.begin(max(able, key=lambda one: followers[one].match_index), None, now_ms)
         elif preferred is not None and preferred != state.node and preferred in followers:
-            if self.refusal(preferred, followers[preferred]) is None:
+            if self.refusal(preferred, followers[preferred], now_ms) is None:
                 self.begin(preferred, None, now_ms)
 
     def _give_up(self, now_ms: float, update: Update) -> None:
