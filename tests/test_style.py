@@ -99,7 +99,7 @@ MAY_IMPORT = {
     ),
     "dledger.driver": (
         *(*COMMON, "protocol", "store.fs", "store.append.results", "store.message_store"),
-        *("ha.node.node_state", "dledger"),
+        *("ha.node.node_state", "ha.master.group_transfer", "dledger"),
     ),
     "dledger.store": (
         *(*COMMON, "record", "protocol.dledger", "dledger.core.events", "dledger.store"),

@@ -45,19 +45,32 @@ PROGRESS_BYTES = 64 * 1024
 class FileRange(Protocol):
     """A range of a log file, as `EntrySource.file_range` returns it."""
 
-    fd: int
-    position: int
-    size: int
+    @property
+    def fd(self) -> int:
+        """The descriptor."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """Where the range begins in the file."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        ...
 
 
 class EntrySource(Protocol):
     """The log from which appends are sent."""
 
-    def view(self, offset: int, max_bytes: int) -> AbstractContextManager[memoryview]:
-        """Lend the bytes from `offset` on, up to a file's end."""
+    @property
+    def view(self) -> Callable[[int, int], AbstractContextManager[memoryview]]:
+        """Lend the bytes from an offset on, at most so many, up to a file's end."""
         ...
 
-    def file_range(self, offset: int, max_bytes: int) -> FileRange | None:
+    @property
+    def file_range(self) -> Callable[[int, int], FileRange | None]:
         """Return the same bytes as a range of a file, for sendfile; None without a file."""
         ...
 
