@@ -200,7 +200,11 @@ class DriverGroup:
 
         def same() -> bool:
             states = {(n.store.end_index, n.store.committed_index) for n in self.running}
-            return len(states) == 1 and len(set(states.pop())) == 1
+            published = all(
+                n.store.messages.readable_offset == n.store.messages.max_offset
+                for n in self.running
+            )
+            return published and len(states) == 1 and len(set(states.pop())) == 1
 
         wait_for(same, "the same log everywhere")
         return self.running
