@@ -79,7 +79,7 @@ def _node(path: str, config: Config, status: dict[str, Any] | None) -> Finding:
         return Finding("node", Verdict.BAD, f"{differs}; {remedy}")
     reason = status.get("reason")
     text = f"node {config.node} runs as {status.get('role')}, epoch {status.get('epoch')}"
-    if reason and config.role.is_master:
+    if reason and config.assigned_role.is_master:
         return Finding("node", Verdict.BAD, f"{text}, not writable: {reason}")
     return Finding("node", Verdict.GOOD, text)
 

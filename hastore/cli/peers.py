@@ -27,7 +27,7 @@ def ask_peer(config: Config, address: str, timeout_ms: float) -> tuple[Hello, An
         group=config.group,
         node=config.node,
         store_id=_store_id(config.store.root),
-        role=config.role.value,
+        role=config.assigned_role.value,
         open_epoch=0,
         promised_epoch=0,
         history=(),
