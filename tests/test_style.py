@@ -90,6 +90,13 @@ MAY_IMPORT = {
         *(*_HA_BASE, "ha.replica", "ha.promotion"),
         *("ha.hello.peer", "ha.hello.survey"),
     ),
+    # The state machine knows its messages and nothing else; its store knows what it appends.
+    "dledger": (),
+    "dledger.core": ("protocol.dledger", "dledger.core"),
+    "dledger.store": (
+        *(*COMMON, "record", "protocol.dledger", "dledger.core.events", "dledger.store"),
+        *("store.append.results", "store.fs", "store.message_store", "store.state"),
+    ),
     "client": (*_CLIENT_BASE, "client.admin", "client.consumer", "client.producer"),  # the names
     "client.arguments": ("clock", "errors"),
     "client.lifecycle": ("errors",),
@@ -167,7 +174,7 @@ MAY_IMPORT = {
 # Pure modules only compute: time and bytes are arguments.
 PURE = (
     *("protocol", "record", "config.checks", "config.values"),
-    *("ha.rules", "ha.replica.rewind"),
+    *("ha.rules", "ha.replica.rewind", "dledger.core"),
     *("store.derived.contract", "store.derived.walk", "store.state.crc_frame"),
 )
 IMPURE_IMPORTS = {"time", "socket", "os", "threading", "random", "select", "subprocess", "mmap"}
