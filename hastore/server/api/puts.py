@@ -32,6 +32,20 @@ log = logging.getLogger(__name__)
 MASTER_MEM = "MASTER_MEM"
 ALL = -1
 _OK, _CONFIRMED = Status.PUT_OK, Outcome.CONFIRMED  # looked up once, not for each put
+# How a put that is not confirmed is answered. A put of mode dledger is neither stored for certain
+# nor refused: the client sends it again with the same sequence numbers.
+_UNCONFIRMED = {
+    Outcome.FLUSH_DISK_TIMEOUT: (Status.FLUSH_DISK_TIMEOUT, ""),
+    Outcome.FLUSH_SLAVE_TIMEOUT: (Status.FLUSH_SLAVE_TIMEOUT, ""),
+    Outcome.WAIT_QUORUM_ACK_TIMEOUT: (
+        Status.TIMEOUT,
+        "WAIT_QUORUM_ACK_TIMEOUT: no majority has confirmed it in time",
+    ),
+    Outcome.TERM_CHANGED: (
+        Status.TIMEOUT,
+        "TERM_CHANGED: this node stopped leading before a majority had confirmed it",
+    ),
+}
 _DISK_FAILED = frozenset({Status.TIMEOUT, Status.SERVICE_NOT_AVAILABLE})
 
 
@@ -184,8 +198,11 @@ class PutHandler:
             self.pending_puts -= put.count
             self.pending_bytes -= put.size_bytes
             try:
-                status = _OK if outcome is _CONFIRMED else Status[outcome.value]
-                self._respond(put, status, level)
+                if outcome is _CONFIRMED:
+                    self._respond(put, _OK, level)
+                else:
+                    status, reason = _UNCONFIRMED[outcome]
+                    self._respond(put, status, level, reason)
             except Exception as failure:  # this put's failure; the others go on
                 self._give_up(put, failure)
 
@@ -276,10 +293,13 @@ class PutHandler:
             return Need.MASTER_DISK
         return None
 
-    def _respond(self, put: PendingPut, status: Status, level: str) -> None:
+    def _respond(self, put: PendingPut, status: Status, level: str, why: str = "") -> None:
         if put.acks == 0 and put.respond is None:
             return
-        reply = self._reply(put, status, level)
+        if status is Status.TIMEOUT:  # where its records are, if they stay, is not known
+            reply = PutDone(put.request.rid, status, put.epoch, reason=why)
+        else:
+            reply = self._reply(put, status, level)
         if put.respond is not None:
             put.respond(reply)
         else:
