@@ -25,7 +25,13 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from hastore.client.connections.addresses import host_and_port
-from hastore.client.connections.requester import Answer, Requester, Steps, expect
+from hastore.client.connections.requester import (
+    Answer,
+    Requester,
+    RequestNotKnown,
+    Steps,
+    expect,
+)
 from hastore.client.connections.resolver import numeric_targets
 from hastore.client.lifecycle import Lifecycle, describe
 from hastore.client.producer.futures import SendFuture
@@ -187,8 +193,8 @@ class RepeatableSender:
         """Ask the master how far this producer came; raises UnreachableError or ClientError."""
         try:
             reply, _ = self._ask_master(lambda rid: api.AskProducer(rid, self._producer_id))
-        except UnreachableError as failure:
-            raise UnreachableError(
+        except (UnreachableError, RequestNotKnown) as failure:
+            raise type(failure)(
                 f"the master did not say which rows are stored already: {failure}"
             ) from failure
         return expect(api.ProducerKnown, reply)
@@ -207,7 +213,9 @@ class RepeatableSender:
             master = requester.cluster.master
             assert master is not None
             try:
-                reply, payload = requester.run(requester.ask(master, make, min(left, answer_s)))
+                reply, payload = requester.run(
+                    requester.ask(master, make, min(left, answer_s), may_be_unknown=True)
+                )
             except UnreachableError:
                 if left <= answer_s:
                     raise

@@ -165,7 +165,10 @@ class EntryStore(Protocol):
         ...
 
     def append_own(self, entry: OwnEntry) -> None:
-        """Append an entry of the core itself as leader; its index must be the next."""
+        """Append an entry of the core itself as leader; its index must be the next.
+
+        Its body is the record that OwnEntry describes: in no queue and in no key index.
+        """
         ...
 
     def append_taken(

@@ -46,6 +46,11 @@ class StatsOptions:
     sample_s: float = 0.0  # how long to sample the lag of running nodes; 0: once
     last_minutes: int = 20  # rows of topics and minutes in the summary; 0: none
 
+    def limits(self) -> dict[str, str]:
+        """Return the times as options of the source."""
+        limits = {"startingTimestamp": self.since, "endingTimestamp": self.until}
+        return {name: value for name, value in limits.items() if value is not None}
+
 
 @dataclass(frozen=True)
 class StatsSummary:
@@ -73,11 +78,10 @@ def run_stats(
     """
     shown = progress or NoProgress()
     began_ms = SYSTEM_CLOCK.monotonic_ms()
-    _check(options)
+    check_stats(where, options)
     lag = _lag(where, options, shown)
-    limits = {"startingTimestamp": options.since, "endingTimestamp": options.until}
-    more = {name: value for name, value in limits.items() if value is not None}
-    reader = spark.read.format("hastore").schema(SOURCE_SCHEMA).options(**where.options(more))
+    reader = spark.read.format("hastore").schema(SOURCE_SCHEMA)
+    reader = reader.options(**where.options(options.limits()))
     buckets = by_bucket(reader.load()).persist(StorageLevel.MEMORY_AND_DISK)
     try:
         rows = run_action(spark, "read the messages", lambda: _topics(buckets), shown)
@@ -103,7 +107,10 @@ def run_stats(
     )
 
 
-def _check(options: StatsOptions) -> None:
+def check_stats(where: Where, options: StatsOptions) -> None:
+    """Check what needs no Spark. Raises UsageError, StoreError, UnreachableError."""
+    if options.sample_s and where.servers is None:
+        raise UsageError("--sample needs --servers: a store alone does not know its replicas")
     if options.parquet is not None and os.path.exists(options.parquet):
         raise UsageError(f"{options.parquet} exists; give a folder that does not")
     if options.plots is not None:
@@ -113,6 +120,7 @@ def _check(options: StatsOptions) -> None:
             import matplotlib  # noqa: F401
         except ImportError as missing:
             raise UsageError("plots need matplotlib: pip install matplotlib") from missing
+    where.check(options.limits())
 
 
 # -- lag -------------------------------------------------------------------------------------------
@@ -121,8 +129,6 @@ def _check(options: StatsOptions) -> None:
 def _lag(where: Where, options: StatsOptions, progress: Progress) -> list[LagMinute]:
     """Sample the nodes' offsets each second, once at least."""
     if where.servers is None:
-        if options.sample_s:
-            raise UsageError("--sample needs --servers: a store alone does not know its replicas")
         return []
     samples: list[LagSample] = []
     begin_ms = SYSTEM_CLOCK.monotonic_ms()

@@ -19,7 +19,6 @@ that the put's outcome is unknown (StoreUncertainError).
 """
 
 import threading
-from types import TracebackType
 
 from hastore.errors import StoreError, StoreFullError, StoreUncertainError, UsageError
 from hastore.record.codec import pack_blank
@@ -48,12 +47,7 @@ class LogView:
     def __enter__(self) -> memoryview:
         return self._view
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._view.release()
 
 
