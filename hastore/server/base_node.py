@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Iterable
 
 from hastore.config.checks import parse_address
-from hastore.config.model import Config
-from hastore.errors import ConfigError, StoreMovedError
+from hastore.config.model import Config, Mode
+from hastore.errors import ConfigError, StoreError, StoreMovedError
 from hastore.record.host import Host
 from hastore.server.api.server import ApiServer
 from hastore.server.base_backend import BaseBackend
@@ -137,6 +137,25 @@ class BaseNode:
                     self.backend.failure = f"{name} failed: {failure!r}"
         if name != "store" or isinstance(failure, StoreMovedError):
             self.failed.set()
+
+
+def refuse_other_mode(fs: FileSystem, config: Config) -> None:
+    """Raise StoreError if the store has a log of the other mode: it would be ignored in silence."""
+    root, mode = config.store.root, config.mode
+    if not fs.is_dir(root):
+        return
+    found = fs.list_dir(root)
+    if mode is Mode.CLASSIC:
+        other = next((one for one in found if one.startswith("dledger-")), None)
+        fits = Mode.DLEDGER
+    else:
+        other = "commitlog" if "commitlog" in found else None
+        fits = Mode.CLASSIC
+    if other is not None and fs.list_dir(f"{root}/{other}"):
+        raise StoreError(
+            f"{root}/{other} is a log of mode {fits.value}, but the file says mode: {mode.value}; "
+            f"give the node another store.root, or set mode: {fits.value}"
+        )
 
 
 def store_host(api: str) -> Host:

@@ -29,7 +29,7 @@ from hastore.ha.node.node_state import NodeState
 from hastore.ha.replica.rewind import finish_cut
 from hastore.ha.rules.epochs import CLASSIC_EPOCH
 from hastore.server.api.server import ApiServer
-from hastore.server.base_node import BaseNode, read_secret, store_host
+from hastore.server.base_node import BaseNode, read_secret, refuse_other_mode, store_host
 from hastore.server.node_backend import NodeBackend
 from hastore.server.retention.kept_positions import KeptPositions
 from hastore.server.retention.retention_service import RetentionService
@@ -147,6 +147,7 @@ class Node(BaseNode):
         try:
             self.store.lock()  # before node.json is read: another process may write it
             try:
+                refuse_other_mode(self._fs, config)
                 state.load(config.node, config.cluster, config.group)
                 intent = state.data.intent
                 self.store.open(
@@ -326,7 +327,12 @@ def run_node(path: str, overrides: Mapping[str, str], kind: str | None) -> int:
 
 def _make(watch: ConfigWatch) -> BaseNode:
     """Return the node that the file describes; the first file's mode stays."""
-    return Node(watch.first(), watch.follow)
+    config = watch.first()
+    if config.mode is Mode.CLASSIC:
+        return Node(config, watch.follow)
+    from hastore.server.dledger_node import DLedgerNode  # a node of mode classic does not need it
+
+    return DLedgerNode(config, watch.follow)
 
 
 def _end(node: BaseNode) -> None:

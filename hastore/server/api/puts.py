@@ -92,7 +92,11 @@ class PutHandler:
         answer: Callable[[Connection, PutDone], None],
         end: Callable[[Connection, str], None],
         failures: Failures,
+        *,
+        always_all: bool = False,
     ) -> None:
+        """Prepare; with `always_all` a put with `acks` 1 waits as one with `acks` all does."""
+        self._always_all = always_all
         self._backend = backend
         self._config = config
         self._clock = clock
@@ -122,7 +126,7 @@ class PutHandler:
 
     def take(self, connection: Connection, request: Put, payload: bytes, now: float) -> None:
         """Admit a client's put to the next append, or refuse it."""
-        acks = request.acks if request.acks is not None else self._default_acks()
+        acks = self._acks_of(request)
         run = request.run
         follows = not run or (
             request.at == connection.next_at if run == connection.run
@@ -147,7 +151,7 @@ class PutHandler:
         respond: Callable[[PutDone], None],
     ) -> None:  # fmt: skip
         """Admit a record that this node writes for a client; `respond` gets the outcome."""
-        acks = request.acks if request.acks is not None else self._default_acks()
+        acks = self._acks_of(request)
         refusal = self._check(acks, request.sync_flush)
         if refusal is None:
             due = self._clock.monotonic_ms() + request.timeout_ms
@@ -244,8 +248,11 @@ class PutHandler:
             return Refusal(Status.BUSY, f"{waiting} (api.max_pending_puts, api.max_pending_bytes)")
         return None
 
-    def _default_acks(self) -> int:
-        return ALL if self._backend.default_acks_all() else 1
+    def _acks_of(self, request: Put) -> int:
+        acks = request.acks
+        if acks is None:
+            return ALL if self._backend.default_acks_all() else 1
+        return ALL if acks == 1 and self._always_all else acks
 
     def _gather(self, put: PendingPut) -> None:
         put.size_bytes = len(put.payload)

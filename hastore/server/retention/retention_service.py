@@ -62,10 +62,12 @@ class RetentionService(Service):
         *,
         on_failure: OnFailure,
         keep_unconfirmed: bool = False,
+        before_removal: Callable[[int], None] | None = None,
     ) -> None:
         """Prepare; `put` appends through the write gate.
 
-        With `keep_unconfirmed` the hold on what is not confirmed never lapses.
+        With `keep_unconfirmed` the hold on what is not confirmed never lapses. `before_removal` is
+        called with the log's new first offset before files are removed.
         """
         super().__init__("RetentionService", on_failure=on_failure)
         config = member.config.store.retention
@@ -81,6 +83,7 @@ class RetentionService(Service):
         self._deletes = config.max_age_ms is not None or config.max_size_bytes is not None
         self._holds = Holds(config.hold_ms)
         self._keep_unconfirmed = keep_unconfirmed
+        self._before_removal = before_removal
 
     def run(self) -> None:
         """Remove expired files every interval until stopped."""
@@ -99,6 +102,8 @@ class RetentionService(Service):
         first = self._store.min_offset if end is None else end
         self._rewrite_positions(first)
         confirmed = self._store.confirmed_offset
+        if end is not None and self._before_removal is not None:
+            self._before_removal(end)
         # Only files below `first` are removed: their positions were gathered. This is called even
         # if nothing expired, because an earlier attempt may have left files on the disk.
         removed = self._store.retention.delete_expired(first)
