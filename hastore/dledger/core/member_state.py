@@ -75,6 +75,7 @@ class MemberState:
     def adopt_term(self, term: int, update: Update) -> None:
         """Move to a later term, without a vote and without a leader."""
         self.term, self.voted_for, self.leader = term, None, None
+        update.role_changed = True
         self.save(update)
 
     def vote(self, candidate: int, update: Update) -> None:
@@ -112,15 +113,19 @@ class MemberState:
             update.member_lists = kept
         update.truncate_from = index
 
-    def install(self, index: int, prev_term: int, members: tuple[int, ...], update: Update) -> None:
-        """Begin an empty log at `index`; the driver fills its position in."""
+    def install(
+        self, index: int, pos: int, prev_term: int, members: tuple[int, ...], update: Update
+    ) -> None:
+        """Set the log aside and begin an empty one at `index`."""
         self.log.install(index, prev_term)
         self.persisted_index = self.committed_index = index - 1
         self.cuts += 1
+        lists = tuple(one for one in self.member_lists if one.index < index)
         if members:
-            self.member_lists = (MemberList(index - 1, prev_term, members),)
-            update.member_lists = self.member_lists
-        update.install = (index, 0, prev_term)
+            lists = (MemberList(index - 1, prev_term, members),)
+        if lists != self.member_lists:
+            self.member_lists = update.member_lists = lists
+        update.install = (index, pos, prev_term)
         update.committed_index = self.committed_index
 
     def retain(self, begin_index: int) -> None:
