@@ -15,12 +15,13 @@
     index unit magic 4, pos 8, size 4, index 8, term 8; at `index * 32` of the index
 
 All integers are big-endian. A body is one RocketMQ record, whose physicalOffset is `pos + 48`. The
-entries of the group itself have none: the first entry of a term has an empty body, and a member
-list this one:
+entries of the group itself have records too, of a transaction that was rolled back (sysFlag 0xC)
+and of the topic HASTORE_DLEDGER, so that RocketMQ's readers step over them. The body of such a
+record is empty in the first entry of a term; in the entry of a member list it is
 
       0 magic "HSML" 4 | 4 version 2 | 6 number of members 2 | 8 node numbers 4 each | CRC-32 4
 
-A program other than hastore may have written bodies of any kind. They are entries, but not records.
+Another program may have written bodies that are no records. They are entries all the same.
 """
 
 import struct
@@ -31,9 +32,26 @@ from enum import Enum
 import msgspec
 
 from hastore.errors import CorruptRecordError
-from hastore.record.codec import Buffer, check_record
-from hastore.record.layout import MIN_RECORD_SIZE, SIZE_AND_MAGIC, V1_MAGIC, V2_MAGIC
+from hastore.record.codec import (
+    Buffer,
+    Record,
+    check_record,
+    decode_record,
+    encode_record,
+    find_parts,
+)
+from hastore.record.host import Host
+from hastore.record.layout import (
+    CRC_MASK,
+    FLAG_IPV6,
+    FLAG_ROLLBACK,
+    MIN_RECORD_SIZE,
+    SIZE_AND_MAGIC,
+    V1_MAGIC,
+    V2_MAGIC,
+)
 
+OWN_TOPIC = "HASTORE_DLEDGER"  # of the group's own entries; no client may put to it
 ENTRY_MAGIC = 1
 ENTRY_BLANK_MAGIC = 0xFFFFFFFF
 MAX_ENTRY_BYTES = 4 << 20  # header included
@@ -70,10 +88,8 @@ class Body(Enum):
     """What an entry's body is."""
 
     RECORD = "a RocketMQ record that is whole and knows its offset"
-    EMPTY = "nothing: the first entry of a term"
-    MEMBERS = "a member list"
-    OTHER = "bytes of another program"
-    BAD = "a damaged record or member list"
+    OTHER = "nothing, or bytes of another program"
+    BAD = "a damaged record"
 
 
 def read_header(buffer: Buffer, at: int, end: int, place: int) -> EntryHeader | None:
@@ -97,17 +113,13 @@ def read_header(buffer: Buffer, at: int, end: int, place: int) -> EntryHeader | 
 
 
 def body_of(buffer: Buffer, at: int, size: int, place: int) -> Body:
-    """Return what the body of the sound entry of `size` bytes at `at` is; checks CRCs."""
-    if size == ENTRY_HEADER_BYTES:
-        return Body.EMPTY
+    """Return what the body of the sound entry of `size` bytes at `at` is; checks its CRC."""
     start, end = at + ENTRY_HEADER_BYTES, at + size
-    if size - ENTRY_HEADER_BYTES >= MIN_RECORD_SIZE:
+    if end - start >= MIN_RECORD_SIZE:
         if check_record(buffer, start, end, place + ENTRY_HEADER_BYTES) == end - start:
             return Body.RECORD
         if SIZE_AND_MAGIC.unpack_from(buffer, start)[1] in (V1_MAGIC, V2_MAGIC):
             return Body.BAD
-    if bytes(buffer[start : start + len(_MEMBERS_MAGIC)]) == _MEMBERS_MAGIC:
-        return Body.MEMBERS if _is_members(bytes(buffer[start:end])) else Body.BAD
     return Body.OTHER
 
 
@@ -135,33 +147,57 @@ def check_entry_blank(buffer: Buffer, at: int, end: int) -> int:
     return left
 
 
-def pack_members(members: Sequence[int]) -> bytes:
-    """Return the body of an entry that holds a member list."""
-    head = _MEMBERS_HEAD.pack(_MEMBERS_MAGIC, _MEMBERS_VERSION, len(members))
-    body = head + struct.pack(f">{len(members)}I", *members)
-    return body + _CRC.pack(zlib.crc32(body))
+def build_own(
+    members: Sequence[int] | None, *, physical_offset: int, now_ms: int, host: Host
+) -> bytes:
+    """Return the record of an entry of the group itself, with `members` if it holds a list."""
+    body = b"" if members is None else _pack_members(members)
+    families = FLAG_IPV6 if host.is_ipv6 else 0
+    return encode_record(
+        Record(
+            body, OWN_TOPIC,
+            sys_flag=FLAG_ROLLBACK | families, physical_offset=physical_offset,
+            body_crc=zlib.crc32(body) & CRC_MASK, born_timestamp_ms=now_ms, born_host=host,
+            store_timestamp_ms=now_ms, store_host=host,
+        )
+    )  # fmt: skip
 
 
-def unpack_members(body: bytes) -> tuple[int, ...] | None:
-    """Return the member list in a body; None if it holds none, or a damaged one.
+def is_own(record: Buffer) -> bool:
+    """Whether a valid record is of an entry of the group itself."""
+    parts = find_parts(record, 0, len(record))
+    return (
+        parts is not None
+        and parts[3] & FLAG_ROLLBACK == FLAG_ROLLBACK
+        and bytes(record[parts[6] : parts[6] + parts[7]]) == OWN_TOPIC.encode()
+    )
 
-    Raises CorruptRecordError for a list in the form of a later version.
+
+def members_in(record: Buffer) -> tuple[int, ...] | None:
+    """Return the member list in a valid record; None if it holds none.
+
+    Raises CorruptRecordError for a list in the form of a later version, or one that is damaged.
     """
-    if not _is_members(body):
+    if not is_own(record):
         return None
+    body = decode_record(record).body
+    if not body:
+        return None
+    if (
+        len(body) < _MEMBERS_HEAD.size + _CRC.size
+        or not body.startswith(_MEMBERS_MAGIC)
+        or _CRC.unpack(body[-_CRC.size :])[0] != zlib.crc32(body[: -_CRC.size])
+    ):
+        raise CorruptRecordError(f"a member list of {len(body)} bytes is damaged")
     _, version, count = _MEMBERS_HEAD.unpack_from(body)
-    if version != _MEMBERS_VERSION:
+    if version != _MEMBERS_VERSION or len(body) != _MEMBERS_HEAD.size + 4 * count + _CRC.size:
         raise CorruptRecordError(
             f"a member list of version {version}: a later version of hastore wrote this log"
         )
-    if len(body) != _MEMBERS_HEAD.size + 4 * count + _CRC.size:
-        return None
     return struct.unpack_from(f">{count}I", body, _MEMBERS_HEAD.size)
 
 
-def _is_members(body: bytes) -> bool:
-    return (
-        len(body) >= _MEMBERS_HEAD.size + _CRC.size
-        and body.startswith(_MEMBERS_MAGIC)
-        and _CRC.unpack(body[-_CRC.size :])[0] == zlib.crc32(body[: -_CRC.size])
-    )
+def _pack_members(members: Sequence[int]) -> bytes:
+    head = _MEMBERS_HEAD.pack(_MEMBERS_MAGIC, _MEMBERS_VERSION, len(members))
+    body = head + struct.pack(f">{len(members)}I", *members)
+    return body + _CRC.pack(zlib.crc32(body))

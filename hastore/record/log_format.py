@@ -4,9 +4,8 @@ An *item* is what lies between two offsets at which a log may be cut: a record i
 entry in a log of entries. The record of an item begins `lead` bytes after it; that is its physical
 offset. A blank fills the rest of a file in both, with other bytes.
 
-A log of entries also has items without a record: the group's own entries, and bodies that another
-program wrote. `ENTRIES` takes the group's own, as a node does; `ANY_ENTRIES` takes all, for tools
-that read any DLedger directory.
+An entry may have a body that is no record, if a program other than RocketMQ wrote it. `ENTRIES`
+refuses those, as a node does; `ANY_ENTRIES` takes them, for tools that read any DLedger directory.
 """
 
 from collections.abc import Callable
@@ -113,9 +112,7 @@ class Entries:
     check_blank = staticmethod(check_entry_blank)
 
     def __init__(self, *, other_bodies: bool) -> None:
-        self.takes = {Body.RECORD, Body.EMPTY, Body.MEMBERS} | (
-            {Body.OTHER} if other_bodies else set()
-        )
+        self.takes = {Body.RECORD, Body.OTHER} if other_bodies else {Body.RECORD}
 
     def max_record(self, file_size: int) -> int:
         """Return what a file, and an entry, hold beside the blank and the header."""

@@ -17,11 +17,12 @@ What differs for callers:
 """
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from hastore.clock import SYSTEM_CLOCK, Clock
 from hastore.config.model import StoreConfig
 from hastore.errors import StoreBrokenError, StoreError, StoreFullError, UsageError
+from hastore.record.entry import build_own
 from hastore.record.host import Host
 from hastore.record.log_format import ENTRIES
 from hastore.service import OnFailure
@@ -56,6 +57,7 @@ class EntryMessageStore(MessageStore):
         """Prepare; no file is touched before `open`. RocketMQ needs the default index files."""
         self.directory = f"{config.root}/dledger-n{node}"
         self.keep_more: Callable[[], None] = lambda: None  # called each second, and at the close
+        self._clock = clock
         self._state = EntryState(fs, config.root)
         self.entries = EntryIndex(
             fs, f"{self.directory}/index", self._state, file_bytes=index_file_bytes
@@ -155,22 +157,31 @@ class EntryMessageStore(MessageStore):
             log.record_end = log.append(data, new)
         self._grown()
 
-    def append_own(self, body: bytes, term: int) -> None:
-        """Append an entry of the group itself, whose body is no record; raises as a put."""
+    def append_own(self, members: Sequence[int] | None, term: int) -> None:
+        """Append an entry of the group itself as leader of `term`; raises as a put."""
         log = self.log
         with log.lock:
-            if log.room(log.form.lead + len(body)):
+            self._appender.last_store_timestamp_ms = now_ms = max(
+                self._clock.wall_ms(), self._appender.last_store_timestamp_ms
+            )
+            record = self._own_record(members, now_ms)
+            if log.room(log.form.lead + len(record)):
                 log.roll()
+                record = self._own_record(members, now_ms)
             start = log.max_offset
             framing = EntryFraming(log, term)
-            data = framing.join([body])
+            data = framing.join([record])
             log.record_end = end = log.append(data, framing.entries())
-            # The next put need not wait until replay has seen an entry without a record.
+            # The next put need not wait until replay has seen an entry that is in no queue.
             if self._table.end_offset == start:
                 self._table.advance(end)
             if self._window.end_offset == start:
                 self._window.advance(end)
         self._grown()
+
+    def _own_record(self, members: Sequence[int] | None, now_ms: int) -> bytes:
+        offset = self.log.max_offset + self.log.form.lead
+        return build_own(members, physical_offset=offset, now_ms=now_ms, host=self.store_host)
 
     # -- cut --------------------------------------------------------------------------------------
 

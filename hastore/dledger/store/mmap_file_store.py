@@ -21,7 +21,7 @@ from hastore.dledger.store.member_lists import MemberLists
 from hastore.dledger.store.taken import check_taken
 from hastore.errors import ProtocolError, StoreError, UsageError
 from hastore.protocol.dledger import AppendRequest
-from hastore.record.entry import ENTRY_HEADER_BYTES, pack_members, unpack_members
+from hastore.record.entry import ENTRY_HEADER_BYTES, members_in
 from hastore.record.host import Host
 from hastore.service import OnFailure
 from hastore.store.entry_message_store import INDEX_FILE_BYTES, EntryMessageStore
@@ -206,10 +206,9 @@ class DLedgerMmapFileStore:
         self._check_term(entry.term)
         if entry.index != self.end_index + 1:
             raise UsageError(f"entry {entry.index} does not follow {self.end_index}")
-        body = b"" if entry.members is None else pack_members(entry.members)
         if entry.members is not None:
             self._note_members([(entry.index, entry.members)])
-        self.messages.append_own(body, entry.term)
+        self.messages.append_own(entry.members, entry.term)
 
     def append_taken(
         self, request: AppendRequest, data: bytes | memoryview, taken: TakenEntries
@@ -287,7 +286,7 @@ class DLedgerMmapFileStore:
             return None
         unit = self._index.unit(index)
         with self.messages.view(unit.pos + ENTRY_HEADER_BYTES, unit.end - unit.pos) as view:
-            return unpack_members(bytes(view[: unit.size - ENTRY_HEADER_BYTES]))
+            return members_in(bytes(view[: unit.size - ENTRY_HEADER_BYTES]))
 
     def _check_term(self, term: int) -> None:
         if term < self.end_term:

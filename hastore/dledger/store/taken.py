@@ -10,9 +10,9 @@ from hastore.record.entry import (
     Body,
     EntryHeader,
     body_of,
+    members_in,
     pack_unit,
     read_header,
-    unpack_members,
 )
 from hastore.store.entry_message_store import NewEntries
 
@@ -76,18 +76,13 @@ def _checked(data: memoryview, at: int, pos: int, index: int, term: int) -> Entr
 
 
 def _check_body(data: memoryview, at: int, header: EntryHeader) -> tuple[int, ...] | None:
-    """Check the body of a sound entry; return its member list, if it is one."""
-    kind = body_of(data, at, header.size, header.pos)
-    if kind is Body.MEMBERS:
-        try:
-            members = unpack_members(bytes(data[at + ENTRY_HEADER_BYTES : at + header.size]))
-        except CorruptRecordError as failure:
-            raise ProtocolError(str(failure)) from failure
-        if members is not None:
-            return members
-    if kind in (Body.MEMBERS, Body.BAD, Body.OTHER):
+    """Check the record of a sound entry; return its member list, if it holds one."""
+    if body_of(data, at, header.size, header.pos) is not Body.RECORD:
         raise ProtocolError(
-            f"the body of entry {header.index} at {header.pos} is damaged; the entry is not"
+            f"the record in entry {header.index} at {header.pos} is damaged; the entry is not"
             " acknowledged, and is fetched again"
         )
-    return None
+    try:
+        return members_in(data[at + ENTRY_HEADER_BYTES : at + header.size])
+    except CorruptRecordError as failure:
+        raise ProtocolError(f"entry {header.index} at {header.pos}: {failure}") from failure

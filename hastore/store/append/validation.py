@@ -13,6 +13,7 @@ from zlib_ng.zlib_ng import crc32
 from hastore.config.model import StoreConfig
 from hastore.errors import MessageIllegalError, Status
 from hastore.record.codec import RecordParts, find_parts
+from hastore.record.entry import OWN_TOPIC
 from hastore.record.host import Host
 from hastore.record.layout import (
     CRC_MASK,
@@ -62,6 +63,8 @@ class PutValidator:
     def __init__(self, config: StoreConfig, store_host: Host, form: LogFormat = PLAIN) -> None:
         self._max_body = config.max_message_size
         self._max_record = form.max_record(config.commitlog_file_size)
+        # Records of this topic are the group's own entries: a client must not forge a member list.
+        self._reserved = OWN_TOPIC.encode() if form.lead else None
         self._ipv6 = store_host.is_ipv6
         self._topics: set[bytes] = set()
         # Returns the batch if a payload is uniform and valid. None leaves it to `validate`.
@@ -116,6 +119,8 @@ class PutValidator:
         return payload, found
 
     def _check_topic(self, topic: bytes) -> str | None:
+        if topic == self._reserved:
+            return f"topic {OWN_TOPIC} is reserved for the group's own entries"
         try:
             check_topic(topic.decode("utf-8", "surrogateescape"))
         except MessageIllegalError as failure:

@@ -7,6 +7,7 @@ import pytest
 from hastore.dledger.core.events import HardState, OwnEntry, TakenEntries
 from hastore.errors import Status, StoreError, UsageError
 from hastore.protocol.dledger import AppendRequest
+from hastore.record.entry import build_own
 from tests.dledger.store.kit import (
     copy_entries,
     data_of,
@@ -17,7 +18,7 @@ from tests.dledger.store.kit import (
     put,
     walk,
 )
-from tests.store.kit import FILE_SIZE, bodies, crash_copy, message
+from tests.store.kit import FILE_SIZE, HOST, bodies, crash_copy, message
 from tests.store.kit import opened as opened_classic
 from tests.store.kit import put as put_classic
 
@@ -160,6 +161,9 @@ def test_wrong_calls_change_nothing(tmp_path):
         ):
             with pytest.raises(UsageError):
                 call()
+        own = build_own((9,), physical_offset=0, now_ms=0, host=HOST)
+        forged = store.put(4, [own])
+        assert forged.count == 0 and "reserved" in forged.results[0][0].reason
         large = store.put(4, [message(2, size=FILE_SIZE)])
         assert large.count == 0 and large.results[0][0].status is Status.MESSAGE_ILLEGAL
         assert store.end_index == 0 and store.log_state().terms == ((4, 0),)
