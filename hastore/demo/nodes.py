@@ -154,10 +154,12 @@ def make_group(folder: pathlib.Path, count: int, file_size: str) -> list[Node]:
 
 
 def _make(folder: pathlib.Path, count: int) -> list[Node]:
-    ports = free_ports(PORTS_PER_NODE * count)
+    ports = [f"127.0.0.1:{port}" for port in free_ports(PORTS_PER_NODE * count)]
     return [
-        Node(number, folder, *(f"127.0.0.1:{port}" for port in ports[at : at + PORTS_PER_NODE]))
-        for number, at in enumerate(range(0, len(ports), PORTS_PER_NODE), 1)
+        Node(number, folder, client, ha, http)
+        for number, (client, ha, http) in enumerate(
+            zip(ports[::3], ports[1::3], ports[2::3], strict=True), 1
+        )
     ]
 
 

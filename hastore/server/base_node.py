@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable
 
 from hastore.config.checks import parse_address
-from hastore.config.model import Config, Mode
+from hastore.config.model import Config
 from hastore.errors import ConfigError, StoreError, StoreMovedError
 from hastore.record.host import Host
 from hastore.server.api.server import ApiServer
@@ -18,6 +18,7 @@ from hastore.server.base_backend import BaseBackend
 from hastore.server.http.http_server import HttpServer
 from hastore.server.http.metrics import render_metrics
 from hastore.store.fs.filesystem import FileSystem
+from hastore.store.other_mode import other_mode_problem
 
 log = logging.getLogger(__name__)
 
@@ -141,21 +142,9 @@ class BaseNode:
 
 def refuse_other_mode(fs: FileSystem, config: Config) -> None:
     """Raise StoreError if the store has a log of the other mode: it would be ignored in silence."""
-    root, mode = config.store.root, config.mode
-    if not fs.is_dir(root):
-        return
-    found = fs.list_dir(root)
-    if mode is Mode.CLASSIC:
-        other = next((one for one in found if one.startswith("dledger-")), None)
-        fits = Mode.DLEDGER
-    else:
-        other = "commitlog" if "commitlog" in found else None
-        fits = Mode.CLASSIC
-    if other is not None and fs.list_dir(f"{root}/{other}"):
-        raise StoreError(
-            f"{root}/{other} is a log of mode {fits.value}, but the file says mode: {mode.value}; "
-            f"give the node another store.root, or set mode: {fits.value}"
-        )
+    problem = other_mode_problem(fs, config.store.root, config.mode)
+    if problem is not None:
+        raise StoreError(problem)
 
 
 def store_host(api: str) -> Host:
