@@ -75,6 +75,7 @@ class HeartBeatResponse(msgspec.Struct, frozen=True, tag="beaten"):
     term: int
     round: int
     code: Code
+    remembers: bool = True  # False: the node has lost its disk; the answer counts for nothing
 
 
 class CompareRequest(msgspec.Struct, frozen=True, tag="compare"):
@@ -86,17 +87,23 @@ class CompareRequest(msgspec.Struct, frozen=True, tag="compare"):
 
 
 class TruncateRequest(msgspec.Struct, frozen=True, tag="truncate"):
-    """Remove the entries from `index` on; the entry before has `prev_term` on both sides."""
+    """Remove the entries from `index` on; the entry before has `prev_term` on both sides.
+
+    `index_term` is the term of the leader's entry at `index`. A follower whose entry there has the
+    same term has the leader's entry, and keeps it: the request is an old one.
+    """
 
     term: int
     index: int
     prev_term: int
+    index_term: int = NO_TERM
 
 
 class AppendRequest(msgspec.Struct, frozen=True, tag="append"):
     """Entries that follow `prev_index`. Their bytes, `size` of them from `pos` on, come after it.
 
     `runs` are (term, number of entries), in order; the sum of the numbers is at least 1.
+    `members` are (index, member list) of the entries among them that are member lists.
     """
 
     term: int
@@ -106,25 +113,32 @@ class AppendRequest(msgspec.Struct, frozen=True, tag="append"):
     size: int
     runs: tuple[tuple[int, int], ...]
     committed_index: int
+    members: tuple[tuple[int, tuple[int, ...]], ...] = ()
 
 
 class CommitRequest(msgspec.Struct, frozen=True, tag="commit"):
-    """What the leader has committed; also the heart beat of an idle EntryDispatcher."""
+    """What the leader has committed; also the heart beat of an idle EntryDispatcher.
+
+    With `recall_index` it ends the quarantine of a node that has lost its disk, if the node has
+    all entries up to this index (docs/dledger.md).
+    """
 
     term: int
     committed_index: int
+    recall_index: int = NO_INDEX
 
 
 class InstallRequest(msgspec.Struct, frozen=True, tag="install"):
     """The leader has removed what this follower lacks: begin an empty log at `index`, `pos`.
 
-    `prev_term` is the term of the entry before it.
+    `prev_term` is the term of the entry before it, `members` the member list that counts there.
     """
 
     term: int
     index: int
     pos: int
     prev_term: int
+    members: tuple[int, ...] = ()
 
 
 class PushType(Enum):
@@ -154,6 +168,7 @@ class PushResponse(msgspec.Struct, frozen=True, tag="pushed"):
     end_index: int
     hint_term: int = NO_TERM
     hint_index: int = NO_INDEX
+    remembers: bool = True  # False: the node has lost its disk; what it has does not count yet
 
 
 class TakeLeadership(msgspec.Struct, frozen=True, tag="take"):

@@ -19,10 +19,24 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class HardState:
-    """What must be durable before any message of the same update is sent."""
+    """What must be durable before any message of the same update is sent.
+
+    `remembers` is False from a start with a lost disk until a leader has ended the quarantine; a
+    restart in between must pass it to Start again.
+    """
 
     term: int
     voted_for: int | None
+    remembers: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class MemberList:
+    """The entry (index, term) of the log is this member list. It counts from its append on."""
+
+    index: int
+    term: int
+    members: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +76,11 @@ class LogState:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The node starts: all of `log` is durable. `remembers` is False after a wiped disk."""
+    """The node starts: all of `log` is durable. `remembers` is False after a wiped disk.
+
+    `members` is the list of the configuration. It counts if no list of `member_lists`, the last
+    ones that an Update has given, is in the log.
+    """
 
     now_ms: float
     hard_state: HardState
@@ -70,6 +88,7 @@ class Start:
     committed_index: int
     members: tuple[int, ...]
     remembers: bool = True
+    member_lists: tuple[MemberList, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,10 +131,16 @@ class Propose:
 
 @dataclass(frozen=True, slots=True)
 class Persisted:
-    """All entries up to `index` are durable on this node (or written, with an async flush)."""
+    """All entries up to `index` are durable on this node (or written, with an async flush).
+
+    `cuts` is `DLedgerCore.cuts` when the flush began. If the log was cut since, the core does not
+    count the report, and asks for another flush. A driver that never flushes while it truncates
+    may leave it out.
+    """
 
     now_ms: float
     index: int
+    cuts: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +206,9 @@ Event = (
 class OwnEntry:
     """An entry that the core itself appends as leader: the first of its term, or a member list.
 
-    Its body is `members` as the store encodes them, or empty (a no-op).
+    The store gives it a body that RocketMQ can step over: a whole RocketMQ record of a transaction
+    that was rolled back (sysFlag 0xC), of topic HASTORE_DLEDGER, with `members`, if there are any,
+    as the record's body. RocketMQ's readers would lose what follows an empty body.
     """
 
     index: int
@@ -226,6 +253,7 @@ class Update:
     """What the driver does after a step, in the order of these fields."""
 
     hard_state: HardState | None = None  # save it durably
+    member_lists: tuple[MemberList, ...] | None = None  # save them durably, for the next Start
     install: tuple[int, int, int] | None = None  # set the log aside; begin at (index, pos, term)
     truncate_from: int | None = None  # remove the entries from this index on, durably
     append: list[OwnEntry | TakenEntries] = field(default_factory=list)

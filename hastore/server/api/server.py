@@ -226,12 +226,7 @@ class ApiServer(Service):
             known = {descriptor for descriptor, _ in left}
             return left + [new for new in connections.epoll.poll(0, _EVENTS_MAX)
                            if new[0] not in known]  # fmt: skip
-        if (
-            self._reading_positions
-            or self._puts.has_done
-            or self._ranges.has_done
-            or self._bulk
-        ):
+        if self._reading_positions or self._puts.has_done or self._ranges.has_done or self._bulk:
             timeout_s = 0.0
         else:
             now = self._clock.monotonic_ms()

@@ -1,0 +1,142 @@
+"""LeaderElector: when a node asks for votes, and to whom it gives its own.
+
+A node that has not heard of a leader for one to two election timeouts asks the members whether they
+would vote for it (pre-vote). Only if a majority would does it raise its term, by one, vote for
+itself, and ask for votes. So a node that was cut off raises no term, and a member that still hears
+its leader refuses (REJECT_ALREADY_HAS_LEADER). A vote is in the hard state of the update that
+carries it. A node that has lost its disk neither asks nor votes.
+"""
+
+from typing import Protocol
+
+from hastore.dledger.core.events import Role, Settings, Update
+from hastore.dledger.core.member_state import MemberState
+from hastore.protocol.dledger import VoteRequest, VoteResponse, VoteResult
+
+
+class Randomness(Protocol):
+    """What the core needs of random.Random."""
+
+    def uniform(self, a: float, b: float) -> float:
+        """Return a number between `a` and `b`."""
+        ...
+
+
+class LeaderElector:
+    """The votes of one node, given and asked for."""
+
+    def __init__(self, state: MemberState, settings: Settings, random: Randomness) -> None:
+        self._state = state
+        self._settings = settings
+        self._random = random
+        self.deadline_ms = 0.0  # when this node asks for votes, unless it hears of a leader
+        self.heard_leader_ms: float | None = None  # None: nothing, or the leader's link was lost
+        self.pre: bool | None = None  # what a candidate asks for now; None: not a candidate
+        self.transfer = False
+        self.accepted: set[int] = set()
+        self._had_grace = False  # since a leader was heard
+
+    def wait(self, now_ms: float) -> None:
+        """Wait one to two election timeouts before this node asks for votes."""
+        self.deadline_ms = now_ms + self._settings.election_timeout_ms * self._random.uniform(1, 2)
+
+    def heard_leader(self, now_ms: float) -> None:
+        """Take note of a valid message of the leader."""
+        self.heard_leader_ms = now_ms
+        self.pre = None
+        self._had_grace = False
+        self.wait(now_ms)
+
+    def grant_grace(self, until_ms: float) -> None:
+        """Ask no earlier than `until_ms`, once: this process paused, the leader may not have."""
+        if not self._had_grace:
+            self._had_grace = True
+            self.deadline_ms = max(self.deadline_ms, until_ms)
+
+    def lost_leader(self, now_ms: float) -> None:
+        """Ask soon: the link to the leader has ended, which mostly means that its process has."""
+        self.heard_leader_ms = None
+        soon = now_ms + self._settings.election_timeout_ms * self._random.uniform(0.1, 0.5)
+        self.deadline_ms = min(self.deadline_ms, soon)
+
+    def may_campaign(self) -> bool:
+        """Whether this node may become leader: a member that remembers, with room on its disk.
+
+        A list without this node that is not committed leaves it a member: perhaps only it has the
+        list, and nobody else can win.
+        """
+        state = self._state
+        member = state.node in state.members or state.node in state.committed_members
+        return member and state.remembers and not state.disk_full
+
+    def campaign(self, now_ms: float, update: Update, *, pre: bool, transfer: bool = False) -> bool:
+        """Ask for votes, or with `pre` whether they would be given. Returns whether this node won.
+
+        Only a group of one wins at once.
+        """
+        state = self._state
+        self.pre, self.transfer = pre, transfer
+        self.heard_leader_ms = None
+        if not pre:
+            state.adopt_term(state.term + 1, update)
+            state.vote(state.node, update)
+        state.become(Role.CANDIDATE, None, update)
+        self.wait(now_ms)
+        self.accepted = {state.node}
+        for peer in state.peers:
+            self.ask(peer, update)
+        return self._has_majority()
+
+    def _has_majority(self) -> bool:
+        return len(self.accepted.intersection(self._state.members)) >= self._state.quorum
+
+    def ask(self, peer: int, update: Update) -> None:
+        """Send this candidate's request to a peer, again if its link was opened anew."""
+        state = self._state
+        if self.pre is not None and peer not in state.down and peer not in self.accepted:
+            term = state.term + 1 if self.pre else state.term
+            end = state.ledger_end_index
+            request = VoteRequest(term, self.pre, end, state.ledger_end_term, self.transfer)
+            update.messages.append((peer, request))
+
+    def count(self, peer: int, response: VoteResponse) -> bool:
+        """Count an answer to this candidate's request. Returns whether a majority accepts now."""
+        state = self._state
+        asked = state.term + 1 if self.pre else state.term
+        if self.pre is None or response.pre != self.pre or response.request_term != asked:
+            return False
+        if response.result is not VoteResult.ACCEPT or peer not in state.members:
+            return False
+        self.accepted.add(peer)
+        return self._has_majority()
+
+    # -- the voter ---------------------------------------------------------------------------------
+
+    def hears_leader(self, now_ms: float) -> bool:
+        """Whether a leader was heard within the last election timeout."""
+        heard = self.heard_leader_ms
+        return heard is not None and now_ms - heard < self._settings.election_timeout_ms
+
+    def judge(self, candidate: int, request: VoteRequest) -> VoteResult:
+        """Decide on a request, after the lease of a leader and after the request's term counts."""
+        state = self._state
+        if request.term < state.term:
+            return VoteResult.REJECT_EXPIRED_VOTE_TERM
+        if not state.remembers:
+            return VoteResult.REJECT_FORGOTTEN
+        if request.term == state.term:
+            if state.leader is not None and state.leader != candidate:
+                return VoteResult.REJECT_ALREADY_HAS_LEADER
+            if state.voted_for not in (None, candidate):
+                return VoteResult.REJECT_ALREADY_VOTED
+        behind = (request.ledger_end_term, request.ledger_end_index) < (
+            state.ledger_end_term,
+            state.ledger_end_index,
+        )
+        if behind and candidate not in state.members:
+            return VoteResult.REJECT_UNKNOWN_LEADER
+        if request.ledger_end_term < state.ledger_end_term:
+            return VoteResult.REJECT_EXPIRED_LEDGER_TERM
+        if behind:
+            return VoteResult.REJECT_SMALL_LEDGER_END_INDEX
+        return VoteResult.ACCEPT

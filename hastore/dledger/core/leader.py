@@ -1,0 +1,261 @@
+"""Leader: what a node does while it leads a term.
+
+It owns the EntryDispatchers, the counts of the QuorumAckChecker, the puts and reads that wait, the
+change of members and the transfer of leadership. DLedgerCore begins and ends it with the role.
+"""
+
+from hastore.dledger.core.dispatcher import EntryDispatcher, LogBytes
+from hastore.dledger.core.events import (
+    ChangeMembers,
+    MemberList,
+    OwnEntry,
+    Propose,
+    ReadIndex,
+    Settings,
+    Settled,
+    Transfer,
+    Update,
+)
+from hastore.dledger.core.member_state import MemberState
+from hastore.dledger.core.membership import Membership, PendingChange
+from hastore.dledger.core.pending_appends import PendingAppends
+from hastore.dledger.core.quorum import QuorumAckChecker
+from hastore.dledger.core.reads import ReadRounds, WaitingRead
+from hastore.dledger.core.transfer import LeadershipTransfer
+from hastore.protocol.dledger import (
+    Code,
+    HeartBeatResponse,
+    PushResponse,
+    PushType,
+    TakeLeadership,
+)
+
+
+class Leader:
+    """The leading part of a node. Between its terms only a transfer may be left in it."""
+
+    def __init__(self, state: MemberState, settings: Settings, log_bytes: LogBytes) -> None:
+        self._state = state
+        self._settings = settings
+        self._log_bytes = log_bytes
+        self.checker = QuorumAckChecker(state)
+        self.pending = PendingAppends(settings.append_timeout_ms)
+        self.reads = ReadRounds(state)
+        self.transfer = LeadershipTransfer(state, settings)
+        self.membership = Membership(state)
+        self.dispatchers: dict[int, EntryDispatcher] = {}
+        self._beat_due_ms = 0.0
+        self._grace_ms = 0.0  # until then the leader is not cut off
+        self._grace_heard_ms: float | None = None  # what was heard last when it was granted
+
+    def begin(self, now_ms: float, update: Update) -> None:
+        """Begin to lead the current term: append its first entry, compare all logs, and beat."""
+        self.checker.start_term()
+        self.dispatchers = {}
+        self._append_own(None, update)
+        self._set_dispatchers(now_ms)
+        self.transfer.stopped_leading(now_ms)
+        self._beat(now_ms, update)
+
+    def stop(self, now_ms: float, update: Update) -> None:
+        """Stop leading; what waits is settled with an unknown outcome."""
+        self.dispatchers = {}
+        self.checker.stop()
+        self.pending.settle_all(update)
+        self.reads.stop(update)
+        self.membership.stop(update)
+        self.transfer.stopped_leading(now_ms)
+
+    def refusal(self) -> str | None:
+        """Return why a put is refused now: a name of Code. None: the driver may append."""
+        state = self._state
+        if not state.is_leader:
+            return Code.NOT_LEADER.name
+        if state.disk_full:
+            return Code.DISK_FULL.name
+        if self.transfer.running is not None or state.node not in state.members:
+            return Code.LEADER_TRANSFERRING.name
+        if self.pending.entries >= self._settings.pending_max:
+            return Code.LEADER_PENDING_FULL.name
+        return None
+
+    # -- what the driver wants ---------------------------------------------------------------------
+
+    def on_propose(self, event: Propose, now_ms: float, update: Update) -> None:
+        """Take entries that the store has appended."""
+        state = self._state
+        state.log.append(state.term, event.count)
+        update.flush = True
+        if event.token is not None:
+            index = state.ledger_end_index
+            self.pending.add(state.term, index, event.count, event.token, now_ms)
+
+    def on_transfer(self, event: Transfer, now_ms: float, update: Update) -> None:
+        """Begin a transfer, or refuse it."""
+        if not self._state.is_leader:
+            refusal: str | None = Code.NOT_LEADER.name
+        else:
+            refusal = self.transfer.refusal(event.to, self.dispatchers.get(event.to), now_ms)
+        if refusal is not None:
+            update.settled.append(Settled(event.token, "REFUSED", reason=refusal))
+        else:
+            self.transfer.begin(event.to, event.token, now_ms)
+
+    def on_change_members(self, event: ChangeMembers, now_ms: float, update: Update) -> None:
+        """Append a member list, or refuse it."""
+        state = self._state
+        members = tuple(sorted(event.members))
+        if not state.is_leader or self.transfer.running is not None or state.disk_full:
+            refusal = self.refusal()
+        else:
+            refusal = self.membership.refusal(members)
+        if refusal is not None:
+            update.settled.append(Settled(event.token, "REFUSED", reason=refusal))
+            return
+        self._append_own(members, update)
+        self.membership.pending = PendingChange(state.ledger_end_index, event.token)
+        self._set_dispatchers(now_ms)
+
+    def on_read(self, event: ReadIndex, now_ms: float, update: Update) -> None:
+        """Let a read wait for a round of heart beats, or refuse it."""
+        refusal = None
+        if not self._state.is_leader:
+            refusal = Code.NOT_LEADER.name
+        elif len(self.reads.waiting) >= self._settings.pending_max:
+            refusal = Code.LEADER_PENDING_FULL.name
+        if refusal is not None:
+            update.settled.append(Settled(event.token, "REFUSED", reason=refusal))
+            return
+        deadline_ms = now_ms + self._settings.append_timeout_ms
+        self.reads.waiting.append(WaitingRead(event.token, deadline_ms))
+
+    # -- followers ---------------------------------------------------------------------------------
+
+    def on_link_up(self, peer: int, now_ms: float, update: Update) -> None:
+        """Compare the logs anew: what was on the way may be lost."""
+        if peer in self.dispatchers:
+            self.dispatchers[peer].recall_index = None
+            self.dispatchers[peer].restart(now_ms)
+            self._beat(now_ms, update)
+
+    def on_answer(
+        self, peer: int, message: PushResponse | HeartBeatResponse, now_ms: float, update: Update
+    ) -> None:
+        """Take a follower's answer in this node's term."""
+        state, follower = self._state, self.dispatchers[peer]
+        if message.remembers:
+            follower.heard_ms = now_ms
+            if follower.recall_index is not None:
+                follower.recall_index = None
+                self.checker.report(peer, follower.match_index)
+        elif follower.recall_index is None and not state.disk_full:
+            # Only an entry that comes after all that the peer may have forgotten, and that the
+            # others have committed without it, ends its quarantine.
+            self.checker.forget(peer)
+            self._append_own(None, update)
+            follower.recall_index = state.ledger_end_index
+        if isinstance(message, HeartBeatResponse):
+            if message.remembers and message.code is Code.SUCCESS:
+                self.reads.answer(peer, message.round)
+            return
+        is_append = message.push is PushType.APPEND and message.code is Code.SUCCESS
+        if is_append and message.index > state.ledger_end_index:
+            return
+        follower.on_response(message, now_ms)
+        if is_append and message.remembers:
+            self.checker.report(peer, message.index)
+        elif is_append and follower.recall_index is not None:
+            if follower.recall_index <= min(state.committed_index, message.index):
+                follower.commit_soon(now_ms)
+
+    def is_cut_off(self, now_ms: float) -> bool:
+        """Whether no majority was heard for an election timeout (check-quorum)."""
+        return now_ms >= self._cut_off_ms(now_ms)
+
+    def _cut_off_ms(self, now_ms: float) -> float:
+        heard_ms = self._quorum_heard_ms(now_ms) + self._settings.election_timeout_ms
+        return max(heard_ms, self._grace_ms)
+
+    def grant_grace(self, now_ms: float, until_ms: float) -> None:
+        """Do not step down before `until_ms`, once: a pause of this process is no silence."""
+        heard_ms = self._quorum_heard_ms(now_ms)
+        if heard_ms != self._grace_heard_ms:
+            self._grace_heard_ms, self._grace_ms = heard_ms, until_ms
+
+    def _quorum_heard_ms(self, now_ms: float) -> float:
+        """Return when a majority was last heard, this node included."""
+        state = self._state
+        times = [
+            now_ms if one == state.node else self.dispatchers[one].heard_ms for one in state.members
+        ]
+        return sorted(times, reverse=True)[state.quorum - 1]
+
+    # -- after each event --------------------------------------------------------------------------
+
+    def move(self, now_ms: float, stored_end: int, update: Update) -> bool:
+        """Do what is due. Returns False if this node must stop leading."""
+        if self.is_cut_off(now_ms) or not self._commit(now_ms, update):
+            return False
+        self.pending.settle_late(now_ms, update)
+        self.reads.settle(update)
+        self.reads.settle_late(now_ms, update)
+        self.reads.begin(update)
+        self.reads.settle(update)  # a group of one
+        if now_ms >= self._beat_due_ms:
+            self._beat(now_ms, update)
+        self.transfer.move(now_ms, self.dispatchers, update)
+        for dispatcher in self.dispatchers.values():
+            dispatcher.pump(now_ms, stored_end, update)
+        return True
+
+    def _commit(self, now_ms: float, update: Update) -> bool:
+        """Commit what a majority has. Returns False if this node is no member any more."""
+        index = self.checker.committable()
+        if index is None or not self._state.commit(index, update):
+            return True
+        self.pending.settle_committed(index, update)
+        changed = self.membership.settle(update)
+        if not changed or self._state.node in self._state.members:
+            return True
+        self._beat(now_ms, update)  # tells the committed index
+        able = [one for one in self.dispatchers if one not in self._state.down]
+        if able:
+            best = max(able, key=lambda one: self.dispatchers[one].match_index)
+            update.messages.append((best, TakeLeadership(self._state.term)))
+        return False
+
+    def _append_own(self, members: tuple[int, ...] | None, update: Update) -> None:
+        """Append an entry of the core itself: a no-op, or a member list."""
+        state = self._state
+        state.log.append(state.term, 1)
+        index = state.ledger_end_index
+        update.append.append(OwnEntry(index, state.term, members))
+        update.flush = True
+        if members is not None:
+            state.add_member_list(MemberList(index, state.term, members), update)
+
+    def _set_dispatchers(self, now_ms: float) -> None:
+        """Let each peer have an EntryDispatcher, and nobody else."""
+        state = self._state
+        for peer in set(self.dispatchers) - set(state.peers):
+            del self.dispatchers[peer]
+            self.checker.forget(peer)
+        for peer in state.peers:
+            if peer not in self.dispatchers:
+                self.dispatchers[peer] = EntryDispatcher(
+                    peer, state, self._settings, self._log_bytes, now_ms
+                )
+
+    def _beat(self, now_ms: float, update: Update) -> None:
+        self.reads.beat(update)
+        self.reads.join_beat()
+        self._beat_due_ms = now_ms + self._settings.heartbeat_interval_ms
+
+    def deadline_ms(self, now_ms: float) -> float:
+        """Return when `move` has something to do, unless something else happens before."""
+        due = [self.pending.deadline_ms(), self.transfer.deadline_ms()]
+        due += [one.deadline_ms for one in self.reads.waiting[:1]]
+        due += [one.deadline_ms() for one in self.dispatchers.values()]
+        if self._state.quorum > 1:
+            due.append(self._cut_off_ms(now_ms))
+        return min([self._beat_due_ms, *(one for one in due if one is not None)])

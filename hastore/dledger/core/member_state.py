@@ -1,0 +1,149 @@
+"""MemberState: what a node is in its group, and what its log has. The core's parts share it.
+
+Durable are `term`, `voted_for`, `remembers` (HardState), the log, and the member lists; the rest
+begins anew with each start. Invariants: `term` never falls. In one term `voted_for` changes at most
+once, from None. `committed_index` never falls and is at most the log's end. `persisted_index` falls
+only with the log's end.
+"""
+
+from hastore.dledger.core.events import HardState, MemberList, Role, Start, Update
+from hastore.dledger.core.term_map import TermMap
+
+
+class MemberState:
+    """A node's role, term, vote, leader, log and members."""
+
+    def __init__(self, node: int, start: Start) -> None:
+        log = start.log
+        self.node = node
+        self.role = Role.FOLLOWER
+        self.term = max(start.hard_state.term, 0)
+        self.voted_for = start.hard_state.voted_for
+        self.leader: int | None = None
+        self.log = TermMap(log.begin_index, log.end_index, log.terms, log.prev_term)
+        self.persisted_index = log.end_index
+        self.committed_index = max(min(start.committed_index, log.end_index), log.begin_index - 1)
+        self.disk_full = False
+        self.cuts = 0  # how often the log was cut since the start
+        self.down: set[int] = set()  # peers whose link is closed
+        self.first_members = tuple(sorted(set(start.members)))
+        self.member_lists = tuple(one for one in start.member_lists if self._is_in_log(one))
+        # A log never has entries of a later term than its node: it takes them from a leader.
+        self.term = max(self.term, self.log.end_term)
+        if self.term > start.hard_state.term:
+            self.voted_for = None
+        alone = self.members == (node,)  # nobody else has what a group of one has forgotten
+        self.remembers = alone or (start.remembers and start.hard_state.remembers)
+
+    def _is_in_log(self, one: MemberList) -> bool:
+        return one.index < self.log.begin_index or self.log.term_at(one.index) == one.term
+
+    @property
+    def ledger_end_index(self) -> int:
+        """The last entry of this node's log; -1: none."""
+        return self.log.end_index
+
+    @property
+    def ledger_end_term(self) -> int:
+        """The term of the last entry; -1: none."""
+        return self.log.end_term
+
+    @property
+    def members(self) -> tuple[int, ...]:
+        """The nodes that elect and count: the last member list, committed or not."""
+        return self.member_lists[-1].members if self.member_lists else self.first_members
+
+    @property
+    def committed_members(self) -> tuple[int, ...]:
+        """The last member list that this node knows to be committed."""
+        return self.members_at(self.committed_index)
+
+    @property
+    def peers(self) -> tuple[int, ...]:
+        """The members but this node."""
+        return tuple(one for one in self.members if one != self.node)
+
+    @property
+    def quorum(self) -> int:
+        """How many members are a majority."""
+        return len(self.members) // 2 + 1
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this node leads its term."""
+        return self.role is Role.LEADER
+
+    def save(self, update: Update) -> None:
+        """Let the driver save term and vote before it sends this update's messages."""
+        update.hard_state = HardState(self.term, self.voted_for, self.remembers)
+
+    def adopt_term(self, term: int, update: Update) -> None:
+        """Move to a later term, without a vote and without a leader."""
+        self.term, self.voted_for, self.leader = term, None, None
+        update.role_changed = True
+        self.save(update)
+
+    def vote(self, candidate: int, update: Update) -> None:
+        """Give this term's vote."""
+        if self.voted_for != candidate:
+            self.voted_for = candidate
+            self.save(update)
+
+    def become(self, role: Role, leader: int | None, update: Update) -> None:
+        """Change the role and the leader."""
+        if (role, leader) != (self.role, self.leader):
+            self.role, self.leader = role, leader
+            update.role_changed = True
+
+    # -- the log -----------------------------------------------------------------------------------
+
+    def members_at(self, index: int) -> tuple[int, ...]:
+        """Return the members that count at an entry."""
+        found = [one.members for one in self.member_lists if one.index <= index]
+        return found[-1] if found else self.first_members
+
+    def add_member_list(self, one: MemberList, update: Update) -> None:
+        """Take a member list that has been appended; it counts at once."""
+        self.member_lists = (*self.member_lists, one)
+        update.member_lists = self.member_lists
+
+    def truncate(self, index: int, update: Update) -> None:
+        """Cut the log; the entries from `index` on are gone, and their member lists."""
+        self.log.truncate(index)
+        self.persisted_index = min(self.persisted_index, index - 1)
+        self.cuts += 1
+        kept = tuple(one for one in self.member_lists if one.index < index)
+        if kept != self.member_lists:
+            self.member_lists = kept
+            update.member_lists = kept
+        update.truncate_from = index
+
+    def install(
+        self, index: int, pos: int, prev_term: int, members: tuple[int, ...], update: Update
+    ) -> None:
+        """Set the log aside and begin an empty one at `index`."""
+        self.log.install(index, prev_term)
+        self.persisted_index = self.committed_index = index - 1
+        self.cuts += 1
+        lists = tuple(one for one in self.member_lists if one.index < index)
+        if members:
+            lists = (MemberList(index - 1, prev_term, members),)
+        if lists != self.member_lists:
+            self.member_lists = update.member_lists = lists
+        update.install = (index, pos, prev_term)
+        update.committed_index = self.committed_index
+
+    def retain(self, begin_index: int) -> None:
+        """Take note of what retention has removed; only committed entries can go."""
+        self.log.retain(min(begin_index, self.committed_index + 1))
+        below = [one for one in self.member_lists if one.index < self.log.begin_index]
+        if len(below) > 1:
+            self.member_lists = self.member_lists[len(below) - 1 :]
+
+    def commit(self, index: int, update: Update) -> bool:
+        """Raise the committed index. Returns whether it rose."""
+        if index <= self.committed_index:
+            return False
+        self.committed_index = index
+        update.committed_index = index
+        return True

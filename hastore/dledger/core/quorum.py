@@ -1,0 +1,61 @@
+"""QuorumAckChecker: which entries a majority has.
+
+`peerWaterMarksByTerm` of DLedger: for each term that this node leads, each member's water mark, the
+last entry that the member has durably and equal to the leader's. Sort them, take the middle: a
+majority has that entry and all before it. It is committed only if it is of the current term. An
+entry of an earlier term is committed together with a later one of this term, never by counting,
+because a later leader may still replace it (figure 8 of the Raft paper).
+"""
+
+from collections.abc import Iterable, Mapping
+
+from hastore.dledger.core.member_state import MemberState
+from hastore.protocol.dledger import NO_INDEX
+
+
+def quorum_index(water_marks: Iterable[int]) -> int:
+    """Return the greatest index that a majority of the members has; one water mark for each."""
+    ordered = sorted(water_marks, reverse=True)
+    return ordered[len(ordered) // 2]
+
+
+class QuorumAckChecker:
+    """Counts what the members have, by term."""
+
+    def __init__(self, state: MemberState) -> None:
+        self._state = state
+        self.peer_water_marks_by_term: dict[int, dict[int, int]] = {}
+
+    def start_term(self) -> None:
+        """Begin to count for the current term; the counts of earlier terms are dropped."""
+        self.peer_water_marks_by_term = {self._state.term: {}}
+
+    def stop(self) -> None:
+        """Drop all counts: this node does not lead any more."""
+        self.peer_water_marks_by_term = {}
+
+    @property
+    def water_marks(self) -> Mapping[int, int]:
+        """Each peer's water mark in the current term; a peer without an answer is not there."""
+        return self.peer_water_marks_by_term.get(self._state.term, {})
+
+    def report(self, peer: int, index: int) -> None:
+        """Take a peer's answer to a push of this term; a water mark never falls."""
+        marks = self.peer_water_marks_by_term[self._state.term]
+        marks[peer] = max(index, marks.get(peer, NO_INDEX))
+
+    def forget(self, peer: int) -> None:
+        """Drop a peer's water mark: it is no member any more, or has lost its disk."""
+        self.peer_water_marks_by_term.get(self._state.term, {}).pop(peer, None)
+
+    def committable(self) -> int | None:
+        """Return the index that may be committed now; None: nothing new."""
+        state, marks = self._state, self.water_marks
+        index = quorum_index(
+            state.persisted_index if one == state.node else marks.get(one, NO_INDEX)
+            for one in state.members
+        )
+        index = min(index, state.ledger_end_index)
+        if index <= state.committed_index or state.log.term_at(index) != state.term:
+            return None
+        return index
