@@ -142,7 +142,7 @@ def _start_of_scan(
 def _scan(commit_log: CommitLog, start: int, *, unreadable: bool) -> _Scan:
     """Read records from `start` to the log's end; with `unreadable` also undecodable ones."""
     form = commit_log.form
-    scan = _Scan(start, start, start, unreadable, form.chain(), form)
+    scan = _Scan(start, start, start, unreadable, form.chain(units=True), form)
     for file in commit_log.queue.files:
         if file.end > scan.end and not _scan_file(file, scan):
             break
