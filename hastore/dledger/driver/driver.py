@@ -53,7 +53,7 @@ from hastore.dledger.core.events import (
     Transfer,
     Update,
 )
-from hastore.dledger.driver.joining import join
+from hastore.dledger.driver.joining import begun_members, first_members, join
 from hastore.dledger.driver.ordered_calls import OrderedCalls
 from hastore.dledger.driver.outbox import Outbox
 from hastore.dledger.driver.pace import Pace
@@ -144,6 +144,7 @@ class DLedgerDriver(Service):
         self.links = PeerLinks(
             member, store.messages, self, clock, times=times, on_failure=on_failure
         )
+        self.links.begun_members = lambda: begun_members(self._core)
         self._outbox = Outbox(self.links, store)
         self._requests = RequestRunner(requests, self, lambda: member.addresses)
         store.on_persisted = self._on_persisted
@@ -527,7 +528,7 @@ class DLedgerDriver(Service):
             store.hard_state,
             store.log_state(),
             store.committed_index,
-            tuple(sorted(self.member.addresses)),
+            first_members(self.member),
             store.remembers,
             tuple(MemberList(*one) for one in data.member_lists),
         )
