@@ -96,12 +96,11 @@ class EntryHandler:
         """Begin an empty log, unless this log has entries that the leader has."""
         state = self._state
         index = request.index
-        needless = state.log.term_at(index - 1) == request.prev_term
-        if index - 1 <= state.committed_index or needless or state.log.end_term == request.term:
-            code = Code.SUCCESS if needless else Code.INCONSISTENT_STATE
-            if needless:
-                self._match(index - 1, update)
-            return self.answer(PushType.INSTALL, code, index - 1)
+        if state.log.term_at(index - 1) == request.prev_term:
+            self._match(index - 1, update)
+            return self.answer(PushType.INSTALL, Code.SUCCESS, index - 1)
+        if index - 1 <= max(state.committed_index, self.matched_index):
+            return self.answer(PushType.INSTALL, Code.INCONSISTENT_STATE, index - 1)
         state.install(index, request.pos, request.prev_term, request.members, update)
         self._match(index - 1, update)
         return self.answer(PushType.INSTALL, Code.SUCCESS, index - 1)
