@@ -246,7 +246,7 @@ class GroupService(Service):
         if config is None:
             return
         self._backend.latest_config = config
-        self._driver.links.set_addresses({node: one.ha for node, one in config.nodes.items()})
+        self._driver.set_addresses({node: one.ha for node, one in config.nodes.items()})
 
     def wake(self) -> None:
         """Look now."""
