@@ -8,7 +8,7 @@ An entry may have a body that is no record, if a program other than RocketMQ wro
 refuses those, as a node does; `ANY_ENTRIES` takes them, for tools that read any DLedger directory.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import Protocol
 
 from hastore.record.codec import Buffer, check_blank, check_record, pack_blank
@@ -64,8 +64,11 @@ class LogFormat(Protocol):
         """Return the size of the valid item at `at`, which lies at `offset` of the log, else 0."""
         ...
 
-    def chain(self) -> Check:
-        """Return a `check` for items that follow each other, from the first one on."""
+    def chain(self, *, units: bool = False) -> Check:
+        """Return a `check` for items that follow each other, from the first one on.
+
+        With `units` it keeps the index units of the entries.
+        """
         ...
 
     def holds_record(self, buffer: Buffer, at: int, size: int) -> bool:
@@ -93,8 +96,9 @@ class PlainRecords:
         size, magic = SIZE_AND_MAGIC.unpack_from(buffer, at)
         return int(size) if magic in _MAGICS and size >= MIN_RECORD_SIZE else 0
 
-    def chain(self) -> Check:
+    def chain(self, *, units: bool = False) -> Check:
         """Return `check_record`: a record says nothing of the one before it."""
+        del units
         return check_record
 
     def holds_record(self, buffer: Buffer, at: int, size: int) -> bool:
@@ -132,9 +136,9 @@ class Entries:
             return 0
         return header.size
 
-    def chain(self) -> "EntryChain":
+    def chain(self, *, units: bool = False) -> "EntryChain":
         """Return a check that also compares indexes and terms."""
-        return EntryChain(self)
+        return EntryChain(self.takes, units=units)
 
     def holds_record(self, buffer: Buffer, at: int, size: int) -> bool:
         """Whether the body is a record, by its magic."""
@@ -146,17 +150,15 @@ class Entries:
 
 
 class EntryChain:
-    """Check entries that must follow each other, and keep their index units."""
+    """Check entries that must follow each other; the first may be any."""
 
-    def __init__(
-        self, form: Entries, *, next_index: int | None = None, term: int = 0, bodies: bool = True
-    ) -> None:
-        """Begin with any entry, or with `next_index` and at least `term`."""
-        self._takes = form.takes
-        self._bodies = bodies
-        self.first_index = self.next_index = next_index
-        self.term = term
-        self.units = bytearray()
+    def __init__(self, takes: Container[Body], *, units: bool) -> None:
+        self._takes = takes
+        self._keep_units = units
+        self.first_index: int | None = None
+        self.next_index: int | None = None
+        self.term = 0
+        self.units = bytearray()  # of the entries, if they are kept
 
     def __call__(self, buffer: Buffer, at: int, end: int, offset: int) -> int:
         """Return the size of the entry at `at` if it continues the chain, else 0."""
@@ -164,14 +166,15 @@ class EntryChain:
         if header is None or header.term < self.term:
             return 0
         index = header.index
+        if self.next_index not in (None, index):
+            return 0
+        if body_of(buffer, at, header.size, offset) not in self._takes:
+            return 0
         if self.next_index is None:
             self.first_index = index
-        elif index != self.next_index:
-            return 0
-        if self._bodies and body_of(buffer, at, header.size, offset) not in self._takes:
-            return 0
         self.next_index, self.term = index + 1, header.term
-        self.units += pack_unit(index, header.term, offset, header.size)
+        if self._keep_units:
+            self.units += pack_unit(index, header.term, offset, header.size)
         return header.size
 
 

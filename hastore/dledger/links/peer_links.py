@@ -180,6 +180,12 @@ class PeerLinks:
         for channel in self._channels.values():
             channel.cut(pos)
 
+    def close(self, peer: int, reason: str) -> None:
+        """Close the link to one node; it is opened again."""
+        channel = self._channels.get(peer)
+        if channel is not None:
+            channel.close(reason)
+
     def hang_up(self, reason: str) -> None:
         """Close all links, and open none any more; the port still answers with the reason."""
         self._closed_because = reason

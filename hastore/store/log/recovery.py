@@ -91,6 +91,8 @@ def recover(
     scan = _scan(commit_log, start, unreadable=from_rocketmq and limits is not None)
     if scan.end < protected:
         raise _broken(commit_log, scan.end, protected, "no valid record is at their start")
+    if limits is None and scan.form.lead:
+        _refuse_other_body(commit_log, scan)
     if limits is None and scan.end == first:
         _refuse_headless(commit_log, first)
     elif limits is None and clean:
@@ -142,7 +144,7 @@ def _start_of_scan(
 def _scan(commit_log: CommitLog, start: int, *, unreadable: bool) -> _Scan:
     """Read records from `start` to the log's end; with `unreadable` also undecodable ones."""
     form = commit_log.form
-    scan = _Scan(start, start, start, unreadable, form.chain(), form)
+    scan = _Scan(start, start, start, unreadable, form.chain(units=True), form)
     for file in commit_log.queue.files:
         if file.end > scan.end and not _scan_file(file, scan):
             break
@@ -218,8 +220,6 @@ def _refuse_damage(commit_log: CommitLog, scan: _Scan) -> None:
     Older whole records beyond the end are no sign of damage: RocketMQ leaves them when it cuts a
     log. In a log of entries those are of an older term, or continue no entry.
     """
-    if scan.form.lead:
-        _refuse_other_body(commit_log, scan)
     found = _record_after(commit_log, scan)
     if found is not None:
         raise StoreBrokenError(
@@ -240,8 +240,9 @@ def _refuse_other_body(commit_log: CommitLog, scan: _Scan) -> None:
     size = scan.form.announced(head, 0, len(head))
     raw = file.file.pread(min(size, file.size - position), position)
     header = read_header(raw, 0, len(raw), scan.end)
-    if header is None or not any(raw[ENTRY_HEADER_BYTES:]):
-        return
+    body = raw[ENTRY_HEADER_BYTES : ENTRY_HEADER_BYTES + 8]
+    if header is None or (body and not any(body)):
+        return  # no entry, or a torn one
     chain = scan.check
     assert isinstance(chain, EntryChain)
     follows = chain.next_index in (None, header.index) and header.term >= chain.term
