@@ -99,7 +99,7 @@ MAY_IMPORT = {
     ),
     "dledger.driver": (
         *(*COMMON, "protocol", "store.fs", "store.append.results", "store.message_store"),
-        *("ha.node.node_state", "dledger"),
+        *("ha.node.node_state", "ha.master.group_transfer", "dledger"),
     ),
     "dledger.store": (
         *(*COMMON, "record", "protocol.dledger", "dledger.core.events", "dledger.store"),
@@ -119,7 +119,7 @@ MAY_IMPORT = {
     "server": (
         *(*COMMON, "config.checks", "config.file", "protocol", "record", "server"),
         *("ha.master", "ha.node", "ha.replica.rewind", "ha.rules"),
-        *("store.fs", "store.message_store"),
+        *("store.fs", "store.message_store", "store.other_mode", "dledger"),
     ),
     # The node is behind ApiBackend; of the store only what a put returns is known.
     "server.api": (
@@ -164,13 +164,15 @@ MAY_IMPORT = {
     "cli": (
         *("errors", "clock", "config", "protocol.api", "record.properties", "client", "demo"),
         *("cli", "server.node", "store.fs.filesystem", "store.offline", "store.state.limits"),
+        "dledger.driver.request_file",  # `hastore dledger`
     ),
     # The commands of the jobs; they start Spark by calling pipeline.
     "cli.pipeline": (*("errors", "clock", "cli.common", "cli.lazy", "cli.pipeline"), "pipeline"),
     "cli.peers": ("clock", "config.model", "errors", "protocol", "ha.hello.peer"),  # the HELLO
     "cli.doctor": (
         *("errors", "config", "cli", "protocol.hello"),
-        *("store.fs.filesystem", "store.offline.log_files", "store.state.limits"),
+        *("store.fs.filesystem", "store.offline.log_files"),
+        *("store.state.limits", "store.other_mode"),
     ),
     # The parts of `hastore demo`; the command itself is in cli and imports them.
     "demo": (

@@ -3,7 +3,7 @@
     group = Ledgers(peer, ports, tmp_path)   # n0, n1, n2, all in one JVM
     group.start()
     leader = group.wait_leader()
-    peer.call("dledger.append", id=leader, bodies=["00ff"])
+    peer.call("dledger.append", server=leader, bodies=["00ff"])
 """
 
 from __future__ import annotations
@@ -76,12 +76,15 @@ class Ledgers:
 
     def stop(self, *names: str) -> None:
         """Stop servers cleanly, all without names."""
-        for name in names or self.names:
-            self._jvms[name].call("dledger.stop", id=name)
+        stopping = [
+            self._jvms[name].begin("dledger.stop", server=name) for name in names or self.names
+        ]
+        for one in stopping:
+            one.result(WAIT_S)
 
     def status(self, name: str) -> dict[str, Any]:
         """Return a server's state."""
-        found: dict[str, Any] = self._jvms[name].call("dledger.status", id=name)
+        found: dict[str, Any] = self._jvms[name].call("dledger.status", server=name)
         return found
 
     def wait_leader(self, *names: str) -> str:
@@ -91,7 +94,7 @@ class Ledgers:
         def found() -> str | None:
             states = {name: self.status(name) for name in of}
             leaders = [name for name in of if states[name]["role"] == "LEADER"]
-            agreed = {(state["leader"], state["term"]) for state in states.values()}
+            agreed = {(state.get("leader"), state["term"]) for state in states.values()}
             return leaders[0] if len(leaders) == 1 and len(agreed) == 1 else None
 
         leader: str = wait_until(
@@ -102,9 +105,13 @@ class Ledgers:
     def append(self, name: str, *bodies: bytes) -> list[list[int]]:
         """Append bodies at once; return [code, index, pos, term] of each."""
         done: list[list[int]] = self._jvms[name].call(
-            "dledger.append", id=name, bodies=[body.hex() for body in bodies]
+            "dledger.append", server=name, bodies=[body.hex() for body in bodies]
         )
         return done
+
+    def begin_append(self, name: str, *bodies: bytes) -> None:
+        """Append bodies without waiting: a leader that loses its role never answers."""
+        self._jvms[name].begin("dledger.append", server=name, bodies=[body.hex() for body in bodies])
 
     def wait_state(self, name: str, **wanted: Any) -> None:
         """Wait until a server's state has all values of `wanted`."""
@@ -128,14 +135,24 @@ class Ledgers:
 _numbers = itertools.count(1)
 
 
-def call(address: str, code: int, timeout_s: float = WAIT_S, **body: Any) -> dict[str, Any]:
-    """Send one request in DLedger's protocol (RocketMQ remoting), and return the answer's body."""
+def send(sock: socket.socket, code: int, **body: Any) -> None:
+    """Send one request in DLedger's protocol (RocketMQ remoting)."""
     header = {"code": code, "flag": 0, "language": "OTHER", "opaque": next(_numbers), "version": 0}
     head = json.dumps({**header, "serializeTypeCurrentRPC": "JSON"}).encode()
     payload = json.dumps(body).encode()
+    sock.sendall(struct.pack(">ii", 4 + len(head) + len(payload), len(head)) + head + payload)
+
+
+def connect(address: str) -> socket.socket:
+    """Connect to a server."""
     host, _, port = address.rpartition(":")
-    with socket.create_connection((host, int(port)), timeout=timeout_s) as sock:
-        sock.sendall(struct.pack(">ii", 4 + len(head) + len(payload), len(head)) + head + payload)
+    return socket.create_connection((host, int(port)), timeout=WAIT_S)
+
+
+def call(address: str, code: int, **body: Any) -> dict[str, Any]:
+    """Send one request and return the answer's body."""
+    with connect(address) as sock:
+        send(sock, code, **body)
         size, head_size = struct.unpack(">ii", _exactly(sock, 8))
         rest = _exactly(sock, size - 4)
     head_size &= 0xFFFFFF

@@ -117,6 +117,11 @@ def _show(summary: "StatsSummary") -> None:
     for written in (summary.parquet, *summary.plots):
         if written is not None:
             print_text(f"written: {written}")
+    if summary.not_plotted:
+        print_text(
+            f"{summary.not_plotted:,} messages are not in the plots: their store times are outside "
+            "of the years 1 to 9999"
+        )
 
 
 def _cells(one: dict[str, Any], *more: str) -> list[str]:

@@ -138,7 +138,7 @@ class EntryDispatcher:
         else:
             self._begin_compare(end, now_ms)
             return
-        if self._high <= self._low:  # an answer that contradicts an earlier one
+        if log.begin_index <= self._high <= self._low:  # an answer that contradicts an earlier one
             self._begin_compare(end, now_ms)
             return
         self._ask_next(candidate, now_ms)
@@ -186,18 +186,16 @@ class EntryDispatcher:
         """Send what is due. Entries behind `stored_end` get into the store after this step."""
         if self.peer in self._own.down or now_ms < self._wait_until_ms:
             return
+        if self.pending and now_ms >= self._resend_ms():
+            self._go_back()
         if self._overtaken():
             self._begin_compare(self._own.ledger_end_index, now_ms)
         if self.state in (PushState.COMPARE, PushState.TRUNCATE, PushState.INSTALL):
             resend_ms = self._settings.resend_ms
-            if self._asked_ms is None or now_ms - self._asked_ms >= resend_ms:
+            if self._asked_ms is None or now_ms >= self._asked_ms + resend_ms:
                 self._asked_ms = now_ms
                 self._send(self._request(), now_ms, update)
             return
-        if self.pending and now_ms >= self._resend_ms():
-            self.write_index = self.pending[0].first
-            self._drop_pending()
-            self._probing = True
         while self._has_room():
             self._append(now_ms, stored_end, update)
         idle = not self.pending
@@ -266,7 +264,7 @@ class EntryDispatcher:
         if committed > self._told_committed and self._commit_due_ms is None:
             self._commit_due_ms = now_ms + COMMIT_DELAY_MS
         due = self._commit_due_ms is not None and now_ms >= self._commit_due_ms
-        if due or now_ms - self._last_sent_ms >= self._settings.resend_ms:
+        if due or now_ms >= self._last_sent_ms + self._settings.resend_ms:
             recall = NO_INDEX
             if self.recall_index is not None and self.recall_index <= committed:
                 recall = self.recall_index
@@ -305,7 +303,8 @@ class EntryDispatcher:
         elif response.push is PushType.APPEND:
             self._on_append(response, now_ms)
         elif response.push is PushType.COMMIT:
-            if response.end_index < self.match_index and self.is_sending():
+            short = response.end_index < self.match_index
+            if (short or response.code is not Code.SUCCESS) and self.is_sending():
                 self._lost_entries(response, now_ms)
         else:
             self._on_cut(response, now_ms)
@@ -318,9 +317,13 @@ class EntryDispatcher:
         self.full = True
         self._wait_until_ms = now_ms + self._settings.resend_ms
         if self.pending:
-            self.write_index = self.pending[0].first
-            self._drop_pending()
-            self._probing = True
+            self._go_back()
+
+    def _go_back(self) -> None:
+        """Send what has no answer again, one batch at a time until there is an answer."""
+        self.write_index = self.pending[0].first
+        self._drop_pending()
+        self._probing = True
 
     def _on_append(self, response: PushResponse, now_ms: float) -> None:
         if response.code is Code.SUCCESS:

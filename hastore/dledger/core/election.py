@@ -60,9 +60,14 @@ class LeaderElector:
         self.deadline_ms = min(self.deadline_ms, soon)
 
     def may_campaign(self) -> bool:
-        """Whether this node may become leader: a member that remembers, with room on its disk."""
+        """Whether this node may become leader: a member that remembers, with room on its disk.
+
+        A list without this node that is not committed leaves it a member: perhaps only it has the
+        list, and nobody else can win.
+        """
         state = self._state
-        return state.node in state.members and state.remembers and not state.disk_full
+        member = state.node in state.members or state.node in state.committed_members
+        return member and state.remembers and not state.disk_full
 
     def campaign(self, now_ms: float, update: Update, *, pre: bool, transfer: bool = False) -> bool:
         """Ask for votes, or with `pre` whether they would be given. Returns whether this node won.
@@ -80,7 +85,10 @@ class LeaderElector:
         self.accepted = {state.node}
         for peer in state.peers:
             self.ask(peer, update)
-        return len(self.accepted) >= state.quorum
+        return self._has_majority()
+
+    def _has_majority(self) -> bool:
+        return len(self.accepted.intersection(self._state.members)) >= self._state.quorum
 
     def ask(self, peer: int, update: Update) -> None:
         """Send this candidate's request to a peer, again if its link was opened anew."""
@@ -100,7 +108,7 @@ class LeaderElector:
         if response.result is not VoteResult.ACCEPT or peer not in state.members:
             return False
         self.accepted.add(peer)
-        return len(self.accepted.intersection(state.members)) >= state.quorum
+        return self._has_majority()
 
     # -- the voter ---------------------------------------------------------------------------------
 

@@ -36,11 +36,15 @@ class EntryHandler:
     def begin_term(self) -> None:
         """Forget what is known of the leader's log, if the term is another one.
 
-        What is committed is in the log of every later leader.
+        What is committed is in the log of every later leader. A last entry of this very term came
+        from its leader, and all entries before it are equal too.
         """
-        if self._term != self._state.term:
-            self._term = self._state.term
-            self.matched_index = self._answered_index = self._state.committed_index
+        state = self._state
+        if self._term != state.term:
+            self._term = state.term
+            same = state.ledger_end_term == state.term
+            self.matched_index = state.ledger_end_index if same else state.committed_index
+            self._answered_index = NO_INDEX
             self.leader_committed_index = NO_INDEX
             self._unanswered = False
 
@@ -92,12 +96,11 @@ class EntryHandler:
         """Begin an empty log, unless this log has entries that the leader has."""
         state = self._state
         index = request.index
-        needless = state.log.term_at(index - 1) == request.prev_term
-        if index - 1 <= state.committed_index or needless or state.log.end_term == request.term:
-            code = Code.SUCCESS if needless else Code.INCONSISTENT_STATE
-            if needless:
-                self._match(index - 1, update)
-            return self.answer(PushType.INSTALL, code, index - 1)
+        if state.log.term_at(index - 1) == request.prev_term:
+            self._match(index - 1, update)
+            return self.answer(PushType.INSTALL, Code.SUCCESS, index - 1)
+        if index - 1 <= max(state.committed_index, self.matched_index):
+            return self.answer(PushType.INSTALL, Code.INCONSISTENT_STATE, index - 1)
         state.install(index, request.pos, request.prev_term, request.members, update)
         self._match(index - 1, update)
         return self.answer(PushType.INSTALL, Code.SUCCESS, index - 1)
@@ -150,7 +153,10 @@ class EntryHandler:
             state.remembers = True
             state.voted_for = state.leader
             state.save(update)
-        return self.answer(PushType.COMMIT, Code.SUCCESS, state.committed_index)
+        # The leader sends this only to a follower that it believes to have everything.
+        lacks = self.matched_index < request.committed_index
+        code = Code.INCONSISTENT_STATE if lacks else Code.SUCCESS
+        return self.answer(PushType.COMMIT, code, state.committed_index)
 
     def late_answer(self, update: Update) -> PushResponse | None:
         """Answer the APPENDs whose entries have become durable; None: nothing new."""

@@ -54,6 +54,11 @@ class MemberState:
         return self.member_lists[-1].members if self.member_lists else self.first_members
 
     @property
+    def committed_members(self) -> tuple[int, ...]:
+        """The last member list that this node knows to be committed."""
+        return self.members_at(self.committed_index)
+
+    @property
     def peers(self) -> tuple[int, ...]:
         """The members but this node."""
         return tuple(one for one in self.members if one != self.node)

@@ -45,19 +45,32 @@ PROGRESS_BYTES = 64 * 1024
 class FileRange(Protocol):
     """A range of a log file, as `EntrySource.file_range` returns it."""
 
-    fd: int
-    position: int
-    size: int
+    @property
+    def fd(self) -> int:
+        """The descriptor."""
+        ...
+
+    @property
+    def position(self) -> int:
+        """Where the range begins in the file."""
+        ...
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        ...
 
 
 class EntrySource(Protocol):
     """The log from which appends are sent."""
 
-    def view(self, offset: int, max_bytes: int) -> AbstractContextManager[memoryview]:
-        """Lend the bytes from `offset` on, up to a file's end."""
+    @property
+    def view(self) -> Callable[[int, int], AbstractContextManager[memoryview]]:
+        """Lend the bytes from an offset on, at most so many, up to a file's end."""
         ...
 
-    def file_range(self, offset: int, max_bytes: int) -> FileRange | None:
+    @property
+    def file_range(self) -> Callable[[int, int], FileRange | None]:
         """Return the same bytes as a range of a file, for sendfile; None without a file."""
         ...
 
@@ -70,6 +83,11 @@ class LinkTimes:
     hello_ms: float = 2_000  # a call and its HELLO end within this time
     retry_least_ms: float = 50
     retry_most_ms: float = 500
+
+    @classmethod
+    def of_election(cls, election_timeout_ms: float) -> "LinkTimes":
+        """Return the times for a group: a link outlives several elections."""
+        return cls(silence_ms=max(3_000, 6 * election_timeout_ms))
 
     @property
     def keep_alive_ms(self) -> float:

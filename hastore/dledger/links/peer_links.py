@@ -84,6 +84,7 @@ class PeerLinks:
         self._handler = handler
         self._ready = False  # whether links may be opened; questions are answered before
         self._stopping = False
+        self._closed_because: str | None = None
         # Held while a link is added or removed and the handler is told of it, so that it is told in
         # order. The handler's lock comes after it; `send` does not take it.
         self._order = threading.RLock()
@@ -179,6 +180,23 @@ class PeerLinks:
         for channel in self._channels.values():
             channel.cut(pos)
 
+    def close(self, peer: int, reason: str) -> None:
+        """Close the link to one node; it is opened again."""
+        channel = self._channels.get(peer)
+        if channel is not None:
+            channel.close(reason)
+
+    def hang_up(self, reason: str) -> None:
+        """Close all links, and open none any more; the port still answers with the reason."""
+        self._closed_because = reason
+        for channel in self._channels.values():
+            channel.close(reason)
+
+    @property
+    def closed(self) -> bool:
+        """Whether links are no longer opened."""
+        return self._closed_because is not None
+
     @property
     def linked(self) -> set[int]:
         """The nodes with an open link."""
@@ -246,6 +264,8 @@ class PeerLinks:
             return StoreKnown(other)
         if hello.node < member.node:
             return Refused(f"node {member.node} calls node {hello.node}, not the reverse")
+        if self._closed_because is not None:
+            return Refused(self._closed_because)
         if not self._ready or self._stopping:
             return Refused(f"node {member.node} has not started yet; call again")
         member.learn(hello)
@@ -272,8 +292,8 @@ class PeerLinks:
         with self._order:
             earlier = self._channels.get(channel.peer)
             self._channels = {**self._channels, channel.peer: channel}
-            if self._stopping:
-                channel.close("the node stops")
+            if self._stopping or self._closed_because is not None:
+                channel.close(self._closed_because or "the node stops")
             self.problems.pop(channel.peer, None)
             log.info("linked with node %d at %s", channel.peer, channel.address)
             self._handler.on_link(channel.peer, True)
@@ -311,7 +331,7 @@ class _PeerCaller(Service):
         """Keep a link until stopped."""
         links, times = self._links, self._links.times
         pause_ms = times.retry_least_ms
-        while not self.stopping.is_set():
+        while not self.stopping.is_set() and not links.closed:
             try:
                 self._sock = links.dial(self.peer, self.address)
             except (HastoreError, OSError) as error:

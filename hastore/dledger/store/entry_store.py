@@ -64,8 +64,12 @@ class Put:
 class EntryStore(Protocol):
     """The entries of one node, and its hard state. The module's text says what holds for all."""
 
-    messages: MessageStore
     on_persisted: Callable[[int], None] | None  # called with the new `persisted_index`
+
+    @property
+    def messages(self) -> MessageStore:
+        """The MessageStore whose log has the entries."""
+        ...
 
     def open(self) -> None:
         """Lock and recover the store, and start its threads.

@@ -66,6 +66,7 @@ class StatsSummary:
     lag: list[dict[str, Any]]  # of running nodes, by minute; empty for a path
     parquet: str | None
     plots: list[str]
+    not_plotted: int  # messages stored outside of the years 1 to 9999, which plots cannot show
     seconds: float
 
 
@@ -93,7 +94,7 @@ def run_stats(
             newest = table.withColumn("minute", F.unix_millis("minute"))
             newest = newest.orderBy(F.desc("minute"), "topic").limit(options.last_minutes)
             latest = run_action(spark, "order the minutes", newest.collect, shown)
-        plots = _plot(spark, buckets, rows, lag, options, shown)
+        plots, not_plotted = _plot(spark, buckets, rows, lag, options, shown)
     finally:
         buckets.unpersist()
     return StatsSummary(
@@ -103,6 +104,7 @@ def run_stats(
         lag=[asdict(one) | {"minute": _text(one.minute_ms)} for one in lag],
         parquet=options.parquet,
         plots=plots,
+        not_plotted=not_plotted,
         seconds=round((SYSTEM_CLOCK.monotonic_ms() - began_ms) / 1000, 3),
     )
 
@@ -202,16 +204,30 @@ def _plot(
     lag: Sequence[LagMinute],
     options: StatsOptions,
     progress: Progress,
-) -> list[str]:
+) -> tuple[list[str], int]:
+    """Draw the plots; return their paths, and how many messages they leave out."""
     if options.plots is None or not topics:
-        return []
-    from hastore.pipeline.stats.plots import draw
+        return [], 0
+    from hastore.pipeline.stats.plots import SHOWN_MS, draw
 
-    first = min(int(row["first_ms"]) for row in topics)
-    last = max(int(row["last_ms"]) for row in topics)
+    everything = sum(int(row["messages"]) for row in topics)
+    if not all(SHOWN_MS[0] <= minute_ms <= SHOWN_MS[1] for minute_ms in _span(topics)):
+        buckets = buckets.where(F.col("minute_ms").between(*SHOWN_MS))
+        topics = run_action(spark, "prepare the plots", lambda: _topics(buckets), progress)
+    left_out = everything - sum(int(row["messages"]) for row in topics)
+    if not topics:
+        return [], left_out
+    first, last = _span(topics)
     width_ms = MINUTE_MS * -(-(last - first + MINUTE_MS) // (MINUTE_MS * _BINS_MAX))
     names = [str(row["topic"]) for row in topics[:_TOPICS_PLOTTED]]
     points = run_action(
         spark, "prepare the plots", bins(buckets, names, width_ms).collect, progress
     )
-    return draw(options.plots, [row.asDict() for row in points], names, width_ms, lag)
+    rows = [row.asDict() for row in points]
+    return draw(options.plots, rows, names, width_ms, lag), left_out
+
+
+def _span(topics: Sequence[Row]) -> tuple[int, int]:
+    """Return the first and the last minute."""
+    first = min(int(row["first_ms"]) for row in topics)
+    return first, max(int(row["last_ms"]) for row in topics)

@@ -222,9 +222,7 @@ class StoreReader:
 
     # -- queues ------------------------------------------------------------------------------------
 
-    def topics(
-        self, names: Collection[str] | None = None
-    ) -> dict[str, dict[int, tuple[int, int]]]:
+    def topics(self, names: Collection[str] | None = None) -> dict[str, dict[int, tuple[int, int]]]:
         """Return (min, max) queue offsets of each queue, up to the limit, of these topics or all.
 
         Names without a topic are left out.

@@ -119,7 +119,9 @@ def test_a_second_attempt_goes_on_where_the_first_ended(backend: FakeBackend, ma
     assert numbers_in(backend) == list(range(3_000))
 
 
-def test_an_attempt_with_other_rows_is_noticed(make: Any) -> None:
+def test_an_attempt_with_other_rows_is_noticed_before_it_stores_any(
+    backend: FakeBackend, make: Any
+) -> None:
     first = make()
     first.begin(0)
     put_all(first, 0, 10, 4)
@@ -127,6 +129,7 @@ def test_an_attempt_with_other_rows_is_noticed(make: Any) -> None:
     assert other.begin(0) == 0
     with pytest.raises(RecordsDifferError, match="another record as number 0"):
         put_all(other, 0, 20, 7, "another")
+    assert numbers_in(backend) == list(range(10))
 
 
 def test_a_later_batch_begins_with_its_own_numbers(backend: FakeBackend, make: Any) -> None:

@@ -35,6 +35,7 @@ final class DLedgerOperations {
     void addTo(Peer peer) {
         peer.add("dledger.start", this::start);
         peer.add("dledger.stop", this::stop);
+        peer.add("dledger.stop_all", this::stopAll);
         peer.add("dledger.status", this::status);
         peer.add("dledger.append", this::append);
         peer.add("dledger.dump", this::dump);
@@ -60,16 +61,22 @@ final class DLedgerOperations {
     }
 
     private DLedgerServer server(JSONObject request) {
-        DLedgerServer server = servers.get(request.getString("id"));
+        DLedgerServer server = servers.get(request.getString("server"));
         if (server == null) {
-            throw new IllegalArgumentException("no such server: " + request.getString("id"));
+            throw new IllegalArgumentException("no such server: " + request.getString("server"));
         }
         return server;
     }
 
     private Object stop(JSONObject request) {
         server(request).shutdown();
-        servers.remove(request.getString("id"));
+        servers.remove(request.getString("server"));
+        return true;
+    }
+
+    private Object stopAll(JSONObject request) {
+        servers.values().parallelStream().forEach(DLedgerServer::shutdown);
+        servers.clear();
         return true;
     }
 
