@@ -65,7 +65,9 @@ def test_a_log_cut_at_any_byte_ends_with_its_last_whole_entry(tmp_path):
     blank_at = max(end for end in ends if end <= SMALL)
     # An entry whose last bytes are zeros is whole before they are written.
     whole = [head[4] + len(data[head[4] : head[4] + head[1]].rstrip(b"\0")) for head in heads]
-    for cut, end, last, index in recovered_ends(data, range(ends[-1] + 2)):
+    # Every byte of the first two entries, of those around the blank, and of the last one.
+    cuts = [*range(ends[1] + 2), *range(blank_at - 300, SMALL + 60), *range(ends[-2], ends[-1] + 2)]
+    for cut, end, last, index in recovered_ends(data, cuts):
         count = sum(1 for one in whole if one <= cut)
         assert last == count - 1, cut
         assert index.rstrip(b"\0") == units[: 32 * count].rstrip(b"\0"), cut
