@@ -34,7 +34,9 @@ PROGRAMS = {
     "hastore-dledger": dledger_command,
 }
 PROGRAM = re.compile(r"^(?:bin/)?(hastore(?:-master|-slave|-dledger)?)(?:\s+(.*))?$")
-TYPED = re.compile(r"(?:^|[|;&]|#   )\s*((?:bin/)?hastore(?:-master|-slave|-dledger)? [^|;&<>\n]*)", re.M)
+TYPED = re.compile(
+    r"(?:^|[|;&]|#   )\s*((?:bin/)?hastore(?:-master|-slave|-dledger)? [^|;&<>\n]*)", re.M
+)
 HMAC_LABELS = ("hastore caller", "hastore answerer")  # of HELLO's proofs, in docs/ha-link.md
 
 

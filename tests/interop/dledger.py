@@ -111,7 +111,8 @@ class Ledgers:
 
     def begin_append(self, name: str, *bodies: bytes) -> None:
         """Append bodies without waiting: a leader that loses its role never answers."""
-        self._jvms[name].begin("dledger.append", server=name, bodies=[body.hex() for body in bodies])
+        hexed = [body.hex() for body in bodies]
+        self._jvms[name].begin("dledger.append", server=name, bodies=hexed)
 
     def wait_state(self, name: str, **wanted: Any) -> None:
         """Wait until a server's state has all values of `wanted`."""
