@@ -53,7 +53,7 @@ from hastore.dledger.core.events import (
     Transfer,
     Update,
 )
-from hastore.dledger.driver.joining import join
+from hastore.dledger.driver.joining import begun_members, first_members, join
 from hastore.dledger.driver.ordered_calls import OrderedCalls
 from hastore.dledger.driver.outbox import Outbox
 from hastore.dledger.driver.pace import Pace
@@ -129,7 +129,6 @@ class DLedgerDriver(Service):
         self._syncs = Syncs(store, clock, enabled=sync)
         self._calls = OrderedCalls()
         self._waits = TermWaits(transfer, self._calls, "QUORUM_DISK" if sync else "QUORUM_MEM")
-        self._random = random.Random()
         self._lock = threading.RLock()
         self._pace = Pace(clock)
         self.core: DLedgerCore | None = None  # for its status; None before the node takes part
@@ -143,6 +142,7 @@ class DLedgerDriver(Service):
         self.links = PeerLinks(
             member, store.messages, self, clock, times=times, on_failure=on_failure
         )
+        self.links.begun_members = lambda: begun_members(self.core)
         self.set_addresses = self.links.set_addresses  # of a changed configuration
         self._outbox = Outbox(self.links, store)
         self._requests = RequestRunner(requests, self, lambda: member.addresses)
@@ -525,7 +525,7 @@ class DLedgerDriver(Service):
             store.flush()
             self._stepping = self._persisted_due = False
         self.core = core = DLedgerCore(
-            self.member.node, self._settings, self._random, self._log_bytes
+            self.member.node, self._settings, random.Random(), self._log_bytes
         )
         now = self._clock.monotonic_ms()
         start = Start(
@@ -533,7 +533,7 @@ class DLedgerDriver(Service):
             store.hard_state,
             store.log_state(),
             store.committed_index,
-            tuple(sorted(self.member.addresses)),
+            first_members(self.member),
             store.remembers,
             tuple(MemberList(*one) for one in data.member_lists),
         )
