@@ -19,10 +19,9 @@ from hastore.store.entry_message_store import NewEntries
 
 def check_taken(
     request: AppendRequest, data: memoryview, skip: int, file_size: int
-) -> tuple[int, NewEntries, list[tuple[int, tuple[int, ...]]]]:
+) -> tuple[int, NewEntries]:
     """Return where the entries after the first `skip` begin in `data`, and their index units.
 
-    Returns the member lists among them too, as (index, members).
 
     Every entry of the request is checked: magic, size, index, term (against `request.runs`), place,
     file; and those after the first `skip` with their records' CRCs. Raises ProtocolError.
@@ -58,7 +57,10 @@ def check_taken(
             taken.append((term, fresh))
     if at != len(data):
         raise ProtocolError(f"{len(data) - at} bytes follow the last entry of a request")
-    return begin, NewEntries(b"".join(units), tuple(taken)), lists
+    announced = [one for one in request.members if one[0] > request.prev_index + skip]
+    if lists != announced:
+        raise ProtocolError(f"the entries have the member lists {lists}, not {announced}")
+    return begin, NewEntries(b"".join(units), tuple(taken))
 
 
 def _checked(data: memoryview, at: int, pos: int, index: int, term: int) -> EntryHeader:
